@@ -1,0 +1,96 @@
+"""The static KV cache: one tensor for keys, one for values, lengths and positions on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.errors import DeviceMemoryError
+from longdecode.engine.model_config import ModelConfig
+
+
+class KVCache:
+    """Keys and values of a ragged batch, right-padded to a fixed capacity.
+
+    ``k`` and ``v`` are ``[L, B, Hkv, S, D]``. ``lengths[b]`` counts the tokens stored for row ``b`` and ``positions[b]``
+    is the absolute position of its next token: two counters, because an evicting method stores fewer tokens than it has
+    seen. Slots at or past ``lengths[b]`` hold anything and are never read.
+    """
+
+    def __init__(self, config: ModelConfig, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype):
+        shape = (config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim)
+        _refuse_if_too_large(shape, device, dtype)
+        self.config = config
+        self.k = torch.empty(shape, device=device, dtype=dtype)
+        self.v = torch.empty(shape, device=device, dtype=dtype)
+        self.lengths = torch.zeros(batch, device=device, dtype=torch.int64)
+        self.positions = torch.zeros(batch, device=device, dtype=torch.int64)
+
+    @property
+    def batch(self) -> int:
+        """Rows in the batch."""
+        return self.k.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """Token slots per row."""
+        return self.k.shape[3]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cache lives."""
+        return self.k.device
+
+    def keys(self, layer: int) -> Tensor:
+        """Keys of one layer, ``[B, Hkv, S, D]``."""
+        return self.k[layer]
+
+    def values(self, layer: int) -> Tensor:
+        """Values of one layer, ``[B, Hkv, S, D]``."""
+        return self.v[layer]
+
+    def write(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
+        """Store a prefill chunk ``[B, Hkv, T, D]`` in slots ``start .. start + T``; lengths are set by the caller."""
+        stop = start + k.shape[2]
+        self.k[layer, :, :, start:stop] = k
+        self.v[layer, :, :, start:stop] = v
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store one token's ``[B, Hkv, 1, D]`` keys and values in each row's next slot. Lengths move in ``advance``."""
+        slots = self.lengths.clamp(max=self.capacity - 1)[:, None, None, None].expand(-1, *k.shape[1:])
+        self.k[layer].scatter_(2, slots, k)
+        self.v[layer].scatter_(2, slots, v)
+
+    def visible_lengths(self) -> Tensor:
+        """Tokens a decode query may read, the one just appended included, ``[B]``."""
+        return self.lengths + 1
+
+    def advance(self, active: Tensor) -> None:
+        """Count one more token for the rows where ``active`` (``[B]`` bool) holds; a finished row stands still."""
+        step = active.to(self.lengths.dtype)
+        self.lengths += step
+        self.positions += step
+
+    def clone(self) -> KVCache:
+        """A copy that shares nothing, so that one prefill serves many methods."""
+        other = object.__new__(type(self))
+        other.config = self.config
+        _refuse_if_too_large(tuple(self.k.shape), self.device, self.k.dtype)
+        for name in ("k", "v", "lengths", "positions"):
+            setattr(other, name, getattr(self, name).clone())
+        return other
+
+    def nbytes(self) -> int:
+        """Bytes held by keys and values."""
+        return 2 * self.k.numel() * self.k.element_size()
+
+
+def _refuse_if_too_large(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
+    """Raise before a CUDA allocation that cannot succeed, so that the cell becomes a status and not a crash."""
+    if device.type != "cuda":
+        return
+    need = 2 * torch.Size(shape).numel() * dtype.itemsize
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + reserved
+    if need > free:
+        raise DeviceMemoryError(f"a KV cache of shape {shape} needs {need:,} bytes; {free:,} are free on {device}")

@@ -1,0 +1,41 @@
+"""The few numbers of a checkpoint's config.json that the decoder needs, in one frozen dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape and conventions of one decoder-only model.
+
+    ``rope`` keeps the checkpoint's rotary parameters as written (``rope_type``, ``rope_theta``, ...); the frequencies
+    are computed from it by ``engine.rope``.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    rms_norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    rope: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    def kv_bytes_per_token(self, bytes_per_element: int) -> int:
+        """Bytes of K and V that one token occupies over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bytes_per_element
