@@ -29,7 +29,7 @@ class Provenance(BaseModel):
 
 
 class Record(BaseModel):
-    """One sample of one cell. A cell that could not run is one record with ``sample_index`` -1, a status and a reason."""
+    """One sample of one cell; one that could not run is one record with ``sample_index`` -1, a status and a reason."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The mark of one sample: ``value`` for the table, ``parts`` along the generation (by question, step or position)."""
+    """The mark of one sample: ``value`` for the table, ``parts`` along the generation (question, step or position)."""
 
     value: float
     parts: tuple[float, ...] = ()
@@ -33,11 +33,13 @@ class Score:
 class Task(ABC):
     """One task of a suite.
 
-    ``kind`` is ``generate`` (the completion's text is scored) or ``loss`` (the forced tokens' negative log-likelihood in
-    nats is). ``options`` such as the number of questions are fixed by the task's name, so that a name means one thing.
+    ``kind`` is ``generate`` (the completion's text is scored) or ``loss`` (the forced tokens' negative log-likelihood
+    in nats is). ``options`` such as the number of questions are fixed by the task's name, so that a name means one
+    thing. ``byte_level`` marks tasks whose lengths are bytes: they fit only models whose tokens are bytes.
+    ``temperature`` 0 is greedy decoding.
     """
 
-    name: ClassVar[str] | str
+    name: str
     suite: str
     version: int
     kind: Literal["generate", "loss"]
@@ -45,6 +47,8 @@ class Task(ABC):
     unit: str
     higher_is_better: bool
     data_source: Literal["generated", "real"]
+    byte_level: bool = False
+    temperature: float = 0.0
 
     @abstractmethod
     def samples(self, context_tokens: int, count: int, seed: int) -> list[Sample]:

@@ -1,0 +1,137 @@
+"""Where a number comes from: revision, hashes of code, model and data, versions, device, clocks."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from longdecode.evals.records import Provenance
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+_PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
+_CODE_SUFFIXES = (".py", ".yaml")
+_MODEL_SUFFIXES = (".safetensors", ".json")
+
+
+@functools.cache
+def revision() -> str:
+    """The commit of this checkout, or ``LONGDECODE_REVISION`` where there is none, or ``unknown``."""
+    return _git("rev-parse", "HEAD") or os.environ.get("LONGDECODE_REVISION") or "unknown"
+
+
+@functools.cache
+def is_dirty() -> bool:
+    """Whether tracked files differ from the commit; ``LONGDECODE_DIRTY=1`` says so where there is no git."""
+    status = _git("status", "--porcelain", "--untracked-files=no")
+    return bool(status) if status is not None else os.environ.get("LONGDECODE_DIRTY", "0") not in ("", "0")
+
+
+def code_hash(method: str, root: Path = REPOSITORY) -> str:
+    """Hash of the Python and YAML files that can change a number of this method.
+
+    That is engine/, kernels/, evals/, the shared modules of methods/ and the method's own folder: another method's edit
+    does not put this method's records in doubt.
+
+    Args:
+        method: the method's folder name under methods/.
+        root: where the rooms are.
+    """
+    files = [path for room in ("engine", "kernels", "evals") for path in (root / room).rglob("*")]
+    files += list((root / "methods").glob("*")) + list((root / "methods" / method).rglob("*"))
+    return hash_files((path for path in files if path.suffix in _CODE_SUFFIXES), root)
+
+
+def model_hash(path_or_id: str, model_revision: str | None) -> str:
+    """Hash of a local checkpoint's weights, config and tokenizer; for a hub id its name and commit."""
+    folder = Path(path_or_id)
+    if folder.is_dir():
+        return hash_files((path for path in folder.iterdir() if path.suffix in _MODEL_SUFFIXES), folder)
+    from huggingface_hub import snapshot_download
+
+    commit = Path(snapshot_download(path_or_id, revision=model_revision, allow_patterns=["config.json"])).name
+    return hashlib.sha256(f"{path_or_id}@{commit}".encode()).hexdigest()
+
+
+def hash_files(files: Iterable[Path], root: Path) -> str:
+    """SHA-256 over names (relative to ``root``) and contents, in name order; times and owners play no part."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in files if path.is_file()):
+        with path.open("rb") as handle:
+            content = hashlib.file_digest(handle, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def hash_texts(texts: Iterable[str]) -> str:
+    """SHA-256 over texts in order, each set off by its length."""
+    digest = hashlib.sha256()
+    for text in texts:
+        raw = text.encode()
+        digest.update(f"{len(raw)}\0".encode() + raw)
+    return digest.hexdigest()
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's product name, or the processor's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({platform.machine()})"
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that can change a number."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "absent"
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def sm_clock_mhz(device: torch.device) -> int | None:
+    """The GPU's current SM clock, where ``nvidia-smi`` is there to tell."""
+    if device.type != "cuda" or shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", f"--id={device.index or 0}", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False)
+    return int(answer.stdout.strip()) if answer.returncode == 0 and answer.stdout.strip().isdigit() else None
+
+
+def collect(
+    *, code: str, model: str, data: str, device: torch.device, dtype: torch.dtype, clock_mhz: int | None = None
+) -> Provenance:
+    """Put together the provenance of one cell from its three hashes and the machine it runs on."""
+    return Provenance(
+        revision=revision(),
+        dirty=is_dirty(),
+        code_hash=code,
+        model_hash=model,
+        data_hash=data,
+        device=device_name(device),
+        dtype=str(dtype).removeprefix("torch."),
+        versions=versions(),
+        sm_clock_mhz=clock_mhz,
+        started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _git(*arguments: str) -> str | None:
+    """Git's answer about the folder the rooms are in; ``None`` where it is no checkout of its own or git is absent."""
+    if shutil.which("git") is None or not (REPOSITORY / ".git").exists():
+        return None
+    answer = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() if answer.returncode == 0 else None

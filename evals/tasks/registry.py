@@ -1,0 +1,77 @@
+"""Every task by its name, every suite by its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.names import unknown_name
+from longdecode.evals.tasks.base import Task
+from longdecode.evals.tasks.mini_book import MiniBookLoss, MiniBookWrite
+from longdecode.evals.tasks.mini_book_pg19 import MiniBookPg19
+from longdecode.evals.tasks.mini_longgen import MiniLonggen
+from longdecode.evals.tasks.mini_reason import MiniReason
+from longdecode.evals.tasks.mini_recall import MiniRecall
+
+Data = Mapping[str, Path | None]
+_Factory = Callable[[Data], Task]
+
+_SUITES: Mapping[str, Mapping[str, _Factory]] = {
+    "mini_recall": {
+        "mini_recall_single": lambda data: MiniRecall("single"),
+        "mini_recall_multikey": lambda data: MiniRecall("multikey"),
+        "mini_recall_two_hop": lambda data: MiniRecall("two_hop"),
+    },
+    "mini_longgen": {
+        "mini_longgen_15": lambda data: MiniLonggen(15),
+        "mini_longgen_30": lambda data: MiniLonggen(30),
+        "mini_longgen_45": lambda data: MiniLonggen(45),
+    },
+    "mini_reason": {
+        "mini_reason_8": lambda data: MiniReason(8),
+        "mini_reason_16": lambda data: MiniReason(16),
+    },
+    "mini_book": {
+        "mini_book_loss": lambda data: MiniBookLoss(),
+        "mini_book_write": lambda data: MiniBookWrite(),
+        "mini_book_pg19": lambda data: MiniBookPg19(data.get("pg19")),
+    },
+}
+_TASKS: Mapping[str, _Factory] = {name: make for tasks in _SUITES.values() for name, make in tasks.items()}
+
+
+def get_task(name: str, data: Data | None = None) -> Task:
+    """The task of this name.
+
+    Args:
+        name: one of ``task_names()``.
+        data: folders of real data by data set, for the tasks that read one.
+
+    Raises:
+        ConfigError: no task has this name; the message gives the nearest one.
+    """
+    if name not in _TASKS:
+        raise ConfigError(unknown_name("task", name, _TASKS))
+    return _TASKS[name](data or {})
+
+
+def task_names() -> tuple[str, ...]:
+    """Names of all tasks, suite by suite."""
+    return tuple(_TASKS)
+
+
+def suite_names() -> tuple[str, ...]:
+    """Names of all suites."""
+    return tuple(_SUITES)
+
+
+def suite_tasks(suite: str) -> tuple[str, ...]:
+    """Names of the tasks of one suite.
+
+    Raises:
+        ConfigError: no suite has this name; the message gives the nearest one.
+    """
+    if suite not in _SUITES:
+        raise ConfigError(unknown_name("suite", suite, _SUITES))
+    return tuple(_SUITES[suite])
