@@ -1,0 +1,50 @@
+"""Where the public-domain books come from: a local folder, or a dataset on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from longdecode.engine.errors import DataUnavailableError
+
+HUB_BOOKS = 200
+
+
+def book_folder(source: str) -> Path:
+    """A local folder of ``*.txt`` books for ``source``.
+
+    Args:
+        source: an existing folder, or the id of a hub dataset with a ``text`` column (``emozilla/pg19`` is PG-19 in parquet);
+            its first 200 training books are then kept under the hub's cache folder.
+
+    Raises:
+        DataUnavailableError: neither a folder with books nor a dataset that can be reached.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        if not any(folder.glob("*.txt")):
+            raise DataUnavailableError(f"{folder} holds no *.txt files")
+        return folder
+    return _from_hub(source)
+
+
+def _from_hub(dataset_id: str) -> Path:
+    from huggingface_hub.constants import HF_HOME
+
+    target = Path(HF_HOME) / "longdecode" / dataset_id.replace("/", "--")
+    if len(list(target.glob("*.txt"))) == HUB_BOOKS:
+        return target
+    try:
+        from datasets import load_dataset
+
+        books = load_dataset(dataset_id, split="train", streaming=True)
+        target.mkdir(parents=True, exist_ok=True)
+        for index, book in enumerate(books.take(HUB_BOOKS)):
+            partial = target / f"hub{index:04d}.partial"
+            partial.write_text(book["text"], encoding="utf-8")
+            partial.replace(target / f"hub{index:04d}.txt")
+    except Exception as error:
+        raise DataUnavailableError(
+            f"'{dataset_id}' is neither a local folder nor a hub dataset that can be read from here ({error});"
+            f" try: huggingface-cli download --repo-type dataset {dataset_id}"
+        ) from error
+    return target

@@ -1,0 +1,153 @@
+"""Train the miniature: ``python -m longdecode.miniature.train --output DIR [--books FOLDER]``; resumable at any point."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from longdecode.miniature.books import book_folder
+from longdecode.miniature.checkpoint import save_checkpoint
+from longdecode.miniature.curriculum import Curriculum, load_curriculum
+from longdecode.miniature.documents import Library, document
+from longdecode.miniature.model import Miniature, MiniatureShape
+from longdecode.miniature.validation import validate
+
+
+class StepBatches(Dataset[tuple[Tensor, Tensor]]):
+    """Item ``step`` is the whole batch of that step, a function of the seed and the step alone, so that training resumes."""
+
+    def __init__(self, curriculum: Curriculum, library: Library):
+        self.curriculum = curriculum
+        self.library = library
+
+    def __len__(self) -> int:
+        return self.curriculum.total_steps
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        stage = self.curriculum.stage_at(step)
+        rows = [
+            document(
+                random.Random(f"{self.curriculum.seed} {step} {row}"), stage.mixture, stage.length + 1, self.library
+            )
+            for row in range(self.curriculum.rows(stage))
+        ]
+        ids = torch.from_numpy(np.stack([row[0] for row in rows]))
+        return ids, torch.from_numpy(np.stack([row[1] for row in rows]))
+
+
+def train(curriculum: Curriculum, output: Path, library: Library, device: torch.device, workers: int) -> Path:
+    """Train from the last checkpoint in ``output`` (or from scratch) and write the finished checkpoint there.
+
+    Returns:
+        The folder of the finished checkpoint, ``output / "weights"``.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(curriculum.seed)
+    torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 64  # two compiled functions serve every stage, with and without gradients
+    model = Miniature(MiniatureShape(), compiled=device.type == "cuda").to(device)
+    optimizer = _optimizer(model, curriculum, device)
+    state_path = output / "state.pt"
+    first = _restore(state_path, model, optimizer, device)
+    clock = time.monotonic()
+    for step, (ids, weights) in enumerate(_batches(curriculum, library, first, workers), start=first):
+        stage = curriculum.stage_at(step)
+        for group in optimizer.param_groups:
+            group["lr"] = curriculum.learning_rate_at(step)
+        ids, weights = ids.to(device, torch.int64, non_blocking=True), weights.to(device, non_blocking=True)
+        loss = _loss(model, ids, weights)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), curriculum.gradient_clip)
+        optimizer.step()
+        done = step + 1
+        if done % curriculum.validate_every_steps == 0 or done == curriculum.total_steps:
+            entry: dict[str, Any] = {"step": done, "length": stage.length, "loss": round(loss.item(), 4)}
+            entry["items"] = {
+                k: round(v, 4) for k, v in validate(model, stage.length, curriculum.tokens_per_step, device).items()
+            }
+            entry["seconds"] = round(time.monotonic() - clock, 1)
+            _log(output, entry)
+        if done % curriculum.checkpoint_every_steps == 0:
+            _save_state(state_path, done, model, optimizer)
+    folder = output / "weights"
+    save_checkpoint(model, folder)
+    return folder
+
+
+def _loss(model: Miniature, ids: Tensor, weights: Tensor) -> Tensor:
+    logits = model(ids[:, :-1])
+    losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    w = weights[:, 1:].flatten()
+    return (losses * w).sum() / w.sum().clamp_min(1.0)
+
+
+def _optimizer(model: Miniature, curriculum: Curriculum, device: torch.device) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": curriculum.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=curriculum.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
+
+
+def _batches(curriculum: Curriculum, library: Library, first: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    steps = range(first, curriculum.total_steps)
+    loader = DataLoader(
+        StepBatches(curriculum, library), batch_size=None, sampler=steps, num_workers=workers,
+        prefetch_factor=4 if workers else None, pin_memory=torch.cuda.is_available(),
+    )  # fmt: skip
+    return iter(loader)
+
+
+def _restore(path: Path, model: Miniature, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location=device, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])
+
+
+def _save_state(path: Path, step: int, model: Miniature, optimizer: torch.optim.Optimizer) -> None:
+    partial = path.with_suffix(".partial")
+    torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, partial)
+    partial.replace(path)
+
+
+def _log(output: Path, entry: dict[str, Any]) -> None:
+    line = json.dumps(entry)
+    print(line, flush=True)
+    with (output / "log.jsonl").open("a") as log:
+        log.write(line + "\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line of the trainer."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--curriculum", type=Path, default=Path(__file__).resolve().parent / "curriculum.yaml")
+    parser.add_argument("--output", type=Path, required=True, help="folder for state, log and the finished weights")
+    parser.add_argument(
+        "--books", default=None, help="local folder of *.txt books, or a hub dataset id such as emozilla/pg19"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=8)
+    options = parser.parse_args(arguments)
+    library = Library(book_folder(options.books) if options.books else None)
+    folder = train(
+        load_curriculum(options.curriculum), options.output, library, torch.device(options.device), options.workers
+    )
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()

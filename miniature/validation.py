@@ -1,0 +1,53 @@
+"""How well the miniature in training answers: share of answer items predicted exactly, the true text before them given."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from longdecode.evals.generators import chain, lookup
+from longdecode.evals.generators.episode import Episode
+
+_MAKERS = {
+    "single": lambda rng, size: lookup.recall(rng, "single", size),
+    "multikey": lambda rng, size: lookup.recall(rng, "multikey", size),
+    "two_hop": lambda rng, size: lookup.recall(rng, "two_hop", size),
+    "longgen_15": lambda rng, size: lookup.longgen(rng, 15, size),
+    "longgen_45": lambda rng, size: lookup.longgen(rng, 45, size),
+    "chain_8": lambda rng, size: chain.chain(rng, 8, size),
+    "chain_16": lambda rng, size: chain.chain(rng, 16, size),
+}
+_SMALLEST = {"longgen_15": 768, "longgen_45": 2048, "chain_8": 512, "chain_16": 1024}
+
+
+@torch.no_grad()
+def validate(model: nn.Module, length: int, tokens: int, device: torch.device) -> dict[str, float]:
+    """Item accuracy of each task at one length, over ``tokens // length`` episodes a task."""
+    rows = tokens // length
+    report: dict[str, float] = {}
+    for name, make in _MAKERS.items():
+        if length < _SMALLEST.get(name, 0):
+            continue
+        rng = random.Random(f"validation {name} {length}")
+        episodes = [make(rng, length) for _ in range(rows)]
+        ids = torch.from_numpy(np.stack([_ids(episode) for episode in episodes])).to(device)
+        right = model(ids)[:, :-1].argmax(-1) == ids[:, 1:]
+        marks = [mark for episode, row in zip(episodes, right, strict=True) for mark in _marks(episode, row)]
+        report[name] = float(np.mean(marks))
+    return report
+
+
+def _ids(episode: Episode) -> np.ndarray:
+    return np.frombuffer(episode.text.encode("ascii"), dtype=np.uint8).astype(np.int64)
+
+
+def _marks(episode: Episode, right: Tensor) -> list[bool]:
+    """One mark an item: every byte of the item was predicted (``right[i]`` speaks of byte ``i + 1``)."""
+    marks, start = [], len(episode.prompt) + len(episode.question)
+    for item in episode.items:
+        marks.append(bool(right[start - 1 : start - 1 + len(item)].all()))
+        start += len(item) + 1
+    return marks
