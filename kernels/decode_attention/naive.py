@@ -1,0 +1,58 @@
+"""Decode attention in plain torch: the reference that faster versions are held to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdecode.kernels.layout import accumulator, before, fold_group
+
+
+def decode_attention(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention of every query row over the first ``lengths[b]`` keys of its batch row.
+
+    ``p = softmax(scale * q k^T)``, ``out = p v``, ``lse = log sum exp(scale * q k^T)``. Slots at or past the length
+    never matter, whatever they hold. Moves ``2 * sum(lengths) * Hkv * D`` elements of cache.
+
+    Args:
+        q: ``[B, Hq, T, D]``, any float dtype; sums run in float32 (float64 for float64).
+        k: ``[B, Hkv, S, D]``, ``Hq`` a multiple of ``Hkv``.
+        v: ``[B, Hkv, S, D]``.
+        lengths: ``[B]`` int64, at most ``S``; a row of length 0 gives zeros and an ``lse`` of minus infinity.
+        scale: factor on the scores; ``D ** -0.5`` when left out.
+
+    Returns:
+        ``out`` ``[B, Hq, T, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, T]`` in float32 (float64 for float64).
+
+    Source: Vaswani et al. 2017 (arXiv 1706.03762), equation 1; grouped heads, Ainslie et al. 2023 (arXiv 2305.13245).
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    grouped = fold_group(q, k.shape[1]).to(accumulator(q.dtype)) * scale
+    attend = _masked if q.is_cuda else _by_row
+    out, lse = attend(grouped, k, v, lengths)
+    return out.to(q.dtype).reshape(q.shape), lse.reshape(q.shape[:-1])
+
+
+def _by_row(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row over exactly its own keys: on a CPU reading a length costs nothing, and nothing is masked or copied."""
+    out, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], float("-inf"))
+    for row, length in enumerate(lengths.tolist()):
+        if length == 0:
+            continue
+        scores = q[row] @ k[row, :, :length].to(q.dtype).transpose(-1, -2)
+        lse[row] = torch.logsumexp(scores, dim=-1)
+        out[row] = torch.exp(scores - lse[row][..., None]) @ v[row, :, :length].to(q.dtype)
+    return out, lse
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Every row over the whole capacity with fixed shapes and no host wait, as a CUDA graph needs."""
+    visible = before(lengths, k.shape[2])[:, None]
+    scores = q @ k.to(q.dtype).transpose(-1, -2)
+    scores = torch.where(visible[:, :, None], scores, float("-inf"))
+    lse = torch.logsumexp(scores, dim=-1)
+    probabilities = torch.exp(scores - torch.where(lse == float("-inf"), 0.0, lse)[..., None])
+    clean = torch.where(visible[..., None], v.to(q.dtype), 0.0)
+    return probabilities @ clean, lse
