@@ -1,0 +1,106 @@
+"""One batch's decoding on the device: the step, its static buffers, and its capture as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.attention import AttentionMethod, DecodeState
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.request import Prompt
+from longdecode.engine.sampling import Sampling
+
+WARMUP_STEPS = 2
+
+
+class DecodeRun:
+    """The tensors one decode keeps on the device, and the step that moves them.
+
+    Token ``i`` of a row's continuation is forced while ``i`` is below the row's forced count and drawn from then on. A
+    step feeds the token chosen last and chooses the next; it has fixed shapes, never waits for the host, and is the same
+    function whether it runs eagerly or is replayed from a graph. A row that is done stays in the batch and writes to a
+    spare last column only.
+    """
+
+    def __init__(self, decoder: Decoder, sampling: Sampling, prompt: Prompt, method: AttentionMethod):
+        requests = prompt.requests
+        self.decoder = decoder
+        self.sampling = sampling
+        self.method = method
+        self.state: DecodeState = method.start(prompt.cache)
+        self.longest = max(request.continuation_tokens for request in requests)
+        self.scores_forced = any(request.forced_ids for request in requests)
+        self.generates = any(request.max_new_tokens for request in requests)
+        self.can_stop = any(request.stop_ids and request.max_new_tokens for request in requests)
+        self.tokens = self._ints([0] * len(requests))
+        self.chosen_count = self._ints([0] * len(requests))
+        self.seeds = self._ints([request.seed for request in requests])
+        self.totals = self._ints([request.continuation_tokens for request in requests])
+        self.forced_counts = self._ints([len(request.forced_ids) for request in requests])
+        self.forced = self._table([request.forced_ids for request in requests], 0)
+        self.stops = self._table([tuple(sorted(request.stop_ids)) for request in requests], -1)
+        spare = self.longest
+        self.chosen = torch.full((len(requests), spare + 1), -1, dtype=torch.int64, device=decoder.device)
+        self.logprobs = torch.zeros(len(requests), spare + 1, dtype=torch.float32, device=decoder.device)
+        self.state.active.copy_(self.totals > 0)
+        self.choose(prompt.logits)
+
+    def step(self) -> None:
+        """Feed each active row's last token and choose its next."""
+        self.choose(self.decoder.step(self.tokens, self.state, self.method))
+
+    def choose(self, logits: Tensor) -> None:
+        """Choose each active row's next token from its logits ``[B, V]`` float32 and record it."""
+        active, state = self.state.active, self.state
+        forced_now = self.chosen_count < self.forced_counts
+        at = self.chosen_count.clamp(max=self.forced.shape[1] - 1)[:, None]
+        token = self.forced.gather(1, at)[:, 0]
+        if self.generates:
+            drawn = self.sampling.choose(logits, self.seeds, state.cache.positions)
+            token = torch.where(forced_now, token, drawn)
+        slot = torch.where(active, self.chosen_count, self.longest)[:, None]
+        self.chosen.scatter_(1, slot, token[:, None])
+        if self.scores_forced:
+            logprob = logits.gather(1, token[:, None]) - logits.logsumexp(dim=1, keepdim=True)
+            self.logprobs.scatter_(1, slot, logprob)
+        self.tokens.copy_(torch.where(active, token, self.tokens))
+        self.chosen_count.add_(active)
+        done = self.chosen_count >= self.totals
+        if self.can_stop:
+            done |= ~forced_now & (token[:, None] == self.stops).any(dim=1)
+        active.logical_and_(~done)
+
+    def capture(self) -> Callable[[], None]:
+        """Capture ``step`` as a CUDA graph and return its replay.
+
+        Capturing records without running, so this run's state stays untouched; what has to run once beforehand (library
+        set-up, kernel compilation) runs on a scratch run instead, see ``warm_up``.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.decoder.device), torch.cuda.graph(graph):
+            self.step()
+        return graph.replay
+
+    def _ints(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.decoder.device)
+
+    def _table(self, rows: list[tuple[int, ...]], fill: int) -> Tensor:
+        """Ragged rows as ``[B, longest]`` int64, at least one column wide."""
+        width = max(1, *map(len, rows))
+        padded = [[*row, *[fill] * (width - len(row))] for row in rows]
+        return torch.tensor(padded, dtype=torch.int64, device=self.decoder.device)
+
+
+def warm_up(decoder: Decoder, sampling: Sampling, prompt: Prompt, method: AttentionMethod) -> None:
+    """Run a few steps of a scratch copy on a side stream, as graph capture asks for, and drop it."""
+    device = decoder.device
+    scratch = DecodeRun(decoder, sampling, prompt, method)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARMUP_STEPS):
+            scratch.step()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    torch.cuda.synchronize(device)

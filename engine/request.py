@@ -1,0 +1,71 @@
+"""What goes into a generation and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from longdecode.engine.errors import ConfigError
+from longdecode.engine.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to continue: first ``forced_ids`` are fed and scored, then up to ``max_new_tokens`` are generated."""
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    forced_ids: tuple[int, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ConfigError("a request's prompt is empty; at least one token is needed")
+        if self.max_new_tokens < 0:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}, expected 0 or more")
+
+    @property
+    def continuation_tokens(self) -> int:
+        """Tokens that may follow the prompt, forced and generated."""
+        return len(self.forced_ids) + self.max_new_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the whole sequence may have."""
+        return len(self.prompt_ids) + self.continuation_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one request got.
+
+    ``output_ids`` are the generated tokens, a stop token included. ``forced_logprobs[i]`` is the log-probability of
+    ``forced_ids[i]`` given all before it. ``read_tokens_mean`` is the tokens read per KV head, layer and decode step;
+    ``read_tokens_sparse`` the same over the layers that the method does not keep dense. The times are those of the whole
+    batch; ``decode_steps`` counts the steps that this row took part in (the last token of a row is never fed).
+    """
+
+    output_ids: tuple[int, ...]
+    forced_logprobs: tuple[float, ...]
+    finish_reason: Literal["stop", "length"]
+    read_tokens_mean: float
+    read_tokens_sparse: float
+    prefill_ms: float
+    decode_ms: float
+    decode_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A densely prefilled batch; decoding copies it, so that one prefill serves many methods and budgets.
+
+    ``logits`` is ``[B, V]`` float32, after each row's last prompt token.
+    """
+
+    requests: tuple[Request, ...]
+    cache: KVCache
+    logits: Tensor
+    prefill_ms: float

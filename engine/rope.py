@@ -1,0 +1,57 @@
+"""Rotary position tables: inverse frequencies of each RoPE variant, cosines and sines up to the model's limit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.model_config import ModelConfig
+
+
+def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
+    """Frequencies ``[D/2]`` float32 in radians per position, and the factor on cosines and sines.
+
+    The default variant is computed here, so that models which need no other do not pay for importing transformers.
+
+    Source: Su et al. 2021 (RoFormer), section 3.2; llama3 and yarn: transformers' ``ROPE_INIT_FUNCTIONS``.
+    """
+    rope_type = config.rope.get("rope_type", "default")
+    if rope_type == "default":
+        theta = float(config.rope.get("rope_theta", 10_000.0))
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        return 1.0 / theta**exponents, 1.0
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    reference = LlamaConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_positions,
+        rope_parameters=dict(config.rope),
+    )
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope_type](reference, torch.device("cpu"))
+    return frequencies.to(torch.float32), float(factor)
+
+
+class RopeTable:
+    """Cosines and sines of every position, float32 whatever the model's dtype, each angle once: ``[max_positions, D/2]``."""
+
+    def __init__(self, config: ModelConfig, device: torch.device):
+        frequencies, factor = inverse_frequencies(config)
+        positions = torch.arange(config.max_positions, dtype=torch.float32, device=device)
+        angles = positions[:, None] * frequencies.to(device)
+        self.cos = angles.cos().mul_(factor)
+        self.sin = angles.sin().mul_(factor)
+
+    def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Consecutive positions for all rows alike: cosines and sines ``[1, stop - start, D]``, both halves equal."""
+        return _twice(self.cos[None, start:stop]), _twice(self.sin[None, start:stop])
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """One position a row (``[B]`` int64): cosines and sines ``[B, 1, D]``, both halves equal."""
+        return _twice(self.cos[positions][:, None]), _twice(self.sin[positions][:, None])
+
+
+def _twice(half: Tensor) -> Tensor:
+    return torch.cat((half, half), dim=-1)

@@ -1,0 +1,184 @@
+"""Checkpoints to decoders: safetensors in, fused projections out; and random weights for speed work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.config_reader import read_config, resolve_checkpoint
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import CheckpointError
+from longdecode.engine.layer_weights import DecoderWeights, LayerWeights
+from longdecode.engine.model_config import ModelConfig
+
+_INDEX = "model.safetensors.index.json"
+
+
+def load_decoder(
+    path_or_id: str | Path, *, revision: str | None = None, device: torch.device | str, dtype: torch.dtype
+) -> Decoder:
+    """Load a checkpoint from a local folder or a hub id.
+
+    Raises:
+        CheckpointError: no safetensors, a tensor missing, unknown or of the wrong shape.
+        UnsupportedFamilyError: the architecture is not one the engine implements.
+    """
+    folder = resolve_checkpoint(path_or_id, revision)
+    config = read_config(folder)
+    target = torch.device(device)
+    with ExitStack() as stack:
+        reader = _Reader(folder, target, dtype, stack)
+        weights = _read_weights(config, reader)
+        reader.refuse_unread()
+    return Decoder(config, weights, target, dtype)
+
+
+def random_decoder(config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype) -> Decoder:
+    """A decoder of this shape with random weights, for timing: same seed and device, same weights."""
+    target = torch.device(device)
+    generator = torch.Generator(target).manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        weight = torch.empty(rows, columns, device=target, dtype=dtype)
+        return weight.normal_(0.0, columns**-0.5, generator=generator)
+
+    def norm(width: int) -> Tensor:
+        return torch.ones(width, device=target, dtype=dtype)
+
+    def bias(width: int, present: bool) -> Tensor | None:
+        return torch.zeros(width, device=target, dtype=dtype) if present else None
+
+    hidden, q_width = config.hidden_size, config.num_heads * config.head_dim
+    qkv_width = q_width + 2 * config.num_kv_heads * config.head_dim
+    layers = [
+        LayerWeights(
+            input_norm=norm(hidden),
+            qkv=matrix(qkv_width, hidden),
+            o=matrix(hidden, q_width),
+            mlp_norm=norm(hidden),
+            gate_up=matrix(2 * config.intermediate_size, hidden),
+            down=matrix(hidden, config.intermediate_size),
+            qkv_bias=bias(qkv_width, config.qkv_bias),
+            o_bias=bias(hidden, config.o_bias),
+            q_norm=norm(config.head_dim) if config.qk_norm else None,
+            k_norm=norm(config.head_dim) if config.qk_norm else None,
+        )
+        for _ in range(config.num_layers)
+    ]
+    embedding = matrix(config.vocab_size, hidden)
+    lm_head = embedding if config.tie_embeddings else matrix(config.vocab_size, hidden)
+    return Decoder(config, DecoderWeights(embedding, layers, norm(hidden), lm_head), target, dtype)
+
+
+def model_hash(path: Path) -> str:
+    """sha256 over a checkpoint folder's config and weights, names and contents, in the order of their names.
+
+    Raises:
+        CheckpointError: the folder holds no safetensors.
+    """
+    digest = hashlib.sha256()
+    for file in sorted([path / "config.json", *_weight_files(path)]):
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, by its index where it has one."""
+    index = folder / _INDEX
+    if index.is_file():
+        files = sorted({folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise CheckpointError(f"{index} names files that are not there: {', '.join(missing)}")
+        return files
+    files = sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
+    found = f"only {', '.join(pickled)}, which may run code when loaded" if pickled else "no weights at all"
+    raise CheckpointError(f"{folder} has {found}; supported: *.safetensors")
+
+
+class _Reader:
+    """Named tensors of a checkpoint, checked for shape as they are read."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, stack: ExitStack):
+        from safetensors import SafetensorError, safe_open
+
+        self.folder = folder
+        self.device = device
+        self.dtype = dtype
+        self.handles: dict[str, Any] = {}
+        for file in _weight_files(folder):
+            try:
+                handle = stack.enter_context(safe_open(str(file), framework="pt", device="cpu"))
+            except SafetensorError as error:
+                raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+            self.handles.update(dict.fromkeys(handle.keys(), handle))
+        self.unread = {name for name in self.handles if not name.endswith("rotary_emb.inv_freq")}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        if name not in self.handles:
+            raise CheckpointError(f"{self.folder} has no tensor {name!r}")
+        tensor = self.handles[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(f"{self.folder}: {name} is {list(tensor.shape)}, config.json implies {list(shape)}")
+        if not tensor.is_floating_point() or tensor.element_size() < 2:
+            raise CheckpointError(f"{self.folder}: {name} is {tensor.dtype}; supported: bfloat16, float16, float32")
+        self.unread.discard(name)
+        return tensor.to(self.device, self.dtype)
+
+    def fused(self, names: Iterator[tuple[str, int]], *rest: int) -> Tensor:
+        """Several tensors stacked along their rows."""
+        return torch.cat([self(name, rows, *rest) for name, rows in names])
+
+    def refuse_unread(self) -> None:
+        """A tensor nobody asked for is arithmetic left out: refuse it rather than compute another model."""
+        if self.unread:
+            names = sorted(self.unread)
+            raise CheckpointError(f"{self.folder}: {len(names)} tensors fit no part of the model: {names[:5]}")
+
+
+def _read_weights(config: ModelConfig, read: _Reader) -> DecoderWeights:
+    hidden, vocab = config.hidden_size, config.vocab_size
+    embedding = read("model.embed_tokens.weight", vocab, hidden)
+    if config.tie_embeddings:
+        read.unread.discard("lm_head.weight")
+    return DecoderWeights(
+        embedding=embedding,
+        layers=[_read_layer(config, read, f"model.layers.{index}.") for index in range(config.num_layers)],
+        final_norm=read("model.norm.weight", hidden),
+        lm_head=embedding if config.tie_embeddings else read("lm_head.weight", vocab, hidden),
+    )
+
+
+def _read_layer(config: ModelConfig, read: _Reader, prefix: str) -> LayerWeights:
+    hidden, ffn, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_rows, kv_rows = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    rows = {"q": q_rows, "k": kv_rows, "v": kv_rows}
+
+    def qkv(kind: str) -> Iterator[tuple[str, int]]:
+        return ((f"{prefix}self_attn.{part}_proj.{kind}", count) for part, count in rows.items())
+
+    return LayerWeights(
+        input_norm=read(f"{prefix}input_layernorm.weight", hidden),
+        qkv=read.fused(qkv("weight"), hidden),
+        o=read(f"{prefix}self_attn.o_proj.weight", hidden, q_rows),
+        mlp_norm=read(f"{prefix}post_attention_layernorm.weight", hidden),
+        gate_up=read.fused(((f"{prefix}mlp.{part}_proj.weight", ffn) for part in ("gate", "up")), hidden),
+        down=read(f"{prefix}mlp.down_proj.weight", hidden, ffn),
+        qkv_bias=read.fused(qkv("bias")) if config.qkv_bias else None,
+        o_bias=read(f"{prefix}self_attn.o_proj.bias", hidden) if config.o_bias else None,
+        q_norm=read(f"{prefix}self_attn.q_norm.weight", head_dim) if config.qk_norm else None,
+        k_norm=read(f"{prefix}self_attn.k_norm.weight", head_dim) if config.qk_norm else None,
+    )

@@ -1,0 +1,130 @@
+"""Shared test set-up: the interpreter for Triton, one thread, poisoned buffers, tiny checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # Triton reads this when it is first imported, which must not have happened yet.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+torch.set_num_threads(1)
+
+_COMMON = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 256}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("llama", {"num_hidden_layers": 2, "num_attention_heads": 3, "rms_norm_eps": 1e-5}),
+    "llama3": (
+        "llama",
+        {
+            "num_hidden_layers": 3,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "rope_parameters": _LLAMA3_ROPE,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2": ("qwen2", {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3}),
+    "qwen2_yarn": (
+        "qwen2",
+        {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "hidden_size": 64,
+            "rope_parameters": _YARN_ROPE,
+        },
+    ),
+    "qwen3": (
+        "qwen3",
+        {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 20,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill fresh float buffers with NaN, so that reading what was never written shows."""
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
+            out = make(*args, **kwargs)
+            if out.is_floating_point() and not out.is_meta:
+                with torch.no_grad():
+                    out.fill_(float("nan"))
+            return out
+
+        return wrapper
+
+    for name in ("empty", "empty_like", "empty_strided"):
+        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+    for name in ("new_empty", "new_empty_strided"):
+        monkeypatch.setattr(torch.Tensor, name, poisoned(getattr(torch.Tensor, name)))
+
+
+@pytest.fixture
+def seed() -> int:
+    """A fresh seed for random inputs; a failing test shows it among its arguments."""
+    return int.from_bytes(os.urandom(4), "little")
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """Maker of tiny random checkpoints, as safetensors folders that transformers wrote; made once a name and session."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = _write_tiny(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    yield make
+
+
+def _write_tiny(name: str, folder: Path) -> Path:
+    """Save a model whose every parameter is random: norms and biases too, which fresh models leave at one and zero."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+    family, overrides = TINY_MODELS[name]
+    config_type = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[family]
+    overrides = _COMMON | overrides
+    model = AutoModelForCausalLM.from_config(config_type(**overrides), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(4), "little"))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            is_norm = key.endswith("norm.weight")
+            scale = 0.3 if is_norm or parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5
+            parameter.normal_(1.0 if is_norm else 0.0, scale, generator=generator)
+    model.save_pretrained(folder, max_shard_size="60KB" if name == "qwen2" else "1GB")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reference_model() -> Callable[[Path], Any]:
+    """Loader of transformers' own model of a checkpoint folder, float32 on the CPU."""
+
+    def load(folder: Path) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+    return load

@@ -1,0 +1,40 @@
+"""A dense method and a way to make ragged prompts, for tests of the engine alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.model_config import ModelConfig
+
+
+class Dense(AttentionMethod):
+    """Every hook at its default."""
+
+    name = "dense"
+
+    @dataclass(frozen=True)
+    class Params:
+        """None."""
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> Dense:
+        return cls(cls.Params(**overrides), config)
+
+
+@pytest.fixture
+def dense() -> Callable[[ModelConfig], AttentionMethod]:
+    """Maker of the dense method for a model."""
+    return lambda config: Dense.from_budget(None, config)
+
+
+@pytest.fixture
+def random_ids(seed: int) -> Callable[[int, int], tuple[int, ...]]:
+    """Maker of random token ids: (count, vocabulary size)."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda count, vocab: tuple(torch.randint(0, vocab, (count,), generator=generator).tolist())

@@ -1,0 +1,109 @@
+"""Logits against transformers' own models, in float32: prefill and decode, alone and in ragged batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine.weights import load_decoder
+
+MODELS = ("llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3")
+# Sums of at most a hundred float32 terms over three layers: 1e-4 of the logits' own spread is some 100 roundings.
+RELATIVE_TOLERANCE = 1e-4
+DECODE_STEPS = 8
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def assert_close(ours: Tensor, theirs: Tensor) -> None:
+    assert torch.isfinite(ours).all()
+    tolerance = RELATIVE_TOLERANCE * theirs.std().item()
+    assert (ours - theirs).abs().max().item() <= tolerance
+
+
+def reference_logits(model: Any, ids: list[int]) -> Tensor:
+    """Logits ``[T, V]`` after every token, in one pass without a cache."""
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 100_000])
+def test_prefill_equals_transformers(
+    name: str, chunk_tokens: int, tiny_checkpoint: Callable, reference_model: Callable, random_ids: Callable
+) -> None:
+    folder = tiny_checkpoint(name)
+    decoder = load_decoder(folder, device="cpu", dtype=torch.float32)
+    ids = random_ids(50, decoder.config.vocab_size)
+    cache = decoder.new_cache(1, 60)
+    ours = decoder.prefill([torch.tensor(ids)], cache, chunk_tokens)
+    assert_close(ours[0], reference_logits(reference_model(folder), list(ids))[-1])
+    assert cache.lengths.tolist() == cache.positions.tolist() == [50]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("lengths", [(41,), (41, 1, 100)])
+def test_decode_equals_transformers(
+    name: str,
+    lengths: tuple[int, ...],
+    tiny_checkpoint: Callable,
+    reference_model: Callable,
+    random_ids: Callable,
+    dense: Callable,
+) -> None:
+    folder = tiny_checkpoint(name)
+    decoder = load_decoder(folder, device="cpu", dtype=torch.float32)
+    model, method = reference_model(folder), dense(decoder.config)
+    rows = [random_ids(length + DECODE_STEPS, decoder.config.vocab_size) for length in lengths]
+    expected = [reference_logits(model, list(row)) for row in rows]
+    cache = decoder.new_cache(len(rows), max(lengths) + DECODE_STEPS)
+    prompts = [torch.tensor(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+    logits = decoder.prefill(prompts, cache, chunk_tokens=48)
+    state = method.start(cache)
+    for step in range(DECODE_STEPS + 1):
+        for index, length in enumerate(lengths):
+            assert_close(logits[index], expected[index][length - 1 + step])
+        if step < DECODE_STEPS:
+            tokens = torch.tensor([row[length + step] for row, length in zip(rows, lengths, strict=True)])
+            logits = decoder.step(tokens, state, method)
+    assert cache.lengths.tolist() == list(lengths), "the prompt's cache must not move"
+
+
+def test_positions_are_read_from_the_cache_not_from_its_length(
+    tiny_checkpoint: Callable, reference_model: Callable, random_ids: Callable, dense: Callable
+) -> None:
+    """A cache whose first tokens were dropped still rotates by original positions: scores depend on distances alone,
+    so with every stored key shifted by the same amount nothing may change."""
+    decoder = load_decoder(tiny_checkpoint("llama2"), device="cpu", dtype=torch.float32)
+    method = dense(decoder.config)
+    ids = random_ids(21, decoder.config.vocab_size)
+    shifted = decoder.new_cache(1, 32)
+    base = decoder.new_cache(1, 32)
+    expected = decoder.prefill([torch.tensor(ids)], base, 64)
+    shift = 100
+    cos, sin = decoder.rope.cos, decoder.rope.sin
+    decoder.rope.cos, decoder.rope.sin = cos[shift:], sin[shift:]
+    decoder.prefill([torch.tensor(ids[:-1])], shifted, 64)
+    decoder.rope.cos, decoder.rope.sin = cos, sin
+    shifted.positions += shift
+    logits = decoder.step(torch.tensor([ids[-1]]), method.start(shifted), method)
+    assert_close(logits, expected)
+
+
+def test_inactive_rows_stand_still(tiny_checkpoint: Callable, random_ids: Callable, dense: Callable) -> None:
+    decoder = load_decoder(tiny_checkpoint("qwen3"), device="cpu", dtype=torch.float32)
+    method = dense(decoder.config)
+    cache = decoder.new_cache(2, 16)
+    decoder.prefill([torch.tensor(random_ids(n, 97)) for n in (5, 9)], cache, 64)
+    state = method.start(cache)
+    state.active.copy_(torch.tensor([True, False]))
+    stored = state.cache.k[:, 1, :, :9].clone()
+    decoder.step(torch.tensor([3, 4]), state, method)
+    assert state.cache.lengths.tolist() == state.cache.positions.tolist() == [6, 9]
+    assert torch.equal(state.cache.k[:, 1, :, :9], stored)
+    assert (state.reads[:, 0] == 6).all() and (state.reads[:, 1] == 0).all()
