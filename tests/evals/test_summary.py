@@ -1,0 +1,225 @@
+"""The summary table against numbers worked out by hand or by pandas."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from longdecode.evals import curves, stats, summary
+from longdecode.evals.records import Provenance, Record
+
+SPREAD = summary.Spread(confidence=0.95, resamples=400, seed=0)
+PROVENANCE = Provenance(
+    revision="abc", dirty=True, code_hash="c", model_hash="m", data_hash="d", device="cpu (test)", dtype="float32",
+    versions={"python": "3"}, started_at="2026-01-01T00:00:00+00:00",
+)  # fmt: skip
+
+
+def record(**changes: Any) -> Record:
+    """One good sample of Full on mini_recall, with changes."""
+    label = changes.get("label", "full")
+    fields: dict[str, Any] = {
+        "profile": "test", "model": "tiny", "method": label, "label": label, "params": {}, "suite": "mini_recall",
+        "task": "single", "task_version": 1, "metric": "accuracy", "unit": "fraction", "higher_is_better": True,
+        "data_source": "generated", "budget": "full" if label == "full" else "0.1",
+        "budget_tokens": None if label == "full" else 205, "context": 2048, "batch": 4, "seed": 0, "sample_index": 0,
+        "status": "ok", "score": 1.0, "read_tokens_mean": 100.0, "read_tokens_sparse": 80.0,
+        "kv_bytes_per_step": 1000.0, "metadata_bytes_per_step": 10.0, "provenance": PROVENANCE,
+    }  # fmt: skip
+    fields |= changes
+    fields.setdefault("prompt_sha256", f"{fields['task']}-{fields['context']}-{fields['sample_index']}")
+    return Record(**fields)
+
+
+def cell(values: list[float], **changes: Any) -> list[Record]:
+    return [record(sample_index=i, score=v, **changes) for i, v in enumerate(values)]
+
+
+def rows(frame: pd.DataFrame, **where: Any) -> pd.DataFrame:
+    for name, value in where.items():
+        frame = frame[frame[name] == value]
+    return frame
+
+
+def only(frame: pd.DataFrame, **where: Any) -> pd.Series:
+    found = rows(frame, **where)
+    assert len(found) == 1
+    return found.iloc[0]
+
+
+def test_columns_means_and_paired_differences() -> None:
+    rng = np.random.default_rng(time.time_ns())
+    full, quest = rng.random(20).tolist(), rng.random(20).tolist()
+    mixed = cell(full) + cell(quest, label="quest")
+    random.shuffle(mixed)
+    frame = summary.summarise(mixed, SPREAD)
+    assert tuple(frame.columns) == summary.COLUMNS
+    row = only(frame, method="quest")
+    assert row["value"] == pytest.approx(np.mean(quest))
+    assert row["diff_to_full"] == pytest.approx(np.mean(quest) - np.mean(full))
+    assert row["low"] < row["value"] < row["high"]
+    assert row["diff_low"] < row["diff_to_full"] < row["diff_high"]
+    assert (row["n"], row["budget_tokens"], row["status"]) == (20, 205, "ok")
+    assert (row["revision"], row["kv_bytes_per_step"], row["metadata_bytes_per_step"]) == ("abc+dirty", 1000, 10)
+    reference = only(frame, method="full")
+    assert pd.isna(reference["diff_to_full"]) and pd.isna(reference["p_holm"]) and pd.isna(reference["budget_tokens"])
+
+
+def test_order_of_records_and_other_cells_change_nothing() -> None:
+    base = cell([0.1, 0.9, 0.4, 0.3, 0.2, 0.8]) + cell([0.5, 0.2, 0.4, 0.1, 0.1, 0.7], label="quest")
+    extra = cell([1.0] * 6, task="other") + cell([0.0] * 6, label="streaming", budget="0.5")
+    first = summary.summarise(base, SPREAD)
+    shuffled = [*base, *extra]
+    random.shuffle(shuffled)
+    second = summary.summarise(shuffled, SPREAD)
+    second = rows(rows(second, task="single"), budget="0.1").reset_index(drop=True)
+    pd.testing.assert_frame_equal(rows(first, budget="0.1").reset_index(drop=True), second)
+
+
+def test_a_cell_that_could_not_run_is_a_hole() -> None:
+    hole = record(label="tidal", sample_index=-1, status="oom", reason="too large", score=None, prompt_sha256=None)
+    frame = summary.summarise([*cell([1.0, 0.0]), hole], SPREAD)
+    row = only(frame, method="tidal")
+    assert (row["status"], row["n"]) == ("oom", 0)
+    assert row[["value", "low", "high", "diff_to_full", "p_holm"]].isna().all()
+
+
+def test_a_cell_with_one_lost_sample_has_no_value() -> None:
+    lost = record(label="quest", sample_index=1, status="timeout", score=None)
+    row = only(summary.summarise([*cell([1.0, 0.0]), record(label="quest"), lost], SPREAD), method="quest")
+    assert (row["status"], row["n"]) == ("timeout", 1)
+    assert pd.isna(row["value"])
+
+
+def test_holm_runs_over_the_methods_of_one_table() -> None:
+    """Three methods at one budget share a family; another budget, task or context is a family of its own."""
+    rng = np.random.default_rng(time.time_ns())
+    full = rng.random(12)
+    labels = {"a": 0.05, "b": 0.1, "c": 0.4}
+    records = cell(full.tolist())
+    for (label, drop), budget in product(labels.items(), ("0.1", "0.2")):
+        records += cell((full - drop * rng.random(12)).tolist(), label=label, budget=budget, higher_is_better=False)
+    frame = summary.summarise(records, SPREAD)
+    for budget in ("0.1", "0.2"):
+        raw = [
+            stats.paired_difference(
+                [(_scores(records, label, budget), _scores(records, "full", "full"))], 0.95, 400,
+                stats.generator(0, "difference", "tiny", "mini_recall", 2048, 4, budget, label, "single"),
+            ).p_value
+            for label in labels
+        ]  # fmt: skip
+        found = rows(frame, budget=budget).sort_values("method")["p_holm"]
+        assert found.tolist() == pytest.approx(stats.holm(raw))
+
+
+def _scores(records: list[Record], label: str, budget: str) -> stats.Scores:
+    values = np.array([r.score for r in records if (r.label, r.budget) == (label, budget)])
+    return stats.Scores(values, np.arange(len(values)))
+
+
+def test_suite_mean_weighs_tasks_equally() -> None:
+    rng = np.random.default_rng(time.time_ns())
+    full = {"single": rng.random(30).tolist(), "multi": rng.random(10).tolist()}
+    quest = {"single": rng.random(30).tolist(), "multi": rng.random(10).tolist()}
+    records = [r for task in full for r in cell(full[task], task=task) + cell(quest[task], task=task, label="quest")]
+    row = only(summary.summarise(records, SPREAD), task="all", method="quest")
+    means = [np.mean(quest[task]) for task in quest]
+    assert row["value"] == pytest.approx(np.mean(means))
+    assert row["diff_to_full"] == pytest.approx(np.mean(means) - np.mean([np.mean(v) for v in full.values()]))
+    assert row["n"] == 40 and row["low"] < row["value"] < row["high"]
+
+
+def test_suite_mean_takes_the_tasks_that_full_could_do() -> None:
+    def unfit(label: str) -> Record:
+        return record(task="long", label=label, sample_index=-1, status="unsupported", score=None, prompt_sha256=None)
+
+    records = [unfit("full"), unfit("quest")]
+    for task, label in product(("single", "multi"), ("full", "quest")):
+        records += cell([0.5, 1.0, 0.0, 1.0], task=task, label=label)
+    row = only(summary.summarise(records, SPREAD), task="all", method="quest")
+    assert (row["status"], row["value"]) == ("ok", 0.625)
+
+
+def test_suite_mean_with_a_missing_task_is_a_hole() -> None:
+    hole = record(task="multi", label="quest", sample_index=-1, status="oom", score=None, prompt_sha256=None)
+    records = [*cell([1.0] * 4), *cell([1.0] * 4, task="multi"), *cell([1.0] * 4, label="quest")]
+    oom = only(summary.summarise([*records, hole], SPREAD), task="all", method="quest")
+    absent = only(summary.summarise(records, SPREAD), task="all", method="quest")
+    assert (oom["status"], absent["status"]) == ("oom", "unsupported")
+    assert pd.isna(oom["value"]) and pd.isna(absent["value"])
+
+
+def test_no_suite_mean_over_different_units() -> None:
+    records = cell([1.0] * 4) + cell([2.0] * 4, task="loss", unit="nats", higher_is_better=False)
+    assert rows(summary.summarise(records, SPREAD), task="all").empty
+
+
+def test_losses_are_not_proportions() -> None:
+    frame = summary.summarise(cell([0.0] * 8, unit="nats", higher_is_better=False), SPREAD)
+    assert only(frame, method="full")["high"] == 0.0
+
+
+def test_perfect_scores_made_of_questions_are_bounded_by_their_number() -> None:
+    asked = cell([1.0] * 8, parts=[1.0] * 15)
+    row = only(summary.summarise(asked, SPREAD), method="full")
+    assert row["low"] == pytest.approx(stats.wilson_interval(1.0, 120, 0.95)[0])
+    unmade = cell([1.0] * 8, parts=[1.0, 0.0])
+    assert only(summary.summarise(unmade, SPREAD), method="full")["low"] == pytest.approx(
+        stats.wilson_interval(1.0, 8, 0.95)[0]
+    )
+
+
+def test_repeats_of_a_prompt_are_one_problem() -> None:
+    values = np.random.default_rng(time.time_ns()).normal(size=12)
+    once = cell(values.tolist(), higher_is_better=False)
+    thrice = [r.model_copy(update={"seed": seed}) for seed in range(3) for r in once]
+    one = only(summary.summarise(once, SPREAD), method="full")
+    many = only(summary.summarise(thrice, SPREAD), method="full")
+    assert many["n"] == 36
+    assert (many["low"], many["high"]) == pytest.approx((one["low"], one["high"]))
+
+
+def test_contradicting_records_are_refused() -> None:
+    with pytest.raises(summary.SummaryError, match="twice"):
+        summary.summarise([record(), record()], SPREAD)
+    with pytest.raises(summary.SummaryError, match="another prompt"):
+        summary.summarise([record(), record(label="quest", prompt_sha256="else")], SPREAD)
+    with pytest.raises(summary.SummaryError, match="shares no sample"):
+        summary.summarise([record(), record(label="quest", sample_index=9)], SPREAD)
+
+
+def test_curves_average_parts_index_by_index() -> None:
+    parts = [[1.0, 1.0, 0.0], [1.0, 0.0], [1.0, 1.0, 1.0]]
+    asked = [record(sample_index=i, parts=p, score=float(np.mean(p))) for i, p in enumerate(parts)]
+    lost = record(sample_index=5, parts=[0.0, 0.0], status="timeout", score=None)
+    text = [
+        record(sample_index=i, task="book", parts=[3.0 + i, 2.0], higher_is_better=False, unit="nats", score=2.5)
+        for i in range(4)
+    ]
+    found = curves.along_generation([*asked, lost, *text], 0.95)
+    assert found[["index", "n", "value"]].to_numpy().tolist() == [
+        [1, 3, 1.0],
+        [2, 3, pytest.approx(2 / 3)],
+        [3, 2, 0.5],
+    ]
+    assert (found["low"].iloc[2], found["high"].iloc[2]) == pytest.approx(stats.wilson_interval(0.5, 2, 0.95))
+    loss = curves.loss_by_position([*asked, *text], 0.95)
+    assert loss[["index", "n", "value"]].to_numpy().tolist() == [[1, 4, 4.5], [2, 4, 2.0]]
+    assert loss["high"].iloc[0] - 4.5 == pytest.approx(3.182446 * np.std([3, 4, 5, 6], ddof=1) / 2)
+
+
+def test_csv_is_written_whole(tmp_path: Path) -> None:
+    frame = summary.summarise(cell([1.0, 0.25]) + cell([0.5, 0.5], label="quest"), SPREAD)
+    target = tmp_path / "deep" / "summary.csv"
+    summary.write_csv(target, frame)
+    assert [path.name for path in target.parent.iterdir()] == ["summary.csv"]
+    again = pd.read_csv(target)
+    assert tuple(again.columns) == summary.COLUMNS
+    assert again["value"].tolist() == pytest.approx(frame["value"].tolist())
