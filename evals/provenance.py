@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 
+from longdecode.engine.device import device_name
+from longdecode.engine.weights import model_hash
 from longdecode.evals.records import Provenance
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
 _CODE_SUFFIXES = (".py", ".yaml")
-_MODEL_SUFFIXES = (".safetensors", ".json")
 
 
 @functools.cache
@@ -51,15 +52,10 @@ def code_hash(method: str, root: Path = REPOSITORY) -> str:
     return hash_files((path for path in files if path.suffix in _CODE_SUFFIXES), root)
 
 
-def model_hash(path_or_id: str, model_revision: str | None) -> str:
-    """Hash of a local checkpoint's weights, config and tokenizer; for a hub id its name and commit."""
-    folder = Path(path_or_id)
-    if folder.is_dir():
-        return hash_files((path for path in folder.iterdir() if path.suffix in _MODEL_SUFFIXES), folder)
-    from huggingface_hub import snapshot_download
-
-    commit = Path(snapshot_download(path_or_id, revision=model_revision, allow_patterns=["config.json"])).name
-    return hashlib.sha256(f"{path_or_id}@{commit}".encode()).hexdigest()
+def checkpoint_hash(folder: Path) -> str:
+    """Hash of a checkpoint folder: weights, config and tokenizer, whatever the folder is called."""
+    tokenizer = hash_files(folder.glob("tokenizer*"), folder)
+    return hash_texts([model_hash(folder), tokenizer])
 
 
 def hash_files(files: Iterable[Path], root: Path) -> str:
@@ -81,13 +77,6 @@ def hash_texts(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def device_name(device: torch.device) -> str:
-    """The GPU's product name, or the processor's."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu ({platform.machine()})"
-
-
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that can change a number."""
@@ -100,15 +89,6 @@ def versions() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
-
-
-def sm_clock_mhz(device: torch.device) -> int | None:
-    """The GPU's current SM clock, where ``nvidia-smi`` is there to tell."""
-    if device.type != "cuda" or shutil.which("nvidia-smi") is None:
-        return None
-    query = ["nvidia-smi", f"--id={device.index or 0}", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False)
-    return int(answer.stdout.strip()) if answer.returncode == 0 and answer.stdout.strip().isdigit() else None
 
 
 def collect(

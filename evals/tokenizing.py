@@ -31,23 +31,23 @@ class TextTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
-def load_tokenizer(path_or_id: str, revision: str | None = None) -> TextTokenizer:
-    """Load the tokenizer of a local checkpoint folder (tokenizer.json) or of a hub id.
+def load_tokenizer(folder: Path) -> TextTokenizer:
+    """Load the tokenizer of a checkpoint folder: tokenizer.json where there is one, else its older formats.
 
     Raises:
-        CheckpointError: a local folder has no tokenizer.json.
+        CheckpointError: the folder holds no tokenizer that can be read.
     """
-    folder = Path(path_or_id)
-    if folder.is_dir():
-        file = folder / "tokenizer.json"
-        if not file.is_file():
-            raise CheckpointError(
-                f"{folder}: no tokenizer.json; save the tokenizer in the fast format beside the weights"
-            )
+    file = folder / "tokenizer.json"
+    if file.is_file():
         return TextTokenizer(Tokenizer.from_file(str(file)))
-    from transformers import AutoTokenizer  # seconds to import, so only where a hub id needs it
+    from transformers import AutoTokenizer  # seconds to import, so only where an older format needs it
 
-    return TextTokenizer(AutoTokenizer.from_pretrained(path_or_id, revision=revision, trust_remote_code=False))
+    try:
+        return TextTokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder}: no tokenizer.json and no other tokenizer that can be read: {error}"
+        ) from error
 
 
 def _is_byte_level(tokenizer: TextTokenizer) -> bool:

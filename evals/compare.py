@@ -1,0 +1,62 @@
+"""Are two runs the same? Records equal apart from when they were made and how long it took."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from longdecode.evals.records import Record
+from longdecode.evals.storage import read_folder, read_records
+
+_TIMES = ("prefill_ms", "decode_ms")
+_MOMENTS = ("started_at", "sm_clock_mhz")
+_KEY = ("model", "label", "suite", "task", "budget", "context", "batch", "seed", "sample_index")
+
+
+def comparable(record: Record) -> dict[str, Any]:
+    """The fields of a record that two runs of the same code on the same machine must share."""
+    fields = record.model_dump(exclude=set(_TIMES))
+    fields["provenance"] = {name: value for name, value in fields["provenance"].items() if name not in _MOMENTS}
+    return fields
+
+
+def differences(left: Iterable[Record], right: Iterable[Record]) -> list[str]:
+    """One line for each record that only one run has, and for each field in which two runs differ."""
+    one, other = ({_key(record): comparable(record) for record in records} for records in (left, right))
+    lines = [f"only in the first: {_say(key)}" for key in sorted(one.keys() - other.keys())]
+    lines += [f"only in the second: {_say(key)}" for key in sorted(other.keys() - one.keys())]
+    for key in sorted(one.keys() & other.keys()):
+        for name, value in one[key].items():
+            if value != other[key][name]:
+                lines.append(f"{_say(key)}: {name}: {value!r} and {other[key][name]!r}")
+    return lines
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare two parquet files or two folders of them; 0 where they agree, 1 where not."""
+    parser = argparse.ArgumentParser(prog="python -m longdecode.evals.compare", description=__doc__)
+    parser.add_argument("first", type=Path)
+    parser.add_argument("second", type=Path)
+    given = parser.parse_args(arguments)
+    first, second = (read_folder(path) if path.is_dir() else read_records(path) for path in (given.first, given.second))
+    if not first and not second:
+        print(f"no records below {given.first} and {given.second}", file=sys.stderr)
+        return 1
+    lines = differences(first, second)
+    print("\n".join(lines) if lines else f"{len(first)} records are equal")
+    return 1 if lines else 0
+
+
+def _key(record: Record) -> tuple[Any, ...]:
+    return tuple(getattr(record, name) for name in _KEY)
+
+
+def _say(key: tuple[Any, ...]) -> str:
+    return " ".join(f"{name}={value}" for name, value in zip(_KEY, key, strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""What to run: a YAML file turned into frozen dataclasses, every name in it checked before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import yaml
+from longdecode.methods.registry import get_method, method_names
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.config_values import Section
+from longdecode.evals.names import unknown_name
+from longdecode.evals.tasks.registry import suite_names, suite_tasks, task_names
+
+DATA_SETS = ("pg19",)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Tokens a query may read per KV head: a fraction of the context (float), a number (int), or all (``None``)."""
+
+    value: float | int | None
+
+    @property
+    def text(self) -> str:
+        """The budget as tables print it: ``0.1``, ``1024`` or ``full``."""
+        return "full" if self.value is None else str(self.value)
+
+    def tokens(self, context_tokens: int) -> int | None:
+        """The budget in tokens at this context; fractions are rounded up, in exact arithmetic."""
+        if isinstance(self.value, float):
+            return math.ceil(Fraction(str(self.value)) * context_tokens)
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A checkpoint: a local folder or a hub id, with an optional revision."""
+
+    path: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSpec:
+    """A registered method under the label that tables print, with the parameters that differ from its defaults."""
+
+    method: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSpec:
+    """Which tasks of a suite run, at which contexts (tokens), how many samples each, how many at once."""
+
+    contexts: tuple[int, ...]
+    samples: int
+    batch: int
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InstrumentSpec:
+    """Thresholds and budgets of the instrument checks; see ``evals.instrument`` for what each check says."""
+
+    full_label: str = "full"
+    full_min: float = 0.95
+    full_min_by_task: Mapping[str, float] = field(default_factory=dict)
+    streaming_label: str = "streaming"
+    streaming_budget: float = 0.15
+    streaming_max: float = 0.15
+    quest_label: str = "quest"
+    rise_tolerance: float = 0.02
+    fall_budget_max: float = 0.05
+    fall_task: str = "mini_longgen_45"
+    loss_task: str = "mini_book_loss"
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """One run, as its configuration file says it."""
+
+    source: str
+    profile: str
+    device: str
+    dtype: str
+    seed: int
+    models: Mapping[str, ModelSpec]
+    methods: Mapping[str, MethodSpec]
+    budgets: tuple[Budget, ...]
+    suites: Mapping[str, SuiteSpec]
+    instrument: InstrumentSpec
+    confidence: float
+    bootstrap_resamples: int
+    data: Mapping[str, Path | None]
+
+    def budgets_of(self, label: str) -> tuple[Budget, ...]:
+        """The budgets this label runs at: the configured ones, or ``full`` for a method that reads everything."""
+        if self.methods[label].method == "full":
+            return (Budget(None),)
+        return self.budgets
+
+
+def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """Read and check a configuration file.
+
+    Args:
+        path: the YAML file.
+        overrides: values laid over the file's, mappings key by key (the command line's ``--config``).
+
+    Raises:
+        ConfigError: the file is missing or no YAML, or a name or value in it is wrong; the message gives file, key,
+            value and the nearest valid name.
+    """
+    source = Path(path)
+    try:
+        values = yaml.safe_load(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{source}: no such configuration file") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not YAML: {error}") from error
+    return build_run_config(_merge(values or {}, overrides or {}), str(source))
+
+
+def build_run_config(values: Mapping[str, Any], source: str) -> RunConfig:
+    """Check a configuration that is already in memory; ``source`` names it in errors.
+
+    Raises:
+        ConfigError: as for ``load_run_config``.
+    """
+    top = Section(values, source)
+    top.allow("key", [item.name for item in fields(RunConfig) if item.name != "source"])
+    models = {name: _model(section) for name, section in top.section("models").named_sections()}
+    methods = {label: _method(label, section) for label, section in top.section("methods").named_sections()}
+    suites = {name: _suite(name, section) for name, section in _known_suites(top).named_sections()}
+    for name, found in (("models", models), ("methods", methods), ("suites", suites)):
+        if not found:
+            top.refuse(name, "names none; at least one is needed")
+    return RunConfig(
+        source=source,
+        profile=top.folder_name("profile"),
+        device=top.text("device", "auto"),
+        dtype=top.choice("dtype", "dtype", ("auto", "float32", "bfloat16", "float16"), "auto"),
+        seed=top.integer("seed", 0, 0),
+        models=models,
+        methods=methods,
+        budgets=_budgets(top),
+        suites=suites,
+        instrument=_instrument(top.section("instrument")),
+        confidence=top.number("confidence", 0.5, 0.9999, 0.95),
+        bootstrap_resamples=top.integer("bootstrap_resamples", 100, 2000),
+        data=_data(top.section("data")),
+    )
+
+
+def _model(section: Section) -> ModelSpec:
+    section.allow("key", ("path", "revision"))
+    return ModelSpec(section.text("path"), section.optional_text("revision"))
+
+
+def _method(label: str, section: Section) -> MethodSpec:
+    section.allow("key", ("method", "params"))
+    name = section.text("method", label)
+    if name not in method_names():
+        section.refuse("method" if "method" in section.values else "", unknown_name("method", name, method_names()))
+    params = section.section("params")
+    params.allow(f"parameter of {name}", [item.name for item in fields(get_method(name).Params)])
+    return MethodSpec(name, dict(params.values))
+
+
+def _known_suites(top: Section) -> Section:
+    suites = top.section("suites")
+    suites.allow("suite", suite_names())
+    return suites
+
+
+def _suite(name: str, section: Section) -> SuiteSpec:
+    section.allow("key", ("contexts", "samples", "batch", "tasks"))
+    tasks = tuple(section.sequence("tasks")) if section.values.get("tasks") is not None else suite_tasks(name)
+    for task in tasks:
+        if task not in suite_tasks(name):
+            section.refuse("tasks", unknown_name(f"task of {name}", task, suite_tasks(name)))
+    return SuiteSpec(
+        section.integers("contexts", 1), section.integer("samples", 1), section.integer("batch", 1, 1), tasks
+    )
+
+
+def _budgets(top: Section) -> tuple[Budget, ...]:
+    budgets = []
+    for value in top.sequence("budgets"):
+        fraction = isinstance(value, float) and 0 < value <= 1
+        count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not (fraction or count):
+            top.refuse(
+                "budgets", f"{value!r}; a fraction of the context (0 < float <= 1) or tokens (whole, >= 1) is needed"
+            )
+        budgets.append(Budget(value))
+    return tuple(budgets)
+
+
+def _instrument(section: Section) -> InstrumentSpec:
+    section.allow("key", [item.name for item in fields(InstrumentSpec)])
+    default = InstrumentSpec()
+    by_task = section.section("full_min_by_task")
+    by_task.allow("task", task_names())
+    return InstrumentSpec(
+        full_label=section.text("full_label", default.full_label),
+        full_min=section.number("full_min", 0, 1, default.full_min),
+        full_min_by_task={task: by_task.number(task, 0, 1) for task in by_task.values},
+        streaming_label=section.text("streaming_label", default.streaming_label),
+        streaming_budget=section.number("streaming_budget", 0, 1, default.streaming_budget),
+        streaming_max=section.number("streaming_max", 0, 1, default.streaming_max),
+        quest_label=section.text("quest_label", default.quest_label),
+        rise_tolerance=section.number("rise_tolerance", 0, 1, default.rise_tolerance),
+        fall_budget_max=section.number("fall_budget_max", 0, 1, default.fall_budget_max),
+        fall_task=section.choice("fall_task", "task", task_names(), default.fall_task),
+        loss_task=section.choice("loss_task", "task", task_names(), default.loss_task),
+    )
+
+
+def _data(section: Section) -> dict[str, Path | None]:
+    section.allow("data set", DATA_SETS)
+    found = {name: section.optional_text(name) for name in DATA_SETS}
+    return {name: Path(folder).expanduser() if folder else None for name, folder in found.items()}
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
