@@ -34,15 +34,16 @@ def prefill_attention(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
     if start < 0 or stop > k.shape[2]:
         raise ValueError(f"chunk {start}..{stop} does not fit a cache of {k.shape[2]} slots")
     keys, values = k[:, :, :stop], v[:, :, :stop]
-    if start == 0 and not (q.is_cuda and q.dtype == torch.float32):
+    narrow = q.dtype in (torch.float16, torch.bfloat16)
+    if start == 0 and (narrow or not q.is_cuda):
         return scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
-    if q.is_cuda and q.dtype != torch.float32:
+    if narrow and q.is_cuda:
         bias = causal_lower_right(rows, stop)
         return scaled_dot_product_attention(q, keys, values, attn_mask=bias, enable_gqa=True)
     seen = torch.arange(stop, device=q.device) <= torch.arange(start, stop, device=q.device)[:, None]
     if not q.is_cuda:
         return scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
-    # No fused CUDA kernel takes grouped heads in float32: fold each group into rows of its KV head instead.
+    # No fused CUDA kernel takes grouped heads in wider dtypes: fold each group into rows of its KV head instead.
     folded = fold_group(q, k.shape[1])
     mask = seen.repeat(folded.shape[2] // rows, 1)
     return scaled_dot_product_attention(folded, keys, values, attn_mask=mask).reshape(q.shape)

@@ -32,7 +32,7 @@ def sparse_decode_attention(
         indices: ``[B, Hs, N]`` int64 block numbers.
         counts: ``[B, Hs]`` int64, how many leading entries of each list are valid; the others may hold anything.
         block_size: tokens in a block; the last block of a row may be cut short by its length.
-        lengths: ``[B]`` int64, at most ``S``.
+        lengths: ``[B]`` int64; a length over ``S`` counts as ``S``.
         scale: factor on the scores; ``D ** -0.5`` when left out.
 
     Returns:
@@ -53,7 +53,7 @@ def sparse_decode_attention(
     scale = dim**-0.5 if scale is None else scale
     dtype = accumulator(q.dtype)
 
-    tokens, visible = _tokens(indices, counts, lengths, block_size)
+    tokens, visible = _tokens(indices, counts, lengths.clamp(max=capacity), block_size)
     base = torch.arange(batch, device=q.device)[:, None] * kv_heads + (
         torch.arange(lists, device=q.device) // (lists // kv_heads)
     )
