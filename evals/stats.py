@@ -174,9 +174,8 @@ def _effective_trials(scores: Scores) -> float:
 
 def _cluster_totals(values: Floats, clusters: NDArray[np.int64]) -> tuple[Floats, Floats]:
     _, index = np.unique(clusters, return_inverse=True)
-    sums: Floats = np.bincount(index, weights=values)
-    counts: Floats = np.bincount(index, weights=np.ones_like(values))
-    return sums, counts
+    sums = np.bincount(index, weights=values)
+    return np.asarray(sums, dtype=np.float64), np.asarray(np.bincount(index), dtype=np.float64)
 
 
 def _resampled_means(sums: Floats, counts: Floats, resamples: int, rng: np.random.Generator) -> Floats:

@@ -168,7 +168,7 @@ def _suite_rows(cells: Mapping[Cell, list[Record]], references: References, spre
 
 
 def _suite_tasks(tasks: Mapping[Cell, Mapping[str, list[Record]]]) -> dict[Place, set[str]]:
-    """The tasks that make up a suite at each place: those that ran under Full, or under anything where Full is absent."""
+    """The tasks that make up a suite at each place: those that ran under Full, or at all where Full is absent."""
     ran: dict[Place, set[str]] = defaultdict(set)
     under_full: dict[Place, set[str]] = defaultdict(set)
     for cell, by_task in tasks.items():
