@@ -13,8 +13,8 @@ def book_folder(source: str) -> Path:
     """A local folder of ``*.txt`` books for ``source``.
 
     Args:
-        source: an existing folder, or the id of a hub dataset with a ``text`` column (``emozilla/pg19`` is PG-19 in parquet);
-            its first 200 training books are then kept under the hub's cache folder.
+        source: an existing folder, or the id of a hub dataset with a ``text`` column (``emozilla/pg19`` is PG-19 in
+            parquet); its first 200 training books are then kept under the hub's cache folder.
 
     Raises:
         DataUnavailableError: neither a folder with books nor a dataset that can be reached.

@@ -126,7 +126,7 @@ KINDS: Mapping[str, Callable[[random.Random, int, Library], list[Piece]]] = {
 def document(
     rng: random.Random, mixture: Mapping[str, float], length: int, library: Library
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One document of ``length`` bytes: ids ``[length]`` (uint8) and the loss weight of each id ``[length]`` (float32)."""
+    """One document: ids ``[length]`` (uint8) and the loss weight of each id ``[length]`` (float32)."""
     kind = rng.choices(list(mixture), weights=list(mixture.values()))[0]
     pieces = KINDS[kind](rng, length, library)
     ids = np.frombuffer("".join(text for text, _ in pieces).encode("ascii"), dtype=np.uint8)

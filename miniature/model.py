@@ -144,8 +144,8 @@ class Miniature(nn.Module):
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = self._after(
                 x, attended.transpose(1, 2).reshape(rows * length, -1), a["o_proj"].weight,
-                layer.post_attention_layernorm.weight, m["gate_proj"].weight, m["up_proj"].weight, m["down_proj"].weight,
-                shape.rms_norm_eps,
+                layer.post_attention_layernorm.weight, m["gate_proj"].weight, m["up_proj"].weight,
+                m["down_proj"].weight, shape.rms_norm_eps,
             )  # fmt: skip
         x = _norm(x, self.model["norm"].weight, shape.rms_norm_eps).to(torch.bfloat16)
         logits = x @ self.model["embed_tokens"].weight.to(torch.bfloat16).T

@@ -1,4 +1,4 @@
-"""The byte tokenizer as a ``tokenizers`` file: id = byte value, 256 = end of text; no merges, nothing of our own to trust."""
+"""The byte tokenizer as a ``tokenizers`` file: id = byte value, 256 = end of text, no merges."""
 
 from __future__ import annotations
 

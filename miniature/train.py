@@ -1,4 +1,4 @@
-"""Train the miniature: ``python -m longdecode.miniature.train --output DIR [--books FOLDER]``; resumable at any point."""
+"""Train the miniature, resumably: ``python -m longdecode.miniature.train --output DIR [--books FOLDER]``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from longdecode.miniature.validation import validate
 
 
 class StepBatches(Dataset[tuple[Tensor, Tensor]]):
-    """Item ``step`` is the whole batch of that step, a function of the seed and the step alone, so that training resumes."""
+    """Item ``step`` is the whole batch of that step: a function of seed and step alone, so that training resumes."""
 
     def __init__(self, curriculum: Curriculum, library: Library):
         self.curriculum = curriculum

@@ -7,6 +7,7 @@ chain and carries the sum modulo ten: ``abcd>efgh+3=3 efgh>ijkl+9=2 ijkl>stop``.
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 from longdecode.evals.generators.episode import Episode
 from longdecode.evals.generators.lookup import key, record_count
@@ -40,7 +41,7 @@ def weave(rng: random.Random, chains: int, steps: int) -> tuple[list[str], list[
     for _ in range(chains):
         nodes = [next(names) for _ in range(steps + 1)]
         starts.append(nodes[0])
-        for node, successor in zip(nodes, nodes[1:], strict=False):
+        for node, successor in pairwise(nodes):
             links[node] = (successor, rng.randrange(10))
             records.append(f"{node}>{successor}+{links[node][1]}")
         records.append(f"{nodes[-1]}>stop")

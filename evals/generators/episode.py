@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Episode:
     """One generated problem.
 
-    ``prompt`` is prefilled densely; ``question`` is fed one token at a time through the method under test; ``answer`` is
-    what a perfect model then writes, the final newline included. ``items`` are the values asked for, in order, one a
-    question; empty for running text, where the loss is the score.
+    ``prompt`` is prefilled densely; ``question`` is fed one token at a time through the method under test; ``answer``
+    is what a perfect model then writes, the final newline included. ``items`` are the values asked for, in order, one
+    a question; empty for running text, where the loss is the score.
     """
 
     prompt: str

@@ -1,8 +1,8 @@
 """Record look-ups hidden in prose: needles, several keys, two hops, and many questions in one generation.
 
-A record reads ``[kxqz=4821]``, a pointer ``[kxqz>mbra]``. A question block lists keys after ``?``; the answer repeats each
-key with its value: ``? kxqz mbra`` gives ``kxqz=4821 mbra=0077``. A key with ``>`` asks for the value behind its pointer:
-``? kxqz>`` gives ``kxqz>mbra=0077``.
+A record reads ``[kxqz=4821]``, a pointer ``[kxqz>mbra]``. A question block lists keys after ``?``; the answer repeats
+each key with its value: ``? kxqz mbra`` gives ``kxqz=4821 mbra=0077``. A key with ``>`` asks for the value behind its
+pointer: ``? kxqz>`` gives ``kxqz>mbra=0077``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def value(rng: random.Random) -> str:
 
 
 def record_count(total_bytes: int) -> int:
-    """Records hidden in an episode of this length: 96 from 2,048 bytes on, fewer below, so that half is left for the rest."""
+    """Records hidden in an episode of this length: 96 from 2,048 bytes on, fewer below, so that the rest has room."""
     return max(2, min(MAX_RECORDS, total_bytes * 9 // 16 // _RECORD_BYTES))
 
 

@@ -1,8 +1,8 @@
 """A generated story that keeps coming back to the same facts about the same people.
 
-Twenty-four invented people each have a home, a trade, a keepsake and a confidant: 96 facts. Every telling sentence states
-one of them, drawn at random, so the share of facts already told grows with the position, and a reader that uses its
-context predicts ever more of the text. The facts are invented, so nothing but the context can give them.
+Twenty-four invented people each have a home, a trade, a keepsake and a confidant: 96 facts. Every telling sentence
+states one of them, drawn at random, so the share of facts already told grows with the position, and a reader that uses
+its context predicts ever more of the text. The facts are invented, so nothing but the context can give them.
 """
 
 from __future__ import annotations
