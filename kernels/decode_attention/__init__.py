@@ -1,5 +1,17 @@
 """Attention of a few query rows over a ragged cache."""
 
-from longdecode.kernels.decode_attention.naive import decode_attention
+from torch import Tensor
+
+from longdecode.kernels.decode_attention import naive
+from longdecode.kernels.decode_attention.cpu import decode_attention_cpu
 
 __all__ = ["decode_attention"]
+
+
+def decode_attention(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention of every query row over the first ``lengths[b]`` keys; see ``naive.decode_attention``."""
+    if not q.is_cuda and (ends := lengths.tolist()) and min(ends) > 0:
+        return decode_attention_cpu(q, k, v, ends, scale=scale)
+    return naive.decode_attention(q, k, v, lengths, scale=scale)
