@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -128,7 +129,7 @@ def _quest_rises(spec: InstrumentSpec, ok: Sequence[Record]) -> list[Check]:
     for context in sorted({record.context for record in cells}):
         curve = _curve(record for record in cells if record.context == context)
         scores = list(curve.values())
-        steady = all(later >= earlier - spec.rise_tolerance for earlier, later in zip(scores, scores[1:], strict=False))
+        steady = all(later >= earlier - spec.rise_tolerance for earlier, later in pairwise(scores))
         checks.append(_check(f"quest_rises/{context}", requires, steady, by_budget=curve))
     curve = _curve(cells)
     scores = list(curve.values())
@@ -173,7 +174,7 @@ def _check(name: str, requires: str, holds: bool, **numbers: Any) -> Check:
 
 def _fraction(record: Record) -> float | None:
     """The budget as a fraction of the context, where the configuration gave it as one."""
-    return float(record.budget) if "." in record.budget else None
+    return None if record.budget == "full" or record.budget.isdigit() else float(record.budget)
 
 
 def _budgets(records: Iterable[Record]) -> list[float]:

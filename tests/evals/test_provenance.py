@@ -1,0 +1,90 @@
+"""Hashes follow contents: an edit that can change a number changes them, a copy or a touch does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from longdecode.evals import provenance
+
+
+@pytest.fixture
+def rooms(tmp_path: Path) -> Path:
+    for name in (
+        "engine/decoder.py", "kernels/rope/naive.py", "evals/tasks/base.py", "methods/registry.py",
+        "methods/quest/method.py", "methods/quest/card.yaml", "methods/tidal/method.py", "reporting/page.py",
+    ):  # fmt: skip
+        path = tmp_path / "rooms" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {name}\n")
+    return tmp_path / "rooms"
+
+
+@pytest.mark.parametrize(
+    ("edited", "changes"),
+    [
+        ("engine/decoder.py", True),
+        ("kernels/rope/naive.py", True),
+        ("evals/tasks/base.py", True),
+        ("methods/registry.py", True),
+        ("methods/quest/card.yaml", True),
+        ("methods/tidal/method.py", False),
+        ("reporting/page.py", False),
+        ("engine/notes.txt", False),
+    ],
+)
+def test_code_hash_follows_the_files_of_one_method(rooms: Path, edited: str, changes: bool) -> None:
+    before = provenance.code_hash("quest", rooms)
+    with (rooms / edited).open("a") as handle:
+        handle.write("x = 1\n")
+    assert (provenance.code_hash("quest", rooms) != before) is changes
+
+
+def test_code_hash_is_that_of_a_copy(rooms: Path, tmp_path: Path) -> None:
+    before = provenance.code_hash("quest", rooms)
+    for path in rooms.rglob("*.py"):
+        os.utime(path, (1, 1))
+    shutil.copytree(rooms, tmp_path / "elsewhere")
+    assert provenance.code_hash("quest", tmp_path / "elsewhere") == before
+
+
+def test_checkpoint_hash_follows_weights_and_tokenizer(byte_checkpoint: Path, tmp_path: Path) -> None:
+    before = provenance.checkpoint_hash(byte_checkpoint)
+    copy = tmp_path / "copy"
+    shutil.copytree(byte_checkpoint, copy)
+    assert provenance.checkpoint_hash(copy) == before
+    seen = {before}
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        raw = bytearray((copy / name).read_bytes())
+        raw[-2] ^= 1
+        (copy / name).write_bytes(raw)
+        seen.add(provenance.checkpoint_hash(copy))
+    assert len(seen) == 4
+
+
+def test_texts_are_told_apart_by_their_borders() -> None:
+    assert provenance.hash_texts(["ab", "c"]) != provenance.hash_texts(["a", "bc"])
+
+
+def test_what_is_collected_names_device_dtype_and_versions() -> None:
+    found = provenance.collect(code="c", model="m", data="d", device=torch.device("cpu"), dtype=torch.bfloat16)
+    assert found.dtype == "bfloat16"
+    assert found.device and found.revision
+    assert found.versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
+
+
+def test_the_revision_can_be_given_where_there_is_no_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    provenance.revision.cache_clear()
+    try:
+        monkeypatch.delenv("LONGDECODE_REVISION", raising=False)
+        assert provenance.revision() == "unknown"
+        provenance.revision.cache_clear()
+        monkeypatch.setenv("LONGDECODE_REVISION", "abc123")
+        assert provenance.revision() == "abc123"
+    finally:
+        provenance.revision.cache_clear()

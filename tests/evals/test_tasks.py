@@ -1,0 +1,195 @@
+"""Tasks: same data everywhere, lengths that fit, and marks checked against answers read off the prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
+from longdecode.evals.tasks.base import Sample
+from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks, task_names
+
+GENERATED = [name for name in task_names() if name != "mini_book_pg19"]
+CONTEXT = 2048
+
+
+def answers(sample: Sample) -> list[str]:
+    """The items a reader of the prompt would give, found by regular expressions alone."""
+    asked = (sample.prompt + sample.forced).rpartition("? ")[2].split()
+    values = dict(re.findall(r"\[([a-z]{4})=(\d{4})\]", sample.prompt))
+    pointers = dict(re.findall(r"\[([a-z]{4})>([a-z]{4})\]", sample.prompt))
+    return [
+        f"{key}{pointers[key[:-1]]}={values[pointers[key[:-1]]]}" if key.endswith(">") else f"{key}={values[key]}"
+        for key in asked
+    ]
+
+
+def steps(sample: Sample) -> list[str]:
+    """The walk a reader of the prompt would write, its end included."""
+    links = {a: (b, int(n)) for a, b, n in re.findall(r"\[([a-z]{4})>([a-z]{4})\+(\d)\]", sample.prompt)}
+    node, total, walk = sample.forced.strip().removeprefix("! "), 0, []
+    while node in links:
+        target, amount = links[node]
+        total = (total + amount) % 10
+        walk.append(f"{node}>{target}+{amount}={total}")
+        node = target
+    assert f"[{node}>stop]" in sample.prompt
+    return [*walk, f"{node}>stop"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_samples_depend_on_task_context_seed_and_index_alone(name: str, seed: int) -> None:
+    task = get_task(name)
+    few, many = task.samples(CONTEXT, 2, seed), task.samples(CONTEXT, 4, seed)
+    assert few == many[:2]
+    assert len({sample.prompt for sample in many}) == 4
+    assert task.samples(CONTEXT, 1, seed + 1)[0].prompt != many[0].prompt
+    assert [sample.index for sample in many] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("context", [2048, 3001])
+def test_samples_fill_the_context(name: str, context: int, seed: int) -> None:
+    for sample in get_task(name).samples(context, 3, seed):
+        assert len((sample.prompt + sample.forced).encode()) + sample.max_new_tokens == context
+        assert (sample.prompt + sample.forced).isascii()
+
+
+def test_samples_are_the_same_in_another_process(seed: int) -> None:
+    code = (
+        "import hashlib, sys; from longdecode.evals.tasks.registry import get_task\n"
+        "samples = [get_task(name).samples(2048, 2, int(sys.argv[1])) for name in sys.argv[2:]]\n"
+        "print(hashlib.sha256(repr(samples).encode()).hexdigest())"
+    )
+    command = [sys.executable, "-c", code, str(seed), *GENERATED]
+    env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PYTHONHASHSEED": str(seed % 1000)}
+    other = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+    here = [get_task(name).samples(2048, 2, seed) for name in GENERATED]
+    assert other == hashlib.sha256(repr(here).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("name", [*suite_tasks("mini_recall"), *suite_tasks("mini_longgen")])
+def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
+    task = get_task(name)
+    rng = random.Random(seed)
+    for sample in task.samples(CONTEXT, 3, seed):
+        right = answers(sample)
+        assert task.score(sample, " ".join(right) + "\n", ()).parts == (1.0,) * len(right)
+        assert task.score(sample, " ".join(right) + "\nand then more", ()).value == 1
+        wrong_at = rng.randrange(len(right))
+        wrong = [item[:-1] + str((int(item[-1]) + 1) % 10) if i == wrong_at else item for i, item in enumerate(right)]
+        score = task.score(sample, " ".join(wrong) + "\n", ())
+        assert [i for i, part in enumerate(score.parts) if part == 0] == [wrong_at]
+        assert score.value == pytest.approx(1 - 1 / len(right))
+        cut = task.score(sample, " ".join(right[:-1]), ())
+        assert cut.parts == (1.0,) * (len(right) - 1) + (0.0,)
+        assert task.score(sample, "", ()).value == 0
+        assert task.score(sample, "\n" + " ".join(right), ()).value == 0
+        assert len(" ".join(right) + "\n") < sample.max_new_tokens
+
+
+@pytest.mark.parametrize("name", suite_tasks("mini_longgen"))
+def test_longgen_asks_as_many_questions_as_its_name_says(name: str, seed: int) -> None:
+    sample = get_task(name).samples(CONTEXT, 1, seed)[0]
+    assert len(answers(sample)) == int(name.rpartition("_")[2])
+
+
+@pytest.mark.parametrize("name", suite_tasks("mini_reason"))
+def test_chains_are_marked_step_by_step(name: str, seed: int) -> None:
+    task = get_task(name)
+    for sample in task.samples(CONTEXT, 3, seed):
+        walk = steps(sample)
+        assert len(walk) == int(name.rpartition("_")[2]) + 1
+        perfect = task.score(sample, " ".join(walk) + "\n", ())
+        assert perfect.value == 1 and len(perfect.parts) == len(walk) - 1
+        sums_lost = [step[:-1] + str((int(step[-1]) + 1) % 10) if i >= 3 else step for i, step in enumerate(walk[:-1])]
+        lost = task.score(sample, " ".join([*sums_lost, walk[-1]]), ())
+        assert lost.parts == tuple(float(i < 3) for i in range(len(walk) - 1))
+        shifted = task.score(sample, " ".join(walk[1:]), ())
+        assert shifted.value == 0
+
+
+def test_loss_is_the_mean_over_the_forced_bytes_and_over_eight_stretches(seed: int) -> None:
+    task = get_task("mini_book_loss")
+    sample = task.samples(1024, 1, seed)[0]
+    assert len(sample.forced) == 256 and sample.max_new_tokens == 0
+    rng = random.Random(seed)
+    nll = tuple(rng.expovariate(1) for _ in sample.forced)
+    score = task.score(sample, "", nll)
+    assert score.value == pytest.approx(sum(nll) / 256)
+    assert score.parts == pytest.approx([sum(nll[i : i + 32]) / 32 for i in range(0, 256, 32)])
+
+
+def test_writing_is_marked_on_restated_facts_only() -> None:
+    task = get_task("mini_book_write")
+    known = "Tavin lives in Kalford. Morel keeps a green lamp. Tavin works as a baker. "
+    sample = Sample(0, known, "", 384, None, None)
+    score = task.score(sample, "Tavin walked home to Kalford. Morel keeps a red lamp. Morel lives in Brunton. ", ())
+    assert score.parts == (1.0, 0.0)
+    assert score.value == 0.5
+    bound = task.score(sample, "Morel lives in Brunton. Morel had a letter from Kalford. ", ())
+    assert bound.parts == (0.0,)
+    unfinished = task.score(sample, "Tavin earns bread as a baker. Morel would not sell the gre", ())
+    assert unfinished.parts == (1.0,)
+    assert task.score(sample, "zzzz", ()).value == 0
+
+
+def test_a_task_that_does_not_fit_is_unsupported(seed: int) -> None:
+    for name, context in (("mini_longgen_45", 600), ("mini_book_loss", 256), ("mini_book_write", 384)):
+        with pytest.raises(UnsupportedCellError, match=name):
+            get_task(name).samples(context, 1, seed)
+
+
+def test_real_books_are_held_out_windows(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    books = {
+        name: "".join(rng.choices("abcdefg hij\n", k=size))
+        for name, size in (("12204", 900), ("860", 4000), ("1", 5000))
+    }
+    (tmp_path / "test").mkdir()
+    for name, text in books.items():
+        (tmp_path / "test" / f"{name}.txt").write_text(text)
+    task = get_task("mini_book_pg19", {"pg19": tmp_path})
+    windows = [sample.prompt + sample.forced for sample in task.samples(800, 4, seed)]
+    assert [window in books["12204"] for window in windows] == [True, False, True, False]
+    assert [window in books["860"] for window in windows] == [False, True, False, True]
+    assert {len(window) for window in windows} == {800}
+    assert all(sample.prompt + sample.forced in books["860"] for sample in task.samples(2000, 3, seed))
+    with pytest.raises(UnsupportedCellError, match="4001"):
+        task.samples(4001, 1, seed)
+
+
+@pytest.mark.parametrize("folder", [None, "empty"])
+def test_absent_books_say_how_to_fetch_them(folder: str | None, tmp_path: Path) -> None:
+    task = get_task("mini_book_pg19", {"pg19": tmp_path / folder if folder else None})
+    with pytest.raises(DataUnavailableError, match=r"curl .*12204\.txt.*data\.pg19"):
+        task.samples(1024, 1, 0)
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="'mini_longgen_45'"):
+        get_task("mini_longen_45")
+    with pytest.raises(ConfigError, match="nearest valid name: 'mini_reason'"):
+        suite_tasks("mini_reasons")
+    assert {name for suite in suite_names() for name in suite_tasks(suite)} == set(task_names())
+
+
+def test_every_task_knows_its_own_name_and_suite() -> None:
+    for suite in suite_names():
+        for name in suite_tasks(suite):
+            assert (get_task(name).name, get_task(name).suite) == (name, suite)
+
+
+def test_mean_of_parts_is_the_value_of_proportions(seed: int) -> None:
+    task = get_task("mini_longgen_15")
+    sample = task.samples(CONTEXT, 1, seed)[0]
+    kept = random.Random(seed).sample(answers(sample), 7)
+    score = task.score(sample, " ".join(kept), ())
+    assert score.value == pytest.approx(fmean(score.parts)) == pytest.approx(7 / 15)
