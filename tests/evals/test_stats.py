@@ -119,14 +119,14 @@ def test_p_value_holds_its_level() -> None:
     assert 0.015 <= np.mean(np.array(null) <= 0.05) <= 0.10
 
 
-@pytest.mark.parametrize("shift", [0.15, 0.4, -0.55])
+@pytest.mark.parametrize("shift", [0.1, 0.2, -0.35])
 def test_p_value_agrees_with_sign_flips(shift: float) -> None:
     rng = np.random.default_rng(time.time_ns())
     noise = rng.normal(size=30)
     gaps = (noise - noise.mean()) / noise.std() + shift
     found = stats.paired_difference([(scores(gaps), scores(np.zeros(30)))], 0.95, 20_000, rng).p_value
     flips = permutation_test((gaps,), np.mean, permutation_type="samples", n_resamples=20_000, rng=rng).pvalue
-    assert found == pytest.approx(flips, rel=0.35, abs=0.005)
+    assert found == pytest.approx(flips, rel=0.3, abs=0.01)
 
 
 def test_two_problems_cannot_be_significant() -> None:
