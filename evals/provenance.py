@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import datetime
 import functools
-import hashlib
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -17,11 +15,11 @@ import torch
 
 from longdecode.engine.device import device_name
 from longdecode.engine.weights import model_hash
+from longdecode.evals.hashing import REPOSITORY, code_hash, hash_files, hash_texts
 from longdecode.evals.records import Provenance
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+__all__ = ["checkpoint_hash", "code_hash", "collect", "hash_texts", "is_dirty", "revision", "versions"]
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
-_CODE_SUFFIXES = (".py", ".yaml")
 
 
 @functools.cache
@@ -37,44 +35,10 @@ def is_dirty() -> bool:
     return bool(status) if status is not None else os.environ.get("LONGDECODE_DIRTY", "0") not in ("", "0")
 
 
-def code_hash(method: str, root: Path = REPOSITORY) -> str:
-    """Hash of the Python and YAML files that can change a number of this method.
-
-    That is engine/, kernels/, evals/, the shared modules of methods/ and the method's own folder: another method's edit
-    does not put this method's records in doubt.
-
-    Args:
-        method: the method's folder name under methods/.
-        root: where the rooms are.
-    """
-    files = [path for room in ("engine", "kernels", "evals") for path in (root / room).rglob("*")]
-    files += list((root / "methods").glob("*")) + list((root / "methods" / method).rglob("*"))
-    return hash_files((path for path in files if path.suffix in _CODE_SUFFIXES), root)
-
-
 def checkpoint_hash(folder: Path) -> str:
     """Hash of a checkpoint folder: weights, config and tokenizer, whatever the folder is called."""
     tokenizer = hash_files(folder.glob("tokenizer*"), folder)
     return hash_texts([model_hash(folder), tokenizer])
-
-
-def hash_files(files: Iterable[Path], root: Path) -> str:
-    """SHA-256 over names (relative to ``root``) and contents, in name order; times and owners play no part."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in files if path.is_file()):
-        with path.open("rb") as handle:
-            content = hashlib.file_digest(handle, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
-    return digest.hexdigest()
-
-
-def hash_texts(texts: Iterable[str]) -> str:
-    """SHA-256 over texts in order, each set off by its length."""
-    digest = hashlib.sha256()
-    for text in texts:
-        raw = text.encode()
-        digest.update(f"{len(raw)}\0".encode() + raw)
-    return digest.hexdigest()
 
 
 @functools.cache

@@ -169,6 +169,8 @@ def _method(label: str, section: Section) -> MethodSpec:
     if name not in method_names():
         section.refuse("method" if "method" in section.values else "", unknown_name("method", name, method_names()))
     params = section.section("params")
+    if not params.values:  # the method's module, and torch with it, is imported only where it has something to check
+        return MethodSpec(name, {})
     params.allow(f"parameter of {name}", [item.name for item in fields(get_method(name).Params)])
     return MethodSpec(name, dict(params.values))
 

@@ -1,0 +1,44 @@
+"""Write requirements.lock and environment.yml from `pip freeze` on standard input."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK_HEADER = (
+    "# Every package this project is tested with, pinned. Written by `make lock`; install torch first (see Makefile).\n"
+)
+ENVIRONMENT_HEADER = """\
+# The same environment for conda. Written by `make lock`; a test keeps it in step with requirements.lock.
+name: longdecode
+channels:
+  - conda-forge
+dependencies:
+  - python >=3.11
+  - pip
+  - pip:
+"""
+MARKERS = {"triton": ' ; sys_platform == "linux"'}
+
+
+def pins(freeze: str) -> list[str]:
+    """One requirement a package, without local build tags, extras of this machine or the project itself."""
+    lines = []
+    for line in freeze.splitlines():
+        name, found, version = line.strip().partition("==")
+        if found and name != "longdecode":
+            lines.append(f"{name}=={version.partition('+')[0]}{MARKERS.get(name.lower(), '')}")
+    return sorted(lines, key=str.lower)
+
+
+def main() -> None:
+    """Write both files next to each other in the project's root."""
+    lines = pins(sys.stdin.read())
+    if not lines:
+        raise SystemExit("no pinned packages on standard input; pipe `pip freeze` into this script")
+    (ROOT / "requirements.lock").write_text(LOCK_HEADER + "".join(f"{line}\n" for line in lines))
+    quoted = (f"      - '{line}'\n" if ";" in line else f"      - {line}\n" for line in lines)
+    (ROOT / "environment.yml").write_text(ENVIRONMENT_HEADER + "".join(quoted))
+
+
+if __name__ == "__main__":
+    main()

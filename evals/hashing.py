@@ -1,0 +1,44 @@
+"""Hashes of code, files and texts; apart from provenance, so that reading a workflow does not import torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+_CODE_SUFFIXES = (".py", ".yaml")
+
+
+def code_hash(method: str, root: Path = REPOSITORY) -> str:
+    """Hash of the Python and YAML files that can change a number of this method.
+
+    That is engine/, kernels/, evals/, the shared modules of methods/ and the method's own folder: another method's edit
+    does not put this method's records in doubt.
+
+    Args:
+        method: the method's folder name under methods/.
+        root: where the rooms are.
+    """
+    files = [path for room in ("engine", "kernels", "evals") for path in (root / room).rglob("*")]
+    files += list((root / "methods").glob("*")) + list((root / "methods" / method).rglob("*"))
+    return hash_files((path for path in files if path.suffix in _CODE_SUFFIXES), root)
+
+
+def hash_files(files: Iterable[Path], root: Path) -> str:
+    """SHA-256 over names (relative to ``root``) and contents, in name order; times and owners play no part."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in files if path.is_file()):
+        with path.open("rb") as handle:
+            content = hashlib.file_digest(handle, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()
+
+
+def hash_texts(texts: Iterable[str]) -> str:
+    """SHA-256 over texts in order, each set off by its length."""
+    digest = hashlib.sha256()
+    for text in texts:
+        raw = text.encode()
+        digest.update(f"{len(raw)}\0".encode() + raw)
+    return digest.hexdigest()

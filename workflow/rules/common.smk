@@ -1,0 +1,131 @@
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from snakemake.utils import validate
+
+ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+os.environ.update(
+    PYTHONPATH=os.pathsep.join(
+        filter(None, [str(ROOT / "src"), os.getenv("PYTHONPATH")])
+    )
+)
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.names import unknown_name
+from longdecode.evals.hashing import code_hash, hash_files
+from longdecode.evals.run_config import ModelSpec, RunConfig, build_run_config
+
+
+def config_path(profile: str) -> Path:
+    """The configuration file of a profile; an unknown profile ends the run with the nearest name."""
+    profiles = [path.stem for path in (ROOT / "config").glob("*.yaml")]
+    if profile not in profiles:
+        raise SystemExit(
+            f"--config profile={profile}: {unknown_name('profile', profile, profiles)}"
+        )
+    return ROOT / "config" / f"{profile}.yaml"
+
+
+def checked(values: dict, source: str) -> RunConfig:
+    """The run that a configuration asks for; a wrong one ends the run with its message alone."""
+    try:
+        run = build_run_config(values, source)
+    except ConfigError as error:
+        raise SystemExit(f"ConfigError: {error}")
+    validate(values, ROOT / "workflow" / "schemas" / "config.schema.yaml")
+    return run
+
+
+def wants_gpu(device: str) -> bool:
+    """Whether jobs will run on a CUDA device; asked of the system, because importing torch would take seconds."""
+    if device != "auto":
+        return device.startswith("cuda")
+    hidden = os.getenv("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and any(Path(os.sep, "dev").glob("nvidia[0-9]*"))
+
+
+def require_gpu_limit() -> None:
+    """End the run when jobs share a GPU without a limit: without one, Snakemake starts them all at once."""
+    if workflow.is_main_process and "gpu" not in workflow.global_resources:
+        raise SystemExit(
+            f"{CONFIG_SOURCE}: device {RUN.device!r} needs a GPU limit: add --resources gpu=1 (a --resources option "
+            "replaces the one in profiles/default/config.yaml)"
+        )
+
+
+def model_files(model: ModelSpec) -> list[str]:
+    """Files of a local checkpoint, so that new weights make new records; none for a hub id, whose revision counts."""
+    folder = Path(model.path)
+    files = (
+        path for path in folder.glob("*") if path.suffix in (".safetensors", ".json")
+    )
+    return sorted(map(str, files))
+
+
+def cell_settings(model: str, label: str, suite: str) -> str:
+    """All settings that a cell's records depend on, and no others."""
+    method = RUN.methods[label]
+    settings = {
+        "budgets": [budget.text for budget in RUN.budgets_of(label)],
+        "data": RUN.data,
+        "device": RUN.device,
+        "dtype": RUN.dtype,
+        "method": [method.method, method.params],
+        "model": [RUN.models[model].path, RUN.models[model].revision],
+        "seed": RUN.seed,
+        "suite": config["suites"][suite],
+    }
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def folder_hash(*folders: str) -> str:
+    """Hash of the files in these folders of the project that can change what a rule writes."""
+    files = (path for folder in folders for path in (ROOT / folder).rglob("*"))
+    return hash_files((path for path in files if "__pycache__" not in path.parts), ROOT)
+
+
+def evaluate_threads() -> tuple[int, int]:
+    """Threads that a job asks of Snakemake and threads that torch gets, so that jobs fill the machine once.
+
+    ``--cores 8`` on two processors runs two jobs of four declared threads, each with one torch thread.
+    """
+    processors = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
+    cores = workflow.cores or processors
+    threads = max(1, cores // processors)
+    return threads, max(1, threads * processors // cores)
+
+
+if not workflow.configfiles:
+
+    configfile: str(config_path(config.get("profile", "demo")))
+
+
+CONFIG_SOURCE = ", ".join(os.path.relpath(path) for path in workflow.configfiles)
+RUN = checked(config, CONFIG_SOURCE)
+GPUS = int(wants_gpu(RUN.device))
+if GPUS:
+    require_gpu_limit()
+
+THREADS, TORCH_THREADS = evaluate_threads()
+RESULTS = f"results/{RUN.profile}"
+REPORT = f"reports/{RUN.profile}"
+RECORDS = [
+    f"{RESULTS}/records/{model}/{label}/{suite}.parquet"
+    for model in RUN.models
+    for label in RUN.methods
+    for suite in RUN.suites
+]
+
+
+wildcard_constraints:
+    model="|".join(map(re.escape, RUN.models)),
+    label="|".join(map(re.escape, RUN.methods)),
+    suite="|".join(map(re.escape, RUN.suites)),

@@ -1,0 +1,22 @@
+rule evaluate:
+    # One model, one method, one suite: contexts, samples and budgets are loops inside, so that the model is loaded once.
+    input:
+        model=lambda wildcards: model_files(RUN.models[wildcards.model]),
+    output:
+        f"{RESULTS}/records/{{model}}/{{label}}/{{suite}}.parquet",
+    log:
+        f"{RESULTS}/logs/evaluate/{{model}}/{{label}}/{{suite}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/evaluate/{{model}}/{{label}}/{{suite}}.tsv"
+    conda:
+        "../envs/longdecode.yaml"
+    threads: THREADS
+    resources:
+        gpu=GPUS,
+        torch_threads=TORCH_THREADS,
+    params:
+        source=CONFIG_SOURCE,
+        settings=lambda wildcards: cell_settings(**wildcards),
+        code=lambda wildcards: code_hash(RUN.methods[wildcards.label].method),
+    script:
+        "../scripts/evaluate_suite.py"

@@ -1,0 +1,21 @@
+rule report:
+    input:
+        config=rules.write_config.output[0],
+        records=RECORDS,
+        summary=rules.aggregate.output.summary,
+        instrument=rules.check_instrument.output[0],
+        passed=rules.require_instrument.output[0],
+    output:
+        report(
+            f"{REPORT}/index.html",
+            caption="../report/index.rst",
+            category="Results",
+        ),
+    log:
+        f"{RESULTS}/logs/report.log",
+    conda:
+        "../envs/longdecode.yaml"
+    params:
+        code=folder_hash("reporting", "methods"),
+    script:
+        "../scripts/build_report.py"

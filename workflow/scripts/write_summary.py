@@ -1,0 +1,12 @@
+"""Write summary.csv from all records."""
+
+from pathlib import Path
+
+from job import job
+
+with job(snakemake):
+    from longdecode.evals.summary import write_summary
+
+    write_summary(
+        Path(snakemake.input.config), [Path(path) for path in snakemake.input.records], Path(snakemake.output.summary)
+    )
