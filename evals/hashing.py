@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,16 +14,20 @@ _CODE_SUFFIXES = (".py", ".yaml")
 def code_hash(method: str, root: Path = REPOSITORY) -> str:
     """Hash of the Python and YAML files that can change a number of this method.
 
-    That is engine/, kernels/, evals/, the shared modules of methods/ and the method's own folder: another method's edit
-    does not put this method's records in doubt.
+    That is engine/, kernels/, evals/, the shared modules of methods/ and the method's own folder, there or in a folder
+    that ``LONGDECODE_METHOD_PATH`` names: another method's edit does not put this method's records in doubt.
 
     Args:
-        method: the method's folder name under methods/.
+        method: the name of the method and of its folder.
         root: where the rooms are.
     """
     files = [path for room in ("engine", "kernels", "evals") for path in (root / room).rglob("*")]
     files += list((root / "methods").glob("*")) + list((root / "methods" / method).rglob("*"))
-    return hash_files((path for path in files if path.suffix in _CODE_SUFFIXES), root)
+    hashes = [hash_files(filter(_is_code, files), root)]
+    for entry in filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep)):
+        if (folder := Path(entry) / method).is_dir():
+            hashes.append(hash_files(filter(_is_code, folder.rglob("*")), folder))
+    return hash_texts(hashes)
 
 
 def hash_files(files: Iterable[Path], root: Path) -> str:
@@ -33,6 +38,10 @@ def hash_files(files: Iterable[Path], root: Path) -> str:
             content = hashlib.file_digest(handle, "sha256").hexdigest()
         digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
     return digest.hexdigest()
+
+
+def _is_code(path: Path) -> bool:
+    return path.suffix in _CODE_SUFFIXES
 
 
 def hash_texts(texts: Iterable[str]) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from longdecode.methods.registry import get_method, method_names
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.config_values import Section
 from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.registry import suite_names, suite_tasks, task_names
+from longdecode.methods.registry import get_method, load_card, method_names
 
 DATA_SETS = ("pg19",)
 
@@ -48,10 +48,14 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class MethodSpec:
-    """A registered method under the label that tables print, with the parameters that differ from its defaults."""
+    """A registered method under the label that tables print, with the parameters that differ from its defaults.
+
+    ``takes_budget`` is false for methods that read everything: they run once a context, not once a budget.
+    """
 
     method: str
     params: Mapping[str, Any]
+    takes_budget: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +105,7 @@ class RunConfig:
 
     def budgets_of(self, label: str) -> tuple[Budget, ...]:
         """The budgets this label runs at: the configured ones, or ``full`` for a method that reads everything."""
-        if self.methods[label].method == "full":
-            return (Budget(None),)
-        return self.budgets
+        return self.budgets if self.methods[label].takes_budget else (Budget(None),)
 
 
 def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -124,7 +126,7 @@ def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None
         raise ConfigError(f"{source}: no such configuration file") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not YAML: {error}") from error
-    return build_run_config(_merge(values or {}, overrides or {}), str(source))
+    return build_run_config(_merge(Section(values, str(source)).values, overrides or {}), str(source))
 
 
 def build_run_config(values: Mapping[str, Any], source: str) -> RunConfig:
@@ -168,11 +170,23 @@ def _method(label: str, section: Section) -> MethodSpec:
     name = section.text("method", label)
     if name not in method_names():
         section.refuse("method" if "method" in section.values else "", unknown_name("method", name, method_names()))
+    takes_budget = load_card(name).limits.min_budget_tokens is not None
     params = section.section("params")
-    if not params.values:  # the method's module, and torch with it, is imported only where it has something to check
-        return MethodSpec(name, {})
-    params.allow(f"parameter of {name}", [item.name for item in fields(get_method(name).Params)])
-    return MethodSpec(name, dict(params.values))
+    if params.values:
+        _check_params(name, params)
+    return MethodSpec(name, dict(params.values), takes_budget)
+
+
+def _check_params(method: str, params: Section) -> None:
+    # A method's module brings torch with it: seconds that reading a configuration should cost only where needed.
+    from longdecode.methods.budgeted import build_params
+
+    params_type = get_method(method).Params
+    params.allow(f"parameter of {method}", [item.name for item in fields(params_type)])
+    try:
+        build_params(method, params_type, params.values)
+    except ConfigError as error:
+        params.refuse("", str(error))
 
 
 def _known_suites(top: Section) -> Section:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from longdecode.methods.conformance import check_method
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import (
@@ -29,6 +28,7 @@ from longdecode.evals.records import Provenance, Status
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.storage import write_records
 from longdecode.evals.tasks.base import Sample, Task
+from longdecode.methods.conformance import check_method
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
@@ -89,7 +89,7 @@ class _Run:
     def _gate(self) -> GateError | None:
         """The conformance suite, once a job on the job's device: a method that fails it is not scored."""
         try:
-            check_method(self.job.method_spec.method, self.job.device)
+            check_method(self.job.method_spec.method, self.job.device, self.job.method_spec.params)
         except GateError as error:
             return error
         return None

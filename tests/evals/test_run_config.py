@@ -1,0 +1,165 @@
+"""Configurations: what is read is what was written; wrong names and values are refused with file, key and a way out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.run_config import Budget, build_run_config, load_run_config
+from longdecode.evals.tasks.registry import suite_tasks
+
+ROOT = Path(__file__).parents[2]
+
+
+def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """An edit that sets one dotted key."""
+
+    def edit(values: dict[str, Any]) -> None:
+        *parents, last = path.split("/")
+        for name in parents:
+            values = values.setdefault(name, {})
+        values[last] = value
+
+    return edit
+
+
+def test_a_file_is_read_as_written(tmp_path: Path, config_values: dict[str, Any]) -> None:
+    path = tmp_path / "run.yaml"
+    config_values["methods"]["mine"] = {"method": "streaming", "params": {"sinks": 2}}
+    config_values["data"] = {"pg19": str(tmp_path)}
+    config_values["instrument"] = {"full_min": 0.9, "full_min_by_task": {"mini_book_write": 0.5}}
+    path.write_text(yaml.safe_dump(config_values))
+    config = load_run_config(path)
+    assert (config.source, config.profile, config.seed, config.dtype) == (str(path), "tiny", 5, "auto")
+    assert config.models["tiny"].path == config_values["models"]["tiny"]["path"]
+    assert (config.methods["mine"].method, config.methods["mine"].params) == ("streaming", {"sinks": 2})
+    assert [budget.text for budget in config.budgets_of("mine")] == ["0.5", "64"]
+    assert config.budgets_of("full") == (Budget(None),)
+    assert config.suites["mini_recall"].contexts == (256, 320)
+    assert config.suites["mini_book"].tasks == suite_tasks("mini_book")
+    assert config.data == {"pg19": tmp_path}
+    assert (config.instrument.full_min, config.instrument.streaming_max) == (0.9, 0.15)
+    assert config.instrument.full_min_by_task == {"mini_book_write": 0.5}
+    over = load_run_config(path, {"seed": 6, "suites": {"mini_book": {"samples": 9}}})
+    assert (over.seed, over.suites["mini_book"].samples, over.suites["mini_book"].batch) == (6, 9, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "context", "tokens"),
+    [
+        (0.05, 2000, 100),
+        (0.1, 4096, 410),
+        (0.29, 100, 29),
+        (0.07, 100, 7),
+        (1.0, 333, 333),
+        (64, 333, 64),
+        (None, 5, None),
+    ],
+)
+def test_budgets_in_tokens_are_exact(value: float | int | None, context: int, tokens: int | None) -> None:
+    assert Budget(value).tokens(context) == tokens
+
+
+@pytest.mark.parametrize(
+    ("edit", "key", "says"),
+    [
+        (put("suits", {}), "suits", "'suites'"),
+        (put("methods/quset", {}), "methods.quset", "nearest valid name: 'quest'"),
+        (put("methods/mine", {"method": "streamin"}), "methods.mine.method", "'streaming'"),
+        (put("methods/streaming", {"parms": {}}), "methods.streaming.parms", "'params'"),
+        (put("methods/streaming", {"params": {"sink": 4}}), "methods.streaming.params.sink", "'sinks'"),
+        (put("methods/streaming", {"params": {"sinks": -1}}), "methods.streaming.params", "-1"),
+        (put("methods/streaming", {"params": {"sinks": "4"}}), "methods.streaming.params", "'4'"),
+        (put("methods/a b", {"method": "full"}), "methods.a b", "'a b'"),
+        (put("methods/..", {"method": "full"}), "methods...", "'..'"),
+        (put("methods", {}), "methods", "at least one"),
+        (put("methods", ["full"]), "methods", "mapping"),
+        (put("models/tiny", {"path": ""}), "models.tiny.path", "''"),
+        (put("models/tiny", {"revision": "x"}), "models.tiny.path", "missing"),
+        (put("suites/mini_recal", {}), "suites.mini_recal", "'mini_recall'"),
+        (put("suites/mini_book/tasks", ["mini_book_los"]), "suites.mini_book.tasks", "'mini_book_loss'"),
+        (put("suites/mini_book/tasks", ["mini_reason_8"]), "suites.mini_book.tasks", "'mini_reason_8'"),
+        (put("suites/mini_book/tasks", []), "suites.mini_book.tasks", "at least one"),
+        (put("suites/mini_book/contexts", [512, 512]), "suites.mini_book.contexts", "twice"),
+        (put("suites/mini_book/contexts", [0]), "suites.mini_book.contexts", "0"),
+        (put("suites/mini_book/contexts", 512), "suites.mini_book.contexts", "512"),
+        (put("suites/mini_book/samples", True), "suites.mini_book.samples", "True"),
+        (put("suites/mini_book/batch", 0), "suites.mini_book.batch", "0"),
+        (put("budgets", [0]), "budgets", "0;"),
+        (put("budgets", [-4]), "budgets", "-4"),
+        (put("budgets", [0.0]), "budgets", "0.0"),
+        (put("budgets", [1.5]), "budgets", "1.5"),
+        (put("budgets", [-0.1]), "budgets", "-0.1"),
+        (put("budgets", [True]), "budgets", "True"),
+        (put("budgets", ["0.1"]), "budgets", "'0.1'"),
+        (put("budgets", [float("nan")]), "budgets", "nan"),
+        (put("budgets", [0.1, 0.1]), "budgets", "twice"),
+        (put("budgets", []), "budgets", "at least one"),
+        (put("seed", -1), "seed", "-1"),
+        (put("dtype", "float31"), "dtype", "'float32'"),
+        (put("device", None), "device", "None"),
+        (put("profile", "../x"), "profile", "'../x'"),
+        (put("confidence", 1), "confidence", "1"),
+        (put("bootstrap_resamples", 1.5), "bootstrap_resamples", "1.5"),
+        (put("instrument/full_mni", 1), "instrument.full_mni", "'full_min'"),
+        (put("instrument/full_min", 2), "instrument.full_min", "2"),
+        (put("instrument/full_min_by_task", {"mini_bok_write": 1}), "instrument.full_min_by_task", "'mini_book_write'"),
+        (put("instrument/fall_task", "mini_longgen_46"), "instrument.fall_task", "'mini_longgen_45'"),
+        (put("data/pg_19", "x"), "data.pg_19", "'pg19'"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused(
+    config_values: dict[str, Any], edit: Callable[[dict[str, Any]], None], key: str, says: str
+) -> None:
+    values = copy.deepcopy(config_values)
+    edit(values)
+    with pytest.raises(ConfigError) as caught:
+        build_run_config(values, "config/mine.yaml")
+    assert str(caught.value).startswith(f"config/mine.yaml: {key}")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [None, "a: [1", "- a\n- b\n"])
+def test_an_unreadable_file_is_refused(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.yaml"):
+        load_run_config(path)
+
+
+def test_both_a_token_and_the_whole_context_are_budgets(config_values: dict[str, Any]) -> None:
+    config_values["budgets"] = [1, 1.0]
+    assert [budget.text for budget in build_run_config(config_values, "c").budgets] == ["1", "1.0"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_shipped_configurations_are_valid(path: Path) -> None:
+    assert load_run_config(path).profile == path.stem
+
+
+def test_the_schema_file_and_the_parser_know_the_same_keys(config_values: dict[str, Any]) -> None:
+    schema = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())
+    jsonschema.validate(config_values, schema)
+    sections = {
+        "": schema,
+        "models/tiny": schema["properties"]["models"]["additionalProperties"],
+        "methods/full": schema["properties"]["methods"]["additionalProperties"],
+        "suites/mini_book": schema["properties"]["suites"]["additionalProperties"],
+        "instrument": schema["properties"]["instrument"],
+        "data": schema["properties"]["data"],
+    }
+    for where, section in sections.items():
+        values = copy.deepcopy(config_values)
+        put(f"{where}/zzz".lstrip("/"), 1)(values)
+        with pytest.raises(ConfigError, match=r"valid: ") as caught:
+            build_run_config(values, "c")
+        known = str(caught.value).rpartition("(valid: ")[2].rstrip(")").split(", ")
+        assert known == sorted(section["properties"])
