@@ -1,0 +1,79 @@
+"""What methods with a token budget share: checked parameters, the refusals, and the bytes of a layered selection."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Self, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from longdecode.engine.attention import AttentionMethod, Traffic
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.model_config import ModelConfig
+
+
+class BudgetedMethod(AttentionMethod):
+    """An attention method that reads at most ``budget_tokens`` per KV head in the layers it governs."""
+
+    def __init__(self, params: Any, config: ModelConfig, budget_tokens: int):
+        super().__init__(params, config)
+        self.budget_tokens = budget_tokens
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> Self:
+        """See ``AttentionMethod.from_budget``; constraints in the ``Annotated`` types of ``Params`` are checked."""
+        params = build_params(cls.name, cls.Params, overrides)
+        if budget_tokens is None:
+            raise ConfigError(f"{cls.name} needs a budget in tokens")
+        if budget_tokens < 1:
+            raise ConfigError(f"{cls.name}: the budget is {budget_tokens} tokens, at least 1 is needed")
+        minimum, unit = cls.minimum_budget(params)
+        if budget_tokens < minimum:
+            raise UnsupportedCellError(
+                f"{cls.name} needs a budget of at least {minimum} tokens ({unit}), got {budget_tokens}"
+            )
+        method = cls(params, config, budget_tokens)
+        if len(method.dense_layers()) >= config.num_layers:
+            raise UnsupportedCellError(
+                f"{cls.name} keeps {len(method.dense_layers())} layers dense; this model has {config.num_layers} in all"
+            )
+        return method
+
+    @classmethod
+    def minimum_budget(cls, params: Any) -> tuple[int, str]:
+        """The smallest budget in tokens that these parameters allow, and what it is made of."""
+        return 1, "one token"
+
+    def layered_traffic(
+        self, context_tokens: int, sparse_tokens: int, metadata_bytes: int, bytes_per_element: int
+    ) -> Traffic:
+        """Bytes of a step: dense layers read the context, the others ``sparse_tokens`` per KV head."""
+        dense = len(self.dense_layers())
+        tokens = dense * context_tokens + (self.config.num_layers - dense) * sparse_tokens
+        return Traffic(tokens * self.token_bytes(bytes_per_element), metadata_bytes)
+
+    def token_bytes(self, bytes_per_element: int) -> int:
+        """Bytes of one token's keys and values in one layer, over all KV heads."""
+        return 2 * self.config.num_kv_heads * self.config.head_dim * bytes_per_element
+
+
+def build_params(method: str, params_type: type, overrides: Mapping[str, Any]) -> Any:
+    """Make a method's ``Params`` from overrides, each checked against its field's type and constraints.
+
+    Raises:
+        ConfigError: an override names no field (with the nearest one), or its value does not fit.
+    """
+    names = [item.name for item in fields(params_type)]
+    hints = get_type_hints(params_type, include_extras=True)
+    for name, value in overrides.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+            nearest = f"; nearest valid name: {near[0]!r}" if near else ""
+            raise ConfigError(f"{method} has no parameter {name!r}{nearest} (valid: {', '.join(names) or 'none'})")
+        try:
+            TypeAdapter(hints[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise ConfigError(f"{method}: {name} = {value!r}: {error.errors()[0]['msg']}") from error
+    return params_type(**overrides)

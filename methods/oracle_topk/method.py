@@ -1,0 +1,59 @@
+"""The upper bound of token selection: score everything exactly, then read only the best."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from longdecode.engine.attention import DecodeState, Selection, Traffic
+from longdecode.kernels.group_reduce import group_reduce
+from longdecode.kernels.token_score import token_probabilities
+from longdecode.kernels.topk_select import topk_select
+from longdecode.methods.budgeted import BudgetedMethod
+from longdecode.methods.current_token import always_keep
+
+
+@dataclass(frozen=True, slots=True)
+class OracleParams:
+    """Knobs of the oracle."""
+
+    dense_layers: Annotated[int, Field(ge=0)] = 2
+
+
+class OracleTopk(BudgetedMethod):
+    """Each KV head reads the tokens its query group gives the most attention to, by the true softmax over everything.
+
+    The score of a token is the mean of its attention probability over the group's query heads. The current token is
+    always kept. Source: no paper of its own; the idealised selector that Quest (arXiv 2406.10774) and others
+    approximate.
+    """
+
+    name: ClassVar[str] = "oracle_topk"
+    Params: ClassVar[type] = OracleParams
+    params: OracleParams
+
+    def dense_layers(self) -> frozenset[int]:
+        """The first layers, dense as in Quest, so that both are compared on the same layers."""
+        return frozenset(range(min(self.params.dense_layers, self.config.num_layers)))
+
+    def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
+        """The selector reads every key of every sparse layer."""
+        sparse = self.config.num_layers - len(self.dense_layers())
+        keys = sparse * context_tokens * self.token_bytes(bytes_per_element) // 2
+        return self.layered_traffic(context_tokens, min(context_tokens, self.budget_tokens), keys, bytes_per_element)
+
+    def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
+        """Top tokens by the group's mean probability; dense in the first layers."""
+        if layer in self.dense_layers():
+            return None
+        lengths = state.cache.visible_lengths()
+        probabilities = token_probabilities(q, state.cache.keys(layer), lengths)
+        scores = always_keep(group_reduce(probabilities, self.config.num_kv_heads, "mean"), lengths - 1)
+        indices, counts = topk_select(scores, self.budget_tokens, lengths)
+        return Selection(indices, counts, block_size=1)
+
+
+METHOD = OracleTopk

@@ -1,0 +1,82 @@
+"""StreamingLLM: attention sinks and a recent window in a cache of fixed size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from longdecode.engine.attention import DecodeState, Traffic
+from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.rope import inverse_frequencies
+from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.merge_attention import merge_attention
+from longdecode.kernels.rope import rotate
+from longdecode.methods.budgeted import BudgetedMethod
+from longdecode.methods.streaming.ring_cache import RingCache
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingParams:
+    """Knobs of StreamingLLM."""
+
+    sinks: Annotated[int, Field(ge=0)] = 4
+    positions: Literal["original", "cache"] = "original"
+
+
+class Streaming(BudgetedMethod):
+    """The first ``sinks`` tokens and the latest ``budget - sinks``, the current one among them; the rest is dropped.
+
+    With ``positions: cache`` the rotary distance to a sink is counted in cache slots: it stops growing once tokens are
+    dropped. Keys are not rewritten for that; the query is turned back by the number of dropped tokens for the sinks
+    alone, which gives the same scores, because a score depends on the difference of two rotations only.
+
+    Source: Xiao et al. 2023 (arXiv 2309.17453), section 3.2, and its released code; deviations in card.yaml.
+    """
+
+    name: ClassVar[str] = "streaming"
+    Params: ClassVar[type] = StreamingParams
+    params: StreamingParams
+
+    @classmethod
+    def minimum_budget(cls, params: StreamingParams) -> tuple[int, str]:
+        """The sinks and the current token."""
+        return params.sinks + 1, f"{params.sinks} sinks and the current token"
+
+    def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
+        """The whole small cache, in every layer."""
+        return self.layered_traffic(context_tokens, min(context_tokens, self.budget_tokens), 0, bytes_per_element)
+
+    def after_prefill(self, prompt: KVCache) -> KVCache:
+        """Sinks and the latest tokens in a small cache; a prompt whose capacity fits the budget is kept as it is."""
+        if prompt.capacity <= self.budget_tokens:
+            return prompt.clone()
+        return RingCache.compacted(prompt, self.budget_tokens, self.params.sinks)
+
+    def make_extra(self, cache: KVCache) -> Any:
+        """Rotary frequencies ``[D]`` float32, each twice, where sinks need a rotation of their own."""
+        if self.params.positions == "original":
+            return None
+        frequencies, _ = inverse_frequencies(self.config)
+        return torch.cat((frequencies, frequencies)).to(cache.device)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, state: DecodeState) -> Tensor:
+        """Everything in the cache; with positions by slot, sinks and window apart, then merged."""
+        cache, sinks = state.cache, self.params.sinks
+        if self.params.positions == "original" or not isinstance(cache, RingCache) or sinks == 0:
+            return super().attend(layer, q, k, v, state)
+        cache.append(layer, k, v)
+        lengths = cache.visible_lengths()
+        angles = (cache.evicted()[:, None].to(state.extra.dtype) * state.extra)[:, None]
+        turned_back = rotate(q, angles.cos(), -angles.sin())
+        keys, values = cache.keys(layer), cache.values(layer)
+        first = decode_attention(turned_back, keys[:, :, :sinks], values[:, :, :sinks], lengths.clamp(max=sinks))
+        window = decode_attention(q, keys[:, :, sinks:], values[:, :, sinks:], (lengths - sinks).clamp(min=0))
+        state.reads[layer] += torch.where(state.active, lengths.to(torch.float64), 0.0)
+        return merge_attention(*first, *window)[0]
+
+
+METHOD = Streaming
