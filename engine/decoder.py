@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from longdecode.engine.attention import AttentionMethod, DecodeState
 from longdecode.engine.kv_cache import KVCache
@@ -40,20 +41,21 @@ class Decoder:
 
         Args:
             prompts: ``B`` int64 tensors on the CPU, of one token or more each.
-            chunk_tokens: columns times rows worked on at a time, which bounds the activations' memory.
+            chunk_tokens: rows times columns worked on at a time, which bounds the activations' memory: as many whole
+                rows as fit, or a part of one.
         """
         lengths = [len(prompt) for prompt in prompts]
-        padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            padded[row, : len(prompt)] = prompt
-        tokens = padded.to(self.device)
         last = torch.empty(len(prompts), self.config.hidden_size, device=self.device, dtype=self.dtype)
-        width = max(1, chunk_tokens // len(prompts))
-        for start in range(0, tokens.shape[1], width):
-            hidden = self._prefill_chunk(tokens[:, start : start + width], start, cache)
-            for row, length in enumerate(lengths):
-                if start < length <= start + width:
-                    last[row] = hidden[row, length - 1 - start]
+        group = max(1, chunk_tokens // max(lengths))
+        for first in range(0, len(prompts), group):
+            rows = slice(first, first + group)
+            tokens = pad_sequence(prompts[rows], batch_first=True).to(self.device)
+            width = max(1, chunk_tokens // len(tokens))
+            for start in range(0, tokens.shape[1], width):
+                hidden = self._prefill_chunk(tokens[:, start : start + width], rows, start, cache)
+                for row, length in enumerate(lengths[rows]):
+                    if start < length <= start + width:
+                        last[first + row] = hidden[row, length - 1 - start]
         cache.lengths.copy_(torch.tensor(lengths))
         cache.positions.copy_(cache.lengths)
         return self._logits(last)
@@ -79,8 +81,8 @@ class Decoder:
         normed, _ = self._add_norm(delta, residual, self.weights.final_norm)
         return F.linear(normed[:, 0], self.weights.lm_head).float()
 
-    def _prefill_chunk(self, tokens: Tensor, start: int, cache: KVCache) -> Tensor:
-        """Hidden states ``[B, T, H]`` of tokens ``[B, T]`` at positions ``start ..``, before the final norm."""
+    def _prefill_chunk(self, tokens: Tensor, rows: slice, start: int, cache: KVCache) -> Tensor:
+        """Hidden states ``[R, T, H]`` of tokens ``[R, T]`` at positions ``start ..`` of some rows, before the final norm."""
         stop = start + tokens.shape[1]
         cos, sin = self.rope.span(start, stop)
         residual = self.weights.embedding[tokens]
@@ -88,8 +90,8 @@ class Decoder:
         for index, layer in enumerate(self.weights.layers):
             normed, residual = self._add_norm(delta, residual, layer.input_norm)
             q, k, v = self._qkv(normed, layer, cos, sin)
-            cache.write(index, start, k, v)
-            seen_k, seen_v = cache.keys(index)[:, :, :stop], cache.values(index)[:, :, :stop]
+            cache.write(index, start, k, v, rows)
+            seen_k, seen_v = cache.keys(index)[rows, :, :stop], cache.values(index)[rows, :, :stop]
             delta = self._output(prefill_attention(q, seen_k, seen_v, start), layer)
             normed, residual = self._add_norm(delta, residual, layer.mlp_norm)
             delta = _mlp(normed, layer)

@@ -39,7 +39,7 @@ class Generator:
         sampling: Sampling | None = None,
         cuda_graph: bool | None = None,
         *,
-        prefill_tokens: int = 8192,
+        prefill_tokens: int = 16384,
     ):
         if cuda_graph and decoder.device.type != "cuda":
             raise ConfigError(f"cuda_graph was asked for on {decoder.device}; graphs exist on CUDA only")

@@ -49,11 +49,11 @@ class KVCache:
         """Values of one layer, ``[B, Hkv, S, D]``."""
         return self.v[layer]
 
-    def write(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
-        """Store a prefill chunk ``[B, Hkv, T, D]`` in slots ``start .. start + T``; lengths are set by the caller."""
+    def write(self, layer: int, start: int, k: Tensor, v: Tensor, rows: slice = slice(None)) -> None:
+        """Store a prefill chunk ``[R, Hkv, T, D]`` of ``rows`` in slots ``start .. start + T``; the caller sets lengths."""
         stop = start + k.shape[2]
-        self.k[layer, :, :, start:stop] = k
-        self.v[layer, :, :, start:stop] = v
+        self.k[layer, rows, :, start:stop] = k
+        self.v[layer, rows, :, start:stop] = v
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store one token's ``[B, Hkv, 1, D]`` keys and values in each row's next slot. Lengths move in ``advance``."""
