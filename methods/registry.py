@@ -13,10 +13,13 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ConfigError
 from longdecode.methods.card import Card, read_card
+
+if TYPE_CHECKING:
+    from longdecode.engine.attention import AttentionMethod
 
 METHOD_PATH_VARIABLE = "LONGDECODE_METHOD_PATH"
 """Environment variable with further folders of methods, separated like PATH."""
@@ -39,6 +42,8 @@ def get_method(name: str) -> type[AttentionMethod]:
     Raises:
         ConfigError: no such method, with the nearest valid name; or its module does not export a fitting ``METHOD``.
     """
+    from longdecode.engine.attention import AttentionMethod  # imports torch, which naming methods does not need
+
     folder = _folder(name)
     module = _import(name, folder)
     method = getattr(module, "METHOD", None)

@@ -1,10 +1,12 @@
+import functools
 import json
 import os
 import re
 import sys
 from pathlib import Path
 
-from snakemake.utils import validate
+import yaml
+from snakemake.utils import update_config, validate
 
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -30,6 +32,22 @@ def config_path(profile: str) -> Path:
     return ROOT / "config" / f"{profile}.yaml"
 
 
+def retyped(value):
+    """A value of --config with the types YAML gives it; Snakemake hands over everything inside a list or mapping as text."""
+    if isinstance(value, dict):
+        return {key: retyped(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [retyped(entry) for entry in value]
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def config_source() -> str:
+    """What the configuration was read from, as errors name it."""
+    files = ", ".join(os.path.relpath(path) for path in workflow.configfiles)
+    keys = ", ".join(key for key in workflow.config_settings.config if key != "profile")
+    return f"{files} with --config {keys}" if keys else files
+
+
 def checked(values: dict, source: str) -> RunConfig:
     """The run that a configuration asks for; a wrong one ends the run with its message alone."""
     try:
@@ -52,7 +70,7 @@ def require_gpu_limit() -> None:
     """End the run when jobs share a GPU without a limit: without one, Snakemake starts them all at once."""
     if workflow.is_main_process and "gpu" not in workflow.global_resources:
         raise SystemExit(
-            f"{CONFIG_SOURCE}: device {RUN.device!r} needs a GPU limit: add --resources gpu=1 (a --resources option "
+            f"{RUN.source}: device {RUN.device!r} needs a GPU limit: add --resources gpu=1 (a --resources option "
             "replaces the one in profiles/default/config.yaml)"
         )
 
@@ -82,6 +100,12 @@ def cell_settings(model: str, label: str, suite: str) -> str:
     return json.dumps(settings, sort_keys=True, default=str)
 
 
+@functools.cache
+def method_code(label: str) -> str:
+    """Hash of the code that can change a number under this label."""
+    return code_hash(RUN.methods[label].method)
+
+
 def folder_hash(*folders: str) -> str:
     """Hash of the files in these folders of the project that can change what a rule writes."""
     files = (path for folder in folders for path in (ROOT / folder).rglob("*"))
@@ -108,8 +132,8 @@ if not workflow.configfiles:
     configfile: str(config_path(config.get("profile", "demo")))
 
 
-CONFIG_SOURCE = ", ".join(os.path.relpath(path) for path in workflow.configfiles)
-RUN = checked(config, CONFIG_SOURCE)
+update_config(config, retyped(dict(workflow.config_settings.config)))
+RUN = checked(config, config_source())
 GPUS = int(wants_gpu(RUN.device))
 if GPUS:
     require_gpu_limit()

@@ -1,5 +1,5 @@
 rule evaluate:
-    # One model, one method, one suite: contexts, samples and budgets are loops inside, so that the model is loaded once.
+    """One model, one method, one suite: contexts, samples and budgets are loops inside, so that the model is loaded once."""
     input:
         model=lambda wildcards: model_files(RUN.models[wildcards.model]),
     output:
@@ -15,8 +15,7 @@ rule evaluate:
         gpu=GPUS,
         torch_threads=TORCH_THREADS,
     params:
-        source=CONFIG_SOURCE,
         settings=lambda wildcards: cell_settings(**wildcards),
-        code=lambda wildcards: code_hash(RUN.methods[wildcards.label].method),
+        code=lambda wildcards: method_code(wildcards.label),
     script:
         "../scripts/evaluate_suite.py"

@@ -1,0 +1,76 @@
+# Everything one does here: `make help`. Needs Python >= 3.11, git and make; the rest goes into .venv.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Named by the lock's checksum: a changed lock is installed, an unchanged one is not looked at again.
+STAMP := $(VENV)/.installed-$(shell cksum < requirements.lock | tr ' ' '-')
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+CORES ?= 8
+PROFILE ?= demo
+WORKERS ?= 2
+TORCH ?= $(shell grep '^torch==' requirements.lock)
+
+export PYTHONPATH := $(CURDIR)/src
+
+.PHONY: help setup report test lint format types pytest train lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Variables: PYTHON=python3.12  CORES=8  PROFILE=demo  WORKERS=2"
+
+setup: $(STAMP) ## Create .venv with the pinned packages
+
+report: $(STAMP) ## Run the demo profile to its report: reports/demo/index.html (PROFILE=h200 for another)
+	$(BIN)/python -m snakemake --cores $(CORES) all --config profile=$(PROFILE)
+	@echo "reports/$(PROFILE)/index.html"
+
+test: lint types pytest ## Format, lint, types and tests, as CI does
+
+lint: $(STAMP) ## Formatting and lint of Python and of the workflow
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/python -m snakemake --lint
+
+format: $(STAMP) ## Format and mend what can be mended
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/snakefmt Snakefile workflow
+
+types: $(STAMP) ## Check types
+	$(BIN)/mypy -p longdecode
+	$(BIN)/mypy .ci/write_lock.py workflow/scripts/job.py
+
+pytest: $(STAMP) ## Tests alone; ARGS="-k quest" chooses
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+train: $(STAMP) ## Train the miniature anew (needs a GPU; resumes when killed)
+	$(BIN)/python -m snakemake --cores $(CORES) miniature_train
+
+lock: ## Resolve pyproject.toml anew into requirements.lock and environment.yml (TORCH=torch==X for another torch)
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install "$(TORCH)" '.[dev]'
+	build/lock/bin/pip freeze | $(PYTHON) .ci/write_lock.py
+
+clean: ## Remove the demo's and CI's results and reports, caches and Snakemake's notes (keeps .venv and results/h200)
+	rm -rf results/demo results/tiny reports/demo reports/tiny build .snakemake .pytest_cache .mypy_cache .ruff_cache
+
+# Torch by itself and first: a machine that keeps a wheel of its own for it (CPU only, or another CUDA) then keeps using it.
+$(STAMP): requirements.lock
+	@test -n "$(PYTHON)" || { echo "LongDecode needs Python >= 3.11 on PATH (or make PYTHON=/path/to/python3.12);" \
+		"found: $$(python3 --version 2>&1)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments;" \
+		"on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install "$(shell grep '^torch==' requirements.lock)"
+	if command -v uv >/dev/null 2>&1; then \
+		grep -v '^torch==' requirements.lock > $(VENV)/rest.lock && uv pip install --python $(BIN)/python -r $(VENV)/rest.lock; \
+	else \
+		$(BIN)/python -m pip install -r requirements.lock; \
+	fi
+	rm -f $(VENV)/.installed-*
+	touch $@
