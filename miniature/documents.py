@@ -64,20 +64,21 @@ def induction(rng: random.Random, length: int, library: Library) -> list[Piece]:
 
 def lookups(rng: random.Random, length: int, library: Library) -> list[Piece]:
     """Records and pointers, then blocks of questions with their answers."""
-    records = rng.randint(2, lookup.record_count(length))
+    records = rng.randint(2, _most_records(length))
     hops = rng.randint(0, records // 2)
     names = prose.distinct(lookup.key, rng, records)
     pointers = {name: rng.choice(names[hops:]) for name in names[:hops]}
     table = {name: lookup.value(rng) for name in names[hops:]}
     askable = [*table, *(name + ">" for name in pointers)]
+    unasked: list[str] = []
     pieces: list[Piece] = []
     room = length - records * len("[abcd=0123] ")
-    spend = room * rng.uniform(0.3, 1.0) if length < 4096 else min(room, 1200)
-    while askable:
-        count = min(len(askable), rng.choice((1, 1, 2, 4, 8, 15, 30, 45, 60)))
-        if not rng.random() < 0.5:
-            count = min(count, 8)
-        asked = rng.sample(askable, count)
+    spend = room * rng.uniform(0.3, 1.0) if length < 4096 else min(room, max(1200, length // 4))
+    while True:
+        count = min(len(askable), rng.choice((1, 1, 1, 1, 2, 2, 4, 4, 8, 8, 8, 15, 30, 45, 60)))
+        if len(unasked) < count:
+            unasked = rng.sample(askable, len(askable))
+        asked, unasked = unasked[:count], unasked[count:]
         question = "\n? " + " ".join(asked) + "\n"
         answer = " ".join(lookup.solve(name, table, pointers) for name in asked) + "\n"
         if len(question) + len(answer) > spend:
@@ -89,7 +90,7 @@ def lookups(rng: random.Random, length: int, library: Library) -> list[Piece]:
 
 def chains(rng: random.Random, length: int, library: Library) -> list[Piece]:
     """Chains woven into prose, then several of them walked."""
-    most = lookup.record_count(length) - 1
+    most = _most_records(length) - 1
     steps = rng.randint(1, max(1, min(20, most // 2)))
     records, starts, links = chain.weave(rng, max(1, rng.randint(1, most // (steps + 1) or 1)), steps)
     room = length - sum(len(record) + 3 for record in records)
@@ -141,6 +142,11 @@ def _behind_records(
     room = length - sum(len(text) for text, _ in pieces)
     room = max(room, sum(len(record) + 3 for record in records))
     return [(prose.hide(rng, records, room, fill), _RECORD_WEIGHT), *pieces]
+
+
+def _most_records(length: int) -> int:
+    """As many records as the suites hide, more in long documents, so that a step of few documents has many answers."""
+    return max(lookup.record_count(length), length // 64)
 
 
 def _noise(rng: random.Random, length: int) -> str:

@@ -52,35 +52,51 @@ class MiniatureShape:
 class _Weight(nn.Module):
     """A bare matrix or vector under the name ``weight``."""
 
+    weight: Tensor
+
     def __init__(self, *shape: int, std: float | None):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(*shape) if std is None else torch.randn(*shape) * std)
 
 
+class _Attention(nn.Module):
+    def __init__(self, shape: MiniatureShape, std: float, out_std: float):
+        super().__init__()
+        q = shape.num_attention_heads * shape.head_dim
+        kv = shape.num_key_value_heads * shape.head_dim
+        self.q_proj = _Weight(q, shape.hidden_size, std=std)
+        self.k_proj = _Weight(kv, shape.hidden_size, std=std)
+        self.v_proj = _Weight(kv, shape.hidden_size, std=std)
+        self.o_proj = _Weight(shape.hidden_size, q, std=out_std)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, shape: MiniatureShape, std: float, out_std: float):
+        super().__init__()
+        self.gate_proj = _Weight(shape.intermediate_size, shape.hidden_size, std=std)
+        self.up_proj = _Weight(shape.intermediate_size, shape.hidden_size, std=std)
+        self.down_proj = _Weight(shape.hidden_size, shape.intermediate_size, std=out_std)
+
+
 class _Layer(nn.Module):
     def __init__(self, shape: MiniatureShape):
         super().__init__()
-        d, f = shape.hidden_size, shape.intermediate_size
-        kv = shape.num_key_value_heads * shape.head_dim
-        q = shape.num_attention_heads * shape.head_dim
         std, out_std = 0.02, 0.02 / (2 * shape.num_hidden_layers) ** 0.5
-        self.input_layernorm = _Weight(d, std=None)
-        self.self_attn = nn.ModuleDict(
-            {
-                "q_proj": _Weight(q, d, std=std),
-                "k_proj": _Weight(kv, d, std=std),
-                "v_proj": _Weight(kv, d, std=std),
-                "o_proj": _Weight(d, q, std=out_std),
-            }
-        )
-        self.post_attention_layernorm = _Weight(d, std=None)
-        self.mlp = nn.ModuleDict(
-            {
-                "gate_proj": _Weight(f, d, std=std),
-                "up_proj": _Weight(f, d, std=std),
-                "down_proj": _Weight(d, f, std=out_std),
-            }
-        )
+        self.input_layernorm = _Weight(shape.hidden_size, std=None)
+        self.self_attn = _Attention(shape, std, out_std)
+        self.post_attention_layernorm = _Weight(shape.hidden_size, std=None)
+        self.mlp = _Mlp(shape, std, out_std)
+
+
+class _Trunk(nn.Module):
+    def __init__(self, shape: MiniatureShape):
+        super().__init__()
+        self.embed_tokens = _Weight(shape.vocab_size, shape.hidden_size, std=0.02)
+        self.layers = nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers))
+        self.norm = _Weight(shape.hidden_size, std=None)
+
+    def blocks(self) -> list[_Layer]:
+        return [layer for layer in self.layers if isinstance(layer, _Layer)]
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -119,13 +135,7 @@ class Miniature(nn.Module):
     def __init__(self, shape: MiniatureShape, *, compiled: bool):
         super().__init__()
         self.shape = shape
-        self.model = nn.ModuleDict(
-            {
-                "embed_tokens": _Weight(shape.vocab_size, shape.hidden_size, std=0.02),
-                "layers": nn.ModuleList(_Layer(shape) for _ in range(shape.num_hidden_layers)),
-                "norm": _Weight(shape.hidden_size, std=None),
-            }
-        )
+        self.model = _Trunk(shape)
         self._before = torch.compile(_before_attention, dynamic=False) if compiled else _before_attention
         self._after = torch.compile(_after_attention, dynamic=False) if compiled else _after_attention
 
@@ -133,22 +143,22 @@ class Miniature(nn.Module):
         """Logits ``[B, T, V]`` (float32) of every position of ``tokens`` ``[B, T]``."""
         shape, (rows, length) = self.shape, tokens.shape
         cos, sin = self._angles(rows, length, tokens.device)
-        x = F.embedding(tokens.reshape(-1), self.model["embed_tokens"].weight)
-        for layer in self.model["layers"]:
+        x = F.embedding(tokens.reshape(-1), self.model.embed_tokens.weight)
+        for layer in self.model.blocks():
             a, m = layer.self_attn, layer.mlp
             q, k, v = self._before(
-                x, layer.input_layernorm.weight, a["q_proj"].weight, a["k_proj"].weight, a["v_proj"].weight, cos, sin,
+                x, layer.input_layernorm.weight, a.q_proj.weight, a.k_proj.weight, a.v_proj.weight, cos, sin,
                 shape.rms_norm_eps, shape.head_dim,
             )  # fmt: skip
             q, k, v = (t.unflatten(0, (rows, length)).transpose(1, 2) for t in (q, k, v))
             attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = self._after(
-                x, attended.transpose(1, 2).reshape(rows * length, -1), a["o_proj"].weight,
-                layer.post_attention_layernorm.weight, m["gate_proj"].weight, m["up_proj"].weight,
-                m["down_proj"].weight, shape.rms_norm_eps,
+                x, attended.transpose(1, 2).reshape(rows * length, -1), a.o_proj.weight,
+                layer.post_attention_layernorm.weight, m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight,
+                shape.rms_norm_eps,
             )  # fmt: skip
-        x = _norm(x, self.model["norm"].weight, shape.rms_norm_eps).to(torch.bfloat16)
-        logits = x @ self.model["embed_tokens"].weight.to(torch.bfloat16).T
+        x = _norm(x, self.model.norm.weight, shape.rms_norm_eps).to(torch.bfloat16)
+        logits = x @ self.model.embed_tokens.weight.to(torch.bfloat16).T
         return logits.float().unflatten(0, (rows, length))
 
     def _angles(self, rows: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 
 ADJECTIVES = (
-    "brass broken bright bitter cold crooked dark dusty faded gentle golden green heavy hidden hollow little lonely long"
-    " narrow painted pale patient plain quiet rough rusty silver slow small smooth soft spare strange tall thin torn"
-    " warm white wide wild wooden"
+    "brass broken bright bitter cold crooked dark dusty faded gentle golden green heavy hidden hollow little lonely"
+    " long narrow painted pale patient plain quiet rough rusty silver slow small smooth soft spare strange tall"
+    " thin torn warm white wide wild wooden"
 ).split()
 NOUNS = (
     "barn basket bell bench blanket boat bottle bridge bucket candle cart chair cloud coat corner cradle drum fence"
