@@ -19,9 +19,9 @@ from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 class Selection:
     """The part of one layer's cache that a decode step reads.
 
-    ``indices`` is ``[B, Hs, N]`` int64, block numbers (``block_size`` tokens each); ``counts`` is ``[B, Hs]`` int64, how
-    many leading entries of each list are valid. ``Hs`` is the number of KV heads (a GQA group shares one list) or of query
-    heads (each reads its own).
+    ``indices`` is ``[B, Hs, N]`` int64, block numbers (``block_size`` tokens each); ``counts`` is ``[B, Hs]`` int64,
+    how many leading entries of each list are valid. ``Hs`` is the number of KV heads (a GQA group shares one list) or
+    of query heads (each reads its own).
     """
 
     indices: Tensor
@@ -58,8 +58,9 @@ class Traffic:
 class AttentionMethod(ABC):
     """What each query reads; every hook defaults to dense attention.
 
-    Subclasses declare ``name``, a frozen dataclass ``Params`` and ``from_budget``; the device side of every hook must keep
-    to fixed shapes and never wait for the host, so that a step can be captured as a CUDA graph.
+    Subclasses declare ``name``, a frozen dataclass ``Params`` and ``from_budget``. What a generation changes lives in
+    its ``DecodeState`` and is changed in place; every hook of a step keeps to fixed shapes and never waits for the
+    host, so that the step can be captured as a CUDA graph.
     """
 
     name: ClassVar[str]
@@ -102,14 +103,14 @@ class AttentionMethod(ABC):
         """Whatever else the method keeps for a generation (page metadata, inherited selections)."""
         return None
 
-    def on_append(self, layer: int, k: Tensor, state: DecodeState) -> None:
+    def on_append(self, layer: int, k: Tensor, state: DecodeState) -> None:  # noqa: B027 (optional hook)
         """React to the keys ``[B, Hkv, 1, D]`` just appended to ``layer``."""
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Choose what the queries ``[B, Hq, 1, D]`` of ``layer`` read; ``None`` means everything."""
         return None
 
-    def after_step(self, state: DecodeState) -> None:
+    def after_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
         """React to a finished decode step, before lengths advance."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, state: DecodeState) -> Tensor:

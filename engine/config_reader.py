@@ -30,7 +30,7 @@ def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> P
 
     Raises:
         CheckpointError: neither a folder nor a hub id that can be fetched.
-        UnsupportedFamilyError: the hub id's config names an architecture the engine lacks (seen before any weights move).
+        UnsupportedFamilyError: the hub id's config names an architecture the engine lacks; no weights are fetched.
     """
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():

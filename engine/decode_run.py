@@ -19,9 +19,9 @@ class DecodeRun:
     """The tensors one decode keeps on the device, and the step that moves them.
 
     Token ``i`` of a row's continuation is forced while ``i`` is below the row's forced count and drawn from then on. A
-    step feeds the token chosen last and chooses the next; it has fixed shapes, never waits for the host, and is the same
-    function whether it runs eagerly or is replayed from a graph. A row that is done stays in the batch and writes to a
-    spare last column only.
+    step feeds the token chosen last and chooses the next; it has fixed shapes, never waits for the host, and is the
+    same function whether it runs eagerly or is replayed from a graph. A row that is done stays in the batch and writes
+    to a spare last column only.
     """
 
     def __init__(self, decoder: Decoder, sampling: Sampling, prompt: Prompt, method: AttentionMethod):

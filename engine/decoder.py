@@ -34,7 +34,7 @@ class Decoder:
 
     @torch.no_grad()
     def prefill(self, prompts: list[Tensor], cache: KVCache, chunk_tokens: int) -> Tensor:
-        """Fill an empty cache with ragged prompts and return the logits after each row's last token, ``[B, V]`` float32.
+        """Fill an empty cache with ragged prompts; return the logits after each row's last token, ``[B, V]`` float32.
 
         Rows are padded on the right; causal attention keeps every real token from seeing the padding, and the slots it
         leaves behind lie past the row's length.
@@ -82,7 +82,7 @@ class Decoder:
         return F.linear(normed[:, 0], self.weights.lm_head).float()
 
     def _prefill_chunk(self, tokens: Tensor, rows: slice, start: int, cache: KVCache) -> Tensor:
-        """Hidden states ``[R, T, H]`` of tokens ``[R, T]`` at positions ``start ..`` of some rows, before the final norm."""
+        """Hidden states ``[R, T, H]``, before the final norm, of tokens ``[R, T]`` of ``rows`` at ``start ..``."""
         stop = start + tokens.shape[1]
         cos, sin = self.rope.span(start, stop)
         residual = self.weights.embedding[tokens]

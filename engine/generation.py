@@ -29,7 +29,7 @@ class Generator:
     """Runs batches of requests; keeps nothing from one call to the next.
 
     Args:
-        cuda_graph: capture the decode step as a CUDA graph: always, never, or (``None``) where enough steps are expected.
+        cuda_graph: capture the decode step as a CUDA graph: always, never, or (``None``) where enough steps are due.
         prefill_tokens: tokens of the whole batch that one prefill chunk works on.
     """
 

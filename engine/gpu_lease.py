@@ -34,8 +34,8 @@ def lease_gpu(
 ) -> Iterator[torch.device]:
     """Hold a GPU alone while the block runs; on a CPU do nothing.
 
-    ``cuda`` without an index takes the first visible GPU that is free, with an index that one. Waits, and says so once on
-    standard error, while other processes hold them all.
+    ``cuda`` without an index takes the first visible GPU that is free, with an index that one. Waits, and says so once
+    on standard error, while other processes hold them all.
 
     Args:
         uuids: ids of the GPUs to choose from, by index; by default those that torch sees.

@@ -12,9 +12,9 @@ from longdecode.engine.model_config import ModelConfig
 class KVCache:
     """Keys and values of a ragged batch, right-padded to a fixed capacity.
 
-    ``k`` and ``v`` are ``[L, B, Hkv, S, D]``. ``lengths[b]`` counts the tokens stored for row ``b`` and ``positions[b]``
-    is the absolute position of its next token: two counters, because an evicting method stores fewer tokens than it has
-    seen. Slots at or past ``lengths[b]`` hold anything and are never read.
+    ``k`` and ``v`` are ``[L, B, Hkv, S, D]``. ``lengths[b]`` counts the tokens stored for row ``b`` and
+    ``positions[b]`` is the absolute position of its next token: two counters, because an evicting method stores fewer
+    tokens than it has seen. Slots at or past ``lengths[b]`` hold anything and are never read.
     """
 
     def __init__(self, config: ModelConfig, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype):
@@ -50,7 +50,7 @@ class KVCache:
         return self.v[layer]
 
     def write(self, layer: int, start: int, k: Tensor, v: Tensor, rows: slice = slice(None)) -> None:
-        """Store a prefill chunk ``[R, Hkv, T, D]`` of ``rows`` in slots ``start .. start + T``; the caller sets lengths."""
+        """Store a prefill chunk ``[R, Hkv, T, D]`` of ``rows`` in slots ``start ..``; the caller sets lengths."""
         stop = start + k.shape[2]
         self.k[layer, rows, :, start:stop] = k
         self.v[layer, rows, :, start:stop] = v

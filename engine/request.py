@@ -13,7 +13,7 @@ from longdecode.engine.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to continue: first ``forced_ids`` are fed and scored, then up to ``max_new_tokens`` are generated."""
+    """One sequence to continue: ``forced_ids`` are fed and scored, then up to ``max_new_tokens`` are generated."""
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
@@ -44,8 +44,8 @@ class Completion:
 
     ``output_ids`` are the generated tokens, a stop token included. ``forced_logprobs[i]`` is the log-probability of
     ``forced_ids[i]`` given all before it. ``read_tokens_mean`` is the tokens read per KV head, layer and decode step;
-    ``read_tokens_sparse`` the same over the layers that the method does not keep dense. The times are those of the whole
-    batch; ``decode_steps`` counts the steps that this row took part in (the last token of a row is never fed).
+    ``read_tokens_sparse`` the same over the layers that the method does not keep dense. The times are those of the
+    whole batch; ``decode_steps`` counts the steps that this row took part in (the last token of a row is never fed).
     """
 
     output_ids: tuple[int, ...]

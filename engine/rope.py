@@ -35,7 +35,7 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
 
 class RopeTable:
-    """Cosines and sines of every position, float32 whatever the model's dtype, each angle once: ``[max_positions, D/2]``."""
+    """Cosines and sines of every position, float32 whatever the model's dtype: ``[max_positions, D/2]``."""
 
     def __init__(self, config: ModelConfig, device: torch.device):
         frequencies, factor = inverse_frequencies(config)

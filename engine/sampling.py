@@ -19,9 +19,9 @@ _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 class Sampling:
     """How the next token is drawn: greedy at temperature 0, else temperature, then top-p and min-p.
 
-    ``top_p`` keeps the smallest set of most probable tokens whose probabilities sum to at least ``top_p``; ``min_p`` keeps
-    the tokens at least ``min_p`` times as probable as the most probable one. Both look at the distribution after the
-    temperature, and a token must pass both.
+    ``top_p`` keeps the smallest set of most probable tokens whose probabilities sum to at least ``top_p``; ``min_p``
+    keeps the tokens at least ``min_p`` times as probable as the most probable one. Both look at the distribution after
+    the temperature, and a token must pass both.
     """
 
     temperature: float = 0.0

@@ -61,6 +61,15 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``gpu`` are skipped where torch sees no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill fresh float buffers with NaN, so that reading what was never written shows."""
@@ -89,7 +98,7 @@ def seed() -> int:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
-    """Maker of tiny random checkpoints, as safetensors folders that transformers wrote; made once a name and session."""
+    """Maker of tiny random checkpoints, safetensors folders that transformers wrote; one a name and session."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:

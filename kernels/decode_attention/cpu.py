@@ -13,9 +13,9 @@ def decode_attention_cpu(
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention as in ``naive.decode_attention``, in few and large operations.
 
-    The keys before the shortest row's end are read by one batched product, at the speed of memory; what longer rows have
-    beyond it is added row by row, so that nothing past a row's end is touched. The log-sum-exp follows from the largest
-    score and its probability: ``lse = max - log(p_max)``. Moves ``2 * sum(ends) * Hkv * D`` elements of cache.
+    The keys before the shortest row's end are read by one batched product, at the speed of memory; what longer rows
+    have beyond it is added row by row, so that nothing past a row's end is touched. The log-sum-exp follows from the
+    largest score and its probability: ``lse = max - log(p_max)``. Moves ``2 * sum(ends) * Hkv * D`` elements of cache.
 
     Args:
         q: ``[B, Hq, T, D]``, any float dtype; sums run in float32 (float64 for float64).

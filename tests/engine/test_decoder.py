@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ MODELS = ("llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3")
 # Sums of at most a hundred float32 terms over three layers: 1e-4 of the logits' own spread is some 100 roundings.
 RELATIVE_TOLERANCE = 1e-4
 DECODE_STEPS = 8
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def assert_close(ours: Tensor, theirs: Tensor) -> None:

@@ -1,0 +1,112 @@
+"""Devices, timing and leases."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from longdecode.engine import gpu_lease
+from longdecode.engine.device import device_name, resolve_device, resolve_dtype, sm_clock_mhz
+from longdecode.engine.errors import ConfigError
+from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.engine.timer import Timer
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SOURCE = Path(__file__).parents[2] / "src"
+HOLDER = """
+import sys, torch
+from longdecode.engine.gpu_lease import lease_gpu
+with lease_gpu(torch.device("cuda"), uuids=["a", "b"]) as device:
+    print(device, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_auto_follows_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device("auto") == CUDA
+    assert resolve_dtype("auto", CPU) == torch.float32
+    assert resolve_dtype("auto", CUDA) == torch.bfloat16
+    assert resolve_dtype("float16", CPU) == torch.float16
+
+
+def test_unknown_devices_and_dtypes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_device("cuda:0").index == 0
+    for name, words in (("gpu", "allowed: auto, cpu"), ("meta", "allowed"), ("cuda:1", "sees 1 CUDA")):
+        with pytest.raises(ConfigError, match=words):
+            resolve_device(name)
+    with pytest.raises(ConfigError, match="allowed: auto, float32"):
+        resolve_dtype("int8", CPU)
+
+
+def test_the_cpu_has_a_name_and_no_sm_clock() -> None:
+    assert device_name(CPU)
+    assert sm_clock_mhz(CPU) is None
+
+
+def test_timer_measures_milliseconds() -> None:
+    with Timer(CPU) as timer:
+        time.sleep(0.05)
+    assert 50 <= timer.ms < 1000
+
+
+def test_a_failed_block_has_no_time() -> None:
+    timer = Timer(CPU)
+    with pytest.raises(ValueError, match="inside"), timer:
+        raise ValueError("inside")
+    assert timer.ms != timer.ms
+
+
+@pytest.fixture
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(gpu_lease.LOCK_FOLDER_VARIABLE, str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+def test_a_cpu_needs_no_lease(locks: Path) -> None:
+    with lease_gpu(CPU) as device:
+        assert device == CPU
+    assert not locks.exists()
+
+
+def test_processes_get_gpus_of_their_own(locks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One process holds the first GPU, this one gets the second, a third must wait until the first is killed."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={"PYTHONPATH": str(SOURCE), "PATH": "", gpu_lease.LOCK_FOLDER_VARIABLE: str(locks)},
+    )  # fmt: skip
+    assert holder.stdout is not None and holder.stdin is not None
+    try:
+        assert holder.stdout.readline().strip() == "cuda:0"
+        with lease_gpu(CUDA, uuids=["a", "b"]) as device:
+            assert device.index == 1
+            threading.Timer(0.3, holder.kill).start()
+            with lease_gpu(CUDA, uuids=["a", "b"], poll_seconds=0.02) as late:
+                assert late.index == 0
+        assert capsys.readouterr().err.count("waiting for a free GPU") == 1
+        with lease_gpu(CUDA, uuids=["a", "b"]) as again:
+            assert again.index == 0, "leases end with their block"
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_an_index_leases_that_gpu(locks: Path) -> None:
+    with lease_gpu(torch.device("cuda", 1), uuids=["a", "b"]) as device:
+        assert device.index == 1
+    assert [file.name for file in locks.iterdir()] == ["gpu-b.lock"]
+
+
+def test_the_lock_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(gpu_lease.LOCK_FOLDER_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert gpu_lease.lock_folder() == tmp_path / "longdecode"

@@ -1,0 +1,255 @@
+"""The generation loop against transformers and against itself: batches, forced tokens, stops, counters, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longdecode.engine.attention import AttentionMethod, DecodeState, Selection
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import ConfigError, ContextLimitError, DeviceMemoryError
+from longdecode.engine.generation import Completion, Generator, Request, Sampling
+from longdecode.engine.weights import load_decoder
+
+VOCAB = 97
+
+
+@pytest.fixture
+def decoder(tiny_checkpoint: Callable[[str], Path]) -> Decoder:
+    return load_decoder(tiny_checkpoint("llama3"), device="cpu", dtype=torch.float32)
+
+
+@pytest.fixture
+def method(decoder: Decoder, dense: Callable) -> AttentionMethod:
+    return dense(decoder.config)
+
+
+def results(completions: list[Completion]) -> list[tuple[Any, ...]]:
+    """All but the times."""
+    return [
+        (c.output_ids, c.forced_logprobs, c.finish_reason, c.read_tokens_mean, c.read_tokens_sparse, c.decode_steps)
+        for c in completions
+    ]
+
+
+def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
+    """Equal up to the rounding that another batch shape brings to log-probabilities."""
+    for left, right in zip(ours, theirs, strict=True):
+        assert left.forced_logprobs == pytest.approx(right.forced_logprobs, rel=1e-4, abs=1e-4)
+        assert results([replace(left, forced_logprobs=())]) == results([replace(right, forced_logprobs=())])
+
+
+@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3"])
+def test_greedy_equals_transformers(
+    name: str, tiny_checkpoint: Callable, reference_model: Callable, random_ids: Callable, dense: Callable
+) -> None:
+    folder = tiny_checkpoint(name)
+    decoder = load_decoder(folder, device="cpu", dtype=torch.float32)
+    prompts = [random_ids(length, VOCAB) for length in (30, 3, 77)]
+    ours = Generator(decoder).run([Request(prompt, 20) for prompt in prompts], dense(decoder.config))
+    model = reference_model(folder)
+    for prompt, completion in zip(prompts, ours, strict=True):
+        ids = torch.tensor([prompt])
+        theirs = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, min_new_tokens=20, do_sample=False,
+            pad_token_id=0, eos_token_id=None,
+        )  # fmt: skip
+        assert list(completion.output_ids) == theirs[0, len(prompt) :].tolist()
+        assert completion.finish_reason == "length" and completion.decode_steps == 19
+
+
+def ragged(random_ids: Callable) -> list[Request]:
+    """Rows that differ in every length, with forced tokens only, generated only, both, and neither."""
+    shapes = [(31, 0, 12), (5, 9, 0), (64, 4, 6), (1, 0, 1), (17, 1, 0), (8, 0, 0), (22, 7, 20)]
+    return [
+        Request(random_ids(prompt, VOCAB), new, random_ids(forced, VOCAB) if forced else (), seed=index)
+        for index, (prompt, forced, new) in enumerate(shapes)
+    ]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.2, top_p=0.9), Sampling(0.8, min_p=0.05)])
+def test_a_ragged_batch_equals_single_runs(
+    sampling: Sampling, decoder: Decoder, method: AttentionMethod, random_ids: Callable
+) -> None:
+    requests = ragged(random_ids)
+    generator = Generator(decoder, sampling, prefill_tokens=40)
+    together = generator.run(requests, method)
+    alone = [generator.run([request], method)[0] for request in requests]
+    assert_same(together, alone)
+    assert [c.decode_steps for c in together] == [max(0, r.continuation_tokens - 1) for r in requests]
+
+
+def test_permuting_the_batch_permutes_the_results(
+    decoder: Decoder, method: AttentionMethod, random_ids: Callable
+) -> None:
+    requests = ragged(random_ids)
+    generator = Generator(decoder, Sampling(1.0))
+    order = [3, 0, 6, 5, 1, 4, 2]
+    permuted = generator.run([requests[index] for index in order], method)
+    together = generator.run(requests, method)
+    assert_same(permuted, [together[index] for index in order])
+
+
+def test_forced_logprobs_equal_transformers(
+    decoder: Decoder,
+    method: AttentionMethod,
+    tiny_checkpoint: Callable,
+    reference_model: Callable,
+    random_ids: Callable,
+) -> None:
+    prompt, forced = random_ids(13, VOCAB), random_ids(10, VOCAB)
+    completion = Generator(decoder).run([Request(prompt, 3, forced)], method)[0]
+    with torch.no_grad():
+        logits = reference_model(tiny_checkpoint("llama3"))(torch.tensor([prompt + forced])).logits[0].double()
+    expected = logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(forced)[:, None])[:, 0]
+    assert completion.forced_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    assert completion.output_ids[0] == logits[-1].argmax().item(), "generation goes on after the last forced token"
+
+
+def test_forcing_a_greedy_continuation_changes_nothing(
+    decoder: Decoder, method: AttentionMethod, random_ids: Callable
+) -> None:
+    prompt = random_ids(20, VOCAB)
+    generator = Generator(decoder)
+    free = generator.run([Request(prompt, 12)], method)[0].output_ids
+    forced = generator.run([Request(prompt, 5, free[:7])], method)[0].output_ids
+    assert forced == free[7:]
+
+
+def test_a_stop_token_ends_its_row_alone(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
+    prompts = [random_ids(length, VOCAB) for length in (12, 40, 25)]
+    generator = Generator(decoder, Sampling(1.5))
+    free = generator.run([Request(prompt, 30, seed=row) for row, prompt in enumerate(prompts)], method)
+    stop = free[0].output_ids[6]
+    at = free[0].output_ids.index(stop)
+    stops = [frozenset({stop}), frozenset(), frozenset({VOCAB - 1, VOCAB + 5} - set(free[2].output_ids))]
+    stopped = generator.run(
+        [Request(prompt, 30, stop_ids=stops[row], seed=row) for row, prompt in enumerate(prompts)], method
+    )
+    assert stopped[0].output_ids == free[0].output_ids[: at + 1]
+    assert (stopped[0].finish_reason, stopped[0].decode_steps) == ("stop", at)
+    assert results(stopped[1:]) == results(free[1:])
+    assert stopped[0].read_tokens_mean == (pytest.approx(12 + (at + 1) / 2) if at else 0)
+
+
+def test_forced_tokens_do_not_stop(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
+    completion = Generator(decoder).run([Request(random_ids(9, VOCAB), 0, (5, 5, 5), frozenset({5}))], method)[0]
+    assert len(completion.forced_logprobs) == 3
+    assert (completion.output_ids, completion.finish_reason) == ((), "length")
+
+
+def test_one_prompt_serves_many_runs_and_nothing_leaks(
+    decoder: Decoder, method: AttentionMethod, random_ids: Callable
+) -> None:
+    generator = Generator(decoder, Sampling(1.0))
+    prompt = generator.prefill(ragged(random_ids))
+    keys, lengths = prompt.cache.k.nan_to_num(), prompt.cache.lengths.clone()
+    first = generator.decode(prompt, method)
+    generator.run([Request(random_ids(50, VOCAB), 9)], method)
+    assert results(generator.decode(prompt, method)) == results(first)
+    assert torch.equal(prompt.cache.k.nan_to_num(), keys) and torch.equal(prompt.cache.lengths, lengths)
+
+
+class FirstLayerDense(AttentionMethod):
+    """Layer 0 reads all, the others the first two blocks of four tokens."""
+
+    name = "first_layer_dense"
+    Params = object
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int | None, config: Any, **overrides: Any) -> FirstLayerDense:
+        return cls(None, config)
+
+    def dense_layers(self) -> frozenset[int]:
+        return frozenset({0})
+
+    def select(self, layer: int, q: torch.Tensor, state: DecodeState) -> Selection | None:
+        if layer == 0:
+            return None
+        shape = (q.shape[0], self.config.num_kv_heads)
+        return Selection(torch.arange(2).expand(*shape, 2), torch.full(shape, 2), 4)
+
+
+def test_reads_are_means_over_steps_and_layers(decoder: Decoder, random_ids: Callable) -> None:
+    requests = [Request(random_ids(20, VOCAB), 5), Request(random_ids(33, VOCAB), 3)]
+    for completion, full in zip(
+        Generator(decoder).run(requests, FirstLayerDense(None, decoder.config)), (22.5, 34.5), strict=True
+    ):
+        assert completion.read_tokens_sparse == 8
+        assert completion.read_tokens_mean == pytest.approx((full + 2 * 8) / 3)
+
+
+def test_reads_of_a_dense_method(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
+    completion = Generator(decoder).run([Request(random_ids(20, VOCAB), 5)], method)[0]
+    assert completion.read_tokens_mean == completion.read_tokens_sparse == 22.5
+
+
+def test_requests_that_do_not_fit_are_refused(decoder: Decoder, random_ids: Callable) -> None:
+    limit = decoder.config.max_positions
+    generator = Generator(decoder)
+    generator.prefill([Request(random_ids(limit - 8, VOCAB), 5, (1, 2, 3))])
+    with pytest.raises(ContextLimitError, match=f"{limit + 1}; the model's context is {limit}"):
+        generator.prefill([Request((1,), 1), Request(random_ids(limit - 8, VOCAB), 6, (1, 2, 3))])
+
+
+def test_the_last_position_of_the_context_is_usable(
+    decoder: Decoder, method: AttentionMethod, random_ids: Callable
+) -> None:
+    requests = [Request(random_ids(decoder.config.max_positions - 4, VOCAB), 4), Request((1, 2), 2)]
+    assert [len(c.output_ids) for c in Generator(decoder).run(requests, method)] == [4, 2]
+
+
+def test_malformed_requests_are_refused(decoder: Decoder) -> None:
+    with pytest.raises(ConfigError, match="prompt is empty"):
+        Request((), 4)
+    with pytest.raises(ConfigError, match="max_new_tokens is -1"):
+        Request((1,), -1)
+    generator = Generator(decoder)
+    with pytest.raises(ConfigError, match="no requests"):
+        generator.prefill([])
+    for request in (Request((1, VOCAB), 1), Request((-1,), 1), Request((1,), 1, (VOCAB,))):
+        with pytest.raises(ConfigError, match=f"vocabulary of {VOCAB}"):
+            generator.prefill([request])
+
+
+def test_graphs_are_refused_without_cuda(decoder: Decoder) -> None:
+    with pytest.raises(ConfigError, match="CUDA only"):
+        Generator(decoder, cuda_graph=True)
+
+
+def test_running_out_of_device_memory_is_typed(
+    decoder: Decoder, method: AttentionMethod, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    generator = Generator(decoder)
+    prompt = generator.prefill([Request(random_ids(4, VOCAB), 4)])
+    monkeypatch.setattr(Decoder, "step", full)
+    with pytest.raises(DeviceMemoryError, match="batch 1 with 8 tokens"):
+        generator.decode(prompt, method)
+    monkeypatch.setattr(Decoder, "prefill", full)
+    with pytest.raises(DeviceMemoryError, match="CUDA out of memory"):
+        generator.prefill([Request((1,), 1)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.1, top_p=0.9)])
+@pytest.mark.parametrize("name", ["llama3", "qwen3"])
+def test_graph_replay_equals_eager(
+    name: str, sampling: Sampling, tiny_checkpoint: Callable, random_ids: Callable, dense: Callable
+) -> None:
+    decoder = load_decoder(tiny_checkpoint(name), device="cuda", dtype=torch.float32)
+    method = dense(decoder.config)
+    requests = [replace(request, stop_ids=frozenset({3, 50})) for request in ragged(random_ids)]
+    eager = Generator(decoder, sampling, cuda_graph=False)
+    graph = Generator(decoder, sampling, cuda_graph=True)
+    prompt = eager.prefill(requests)
+    expected = results(eager.decode(prompt, method))
+    assert results(graph.decode(prompt, method)) == expected
+    assert results(graph.decode(prompt, method)) == expected, "a second capture starts from the prompt again"

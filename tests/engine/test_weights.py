@@ -1,0 +1,129 @@
+"""Loading: sharded and single files, what is refused, and the hash of a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from longdecode.engine.errors import CheckpointError
+from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.weights import load_decoder, model_hash, random_decoder
+
+
+@pytest.fixture
+def copied(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Maker of a private copy of a tiny checkpoint, to be damaged."""
+    return lambda name: Path(shutil.copytree(tiny_checkpoint(name), tmp_path / name))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def load(folder: Path) -> None:
+    load_decoder(folder, device="cpu", dtype=torch.float32)
+
+
+def test_the_sharded_checkpoint_is_sharded(tiny_checkpoint: Callable[[str], Path]) -> None:
+    folder = tiny_checkpoint("qwen2")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    load(folder)
+
+
+def test_tied_embeddings_share_memory(tiny_checkpoint: Callable[[str], Path]) -> None:
+    tied = load_decoder(tiny_checkpoint("llama3"), device="cpu", dtype=torch.float32).weights
+    untied = load_decoder(tiny_checkpoint("llama2"), device="cpu", dtype=torch.float32).weights
+    assert tied.lm_head is tied.embedding
+    assert not torch.equal(untied.lm_head, untied.embedding)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"],
+)
+def test_a_missing_tensor_is_named(name: str, copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    rewrite(folder, lambda tensors: tensors.__delitem__(name))
+    with pytest.raises(CheckpointError, match=name):
+        load(folder)
+
+
+def test_a_wrong_shape_is_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}))
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is \[7\].*\[48\]"):
+        load(folder)
+
+
+def test_a_tensor_that_fits_nowhere_is_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    rewrite(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(48)}))
+    with pytest.raises(CheckpointError, match=r"q_proj\.bias"):
+        load(folder)
+
+
+def test_rotary_frequencies_of_old_checkpoints_are_passed_over(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    rewrite(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    load(folder)
+
+
+def test_integer_weights_are_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)}))
+    with pytest.raises(CheckpointError, match=r"int8.*bfloat16"):
+        load(folder)
+
+
+def test_pickled_weights_only(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*supported: \*\.safetensors"):
+        load(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match="no weights at all"):
+        load(folder)
+
+
+def test_a_missing_shard_is_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("qwen2")
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=shard.name):
+        load(folder)
+
+
+def test_a_truncated_file_is_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="not a readable safetensors"):
+        load(folder)
+
+
+def test_the_hash_follows_the_content(copied: Callable[[str], Path], tiny_checkpoint: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    before = model_hash(folder)
+    assert before == model_hash(tiny_checkpoint("llama2")), "the folder's place must not matter"
+    rewrite(folder, lambda tensors: tensors["model.norm.weight"].add_(1e-3))
+    after = model_hash(folder)
+    assert after != before
+    config = folder / "config.json"
+    config.write_text(config.read_text() + "\n")
+    assert model_hash(folder) != after
+
+
+def test_random_decoders_repeat_by_seed(seed: int) -> None:
+    config = ModelConfig("qwen3", 33, 16, 24, 2, 4, 2, 8, 64, qk_norm=True, qkv_bias=True, o_bias=True)
+    first, again, other = (random_decoder(config, s, "cpu", torch.float32).weights for s in (seed, seed, seed + 1))
+    assert torch.equal(first.layers[1].qkv, again.layers[1].qkv)
+    assert not torch.equal(first.layers[1].qkv, other.layers[1].qkv)
+    assert first.layers[0].qkv.shape == (64, 16) and first.layers[0].gate_up.shape == (48, 16)
