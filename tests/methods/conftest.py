@@ -1,0 +1,84 @@
+"""A decode driven layer by layer with random vectors, against softmax over brute-force token sets in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine.attention import AttentionMethod, DecodeState
+from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.model_config import ModelConfig
+
+Choose = Callable[[int, int, int, Tensor, Tensor], list[int]]
+"""(layer, row, query head, the row's queries ``[Hq, D]``, its KV head's keys ``[n, D]``) -> the tokens it reads."""
+
+
+@pytest.fixture
+def rng(seed: int) -> torch.Generator:
+    """A generator of random inputs."""
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def config() -> ModelConfig:
+    """Seven layers, two KV heads that serve three query heads each."""
+    return ModelConfig(
+        family="llama", vocab_size=10, hidden_size=8, intermediate_size=8, num_layers=7, num_heads=6,
+        num_kv_heads=2, head_dim=8, max_positions=256, rope={"rope_theta": 100.0},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def prompt_cache(rng: torch.Generator, config: ModelConfig) -> Callable[[list[int], int], KVCache]:
+    """A function of lengths and capacity: a float64 cache with random prompts, NaN past their lengths."""
+
+    def make(lengths: list[int], capacity: int) -> KVCache:
+        cache = KVCache(config, len(lengths), capacity, device=torch.device("cpu"), dtype=torch.float64)
+        for tensor in (cache.k, cache.v):
+            tensor.fill_(float("nan"))
+            for row, length in enumerate(lengths):
+                part = tensor[:, row, :, :length]
+                part.copy_(torch.randn(part.shape, generator=rng, dtype=torch.float64))
+        cache.lengths.copy_(torch.tensor(lengths))
+        cache.positions.copy_(cache.lengths)
+        return cache
+
+    return make
+
+
+@pytest.fixture
+def decode_against(
+    rng: torch.Generator, config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]
+) -> Callable[..., DecodeState]:
+    """A function that decodes with a method and compares every output with attention over the sets ``choose`` names."""
+
+    def run(method: AttentionMethod, choose: Choose, lengths: list[int], steps: int) -> DecodeState:
+        prompt = prompt_cache(lengths, max(lengths) + steps)
+        state = method.start(prompt)
+        keys, values = prompt.k, prompt.v  # grows as an ordinary cache beside the method's own
+        group = config.group_size
+        for step in range(steps):
+            for layer in range(config.num_layers):
+                q, k, v = (
+                    torch.randn(len(lengths), heads, 1, config.head_dim, generator=rng, dtype=torch.float64)
+                    for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+                )
+                out = method.attend(layer, q, k, v, state)
+                for row, length in enumerate(lengths):
+                    n = length + step + 1
+                    keys[layer, row, :, n - 1], values[layer, row, :, n - 1] = k[row, :, 0], v[row, :, 0]
+                    for head in range(config.num_heads):
+                        seen = keys[layer, row, head // group, :n]
+                        tokens = choose(layer, row, head, q[row, :, 0], seen)
+                        weights = (seen[tokens] @ q[row, head, 0] / math.sqrt(config.head_dim)).softmax(0)
+                        want = weights @ values[layer, row, head // group, tokens]
+                        torch.testing.assert_close(out[row, head, 0], want, msg=f"{step=} {layer=} {row=} {head=}")
+            method.after_step(state)
+            state.cache.advance(state.active)
+        return state
+
+    return run

@@ -1,0 +1,37 @@
+"""The conformance suite over every method and every variant of its card."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from longdecode.methods.conformance import CHECKS, check_method
+from longdecode.methods.conformance_bench import Bench, make_bench
+from longdecode.methods.registry import load_card, method_names
+
+CASES = [(name, key) for name in method_names() for key in (None, *load_card(name).variants)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1] or 'defaults'}")
+def bench(request: pytest.FixtureRequest) -> Bench:
+    """The tiny model with one method and variant, on fresh weights and inputs."""
+    name, key = request.param
+    seed = torch.seed() % 2**31
+    print(f"seed {seed}")
+    overrides = {} if key is None else load_card(name).variant_params(key)
+    return make_bench(name, "cpu", overrides, dtype=torch.float64, seed=seed)
+
+
+CPU_CHECKS = [check for check in CHECKS if check.__name__ != "graph_replay_equals_eager"]
+
+
+@pytest.mark.parametrize("check", CPU_CHECKS, ids=lambda check: check.__name__)
+def test_on_cpu(bench: Bench, check) -> None:
+    check(bench)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured and replayed there")
+@pytest.mark.parametrize("name", method_names())
+def test_on_cuda(name: str) -> None:
+    check_method(name, "cuda", seed=torch.seed() % 2**31)

@@ -1,0 +1,106 @@
+"""streaming keeps the sinks and the latest tokens, in a cache no larger than its budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.model_config import ModelConfig
+from longdecode.methods.registry import get_method
+
+LENGTHS = [33, 3, 20, 1]
+
+
+def kept(n: int, budget: int, sinks: int) -> list[int]:
+    """Tokens of ``n`` that a cache of ``budget`` holds."""
+    return [p for p in range(n) if p < sinks or p >= n - (budget - sinks)]
+
+
+@pytest.mark.parametrize(("budget", "sinks"), [(5, 4), (20, 4), (21, 0), (34, 1), (200, 4)])
+def test_reads_sinks_and_window(decode_against: Callable, config: ModelConfig, budget: int, sinks: int) -> None:
+    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
+        return kept(len(keys), budget, sinks)
+
+    method = get_method("streaming").from_budget(budget, config, sinks=sinks)
+    state = decode_against(method, choose, LENGTHS, 25)
+    assert state.cache.capacity == min(budget, 33 + 25)
+    for row, length in enumerate(LENGTHS):
+        want = sum(min(length + step + 1, budget) for step in range(25))
+        assert state.reads[:, row].tolist() == [want] * config.num_layers
+    assert state.cache.positions.tolist() == [n + 25 for n in LENGTHS]
+
+
+def turn(x: Tensor, position: int, base: float) -> Tensor:
+    """Rotary embedding of one vector, pair by pair."""
+    half = len(x) // 2
+    out = x.clone()
+    for i in range(half):
+        angle = position * base ** (-i / half)
+        out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
+        out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
+    return out
+
+
+@pytest.mark.parametrize("budget", [5, 16, 60])
+def test_cache_positions_equal_keys_rotated_by_slot(
+    rng: torch.Generator, config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache], budget: int
+) -> None:
+    """The released rule, literally: keep keys unrotated, then rotate keys and query by their slots in the cache."""
+    lengths, steps, base = [33, 3, 14], 8, 100.0
+    prompt = prompt_cache(lengths, 33 + steps)
+    plain, values = prompt.k[0].clone(), prompt.v[0].clone()
+    for row, length in enumerate(lengths):
+        for head in range(2):
+            for p in range(length):
+                prompt.k[0, row, head, p] = turn(plain[row, head, p], p, base)
+    method = get_method("streaming").from_budget(budget, config, positions="cache")
+    state = method.start(prompt)
+    for step in range(steps):
+        q, k, v = (torch.randn(3, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (6, 2, 2))
+        turned_q, turned_k = q.clone(), k.clone()
+        for row, length in enumerate(lengths):
+            at = length + step
+            plain[row, :, at], values[row, :, at] = k[row, :, 0], v[row, :, 0]
+            for head in range(6):
+                turned_q[row, head, 0] = turn(q[row, head, 0], at, base)
+            for head in range(2):
+                turned_k[row, head, 0] = turn(k[row, head, 0], at, base)
+        out = method.attend(0, turned_q, turned_k, v, state)
+        state.cache.advance(state.active)
+        for row, length in enumerate(lengths):
+            tokens = kept(length + step + 1, budget, 4)
+            for head in range(6):
+                keys = torch.stack([turn(plain[row, head // 3, p], slot, base) for slot, p in enumerate(tokens)])
+                query = turn(q[row, head, 0], len(tokens) - 1, base)
+                want = (keys @ query / math.sqrt(8)).softmax(0) @ values[row, head // 3, tokens]
+                # The frequencies are float32, so the angles agree to about that.
+                torch.testing.assert_close(out[row, head, 0], want, atol=1e-4, rtol=1e-4)
+
+
+def test_a_finished_row_stands_still(
+    rng: torch.Generator, config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]
+) -> None:
+    method = get_method("streaming").from_budget(8, config)
+    state = method.start(prompt_cache([12, 6], 40))
+    state.active[1] = False
+    for _ in range(5):
+        q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (6, 2))
+        method.attend(0, q, k, k, state)
+        state.cache.advance(state.active)
+    assert state.cache.positions.tolist() == [17, 6]
+    assert state.cache.lengths.tolist() == [8, 6]
+    assert state.reads[0].tolist() == [40.0, 0.0]
+
+
+def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]) -> None:
+    cache = get_method("streaming").from_budget(8, config).start(prompt_cache([12], 40)).cache
+    other = cache.clone()
+    other.append(0, torch.ones(1, 2, 1, 8, dtype=torch.float64), torch.ones(1, 2, 1, 8, dtype=torch.float64))
+    other.advance(torch.tensor([True]))
+    assert not other.k[0].equal(cache.k[0])
+    assert (other.positions.item(), cache.positions.item()) == (13, 12)
