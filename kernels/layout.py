@@ -33,3 +33,8 @@ def fold_group(q: Tensor, num_kv_heads: int) -> Tensor:
 def before(lengths: Tensor, size: int) -> Tensor:
     """Mask ``[B, size]`` of the slots before each row's length."""
     return torch.arange(size, device=lengths.device) < lengths[:, None]
+
+
+def on_host(x: Tensor) -> bool:
+    """Whether looking at values of ``x`` is free; elsewhere it would stall the device and break graph capture."""
+    return x.device.type == "cpu"

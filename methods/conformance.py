@@ -15,6 +15,7 @@ from torch import Tensor
 
 from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
+from longdecode.engine.kv_cache import KVCache
 from longdecode.methods.conformance_bench import BUDGET, CONFIG, PROMPT_TOKENS, STEPS, WHOLE_BUDGET, Bench, make_bench
 from longdecode.methods.registry import get_method, load_card
 
@@ -167,6 +168,24 @@ def runs_leave_no_trace(bench: Bench) -> None:
             raise GateError("two runs with the same inputs differ")
 
 
+def a_step_never_waits_for_the_host(bench: Bench) -> None:
+    """A step runs on tensors without values, so no hook looks at one, which would break a CUDA graph."""
+    meta = torch.device("meta")
+    cache = KVCache(CONFIG, len(PROMPT_TOKENS), max(PROMPT_TOKENS) + STEPS, device=meta, dtype=torch.float32)
+    method = bench.build(BUDGET)
+    try:
+        state = method.start(cache)
+        for layer in range(CONFIG.num_layers):
+            shape = (len(PROMPT_TOKENS), CONFIG.num_kv_heads, 1, CONFIG.head_dim)
+            k = torch.empty(shape, device=meta)
+            q = k.repeat_interleave(CONFIG.group_size, dim=1)
+            method.attend(layer, q, k, k, state)
+        method.after_step(state)
+        state.cache.advance(state.active)
+    except (RuntimeError, NotImplementedError) as error:
+        raise GateError(f"a step needs a tensor's value: {error}") from error
+
+
 def graph_replay_equals_eager(bench: Bench) -> None:
     """A step replayed from a CUDA graph gives what it gives eagerly; holds vacuously where there is no CUDA."""
     if bench.decoder.device.type != "cuda":
@@ -196,6 +215,7 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     reads_stay_within_budget,
     traffic_covers_the_reads,
     runs_leave_no_trace,
+    a_step_never_waits_for_the_host,
     graph_replay_equals_eager,
 )
 """Every check, in the order they run."""

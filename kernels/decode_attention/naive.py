@@ -30,25 +30,12 @@ def decode_attention(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     grouped = fold_group(q, k.shape[1]).to(accumulator(q.dtype)) * scale
-    attend = _masked if q.is_cuda else _by_row
-    out, lse = attend(grouped, k, v, lengths)
+    out, lse = _masked(grouped, k, v, lengths)
     return out.to(q.dtype).reshape(q.shape), lse.reshape(q.shape[:-1])
 
 
-def _by_row(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row over exactly its own keys: on a CPU reading a length costs nothing, and nothing is masked or copied."""
-    out, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], float("-inf"))
-    for row, length in enumerate(lengths.tolist()):
-        if length == 0:
-            continue
-        scores = q[row] @ k[row, :, :length].to(q.dtype).transpose(-1, -2)
-        lse[row] = torch.logsumexp(scores, dim=-1)
-        out[row] = torch.exp(scores - lse[row][..., None]) @ v[row, :, :length].to(q.dtype)
-    return out, lse
-
-
 def _masked(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Every row over the whole capacity with fixed shapes and no host wait, as a CUDA graph needs."""
+    """Scaled rows ``[B, Hkv, R, D]`` over the whole capacity: fixed shapes and no host wait, as a CUDA graph needs."""
     visible = before(lengths, k.shape[2])[:, None]
     scores = q @ k.to(q.dtype).transpose(-1, -2)
     scores = torch.where(visible[:, :, None], scores, float("-inf"))

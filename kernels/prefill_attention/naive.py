@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from longdecode.kernels.layout import fold_group
+from longdecode.kernels.layout import fold_group, on_host
 
 
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
@@ -35,13 +35,13 @@ def prefill_attention(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
         raise ValueError(f"chunk {start}..{stop} does not fit a cache of {k.shape[2]} slots")
     keys, values = k[:, :, :stop], v[:, :, :stop]
     narrow = q.dtype in (torch.float16, torch.bfloat16)
-    if start == 0 and (narrow or not q.is_cuda):
+    if start == 0 and (narrow or on_host(q)):
         return scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
-    if narrow and q.is_cuda:
+    if narrow and not on_host(q):
         bias = causal_lower_right(rows, stop)
         return scaled_dot_product_attention(q, keys, values, attn_mask=bias, enable_gqa=True)
     seen = torch.arange(stop, device=q.device) <= torch.arange(start, stop, device=q.device)[:, None]
-    if not q.is_cuda:
+    if on_host(q):
         return scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
     # No fused CUDA kernel takes grouped heads in wider dtypes: fold each group into rows of its KV head instead.
     folded = fold_group(q, k.shape[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdecode.kernels.layout import accumulator
+from longdecode.kernels.layout import accumulator, on_host
 
 
 def sparse_decode_attention(
@@ -72,7 +72,7 @@ def sparse_decode_attention(
 
 def _tokens(indices: Tensor, counts: Tensor, lengths: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
     """Token numbers ``[B, Hs, N * block_size]`` of the listed blocks, and which of them may be read."""
-    if not indices.is_cuda:
+    if on_host(indices):
         indices = indices[..., : int(counts.max())]  # a full-width list is rare; on a CPU the width is free to know
     listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
     offsets = torch.arange(block_size, device=indices.device)

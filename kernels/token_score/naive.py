@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdecode.kernels.layout import accumulator, before, fold_group
+from longdecode.kernels.layout import accumulator, before, fold_group, on_host
 
 
 def token_logits(q: Tensor, k: Tensor, lengths: Tensor, *, scale: float | None = None) -> Tensor:
@@ -27,7 +27,7 @@ def token_logits(q: Tensor, k: Tensor, lengths: Tensor, *, scale: float | None =
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     grouped = fold_group(q, k.shape[1]).to(accumulator(q.dtype)) * scale
     shape = (q.shape[0], q.shape[1], k.shape[2])
-    if q.is_cuda:
+    if not on_host(q):
         scores = (grouped @ k.to(grouped.dtype).transpose(-1, -2)).view(shape)
         return torch.where(before(lengths, shape[-1])[:, None], scores, float("-inf"))
     scores = grouped.new_full((*grouped.shape[:-1], shape[-1]), float("-inf"))

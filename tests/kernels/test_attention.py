@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from longdecode.kernels.decode_attention import decode_attention
-from longdecode.kernels.decode_attention.naive import _by_row, _masked
+from longdecode.kernels.decode_attention import decode_attention, naive
 from longdecode.kernels.merge_attention import merge_attention
 from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
@@ -51,9 +51,12 @@ SHAPES = [(1, 1, 1, 32, 1), (3, 2, 4, 64, 15), (2, 1, 16, 128, 63), (3, 4, 2, 32
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_decode_attention(rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype, rows: int) -> None:
+@pytest.mark.parametrize("attend", [decode_attention, naive.decode_attention], ids=["dispatched", "naive"])
+def test_decode_attention(
+    rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype, rows: int, attend: Callable
+) -> None:
     q, k, v, lengths = ragged(rng, *shape, dtype, rows=rows)
-    out, lse = decode_attention(q, k, v, lengths)
+    out, lse = attend(q, k, v, lengths)
     assert out.dtype == dtype and out.shape == q.shape and lse.dtype == torch.float32
     for b, n in enumerate(lengths.tolist()):
         for h in {0, q.shape[1] // 2, q.shape[1] - 1}:
@@ -62,14 +65,6 @@ def test_decode_attention(rng: torch.Generator, shape: tuple[int, ...], dtype: t
                 want, want_lse = reference(q[b, h, t], k[b, kv], v[b, kv], list(range(n)))
                 torch.testing.assert_close(out[b, h, t].double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
                 assert lse[b, h, t].item() == pytest.approx(want_lse, abs=1e-4)
-
-
-def test_both_decode_paths_agree(rng: torch.Generator) -> None:
-    q, k, v, lengths = ragged(rng, 4, 2, 3, 32, 77, torch.float32)
-    lengths[1] = 0
-    folded = q.view(4, 2, 3, 32)
-    for got, want in zip(_masked(folded, k, v, lengths), _by_row(folded, k, v, lengths), strict=True):
-        torch.testing.assert_close(got, want)
 
 
 def test_an_empty_row_gives_zeros_and_minus_infinity(rng: torch.Generator) -> None:

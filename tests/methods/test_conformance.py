@@ -30,6 +30,15 @@ def test_on_cpu(bench: Bench, check) -> None:
     check(bench)
 
 
+@pytest.mark.parametrize("name", method_names())
+def test_on_cpu_along_the_paths_of_a_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branches that avoid a host wait, taken on the CPU."""
+    ops = ("decode_attention", "sparse_decode_attention.naive", "prefill_attention.naive", "token_score.naive")
+    for module in ops:
+        monkeypatch.setattr(f"longdecode.kernels.{module}.on_host", lambda tensor: False)
+    check_method(name, "cpu", seed=torch.seed() % 2**31)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: graphs are captured and replayed there")
 @pytest.mark.parametrize("name", method_names())

@@ -103,6 +103,12 @@ FAULTS = {
         def traffic(self, context_tokens, bytes_per_element):
             return Traffic(10)
     """,
+    "a_step_never_waits_for_the_host": """
+        def select(self, layer, q, state):
+            if int(state.cache.lengths.max()) < self.budget_tokens:
+                return None
+            return super().select(layer, q, state)
+    """,
     "runs_leave_no_trace": """
         starts = 0
         def start(self, prompt):
