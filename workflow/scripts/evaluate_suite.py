@@ -1,13 +1,26 @@
 """Run one model, method and suite; journalled, so that a killed job goes on at its next sample."""
 
+import sys
+import time
 from pathlib import Path
 
 from job import job
 
 with job(snakemake):
+    from longdecode.evals.journal import JournalLockedError
     from longdecode.evals.run_config import build_run_config
     from longdecode.evals.runner import run_job
 
     config = build_run_config(snakemake.config, "configuration")
     cell = snakemake.wildcards
-    run_job(config, cell.model, cell.label, cell.suite, Path(snakemake.output[0]))
+    waiting = False
+    while True:
+        try:
+            run_job(config, cell.model, cell.label, cell.suite, Path(snakemake.output[0]))
+            break
+        except JournalLockedError as error:
+            # A job may outlive a workflow that was killed; what it writes is taken over when it ends.
+            if not waiting:
+                print(f"{error}; waiting for it to end", file=sys.stderr)
+            waiting = True
+            time.sleep(1)

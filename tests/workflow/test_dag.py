@@ -1,0 +1,109 @@
+"""The DAG as it is planned: jobs per profile, what makes a job run again, lint, and a parse that stays fast."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = ("demo", "h200", "tiny")
+OTHER_RULES = {"write_config", "aggregate", "check_instrument", "require_instrument", "report", "all"}
+
+
+def planned(output: str) -> dict[str, int]:
+    """Jobs per rule in a dry run's table."""
+    return {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_one_job_per_model_method_and_suite(snakemake: Any, profile: str) -> None:
+    config = yaml.safe_load((ROOT / "config" / f"{profile}.yaml").read_text())
+    jobs = planned(snakemake("-n", "--config", f"profile={profile}", check=True).stdout)
+    assert jobs.pop("evaluate") == len(config["models"]) * len(config["methods"]) * len(config["suites"])
+    assert jobs.pop("total") == sum(jobs.values()) + len(config["models"]) * len(config["methods"]) * len(
+        config["suites"]
+    )
+    assert jobs == dict.fromkeys(OTHER_RULES, 1)
+
+
+def test_demo_is_the_default_and_all_the_target(snakemake: Any) -> None:
+    bare = snakemake("-n", check=True).stdout
+    named = snakemake("-n", "--config", "profile=demo", "--", "all", check=True).stdout
+    assert planned(bare) == planned(named)
+    assert "reports/demo/index.html" in bare
+
+
+def test_cuda_jobs_hold_a_gpu_and_cpu_jobs_none(snakemake: Any, write_config: Any) -> None:
+    for device, gpus in (("cuda", 1), ("cpu", 0)):
+        path = write_config(device=device)
+        shown = snakemake("-n", "--configfile", str(path), check=True).stdout
+        assert set(re.findall(r"gpu=(\d)", shown)) == {str(gpus)}
+
+
+def test_jobs_fill_the_machine_once(snakemake: Any, write_config: Any) -> None:
+    path = write_config()
+    for cores in (1, 8):
+        shown = snakemake("-n", "--cores", str(cores), "--configfile", str(path), check=True).stdout
+        threads = {int(count) for count in re.findall(r"threads: (\d+)", shown)} or {1}
+        torch_threads = {int(count) for count in re.findall(r"torch_threads=(\d+)", shown)}
+        assert len(threads) == len(torch_threads) == 1
+        processors = int(subprocess.check_output(["nproc"], env={"PATH": "/usr/bin:/bin"}))
+        at_once = max(1, cores // max(threads))
+        assert at_once * max(torch_threads) <= max(processors, 1)
+
+
+def test_lint_finds_nothing(snakemake: Any) -> None:
+    done = snakemake("--lint")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_schema_accepts_the_shipped_configurations_and_knows_every_key(profile: str) -> None:
+    import jsonschema
+
+    schema = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())
+    config = yaml.safe_load((ROOT / "config" / f"{profile}.yaml").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(config, schema)
+
+
+def test_schema_and_run_config_have_the_same_keys() -> None:
+    from dataclasses import fields
+
+    from longdecode.evals.run_config import InstrumentSpec, RunConfig, SuiteSpec
+
+    properties = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())["properties"]
+    assert set(properties) == {item.name for item in fields(RunConfig)} - {"source"}
+    assert set(properties["instrument"]["properties"]) == {item.name for item in fields(InstrumentSpec)}
+    assert set(properties["suites"]["additionalProperties"]["properties"]) == {item.name for item in fields(SuiteSpec)}
+
+
+def test_schema_is_closed_everywhere() -> None:
+    def objects(node: Any) -> list[dict[str, Any]]:
+        if isinstance(node, list):
+            return [found for entry in node for found in objects(entry)]
+        if not isinstance(node, dict):
+            return []
+        inner = [found for entry in node.values() for found in objects(entry)]
+        return [node, *inner] if "properties" in node and isinstance(node["properties"], dict) else inner
+
+    schema = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())
+    found = objects(schema)
+    assert len(found) >= 5
+    assert all(node.get("additionalProperties") is False for node in found)
+
+
+def test_reading_a_configuration_does_not_import_torch() -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'src'); from pathlib import Path\n"
+        "from longdecode.evals.run_config import load_run_config\n"
+        "from longdecode.evals.hashing import code_hash\n"
+        "load_run_config(Path('config/demo.yaml')); code_hash('quest'); print('torch' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "False"

@@ -1,0 +1,62 @@
+"""Killed without warning, a run goes on from its journals and ends with the numbers of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from longdecode.miniature.checkpoint import save_checkpoint
+from longdecode.miniature.model import Miniature, MiniatureShape
+
+pytestmark = pytest.mark.slow
+SUMMARY = "results/trial/summary.csv"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, poison: None) -> Path:
+    """A small random model with the miniature's tokenizer, slow enough to be killed at work."""
+    shape = MiniatureShape(hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4)
+    folder = tmp_path / "checkpoint"
+    save_checkpoint(Miniature(shape, compiled=False), folder)
+    return folder
+
+
+def journal_lines(folder: Path) -> int:
+    """Whole lines in all journals below a folder."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("*.jsonl"))
+
+
+def test_twice_killed_run_ends_with_the_same_numbers(
+    command: Any, environment: dict[str, str], snakemake: Any, write_config: Any, tmp_path: Path, checkpoint: Path
+) -> None:
+    """First kill: the workflow and its jobs. Second: the workflow alone, whose orphaned job the third run waits for."""
+    path = str(write_config(models={"random": {"path": str(checkpoint)}}, methods={"quest": {}}))
+    journals = tmp_path / "results" / "trial" / "journal"
+    log_path = tmp_path / "killed.log"
+    for lines, kill in ((3, os.killpg), (5, os.kill)):
+        with log_path.open("wb") as log:
+            arguments = command("--configfile", path, "--", SUMMARY)
+            process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment, start_new_session=True)
+            deadline = time.monotonic() + 300
+            while journal_lines(journals) < lines:
+                assert process.poll() is None and time.monotonic() < deadline, log_path.read_text()
+                time.sleep(0.02)
+            kill(process.pid, signal.SIGKILL)
+            process.wait()
+        assert not (tmp_path / SUMMARY).exists()
+
+    snakemake("--configfile", path, "--", SUMMARY, check=True)
+    resumed = pd.read_csv(tmp_path / SUMMARY)
+    assert resumed["n"].max() == 4
+    assert "Nothing to be done" in snakemake("--configfile", path, "--", SUMMARY, check=True).stdout
+
+    undisturbed = SUMMARY.replace("trial", "undisturbed")
+    snakemake("--configfile", path, "--config", "profile=undisturbed", "--", undisturbed, check=True)
+    pd.testing.assert_frame_equal(resumed, pd.read_csv(tmp_path / undisturbed))
