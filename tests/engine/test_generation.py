@@ -21,7 +21,8 @@ VOCAB = 97
 
 @pytest.fixture
 def decoder(tiny_checkpoint: Callable[[str], Path]) -> Decoder:
-    return load_decoder(tiny_checkpoint("llama3"), device="cpu", dtype=torch.float32)
+    """In float64, so that the rounding of another batch shape never decides between two tokens."""
+    return load_decoder(tiny_checkpoint("llama3"), device="cpu", dtype=torch.float64)
 
 
 @pytest.fixture
@@ -40,8 +41,18 @@ def results(completions: list[Completion]) -> list[tuple[Any, ...]]:
 def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
     """Equal up to the rounding that another batch shape brings to log-probabilities."""
     for left, right in zip(ours, theirs, strict=True):
-        assert left.forced_logprobs == pytest.approx(right.forced_logprobs, rel=1e-4, abs=1e-4)
+        assert left.forced_logprobs == pytest.approx(right.forced_logprobs, abs=2e-6)
         assert results([replace(left, forced_logprobs=())]) == results([replace(right, forced_logprobs=())])
+
+
+def assert_same_but_for_ties(ours: list[int], theirs: list[int], prompt: tuple[int, ...], model: Any) -> None:
+    """Where the two part, the tokens must be as good as equally likely; what follows is no longer comparable."""
+    parted = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+    if parted is None:
+        return
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *theirs[:parted]]])).logits[0, -1]
+    assert abs(logits[ours[parted]] - logits[theirs[parted]]) <= 1e-5 * logits.std()
 
 
 @pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3"])
@@ -59,7 +70,7 @@ def test_greedy_equals_transformers(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, min_new_tokens=20, do_sample=False,
             pad_token_id=0, eos_token_id=None,
         )  # fmt: skip
-        assert list(completion.output_ids) == theirs[0, len(prompt) :].tolist()
+        assert_same_but_for_ties(list(completion.output_ids), theirs[0, len(prompt) :].tolist(), prompt, model)
         assert completion.finish_reason == "length" and completion.decode_steps == 19
 
 

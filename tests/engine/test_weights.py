@@ -127,3 +127,15 @@ def test_random_decoders_repeat_by_seed(seed: int) -> None:
     assert torch.equal(first.layers[1].qkv, again.layers[1].qkv)
     assert not torch.equal(first.layers[1].qkv, other.layers[1].qkv)
     assert first.layers[0].qkv.shape == (64, 16) and first.layers[0].gate_up.shape == (48, 16)
+
+
+@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen3"])
+def test_a_step_reads_every_matrix_once(
+    name: str, tiny_checkpoint: Callable[[str], Path], reference_model: Callable[[Path], torch.nn.Module]
+) -> None:
+    folder = tiny_checkpoint(name)
+    weights = load_decoder(folder, device="cpu", dtype=torch.bfloat16).weights
+    parameters = dict(reference_model(folder).named_parameters())
+    tied = "lm_head.weight" not in parameters
+    looked_up = 0 if tied else parameters["model.embed_tokens.weight"].numel()
+    assert weights.nbytes() == 2 * (sum(p.numel() for p in parameters.values()) - looked_up)
