@@ -1,4 +1,4 @@
-"""Are two runs the same? Records equal apart from when they were made and how long it took."""
+"""Are two runs the same? Records equal apart from when and at which commit they were made and how long it took."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from longdecode.evals.records import Record
 from longdecode.evals.storage import read_folder, read_records
 
 _TIMES = ("prefill_ms", "decode_ms")
-_MOMENTS = ("started_at", "sm_clock_mhz")
+_MOMENTS = ("started_at", "sm_clock_mhz", "revision", "dirty")  # code_hash says which code it was
 _KEY = ("model", "label", "suite", "task", "budget", "context", "batch", "seed", "sample_index")
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from longdecode.methods.registry import get_method
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.config_reader import read_config, resolve_checkpoint
@@ -27,6 +26,7 @@ from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.base import Sample, Task
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+from longdecode.methods.registry import get_method
 
 
 class Job:

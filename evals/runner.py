@@ -164,14 +164,17 @@ class _Run:
         self.finished += len(cells)
         elapsed = time.monotonic() - self.started
         left = elapsed / self.finished * (len(self.todo) - self.finished)
+        by_outcome: dict[str, list[str]] = {}
         for cell in cells:
-            print(
-                f"{self.job.label} {cell.task} context={cell.context} budget={cell.budget.text}"
-                f" {self.ledger.outcome(cell)} ({self.finished}/{len(self.todo)} cells,"
-                f" {elapsed:.0f} s, about {left:.0f} s left)",
-                file=sys.stderr,
-                flush=True,
-            )
+            by_outcome.setdefault(self.ledger.outcome(cell), []).append(cell.budget.text)
+        where = f"{self.job.label} {cells[0].task} context={cells[0].context}"
+        for outcome, budgets in by_outcome.items():
+            print(f"{where} budget={','.join(budgets)} {outcome}", file=sys.stderr)
+        print(
+            f"  {self.finished}/{len(self.todo)} cells, {elapsed:.0f} s, about {left:.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _status_of(error: Exception) -> Status | None:

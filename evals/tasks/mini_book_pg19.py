@@ -57,7 +57,7 @@ class MiniBookPg19(LossTask):
             where = (
                 f"no {book}.txt below {self.folder}" if self.folder else "the configuration's data.pg19 names no folder"
             )
-            fetch = " && ".join(f"curl --create-dirs -o books/{name}.txt {_SOURCE}/{name}.txt" for name in HELD_OUT)
-            raise DataUnavailableError(f"{self.name}: {where}. Fetch: {fetch}; then set data.pg19 to that folder")
+            fetch = f"curl --create-dirs -o 'books/#1.txt' '{_SOURCE}/{{{','.join(HELD_OUT)}}}.txt'"
+            raise DataUnavailableError(f"{where}; fetch the books with {fetch} and set data.pg19 to books")
         # The tasks count bytes as characters, and the miniature has seen plain ASCII only.
         return found[0].read_text(encoding="utf-8").encode("ascii", "ignore").decode("ascii")
