@@ -54,7 +54,7 @@ lock: ## Resolve pyproject.toml anew into requirements.lock and environment.yml 
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/pip install "$(TORCH)" '.[dev]'
-	build/lock/bin/pip freeze | $(PYTHON) .ci/write_lock.py
+	build/lock/bin/pip freeze --all | $(PYTHON) .ci/write_lock.py
 
 clean: ## Remove the demo's and CI's results and reports, caches and Snakemake's notes (keeps .venv and results/h200)
 	rm -rf results/demo results/tiny reports/demo reports/tiny build .snakemake .pytest_cache .mypy_cache .ruff_cache

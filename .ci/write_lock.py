@@ -1,4 +1,4 @@
-"""Write requirements.lock and environment.yml from `pip freeze` on standard input."""
+"""Write requirements.lock and environment.yml from `pip freeze --all` on standard input."""
 
 import sys
 from pathlib import Path
@@ -17,15 +17,16 @@ dependencies:
   - pip
   - pip:
 """
+NOT_OURS = ("longdecode", "pip", "wheel")
 MARKERS = {"triton": ' ; sys_platform == "linux"'}
 
 
 def pins(freeze: str) -> list[str]:
-    """One requirement a package, without local build tags, extras of this machine or the project itself."""
+    """One requirement a package, without local build tags, installers or the project itself."""
     lines = []
     for line in freeze.splitlines():
         name, found, version = line.strip().partition("==")
-        if found and name != "longdecode":
+        if found and name not in NOT_OURS:
             lines.append(f"{name}=={version.partition('+')[0]}{MARKERS.get(name.lower(), '')}")
     return sorted(lines, key=str.lower)
 
@@ -34,7 +35,7 @@ def main() -> None:
     """Write both files next to each other in the project's root."""
     lines = pins(sys.stdin.read())
     if not lines:
-        raise SystemExit("no pinned packages on standard input; pipe `pip freeze` into this script")
+        raise SystemExit("no pinned packages on standard input; pipe `pip freeze --all` into this script")
     (ROOT / "requirements.lock").write_text(LOCK_HEADER + "".join(f"{line}\n" for line in lines))
     quoted = (f"      - '{line}'\n" if ";" in line else f"      - {line}\n" for line in lines)
     (ROOT / "environment.yml").write_text(ENVIRONMENT_HEADER + "".join(quoted))

@@ -1,0 +1,91 @@
+"""The project's tree: what must be there, what must not, and a Makefile whose help is complete."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("engine", "kernels", "methods", "evals", "miniature", "reporting")
+TEXT = {".py", ".smk", ".md", ".yaml", ".yml", ".toml", ".lock", ".rst", ".cff", ".html", ".css", ".js", ".json", ""}
+MACHINE_PATH = re.compile(r"(?<![\w./:-])/(?:home|Users|root|work|tmp|mnt|scratch)/[\w.-]+")
+SKIPPED = {"LICENSE"}
+
+
+def tracked() -> list[Path]:
+    """Files that git holds."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Snakefile", "workflow/Snakefile", "workflow/schemas/config.schema.yaml", "config/README.md",
+        "profiles/default/config.yaml", "Makefile", "environment.yml", "requirements.lock", "README.md", "LICENSE",
+        "CITATION.cff", ".ci/run",
+        "docs/index.md", "docs/reading-a-table.md", "docs/footguns.md", *ROOMS,
+    ],
+)  # fmt: skip
+def test_is_there(name: str) -> None:
+    assert (ROOT / name).exists()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_are_namespaces_reached_through_links(room: str) -> None:
+    link = ROOT / "src" / "longdecode" / room
+    assert link.is_symlink() and not link.readlink().is_absolute() and link.resolve() == ROOT / room
+    assert not (ROOT / room / "__init__.py").exists()
+
+
+def test_no_file_names_a_place_on_one_machine() -> None:
+    found = []
+    for path in tracked():
+        if path.suffix not in TEXT or path.name in SKIPPED or path == Path(__file__) or path.is_symlink():
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+            if match := MACHINE_PATH.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
+    assert not found, "\n".join(found)
+
+
+def test_code_files_stay_readable() -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in tracked()
+        if path.suffix in (".py", ".smk") and (count := len(path.read_text().splitlines())) > 400
+    }
+    assert not long
+
+
+def test_help_lists_every_target_and_each_has_a_recipe() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    shown = subprocess.check_output(["make", "--no-print-directory", "help"], cwd=ROOT, text=True)
+    listed = re.findall(r"^  make (\w+) +\S", shown, re.MULTILINE)
+    assert sorted(listed) == sorted(phony.split())
+    for target in listed:
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_python_too_old_is_said_clearly(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "requirements.lock", tmp_path)
+    done = subprocess.run(["make", "PYTHON=", "setup"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "needs Python >= 3.11" in done.stdout + done.stderr
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = []
+    for path in [ROOT / "README.md", ROOT / "config" / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+            if "://" not in target and not target.startswith("mailto:") and not (path.parent / target).exists():
+                broken.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not broken, "\n".join(broken)
