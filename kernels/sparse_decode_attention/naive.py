@@ -66,7 +66,8 @@ def sparse_decode_attention(
     scores = torch.where(visible[:, :, None], scores, float("-inf"))
     lse = torch.logsumexp(scores, dim=-1)
     probabilities = torch.exp(scores - torch.where(lse == float("-inf"), 0.0, lse)[..., None])
-    out = probabilities @ values.masked_fill_(~visible[..., None], 0.0)
+    # What may not be read was gathered from slot 0, which is clean unless the row is empty.
+    out = torch.where(lse[..., None] == float("-inf"), 0.0, probabilities @ values)
     return out.to(q.dtype).reshape(q.shape), lse.reshape(batch, heads, 1)
 
 

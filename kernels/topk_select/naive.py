@@ -33,7 +33,7 @@ def topk_select(scores: Tensor, k: int, valid: Tensor) -> tuple[Tensor, Tensor]:
     width = min(k, size)
     mask = valid if valid.dtype == torch.bool else before(valid, size)[:, None]
     ranked = torch.where(mask, scores, float("-inf"))
-    kth = ranked.topk(width, dim=-1, sorted=True).values[..., -1:]
+    kth = ranked.topk(width, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
     above = ranked > kth
     tied = (ranked == kth) & mask
     spare = width - above.sum(dim=-1, keepdim=True, dtype=torch.int32)

@@ -124,6 +124,14 @@ def test_sparse_with_every_block_equals_dense(rng: torch.Generator) -> None:
         torch.testing.assert_close(got, want)
 
 
+def test_sparse_gives_zeros_for_an_empty_row(rng: torch.Generator) -> None:
+    q, k, v, _ = ragged(rng, 2, 1, 2, 32, 20, torch.float32)
+    k[1], v[1] = NAN, NAN
+    indices, counts = torch.zeros(2, 1, 2, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64)
+    out, lse = sparse_decode_attention(q, k, v, indices, counts, block_size=4, lengths=torch.tensor([20, 0]))
+    assert out[1].eq(0).all() and lse[1].eq(float("-inf")).all() and out[0].isfinite().all()
+
+
 def test_sparse_refuses_lists_that_fit_no_head() -> None:
     q, k = torch.randn(1, 4, 1, 32), torch.randn(1, 2, 8, 32)
     with pytest.raises(ValueError, match="3 index lists"):
