@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from longdecode.miniature.documents import KINDS
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Steps at one sequence length, with the share of each kind of document."""
+    """Steps at sequence lengths drawn anew each step, with the share of each kind of document."""
 
-    length: int
+    lengths: tuple[int, ...]
     steps: int
     mixture: dict[str, float]
 
@@ -50,9 +51,13 @@ class Curriculum:
             step -= stage.steps
         raise IndexError("step lies past the last stage")
 
-    def rows(self, stage: Stage) -> int:
-        """Sequences in one step of a stage."""
-        return max(1, self.tokens_per_step // stage.length)
+    def length_at(self, step: int) -> int:
+        """The sequence length of a step."""
+        return random.Random(f"{self.seed} {step} length").choice(self.stage_at(step).lengths)
+
+    def rows_at(self, step: int) -> int:
+        """Sequences in a step."""
+        return max(1, self.tokens_per_step // self.length_at(step))
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, then a cosine down to the final rate."""
@@ -71,9 +76,9 @@ def load_curriculum(path: Path) -> Curriculum:
     """
     raw: dict[str, Any] = yaml.safe_load(path.read_text())
     try:
-        stages = tuple(Stage(**stage) for stage in raw.pop("stages"))
+        stages = tuple(Stage(**{**stage, "lengths": tuple(stage["lengths"])}) for stage in raw.pop("stages"))
         curriculum = Curriculum(**raw, stages=stages)
-    except (TypeError, KeyError) as error:
+    except (AttributeError, TypeError, KeyError) as error:
         raise ConfigError(f"{path}: {error}") from error
     for stage in stages:
         unknown = set(stage.mixture) - set(KINDS)

@@ -64,7 +64,7 @@ def induction(rng: random.Random, length: int, library: Library) -> list[Piece]:
 
 def lookups(rng: random.Random, length: int, library: Library) -> list[Piece]:
     """Records and pointers, then blocks of questions with their answers."""
-    records = rng.randint(2, _most_records(length))
+    records = _draw_records(rng, length)
     hops = rng.randint(0, records // 2)
     names = prose.distinct(lookup.key, rng, records)
     pointers = {name: rng.choice(names[hops:]) for name in names[:hops]}
@@ -90,9 +90,9 @@ def lookups(rng: random.Random, length: int, library: Library) -> list[Piece]:
 
 def chains(rng: random.Random, length: int, library: Library) -> list[Piece]:
     """Chains woven into prose, then several of them walked."""
-    most = _most_records(length) - 1
-    steps = rng.randint(1, max(1, min(20, most // 2)))
-    records, starts, links = chain.weave(rng, max(1, rng.randint(1, most // (steps + 1) or 1)), steps)
+    most = _draw_records(rng, length)
+    steps = rng.randint(1, max(1, min(20, most - 1)))
+    records, starts, links = chain.weave(rng, max(1, most // (steps + 1)), steps)
     room = length - sum(len(record) + 3 for record in records)
     pieces: list[Piece] = []
     for start in rng.sample(starts, len(starts)):
@@ -106,8 +106,15 @@ def chains(rng: random.Random, length: int, library: Library) -> list[Piece]:
 
 
 def story(rng: random.Random, length: int, library: Library) -> list[Piece]:
-    """A generated narrative."""
-    return [(narrative.narrative(rng, length, 0).prompt, _TEXT_WEIGHT)]
+    """A generated narrative; what it tells for the second time and after can be known, and weighs like an answer."""
+    text = narrative.narrative(rng, length, 0).prompt
+    pieces: list[Piece] = []
+    done = 0
+    for statement in narrative.retold(text):
+        end = statement.start + len(statement.value) + 1
+        pieces += [(text[done : statement.start], _TEXT_WEIGHT), (text[statement.start : end], 1.0)]
+        done = end
+    return [*pieces, (text[done:], _TEXT_WEIGHT)]
 
 
 def book(rng: random.Random, length: int, library: Library) -> list[Piece]:
@@ -144,9 +151,13 @@ def _behind_records(
     return [(prose.hide(rng, records, room, fill), _RECORD_WEIGHT), *pieces]
 
 
-def _most_records(length: int) -> int:
-    """As many records as the suites hide, more in long documents, so that a step of few documents has many answers."""
-    return max(lookup.record_count(length), length // 64)
+def _draw_records(rng: random.Random, length: int) -> int:
+    """Half the time as many records as the suites hide; otherwise any number, more than theirs in long documents.
+
+    Dense short documents are the hard ones; many records give a step of few long documents many answers to learn from.
+    """
+    suites = lookup.record_count(length)
+    return suites if rng.random() < 0.5 else rng.randint(2, max(suites, length // 64))
 
 
 def _noise(rng: random.Random, length: int) -> str:

@@ -35,12 +35,10 @@ class StepBatches(Dataset[tuple[Tensor, Tensor]]):
         return self.curriculum.total_steps
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
-        stage = self.curriculum.stage_at(step)
+        mixture, length = self.curriculum.stage_at(step).mixture, self.curriculum.length_at(step)
         rows = [
-            document(
-                random.Random(f"{self.curriculum.seed} {step} {row}"), stage.mixture, stage.length + 1, self.library
-            )
-            for row in range(self.curriculum.rows(stage))
+            document(random.Random(f"{self.curriculum.seed} {step} {row}"), mixture, length + 1, self.library)
+            for row in range(self.curriculum.rows_at(step))
         ]
         ids = torch.from_numpy(np.stack([row[0] for row in rows]))
         return ids, torch.from_numpy(np.stack([row[1] for row in rows]))
@@ -62,7 +60,6 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
     first = _restore(state_path, model, optimizer, device)
     clock = time.monotonic()
     for step, (ids, weights) in enumerate(_batches(curriculum, library, first, workers), start=first):
-        stage = curriculum.stage_at(step)
         for group in optimizer.param_groups:
             group["lr"] = curriculum.learning_rate_at(step)
         ids, weights = ids.to(device, torch.int64, non_blocking=True), weights.to(device, non_blocking=True)
@@ -73,12 +70,16 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
         optimizer.step()
         done = step + 1
         if done % curriculum.validate_every_steps == 0 or done == curriculum.total_steps:
-            entry: dict[str, Any] = {"step": done, "length": stage.length, "loss": round(loss.item(), 4)}
-            entry["items"] = {
-                k: round(v, 4) for k, v in validate(model, stage.length, curriculum.tokens_per_step, device).items()
-            }
-            entry["seconds"] = round(time.monotonic() - clock, 1)
-            _log(output, entry)
+            lengths = (
+                sorted(set(curriculum.stages[-1].lengths)) if done == curriculum.total_steps else [ids.shape[1] - 1]
+            )
+            for length in lengths:
+                items = validate(model, length, curriculum.tokens_per_step, device)
+                seconds = round(time.monotonic() - clock, 1)
+                _log(
+                    output,
+                    {"step": done, "length": length, "loss": round(loss.item(), 4), "items": items, "seconds": seconds},
+                )
         if done % curriculum.checkpoint_every_steps == 0:
             _save_state(state_path, done, model, optimizer)
     folder = output / "weights"

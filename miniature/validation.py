@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longdecode.evals.generators import chain, lookup
+from longdecode.evals.generators import chain, lookup, narrative
 from longdecode.evals.generators.episode import Episode
 
 _MAKERS = {
@@ -19,6 +19,7 @@ _MAKERS = {
     "longgen_45": lambda rng, size: lookup.longgen(rng, 45, size),
     "chain_8": lambda rng, size: chain.chain(rng, 8, size),
     "chain_16": lambda rng, size: chain.chain(rng, 16, size),
+    "story": lambda rng, size: narrative.narrative(rng, size, 0),
 }
 _SMALLEST = {"longgen_15": 768, "longgen_45": 2048, "chain_8": 512, "chain_16": 1024}
 
@@ -36,7 +37,7 @@ def validate(model: nn.Module, length: int, tokens: int, device: torch.device) -
         ids = torch.from_numpy(np.stack([_ids(episode) for episode in episodes])).to(device)
         right = model(ids)[:, :-1].argmax(-1) == ids[:, 1:]
         marks = [mark for episode, row in zip(episodes, right, strict=True) for mark in _marks(episode, row)]
-        report[name] = float(np.mean(marks))
+        report[name] = round(float(np.mean(marks)), 4)
     return report
 
 
@@ -45,9 +46,12 @@ def _ids(episode: Episode) -> np.ndarray:
 
 
 def _marks(episode: Episode, right: Tensor) -> list[bool]:
-    """One mark an item: every byte of the item was predicted (``right[i]`` speaks of byte ``i + 1``)."""
-    marks, start = [], len(episode.prompt) + len(episode.question)
+    """One mark an item, or a retold fact: every byte of it was predicted (``right[i]`` speaks of byte ``i + 1``)."""
+    spans: list[tuple[int, int]] = []
+    start = len(episode.prompt) + len(episode.question)
     for item in episode.items:
-        marks.append(bool(right[start - 1 : start - 1 + len(item)].all()))
+        spans.append((start, len(item)))
         start += len(item) + 1
-    return marks
+    if not episode.items:
+        spans = [(statement.start, len(statement.value)) for statement in narrative.retold(episode.text)]
+    return [bool(right[start - 1 : start - 1 + size].all()) for start, size in spans]

@@ -31,11 +31,12 @@ _STATEMENTS = [
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One fact as a text states it, and where its sentence ends."""
+    """One fact as a text states it: where its value starts, and where its sentence ends."""
 
     person: str
     attribute: str
     value: str
+    start: int
     end: int
 
 
@@ -56,11 +57,23 @@ def narrative(rng: random.Random, total_bytes: int, continuation_bytes: int) -> 
 def statements(text: str) -> list[Statement]:
     """Every fact that a text states in a whole sentence, in order."""
     found = [
-        Statement(match[1], attribute, match[2], match.end())
+        Statement(match[1], attribute, match[2], match.start(2), match.end())
         for attribute, pattern in _STATEMENTS
         for match in pattern.finditer(text)
     ]
     return sorted(found, key=lambda statement: statement.end)
+
+
+def retold(text: str) -> list[Statement]:
+    """The statements of a text whose fact it has told before."""
+    told: set[tuple[str, str]] = set()
+    again: list[Statement] = []
+    for statement in statements(text):
+        fact = (statement.person, statement.attribute)
+        if fact in told:
+            again.append(statement)
+        told.add(fact)
+    return again
 
 
 def check_statements(known_text: str, completion: str) -> tuple[bool, ...]:
