@@ -1,0 +1,311 @@
+"""Building the report: static pages, figures and their data, from what a run left behind."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from longdecode.evals.stats import MIN_OFF_EDGE
+from longdecode.methods.registry import load_card
+from longdecode.reporting import checkpoint, curves, quality, tables, traffic, verdicts, wording
+from longdecode.reporting.figure import Figure, FigureWriter
+from longdecode.reporting.identity import looks
+from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSection:
+    """One model's part of a suite's page."""
+
+    model: str
+    quality: list[Figure]
+    along: list[Figure]
+    position: list[Figure]
+    by_task: Figure | None
+    tables: list[tables.ScoreTable]
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSection:
+    """One model's part of the traffic page."""
+
+    model: str
+    pareto: Figure | None
+    context: Figure | None
+    budget: Figure | None
+    achieved: Figure | None
+    table: list[tuple[int, list[dict[str, str]]]]
+
+
+def build_report(config_path: Path, results_dir: Path, output_dir: Path) -> None:
+    """Write the report's pages, figures and data to ``output_dir``; ``index.html`` comes last.
+
+    Args:
+        config_path: the configuration as run.
+        results_dir: the folder with ``summary.csv``, its curves, ``records/`` and perhaps ``instrument.json``.
+        output_dir: where the pages go; what an earlier report left there and this one does not make is removed.
+
+    Raises:
+        ReportError: the folder has no summary.
+        ConfigError: a method has no card.
+    """
+    results = load_results(Path(config_path), Path(results_dir))
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=f".{output_dir.name}.") as scratch:
+        _Build(results, Path(scratch)).everything()
+        _publish(Path(scratch), output_dir)
+
+
+class _Build:
+    """One report in the making."""
+
+    def __init__(self, results: Results, folder: Path):
+        self.results = results
+        self.folder = folder
+        kinds = [results.kind(label) for label in results.labels]
+        self.figures = FigureWriter(folder, looks(results.labels, kinds, REFERENCE_METHOD))
+        self.models = {
+            name: checkpoint.describe(name, results.config.get("models", {}).get(name)) for name in results.models
+        }
+        self.words: Mapping[str, Mapping[str, str]] = yaml.safe_load((_HERE / "descriptions.yaml").read_text("utf-8"))
+        self.environment = _environment()
+        self.common = self._common()
+
+    def everything(self) -> None:
+        """Write every page."""
+        shutil.copyfile(_HERE / "templates" / "style.css", self.folder / "style.css")
+        self._index()
+        for suite in self.results.suites:
+            self._suite(suite)
+        for label in self.results.labels:
+            self._method(label)
+        self._traffic()
+        self._provenance()
+        self._figure_index()
+
+    def _index(self) -> None:
+        results = self.results
+        boards = [
+            (model, verdicts.board(results, model), quality.overview(results, self.figures, model, self._about(model)))
+            for model in results.models
+        ]
+        swept = [label for label in results.labels if results.kind(label) != REFERENCE_METHOD]
+        counts = results.summary.loc[(results.summary["status"] == "ok") & (results.summary["task"] != ALL_TASKS), "n"]
+        few, many = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
+        units = {topic.unit for _, board, _ in boards for topic, _ in board.topics}
+        self._page(
+            "index.html",
+            "index.html",
+            "Overview",
+            f"Quality and memory traffic of {wording.listing(swept)} against full attention.",
+            boards=boards,
+            swept=swept,
+            holes=tables.holes(results.records),
+            record_count=len(results.records),
+            cell_count=int((results.summary["task"] != ALL_TASKS).sum()),
+            samples=wording.plural(many, "sample") if few == many else f"{few:,} to {many:,} samples",
+            devices=sorted(set(results.summary["device"])),
+            budgets=_budgets(results),
+            contexts=[f"{context:,}" for context in sorted(set(results.summary["context"]))],
+            margin=wording.listing(sorted({verdicts.margin(unit) for unit in units}, key=len)),
+            has_losses=bool(results.losses),
+            words={**self.words["suites"], **self.words["tasks"]},
+        )
+
+    def _suite(self, suite: str) -> None:
+        results = self.results
+        sections = []
+        for model in results.models:
+            topics, tasks = results.topics(model, suite), results.tasks(model, suite)
+            has_mean = topics[0].task == ALL_TASKS
+            about = self._about(model, suite)
+            sections.append(
+                SuiteSection(
+                    model,
+                    _made(
+                        quality.against_budget(results, self.figures, topic, self._about(model, suite, topic))
+                        for topic in topics
+                    ),
+                    _made([curves.along_generation(results, self.figures, model, suite, about)]),
+                    _made(
+                        curves.loss_by_position(results, self.figures, model, t.task, self._about(model, suite, t))
+                        for t in tasks
+                    ),
+                    quality.by_task(results, self.figures, model, suite, about) if has_mean else None,
+                    [tables.score_table(results, topic) for topic in (topics if has_mean else []) + tasks],
+                )
+            )
+        names = {topic.task for model in results.models for topic in results.tasks(model, suite)}
+        self._page(
+            "suite.html",
+            f"suite-{wording.slug(suite)}.html",
+            suite,
+            self.words["suites"].get(suite, f"Results of the suite {suite}."),
+            suite=suite,
+            suite_text=self.words["suites"].get(suite),
+            task_texts=[(task, text) for task, text in self.words["tasks"].items() if task in names],
+            sections=sections,
+        )
+
+    def _method(self, label: str) -> None:
+        results = self.results
+        card = load_card(results.kind(label))
+        sections = [
+            (
+                model,
+                quality.one_method(results, self.figures, model, label, self._about(model)),
+                tables.method_table(results, model, label),
+            )
+            for model in results.models
+        ]
+        self._page(
+            "method.html",
+            f"method-{wording.slug(label)}.html",
+            label,
+            card.summary,
+            label=label,
+            card=card,
+            params=results.params(label),
+            sections=sections,
+        )
+
+    def _traffic(self) -> None:
+        results, sections = self.results, []
+        for model in results.models:
+            about = self._about(model)
+            sections.append(
+                TrafficSection(
+                    model,
+                    quality.against_bytes(results, self.figures, model, about),
+                    traffic.against_context(results, self.figures, model, about),
+                    traffic.against_budget(results, self.figures, model, about),
+                    traffic.achieved(results, self.figures, model, about),
+                    tables.traffic_table(results, model),
+                )
+            )
+        self._page(
+            "traffic.html", "traffic.html", "Traffic", "Bytes read per generated token, by method, budget and context.",
+            sections=sections,
+        )  # fmt: skip
+
+    def _provenance(self) -> None:
+        results = self.results
+        moments = sorted(record.provenance.started_at.replace("T", " ") for record in results.records) or ["unknown"]
+        self._page(
+            "provenance.html",
+            "provenance.html",
+            "Provenance",
+            "Revision, versions, seeds, checks and configuration behind every number.",
+            facts=tables.provenance_facts(results.records),
+            hashes=tables.hashes(results.records),
+            record_count=len(results.records),
+            started=(moments[0], moments[-1]),
+            model_texts=list(self.models.values()),
+            models=results.models,
+            config_text=results.config_text.strip(),
+            resamples=int(results.config.get("bootstrap_resamples", 2000)),
+            off_edge=MIN_OFF_EDGE,
+        )
+
+    def _figure_index(self) -> None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["name", "title", "svg", "svg_narrow", "data", "caption"])
+        for f in self.figures.written:
+            writer.writerow([f.name, f.title, f.wide, f.narrow, f.data, f.caption])
+        (self.folder / "figures" / "index.csv").write_text(text.getvalue(), encoding="utf-8")
+
+    def _common(self) -> dict[str, Any]:
+        """What every page may use."""
+        results = self.results
+        checks = None if results.instrument is None else list(results.instrument.get("checks", []))
+        outcomes = Counter(check["outcome"] for check in checks or [])
+        return {
+            "profile": results.profile,
+            "suites": results.suites,
+            "labels": results.labels,
+            "percent": f"{100 * results.confidence:g} %",
+            "models_line": "; ".join(self.models.values()),
+            "data_line": _data_line({record.data_source for record in results.records if record.status == "ok"}),
+            "checks": checks,
+            "passed": outcomes["passed"],
+            "failed": outcomes["failed"],
+            "not_run": outcomes["not run"],
+        }
+
+    def _about(self, model: str, suite: str | None = None, topic: Topic | None = None) -> str:
+        """The end of every caption: which model, which data."""
+        rows = self.results.summary[(self.results.summary["model"] == model) & (self.results.summary["status"] == "ok")]
+        if suite is not None:
+            rows = rows[rows["suite"] == suite]
+        sources = {topic.data_source} if topic is not None else set(rows["data_source"])
+        return f"Model: {self.models[model]}. Data: {wording.listing(sorted(sources))}."
+
+    def _page(self, template: str, name: str, heading: str, description: str, **values: Any) -> None:
+        page = self.environment.get_template(template)
+        text = page.render(**self.common, page=name, heading=heading, description=description, **values)
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    names = ("slug", "budget", "score", "score_interval", "gap", "gap_interval", "unit_label", "difference_unit")
+    environment.filters |= {name: getattr(wording, name) for name in (*names, "short_tokens")} | {
+        "numbers": _numbers,
+        "margin": verdicts.margin,
+    }
+    return environment
+
+
+def _numbers(value: Any) -> str:
+    """The numbers of a check, readable: nested mappings flattened, four significant digits."""
+    if isinstance(value, Mapping):
+        parts = (
+            f"{key} ({_numbers(entry)})" if isinstance(entry, Mapping) else f"{key}: {_numbers(entry)}"
+            for key, entry in value.items()
+        )
+        return "; ".join(parts)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(_numbers(entry) for entry in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _budgets(results: Results) -> list[str]:
+    swept = results.summary[results.summary["kind"] != REFERENCE_METHOD].sort_values("share")
+    return [wording.budget(text) for text in dict.fromkeys(swept["budget"])]
+
+
+def _data_line(sources: set[str]) -> str:
+    words = {"generated": "generated by the project", "real": "real texts"}
+    return wording.listing([words.get(source, source) for source in sorted(sources)])
+
+
+def _made(figures: Any) -> list[Figure]:
+    return [figure for figure in figures if figure is not None]
+
+
+def _publish(made: Path, target: Path) -> None:
+    """Move a finished report into place, file by file, the front page last; remove what it no longer has."""
+    files = sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file())
+    for name in sorted(files, key=lambda path: path == Path("index.html")):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).replace(target / name)
+    ours = [*target.glob("suite-*.html"), *target.glob("method-*.html"), *(target / "figures").glob("*")]
+    for path in ours:
+        if path.relative_to(target) not in files:
+            path.unlink()

@@ -1,0 +1,149 @@
+"""What panels are made of: budget axes, lines with intervals, Full's band, notes about holes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from longdecode.reporting.identity import FAINT, MUTED, Look
+from longdecode.reporting.wording import percent
+
+_DODGE = 0.008
+_LETTER_IN = 0.053
+_LABEL_IN = 0.5
+
+
+def budget_axis(axes: Axes, shares: Iterable[float]) -> None:
+    """A logarithmic axis in per cent of the context, with a tick at every budget that has room for its label."""
+    values = sorted({100 * share for share in shares if share > 0})
+    axes.set_xscale("log")
+    if not values:
+        return
+    low, high = values[0] / 1.25, values[-1] * 1.25
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(FixedLocator(_spaced(values, math.log(high / low))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value / 100)))
+
+
+def percent_axis(axes: Axes, shares: Iterable[float]) -> None:
+    """A logarithmic axis in per cent with round ticks, for shares that are measured, not chosen."""
+    values = sorted(100 * share for share in shares if share > 0)
+    axes.set_xscale("log")
+    if not values:
+        return
+    low, high = values[0] / 1.25, values[-1] * 1.25
+    round_values = [step * 10.0**power for power in range(-3, 5) for step in (1, 2, 5)]
+    inside = [value for value in round_values if low <= value <= high]
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(FixedLocator(_spaced(inside, math.log(high / low)) if inside else values[-1:]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value / 100)))
+
+
+def token_axis(axes: Axes, values: Iterable[float], text: Sequence[str] | None = None) -> None:
+    """A logarithmic axis of token counts, with a tick at every count that has room for its label."""
+    counts = sorted(set(values))
+    axes.set_xscale("log")
+    if not counts:
+        return
+    low, high = counts[0] / 1.3, counts[-1] * 1.3
+    axes.set_xlim(low, high)
+    kept = _spaced(counts, math.log(high / low), 0.16)
+    names = dict(zip(counts, text, strict=True)) if text is not None else {count: f"{count:,.0f}" for count in counts}
+    axes.xaxis.set_major_locator(FixedLocator(kept))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: names.get(min(names, key=lambda c: abs(c - value)), ""))
+    )
+
+
+def score_axis(axes: Axes, unit_is_fraction: bool, limits: tuple[float, float] | None = None) -> None:
+    """Per cent from 0 to 100, or else the limits given, or whatever range the values have."""
+    if unit_is_fraction:
+        axes.set_ylim(-4, 104)
+        axes.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
+    else:
+        axes.margins(y=0.12)
+        if limits is not None:
+            axes.set_ylim(limits)
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def limits_of(rows: pd.DataFrame) -> tuple[float, float] | None:
+    """One range for the panels of a figure: every value with its interval, and a margin."""
+    known = rows[rows["value"].notna()]
+    if known.empty:
+        return None
+    low, high = known["low"].fillna(known["value"]).min(), known["high"].fillna(known["value"]).max()
+    room = 0.08 * (high - low) or 0.01
+    return float(low - room), float(high + room)
+
+
+def dodged(axes: Axes, x: Sequence[float], place: int) -> np.ndarray:
+    """Positions moved a little by the method's place, so that marks of equal height do not hide each other."""
+    at = np.asarray(x, dtype=np.float64)
+    if axes.get_xscale() != "log":
+        return at
+    low, high = axes.get_xlim()
+    return np.asarray(at * np.exp(_DODGE * (place - 2) * math.log(high / low)))
+
+
+def line(axes: Axes, look: Look, x: Sequence[float], rows: pd.DataFrame, factor: float, *, place: int = 0) -> None:
+    """One method's line with its intervals; ``place`` shifts it a little, so that intervals do not hide each other.
+
+    Args:
+        rows: columns ``value``, ``low``, ``high``, in the order of ``x``.
+        factor: what values are multiplied by.
+        place: the method's number among those drawn.
+    """
+    at = dodged(axes, x, place)
+    values = rows["value"].to_numpy(dtype=np.float64) * factor
+    low, high = (rows[name].to_numpy(dtype=np.float64) * factor for name in ("low", "high"))
+    axes.vlines(at, low, high, color=look.colour, linewidth=1.0, alpha=0.55)
+    axes.plot(at, values, color=look.colour, linestyle=look.dashes, marker=look.marker, markerfacecolor=look.face)
+
+
+def reference(axes: Axes, look: Look, row: pd.Series, factor: float) -> None:
+    """Full as a dashed line across, with the band of its interval."""
+    axes.axhspan(row["low"] * factor, row["high"] * factor, color=look.colour, alpha=0.09, linewidth=0)
+    axes.axhline(row["value"] * factor, color=look.colour, linestyle=look.dashes, linewidth=1.2)
+
+
+def note(axes: Axes, text: str, short: str) -> None:
+    """A small remark above a panel, for what could not be drawn; the short form where the panel is narrow."""
+    width_in = axes.get_window_extent().width / 72
+    chosen = text if width_in > _LETTER_IN * len(text) + _LABEL_IN else short
+    axes.annotate(
+        chosen, (1, 1), xycoords="axes fraction", xytext=(0, 5), textcoords="offset points", ha="right", va="bottom",
+        size=7, color=MUTED, style="italic",
+    )  # fmt: skip
+
+
+def level(axes: Axes, value: float, text: str) -> None:
+    """A thin horizontal guide with its meaning written on it."""
+    axes.axhline(value, color=FAINT, linewidth=1.0)
+    axes.annotate(
+        text, (0, value), xycoords=("axes fraction", "data"), xytext=(3, 4), textcoords="offset points", size=7,
+        color=MUTED,
+    )  # fmt: skip
+
+
+def guide(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
+    """A thin guide line that is no data."""
+    axes.plot(x, y, color=FAINT, linewidth=1.0, zorder=1)
+
+
+def _spaced(values: Sequence[float], log_range: float, least: float = 0.1) -> list[float]:
+    """The values at least ``least`` of the axis apart, counted from both ends so that these keep their tick."""
+    kept: list[float] = [values[-1]]
+    for value in values:
+        clear = all(abs(math.log(value / other)) >= least * log_range for other in kept)
+        if value not in kept and clear:
+            kept.append(value)
+    return sorted(kept)

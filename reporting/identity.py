@@ -1,0 +1,75 @@
+"""One look a method, the same in every figure: colour by method, hollow marker for a variant, ink for Full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PAPER = "#ffffff"
+INK = "#1b1f24"
+MUTED = "#57606a"
+GRID = "#dfe3e8"
+FAINT = "#b4bac2"
+# Chosen by search: at least 3:1 on the page, and apart under normal vision, protanopia, deuteranopia and tritanopia.
+HUES = ("#4c9c7c", "#e56a1b", "#094bcd", "#d760bd", "#64542e", "#936ff2", "#1d5c64")
+_MARKERS = ("D", "v", "o", "s", "^", "P", "X", "<", ">", "p", "h")
+
+DARK = {
+    PAPER: "#14171b",
+    INK: "#e6e8eb",
+    MUTED: "#a3abb4",
+    GRID: "#2c323a",
+    FAINT: "#4d5661",
+    "#4c9c7c": "#95d4b5",
+    "#e56a1b": "#ce5723",
+    "#094bcd": "#2e75e4",
+    "#d760bd": "#af5d8c",
+    "#64542e": "#e7be32",
+    "#936ff2": "#956fba",
+    "#1d5c64": "#41cae0",
+}
+"""Each light colour's stand-in where the reader prefers a dark page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one label is drawn."""
+
+    label: str
+    colour: str
+    marker: str
+    hollow: bool
+    is_reference: bool
+
+    @property
+    def face(self) -> str:
+        """Fill of the marker."""
+        return PAPER if self.hollow else self.colour
+
+    @property
+    def dashes(self) -> str:
+        """Line style: dashed for Full, dotted for a variant."""
+        return "--" if self.is_reference else ":" if self.hollow else "-"
+
+
+def looks(labels: Sequence[str], kinds: Sequence[str], reference: str) -> dict[str, Look]:
+    """A look for each label.
+
+    Colours go to methods in the order given; a further label of a method keeps its colour and gets a hollow marker.
+    Colour and marker change at different paces, so that past seven methods no pair repeats.
+
+    Args:
+        labels: in table order.
+        kinds: the registered method behind each label.
+        reference: the method drawn as the reference.
+    """
+    methods = list(dict.fromkeys(kind for kind in kinds if kind != reference))
+    found: dict[str, Look] = {}
+    for label, kind in zip(labels, kinds, strict=True):
+        if kind == reference:
+            found[label] = Look(label, INK, "", False, True)
+            continue
+        place = methods.index(kind)
+        hollow = any(kind == other for other in kinds[: list(labels).index(label)])
+        found[label] = Look(label, HUES[place % len(HUES)], _MARKERS[place % len(_MARKERS)], hollow, False)
+    return found

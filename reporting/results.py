@@ -1,0 +1,221 @@
+"""What a run left behind, read once: summary, records, curves, instrument checks, configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from longdecode.engine.errors import LongDecodeError
+from longdecode.evals.records import Record
+from longdecode.evals.storage import read_records
+
+REFERENCE_METHOD = "full"
+ALL_TASKS = "all"
+_TEXT = ("suite", "task", "metric", "model", "method", "params", "budget", "unit", "status", "device", "revision")
+
+
+class ReportError(LongDecodeError):
+    """The results folder lacks something a report cannot do without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What one quality figure is about: a suite's mean, or one task where tasks of a suite share no unit."""
+
+    model: str
+    suite: str
+    task: str
+    metric: str
+    unit: str
+    higher_is_better: bool
+    data_source: str
+
+    @property
+    def name(self) -> str:
+        """The suite for a suite mean, the task otherwise."""
+        return self.suite if self.task == ALL_TASKS else self.task
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Everything the pages draw on.
+
+    ``summary`` holds the rows of summary.csv with two more columns: ``kind`` (the registered method behind a label) and
+    ``share`` (the budget as a fraction of the context; 1 for methods that read everything). ``losses`` names the tasks
+    of which lower is better.
+    """
+
+    profile: str
+    config: Mapping[str, Any]
+    config_text: str
+    summary: pd.DataFrame
+    along: pd.DataFrame
+    loss: pd.DataFrame
+    records: Sequence[Record]
+    losses: frozenset[str]
+    instrument: Mapping[str, Any] | None
+
+    @property
+    def confidence(self) -> float:
+        """Coverage of every interval."""
+        return float(self.config.get("confidence", 0.95))
+
+    @property
+    def models(self) -> list[str]:
+        """Models in the configuration's order."""
+        return _ordered(self.summary["model"], self.config.get("models", {}))
+
+    @property
+    def suites(self) -> list[str]:
+        """Suites in the configuration's order."""
+        return _ordered(self.summary["suite"], self.config.get("suites", {}))
+
+    @property
+    def labels(self) -> list[str]:
+        """Method labels in the configuration's order, Full first."""
+        found = _ordered(self.summary["method"], self.config.get("methods", {}))
+        return sorted(found, key=lambda label: self.kind(label) != REFERENCE_METHOD)
+
+    def kind(self, label: str) -> str:
+        """The registered method behind a label."""
+        return str(self.summary.loc[self.summary["method"] == label, "kind"].iloc[0])
+
+    def params(self, label: str) -> dict[str, Any]:
+        """The parameters a label was configured with."""
+        return dict(json.loads(self.summary.loc[self.summary["method"] == label, "params"].iloc[0]))
+
+    def topics(self, model: str, suite: str | None = None) -> list[Topic]:
+        """Suite means where there are any, single tasks elsewhere, in order."""
+        found = []
+        for name in self.suites if suite is None else [suite]:
+            rows = self.summary[(self.summary["model"] == model) & (self.summary["suite"] == name)]
+            tasks = [ALL_TASKS] if (rows["task"] == ALL_TASKS).any() else sorted(set(rows["task"]))
+            found += [self.topic(model, name, task) for task in tasks]
+        return found
+
+    def tasks(self, model: str, suite: str) -> list[Topic]:
+        """Every task of a suite."""
+        rows = self.summary[(self.summary["model"] == model) & (self.summary["suite"] == suite)]
+        return [self.topic(model, suite, task) for task in sorted(set(rows["task"]) - {ALL_TASKS}, key=_natural)]
+
+    def topic(self, model: str, suite: str, task: str) -> Topic:
+        """One task, or a suite's mean."""
+        row = self.rows(model, suite, task).iloc[0]
+        members = self.summary.loc[(self.summary["model"] == model) & (self.summary["suite"] == suite), "task"]
+        names = {task} if task != ALL_TASKS else set(members) - {ALL_TASKS}
+        better = not names <= self.losses
+        return Topic(model, suite, task, row["metric"], row["unit"], better, row["data_source"])
+
+    def rows(self, model: str, suite: str, task: str) -> pd.DataFrame:
+        """The summary's rows of one task (or mean) of one model."""
+        table = self.summary
+        return table[(table["model"] == model) & (table["suite"] == suite) & (table["task"] == task)]
+
+    def rows_of(self, topic: Topic, context: int | None = None) -> pd.DataFrame:
+        """The summary's rows behind a topic, at one context or all."""
+        found = self.rows(topic.model, topic.suite, topic.task)
+        return found if context is None else found[found["context"] == context]
+
+    def members(self, topic: Topic) -> dict[int, list[str]]:
+        """For a suite's mean, the tasks it is over at each context: those that Full could do there."""
+        table = self.summary
+        ran = table[(table["model"] == topic.model) & (table["suite"] == topic.suite) & (table["status"] == "ok")]
+        full = ran[(ran["kind"] == REFERENCE_METHOD) & (ran["task"] != ALL_TASKS)]
+        contexts = set(self.rows_of(topic)["context"])
+        return {
+            int(str(context)): sorted(set(rows["task"]), key=_natural)
+            for context, rows in full.groupby("context")
+            if context in contexts
+        }
+
+    def contexts(self, topic: Topic) -> list[int]:
+        """Contexts at which anything of a topic ran."""
+        rows = self.rows_of(topic)
+        return sorted(set(rows.loc[rows["status"] == "ok", "context"]))
+
+    def longest_context(self, topic: Topic) -> int | None:
+        """The longest context at which Full ran, or anything did where Full is absent."""
+        rows = self.rows_of(topic)
+        ran = rows[rows["status"] == "ok"]
+        full = ran[ran["kind"] == REFERENCE_METHOD]
+        chosen = full if len(full) else ran
+        return int(chosen["context"].max()) if len(chosen) else None
+
+
+def load_results(config_path: Path, results_dir: Path) -> Results:
+    """Read a run's results.
+
+    Args:
+        config_path: the configuration as run.
+        results_dir: the folder with ``summary.csv``, ``records/`` and, where checks were run, ``instrument.json``.
+
+    Raises:
+        ReportError: there is no summary, or it has no row.
+        RecordSchemaError: a record file cannot be read by this code.
+    """
+    text = config_path.read_text(encoding="utf-8")
+    config = yaml.safe_load(text) or {}
+    summary_path = results_dir / "summary.csv"
+    if not summary_path.exists():
+        raise ReportError(f"{summary_path}: no summary to report; run the target that writes it first")
+    summary = pd.read_csv(summary_path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
+    if summary.empty:
+        raise ReportError(f"{summary_path}: the summary has no row")
+    records = _records(config, results_dir / "records")
+    kinds = {record.label: record.method for record in records}
+    summary["kind"] = summary["method"].map(lambda label: kinds.get(label, label))
+    summary["share"] = [_share(text, tokens / context) for text, tokens, context in _budgets(summary)]
+    instrument = results_dir / "instrument.json"
+    return Results(
+        profile=str(config.get("profile", results_dir.name)),
+        config=config,
+        config_text=text,
+        summary=summary,
+        along=_curves(results_dir / "along_generation.csv"),
+        loss=_curves(results_dir / "loss_by_position.csv"),
+        records=records,
+        losses=frozenset(record.task for record in records if not record.higher_is_better),
+        instrument=json.loads(instrument.read_text(encoding="utf-8")) if instrument.exists() else None,
+    )
+
+
+def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:
+    """The records of the jobs that the configuration names: a narrower run beside an older one shows its own only."""
+    paths = [
+        folder / model / label / f"{suite}.parquet"
+        for model in config.get("models", {})
+        for label in config.get("methods", {})
+        for suite in config.get("suites", {})
+    ]
+    return [record for path in paths if path.exists() for record in read_records(path)]
+
+
+def _budgets(summary: pd.DataFrame) -> Iterable[tuple[str, float, int]]:
+    return zip(summary["budget"], summary["budget_tokens"], summary["context"], strict=True)
+
+
+def _share(text: str, measured: float) -> float:
+    """The budget as configured where that is a fraction: its tokens are rounded up."""
+    return 1.0 if text == "full" else measured if text.isdigit() else float(text)
+
+
+def _curves(path: Path) -> pd.DataFrame:
+    if not path.exists():
+        raise ReportError(f"{path}: missing; it is written beside summary.csv")
+    return pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
+
+
+def _ordered(found: pd.Series, wanted: Mapping[str, Any]) -> list[str]:
+    names = set(found)
+    return [name for name in wanted if name in names] + sorted(names - set(wanted))
+
+
+def _natural(name: str) -> tuple[str, int]:
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0)

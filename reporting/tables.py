@@ -1,0 +1,217 @@
+"""Rows of the pages' tables, with every number already written out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from longdecode.evals.records import Record
+from longdecode.reporting import wording
+from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic
+from longdecode.reporting.traffic import cells
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a score table; ``status`` is ``ok`` or the reason why the numbers are missing."""
+
+    label: str
+    first: bool
+    budget: str
+    declared: str
+    read: str
+    read_all: str
+    value: str
+    bounds: str
+    difference: str
+    difference_bounds: str
+    p_value: str
+    n: str
+    status: str
+    note: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTable:
+    """The scores of one topic: a group of rows for each context, and what the footnotes say."""
+
+    topic: Topic
+    groups: list[tuple[int, list[Row]]]
+    notes: list[str]
+    mean_note: str
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Cells without a number that share status and reason."""
+
+    status: str
+    meaning: str
+    reason: str
+    cells: int
+    methods: list[str]
+    tasks: list[str]
+    contexts: list[int]
+    budgets: list[str] = field(default_factory=list)
+
+
+def score_table(results: Results, topic: Topic) -> ScoreTable:
+    """All methods, budgets and contexts of one task or suite mean."""
+    rows = results.rows_of(topic)
+    lost = [r for r in results.records if r.status != "ok"]
+    notes: list[str] = []
+    groups = []
+    for context, at_context in rows.groupby("context"):
+        order = {label: place for place, label in enumerate(results.labels)}
+        ordered = at_context.sort_values(["method", "share"], key=lambda c: c.map(order) if c.name == "method" else c)
+        seen: set[str] = set()
+        lines = []
+        for _, row in ordered.iterrows():
+            lines.append(_row(lost, topic, row, row["method"] not in seen, notes))
+            seen.add(row["method"])
+        groups.append((int(str(context)), lines))
+    return ScoreTable(topic, groups, notes, _mean_note(results, topic), bool(rows["read_tokens_sparse"].notna().any()))
+
+
+def holes(records: Iterable[Record]) -> list[Hole]:
+    """Every cell that has no number, grouped by what kept it from one."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for r in records:
+        if r.status != "ok":
+            groups.setdefault((r.status, r.reason or "no reason recorded"), []).append(r)
+    return [
+        Hole(
+            status,
+            wording.STATUS_WORDS.get(status, status),
+            reason,
+            len({(r.model, r.label, r.task, r.budget, r.context, r.batch) for r in found}),
+            sorted({r.label for r in found}),
+            sorted({r.task for r in found}),
+            sorted({r.context for r in found}),
+            [wording.budget(text) for text in sorted({r.budget for r in found})],
+        )
+        for (status, reason), found in sorted(groups.items())
+    ]
+
+
+def traffic_table(results: Results, model: str) -> list[tuple[int, list[dict[str, str]]]]:
+    """Bytes per token for each context, method and budget."""
+    table = cells(results, model)
+    groups = []
+    for context, rows in table.groupby("context"):
+        order = {label: place for place, label in enumerate(results.labels)}
+        ordered = rows.sort_values(["method", "share"], key=lambda c: c.map(order) if c.name == "method" else c)
+        groups.append((int(str(context)), [_traffic_row(row) for _, row in ordered.iterrows()]))
+    return groups
+
+
+def method_table(results: Results, model: str, label: str) -> list[tuple[Topic, int, list[pd.Series]]]:
+    """One method's rows on every topic, at its longest context, by budget."""
+    found = []
+    for topic in results.topics(model):
+        context = results.longest_context(topic)
+        if context is not None:
+            rows = results.rows_of(topic, context)
+            mine = rows[rows["method"] == label].sort_values("share")
+            found.append((topic, context, [row for _, row in mine.iterrows()]))
+    return found
+
+
+def provenance_facts(records: Iterable[Record]) -> dict[str, list[tuple[str, int]]]:
+    """What the records say about where they come from: each distinct value with the number of records that carry it."""
+    seen: dict[str, Counter[str]] = {}
+
+    def count(name: str, value: object) -> None:
+        if value is not None:
+            seen.setdefault(name, Counter())[str(value)] += 1
+
+    for r in records:
+        origin = r.provenance
+        count("code revision", origin.revision + (" (with uncommitted changes)" if origin.dirty else ""))
+        count("device", origin.device)
+        count("number format", origin.dtype)
+        count("SM clock (MHz)", origin.sm_clock_mhz)
+        count("seed", r.seed)
+        count("record schema", r.schema_version)
+        count("data", r.data_source)
+        for package, version in sorted(origin.versions.items()):
+            count(package, version)
+    return {name: sorted(values.items()) for name, values in seen.items()}
+
+
+def hashes(records: Iterable[Record]) -> list[tuple[str, str, str]]:
+    """Kind, subject and SHA-256 of everything a number depends on."""
+    found = set()
+    for r in records:
+        found.add(("model", r.model, r.provenance.model_hash))
+        found.add(("code", r.method, r.provenance.code_hash))
+        found.add(("data", f"{r.task}, {r.context:,} tokens", r.provenance.data_hash))
+    return sorted(found)
+
+
+def _row(lost: Sequence[Record], topic: Topic, row: pd.Series, first: bool, notes: list[str]) -> Row:
+    unit = topic.unit
+    note = None
+    if row["status"] != "ok":
+        text = f"{row['status']}: {_reason(lost, topic, row)}"
+        if text not in notes:
+            notes.append(text)
+        note = notes.index(text) + 1
+    compared = row["kind"] != REFERENCE_METHOD and pd.notna(row["diff_to_full"])
+    return Row(
+        label=row["method"],
+        first=first,
+        budget=wording.budget(row["budget"]),
+        declared=wording.tokens(row["budget_tokens"]),
+        read=wording.tokens(row["read_tokens_sparse"]),
+        read_all=wording.tokens(row["read_tokens_mean"]),
+        value=wording.score(row["value"], unit),
+        bounds=wording.score_interval(row["low"], row["high"], unit) if pd.notna(row["low"]) else "",
+        difference=wording.gap(row["diff_to_full"], unit) if compared else "",
+        difference_bounds=wording.gap_interval(row["diff_low"], row["diff_high"], unit) if compared else "",
+        p_value=wording.p_value(row["p_holm"]) if compared else "",
+        n=f"{int(row['n']):,}",
+        status=row["status"],
+        note=note,
+    )
+
+
+def _mean_note(results: Results, topic: Topic) -> str:
+    """Which tasks a suite's mean is over, where that is not the same at every context."""
+    members = results.members(topic) if topic.task == ALL_TASKS else {}
+    if len({tuple(tasks) for tasks in members.values()}) < 2:
+        return ""
+    parts = [f"{', '.join(tasks)} at {context:,} tokens" for context, tasks in members.items()]
+    return f"The mean is over the tasks that Full could do: {'; '.join(parts)}. Compare within a context, not across."
+
+
+def _reason(lost: Sequence[Record], topic: Topic, row: pd.Series) -> str:
+    """What the cell's own records give as the reason; the status in words where they give none."""
+    for r in lost:
+        same = (r.model, r.suite, r.label, r.budget, r.context) == tuple(
+            row[name] for name in ("model", "suite", "method", "budget", "context")
+        )
+        if same and topic.task in (r.task, ALL_TASKS) and r.status == row["status"] and r.reason:
+            return r.reason
+    return wording.STATUS_WORDS.get(row["status"], "no reason recorded")
+
+
+def _traffic_row(row: pd.Series) -> dict[str, str]:
+    share = row["bytes_share"]
+    return {
+        "label": row["method"],
+        "budget": wording.budget(row["budget"]),
+        "kv": wording.megabytes(row["kv_bytes_per_step"]),
+        "metadata": wording.megabytes(row["metadata_bytes_per_step"]),
+        "total": wording.megabytes(row["bytes_per_step"]),
+        "share": wording.number(100 * share, 1) if pd.notna(share) else wording.DASH,
+        "declared": wording.tokens(row["budget_tokens"]),
+        "read": wording.tokens(row["read_tokens_sparse"]),
+        "read_all": wording.tokens(row["read_tokens_mean"]),
+        "kept": wording.number(100 * row["kept"], 1) if pd.notna(row["kept"]) else wording.DASH,
+        "status": row["status"],
+    }

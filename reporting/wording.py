@@ -1,0 +1,139 @@
+"""How numbers, budgets and units are written on every page and figure."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+NARROW = "\u202f"
+MINUS = "\u2212"
+DASH = "–"
+STATUS_WORDS = {
+    "oom": "did not fit the device's memory",
+    "unsupported": "the method or task cannot run at this budget, context or model",
+    "timeout": "took longer than allowed",
+    "failed_gate": "failed a correctness gate, so no number may be shown",
+    "data_unavailable": "the data set was not on the machine",
+}
+
+
+def slug(text: str) -> str:
+    """A name that is safe as file name and anchor."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def is_fraction(unit: str) -> bool:
+    """Whether a unit is shown in per cent and its differences in points."""
+    return unit == "fraction"
+
+
+def scale(unit: str) -> float:
+    """What a stored value is multiplied by to be shown."""
+    return 100.0 if is_fraction(unit) else 1.0
+
+
+def decimals(unit: str) -> int:
+    """Digits after the point in tables."""
+    return 1 if is_fraction(unit) else 3
+
+
+def unit_label(unit: str) -> str:
+    """The unit as a heading shows it."""
+    return "%" if is_fraction(unit) else unit
+
+
+def with_unit(text: str, unit: str) -> str:
+    """A written number and its unit."""
+    return f"{text}{NARROW}%" if is_fraction(unit) else f"{text} {unit}"
+
+
+def difference_unit(unit: str) -> str:
+    """The unit of differences."""
+    return "points" if is_fraction(unit) else unit
+
+
+def number(value: Any, digits: int, *, signed: bool = False) -> str:
+    """A number with a true minus sign; an en dash where there is none."""
+    if value is None or not math.isfinite(float(value)):
+        return DASH
+    text = f"{float(value):{'+' if signed else ''},.{digits}f}"
+    if float(text.replace(",", "")) == 0:
+        text = f"{0:.{digits}f}"
+    return text.replace("-", MINUS)
+
+
+def interval(low: Any, high: Any, digits: int, *, signed: bool = False) -> str:
+    """``[low, high]``."""
+    return f"[{number(low, digits, signed=signed)}, {number(high, digits, signed=signed)}]"
+
+
+def score(value: Any, unit: str) -> str:
+    """A score without its unit."""
+    return number(_scaled(value, unit), decimals(unit))
+
+
+def score_interval(low: Any, high: Any, unit: str) -> str:
+    """The interval of a score."""
+    return interval(_scaled(low, unit), _scaled(high, unit), decimals(unit))
+
+
+def gap(value: Any, unit: str) -> str:
+    """A signed difference without its unit."""
+    return number(_scaled(value, unit), decimals(unit), signed=True)
+
+
+def gap_interval(low: Any, high: Any, unit: str) -> str:
+    """The interval of a difference."""
+    return interval(_scaled(low, unit), _scaled(high, unit), decimals(unit), signed=True)
+
+
+def p_value(value: Any) -> str:
+    """A p-value; small ones as a bound."""
+    if value is None or not math.isfinite(float(value)):
+        return DASH
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def budget(text: str) -> str:
+    """A budget as the configuration wrote it, for people: ``10 %``, ``1,024 tokens``, ``all``."""
+    if text == "full":
+        return "all"
+    return f"{int(text):,} tokens" if text.isdigit() else f"{percent(float(text))}{NARROW}%"
+
+
+def percent(share: float) -> str:
+    """A share in per cent, without the sign and without needless digits."""
+    return f"{100 * share:.3g}"
+
+
+def tokens(count: Any) -> str:
+    """A count of tokens."""
+    return DASH if count is None or not math.isfinite(float(count)) else f"{round(float(count)):,}"
+
+
+def short_tokens(count: int) -> str:
+    """A context length for axes: ``4K`` for 4,096."""
+    return f"{count // 1024}K" if count % 1024 == 0 else f"{count:,}"
+
+
+def megabytes(count: Any) -> str:
+    """Bytes in MB (10^6), three significant digits at least."""
+    if count is None or not math.isfinite(float(count)):
+        return DASH
+    value = float(count) / 1e6
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}" if value >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 sample``, ``16 samples``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def listing(names: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
+
+
+def _scaled(value: Any, unit: str) -> float | None:
+    return None if value is None else float(value) * scale(unit)

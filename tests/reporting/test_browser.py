@@ -1,0 +1,134 @@
+"""The pages in a real browser: they load without complaint, fit a phone, show their figures, and print."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run", "--enable-logging=stderr", "--v=0", "--allow-file-access-from-files",
+)  # fmt: skip
+MEASURE = """
+const pages = %s, widths = %s;
+const frames = [];
+const count = sheet => { try { return sheet.cssRules.length; } catch { return 0; } };  // throws where it did not load
+for (const page of pages) for (const width of widths) {
+  const frame = document.createElement("iframe");
+  frame.style.width = width + "px"; frame.style.height = "900px"; frame.style.border = "0";
+  frame.src = page; frame.dataset.page = page; frame.dataset.width = width;
+  document.body.append(frame); frames.push(frame);
+}
+addEventListener("load", () => {
+  const found = frames.map(frame => {
+    const root = frame.contentDocument.documentElement;
+    const images = [...frame.contentDocument.images];
+    return {
+      page: frame.dataset.page, width: +frame.dataset.width, scroll: root.scrollWidth, client: root.clientWidth,
+      broken: images.filter(i => !i.complete || !i.naturalWidth).map(i => i.currentSrc),
+      sources: images.map(i => i.currentSrc.split("/").pop()),
+      wide: [...frame.contentDocument.querySelectorAll("main *")].filter(e => !e.closest(".scroll, pre, nav")
+        && e.getBoundingClientRect().right > root.clientWidth + 1).map(e => e.tagName + "." + e.className),
+      rules: [...frame.contentDocument.styleSheets].reduce((sum, sheet) => sum + count(sheet), 0),
+      heading: frame.contentDocument.querySelector("h1")?.textContent,
+    };
+  });
+  document.title = "measured";
+  const out = document.createElement("pre"); out.id = "found"; out.textContent = JSON.stringify(found);
+  document.body.append(out);
+});
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"no browser on this machine (looked for {', '.join(NAMES)})")
+    return found
+
+
+def run(browser: str, profile: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [browser, *FLAGS, f"--user-data-dir={profile}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+def complaints(log: str) -> list[str]:
+    """What pages wrote to the console."""
+    return [line for line in log.splitlines() if ":CONSOLE" in line]
+
+
+Measured = tuple[list[dict[str, Any]], str]
+
+
+def measure(browser: str, folder: Path, pages: list[Path]) -> Measured:
+    """Every page in frames as wide as a phone and a desk: what they look like inside, and the browser's log."""
+    harness = folder / "harness.html"
+    script = MEASURE % (json.dumps([path.as_uri() for path in pages]), json.dumps([390, 1100]))
+    harness.write_text(f"<!DOCTYPE html><meta charset=utf-8><body><script>{script}</script></body>", encoding="utf-8")
+    done = run(browser, folder / "profile", "--virtual-time-budget=20000", "--dump-dom", harness.as_uri())
+    found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    return json.loads(html.unescape(found[1])), done.stderr
+
+
+@pytest.fixture(scope="module")
+def measured(browser: str, report: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    return measure(browser, tmp_path_factory.mktemp("browser"), sorted(report.glob("*.html")))
+
+
+def test_pages_load_without_complaint(report: Path, measured: Measured) -> None:
+    found, log = measured
+    assert complaints(log) == []
+    assert len(found) == 2 * len(list(report.glob("*.html")))
+    assert all(page["heading"] and page["rules"] > 20 for page in found)
+    assert [page for page in found if page["broken"]] == []
+
+
+def test_no_page_is_wider_than_a_phone(measured: Measured) -> None:
+    for page in measured[0]:
+        assert page["scroll"] <= page["client"] <= page["width"], page
+        assert page["wide"] == [], page
+
+
+def test_phones_get_the_narrow_figures(measured: Measured) -> None:
+    for page in measured[0]:
+        assert all(source.endswith(".narrow.svg") == (page["width"] == 390) for source in page["sources"]), page
+
+
+def test_the_checks_see_a_broken_page(browser: str, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<!DOCTYPE html><link rel=stylesheet href=gone.css><main><img src=gone.svg>"
+        "<div style='width:700px'>wide</div></main><script>console.error('oh')</script>",
+        encoding="utf-8",
+    )
+    (phone, desk), log = measure(browser, tmp_path, [bad])
+    assert len(complaints(log)) == 2 and "oh" in complaints(log)[0]
+    assert phone["broken"] and phone["rules"] == 0
+    assert phone["scroll"] > phone["client"] and phone["wide"] == ["DIV."]
+    assert desk["wide"] == []
+
+
+@pytest.mark.parametrize("page", ["index", "suite-mini-longgen"])
+def test_pages_print(browser: str, report: Path, tmp_path: Path, page: str) -> None:
+    target = tmp_path / "page.pdf"
+    run(
+        browser,
+        tmp_path / "profile",
+        "--no-pdf-header-footer",
+        f"--print-to-pdf={target}",
+        (report / f"{page}.html").as_uri(),
+    )
+    content = target.read_bytes()
+    assert content.startswith(b"%PDF") and len(content) > 20_000

@@ -1,0 +1,201 @@
+"""The built pages: well-formed, linked, offline, and saying what the records say."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pandas as pd
+import pytest
+
+from longdecode.reporting.build import build_report
+from longdecode.reporting.results import ReportError
+
+INLINE = {"a", "span", "b", "code", "strong", "em", "sup"}
+VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
+LOADING = {("img", "src"), ("source", "srcset"), ("link", "href"), ("script", "src"), ("iframe", "src")}
+PAGES = [
+    "index", "traffic", "provenance", "suite-mini-recall", "suite-mini-longgen", "suite-mini-book", "method-full",
+    "method-oracle-topk", "method-streaming", "method-quest", "method-quest-script", "method-tidal",
+]  # fmt: skip
+
+
+class Page(HTMLParser):
+    """A page's elements; raises on tags that do not nest."""
+
+    def __init__(self, path: Path):
+        super().__init__(convert_charrefs=True)
+        self.path = path
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.text: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert not self.open, f"{path.name}: left open: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), f"{self.path.name}: <{tag}> repeats an attribute"
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.text.append("" if tag in INLINE else " ")
+        assert self.open and self.open[-1] == tag, f"{self.path.name}: </{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def ids(self) -> list[str]:
+        return [attributes["id"] for _, attributes in self.elements if "id" in attributes]
+
+    def words(self) -> str:
+        return " ".join("".join(self.text).split())
+
+
+@pytest.fixture(scope="module")
+def pages(report: Path) -> dict[str, Page]:
+    return {path.stem: Page(path) for path in report.glob("*.html")}
+
+
+def test_one_page_for_each_suite_and_method(pages: dict[str, Page]) -> None:
+    assert sorted(pages) == sorted(PAGES)
+
+
+def test_ids_are_unique_and_every_link_resolves(pages: dict[str, Page]) -> None:
+    for page in pages.values():
+        assert len(page.ids()) == len(set(page.ids())), page.path.name
+        for tag, attributes in page.elements:
+            for name in ("href", "src", "srcset"):
+                target = urlsplit(attributes.get(name, ""))
+                if target.scheme or (not target.path and not target.fragment):
+                    continue
+                path = page.path.parent / unquote(target.path) if target.path else page.path
+                assert path.is_file(), f"{page.path.name}: <{tag} {name}={attributes[name]}>"
+                if target.fragment:
+                    assert target.fragment in Page(path).ids(), f"{page.path.name}: #{target.fragment}"
+
+
+def test_nothing_is_loaded_from_elsewhere(report: Path, pages: dict[str, Page]) -> None:
+    for page in pages.values():
+        for tag, attributes in page.elements:
+            assert tag != "script" and not any(name.startswith("on") for name in attributes)
+            for name, value in attributes.items():
+                if (tag, name) in LOADING:
+                    assert not urlsplit(value).netloc, f"{page.path.name}: {value}"
+    for path in [*report.glob("*.css"), *report.glob("figures/*.svg")]:
+        text = path.read_text(encoding="utf-8").replace("http://www.w3.org/", "")
+        assert "://" not in text and "@import" not in text and "url(//" not in text, path.name
+
+
+def test_every_figure_has_caption_alt_text_data_and_a_version_for_phones(report: Path, pages: dict[str, Page]) -> None:
+    seen = set()
+    for page in pages.values():
+        figures = [attributes["id"] for tag, attributes in page.elements if tag == "figure"]
+        images = [attributes for tag, attributes in page.elements if tag == "img"]
+        captions = sum(tag == "figcaption" for tag, _ in page.elements)
+        assert len(figures) == len(images) == captions
+        for name, image in zip(figures, images, strict=True):
+            seen.add(name)
+            assert len(image["alt"]) > 40 and image["src"] == f"figures/{name}.svg"
+            assert (report / "figures" / f"{name}.narrow.svg").is_file()
+            assert len(pd.read_csv(report / "figures" / f"{name}.csv")) > 0
+            assert f"figures/{name}.csv" in [attributes.get("href") for _, attributes in page.elements]
+    with (report / "figures" / "index.csv").open(encoding="utf-8") as handle:
+        assert {row["name"] for row in csv.DictReader(handle)} == seen
+    kinds = (
+        "overview",
+        "budget",
+        "tasks",
+        "along",
+        "position",
+        "bytes",
+        "traffic-context",
+        "traffic-budget",
+        "achieved",
+    )
+    assert all(any(name.startswith(kind) for name in seen) for kind in kinds)
+
+
+def test_captions_name_model_data_and_samples(pages: dict[str, Page]) -> None:
+    words = pages["index"].words()
+    assert "n = 8 to 16 samples" in words and "Model: miniature" in words and "Data: generated." in words
+
+
+def test_front_page_says_what_was_compared_on_what(pages: dict[str, Page]) -> None:
+    words = pages["index"].words()
+    for text in (
+        "5 methods against Full",
+        "NVIDIA H200",
+        "1 %, 3 %, 25 %",
+        "2,048, 8,192 tokens",
+        "2 passed, 1 not run",
+    ):
+        assert text in words, text
+
+
+def test_holes_stay_holes(run_folder: Path, pages: dict[str, Page]) -> None:
+    words = pages["index"].words()
+    assert "data_unavailable" in words and "9,000 are free" in words and "45 questions need 3,100 bytes & more" in words
+    table = pages["suite-mini-longgen"].words()
+    summary = pd.read_csv(run_folder / "summary.csv")
+    lost = summary[(summary["suite"] == "mini_longgen") & (summary["status"] != "ok")]
+    assert table.count("no number: ") == len(lost) > 0
+
+
+def test_score_tables_carry_the_summary(run_folder: Path, pages: dict[str, Page]) -> None:
+    summary = pd.read_csv(run_folder / "summary.csv")
+    row = summary[(summary["task"] == "mini_longgen_45") & (summary["method"] == "quest") & (summary["status"] == "ok")]
+    words = pages["suite-mini-longgen"].words()
+    for _, cell in row.iterrows():
+        shown = f"{100 * cell['value']:.1f} [{100 * cell['low']:.1f}, {100 * cell['high']:.1f}]"
+        gap = f"{100 * cell['diff_to_full']:+.1f} [{100 * cell['diff_low']:+.1f}, {100 * cell['diff_high']:+.1f}]"
+        assert f"{shown} {gap.replace('-', chr(0x2212))}".replace("+0.0", "0.0") in words.replace("+0.0", "0.0")
+
+
+def test_method_pages_show_card_and_parameters(pages: dict[str, Page]) -> None:
+    words = pages["method-quest-script"].words()
+    assert "run as a variant of quest" in words and "kernel accuracy_script" in words
+    assert "Deviations from paper and code" in words
+    links = [attributes.get("href", "") for tag, attributes in pages["method-quest"].elements if tag == "a"]
+    assert any(link.startswith("https://arxiv.org/") for link in links)
+
+
+def test_provenance_page_has_revision_clock_hashes_and_configuration(pages: dict[str, Page]) -> None:
+    words = pages["provenance"].words()
+    for text in ("0123456789abcdef0123456789abcdef01234567 (with uncommitted changes)", "1980", "c" * 64, "m" * 64):
+        assert text in words, text
+    assert "score: 0.9981; n: 8" in words and "by_budget (0.01: 0.2; 0.03: 0.85)" in words
+    assert "bootstrap_resamples: 300" in words
+
+
+def test_the_same_results_make_the_same_bytes(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_run(methods=("full", "quest"), suites=("mini_longgen",))
+    for name in ("one", "two"):
+        build_report(folder / "config.yaml", folder, tmp_path / name)
+    first = {path.relative_to(tmp_path / "one"): path.read_bytes() for path in (tmp_path / "one").rglob("*.*")}
+    second = {path.relative_to(tmp_path / "two"): path.read_bytes() for path in (tmp_path / "two").rglob("*.*")}
+    assert first == second
+
+
+def test_a_rebuilt_report_drops_what_is_gone_and_keeps_what_is_not_ours(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_run(methods=("quest",), suites=("mini_recall",))
+    (tmp_path / "figures").mkdir()
+    for name in ("method-gone.html", "figures/gone.svg", "notes.txt"):
+        (tmp_path / name).write_text("old", encoding="utf-8")
+    build_report(folder / "config.yaml", folder, tmp_path)
+    assert not (tmp_path / "method-gone.html").exists() and not (tmp_path / "figures" / "gone.svg").exists()
+    assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "old"
+    assert "not run" in Page(tmp_path / "index.html").words()
+
+
+def test_a_folder_without_results_is_refused(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"summary\.csv"):
+        build_report(run_folder / "config.yaml", tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
