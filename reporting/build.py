@@ -212,7 +212,6 @@ class _Build:
             hashes=tables.hashes(results.records),
             record_count=len(results.records),
             started=(moments[0], moments[-1]),
-            model_texts=list(self.models.values()),
             models=results.models,
             config_text=results.config_text.strip(),
             resamples=int(results.config.get("bootstrap_resamples", 2000)),
@@ -237,7 +236,7 @@ class _Build:
             "suites": results.suites,
             "labels": results.labels,
             "percent": f"{100 * results.confidence:g} %",
-            "models_line": "; ".join(self.models.values()),
+            "model_words": list(self.models.values()),
             "data_line": _data_line({record.data_source for record in results.records if record.status == "ok"}),
             "checks": checks,
             "passed": outcomes["passed"],
@@ -251,7 +250,7 @@ class _Build:
         if suite is not None:
             rows = rows[rows["suite"] == suite]
         sources = {topic.data_source} if topic is not None else set(rows["data_source"])
-        return f"Model: {self.models[model]}. Data: {wording.listing(sorted(sources))}."
+        return f"Model: {self.models[model].short}. Data: {wording.listing(sorted(sources))}."
 
     def _page(self, template: str, name: str, heading: str, description: str, **values: Any) -> None:
         page = self.environment.get_template(template)

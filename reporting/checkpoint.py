@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,38 @@ MINIATURE_BELOW = 100_000_000
 _SHAPE = {"num_hidden_layers": "layers", "num_attention_heads": "query heads", "num_key_value_heads": "KV heads"}
 
 
-def describe(name: str, spec: Any) -> str:
+@dataclass(frozen=True, slots=True)
+class ModelWords:
+    """A model in words.
+
+    Args:
+        short: for captions.
+        shape: layers and heads, where a local folder tells; empty elsewhere.
+        miniature: whether it is known to be a small model whose scores say nothing of large ones.
+    """
+
+    short: str
+    shape: str
+    miniature: bool
+
+
+def describe(name: str, spec: Any) -> ModelWords:
     """Name, size and shape of a model, as far as a local folder tells.
 
     Args:
         name: the model's name in the configuration.
         spec: its entry there, with ``path`` and perhaps ``revision``.
     """
-    path = Path(str((spec or {}).get("path", "")))
+    path = str((spec or {}).get("path", ""))
     revision = (spec or {}).get("revision")
-    if not (path / "config.json").is_file():
-        return f"{name} ({path}{f' at {revision}' if revision else ''})" if str(path) != "." else name
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    count = sum(_parameters(file) for file in sorted(path.glob("*.safetensors")))
-    size = [f"{count / 1e6:.3g} M parameters"] if count else []
-    shape = [f"{config[key]} {words}" for key, words in _SHAPE.items() if key in config]
-    kind = "a miniature model: " if 0 < count < MINIATURE_BELOW else ""
-    return f"{name} ({kind}{', '.join(size + shape)})"
+    if not (Path(path) / "config.json").is_file():
+        origin = " at ".join(part for part in (path, revision) if part)
+        return ModelWords(f"{name} ({origin})" if origin else name, "", False)
+    config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    count = sum(_parameters(file) for file in sorted(Path(path).glob("*.safetensors")))
+    shape = ", ".join(f"{config[key]} {words}" for key, words in _SHAPE.items() if key in config)
+    short = f"{name} ({count / 1e6:,.3g} M parameters)" if count else name
+    return ModelWords(short, shape, 0 < count < MINIATURE_BELOW)
 
 
 def _parameters(file: Path) -> int:

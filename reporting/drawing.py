@@ -125,6 +125,20 @@ def note(axes: Axes, text: str, short: str) -> None:
     )  # fmt: skip
 
 
+def unit_note(axes: Axes, text: str) -> None:
+    """What the vertical axis counts, written above it."""
+    axes.annotate(
+        text,
+        (0, 1),
+        xytext=(-33, 5),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        color=MUTED,
+        size=7.5,
+        va="bottom",
+    )
+
+
 def level(axes: Axes, value: float, text: str) -> None:
     """A thin horizontal guide with its meaning written on it."""
     axes.axhline(value, color=FAINT, linewidth=1.0)

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
+from longdecode.reporting.drawing import unit_note
 from longdecode.reporting.identity import DARK, FAINT, GRID, INK, MUTED, PAPER, Look
 
 _FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
@@ -130,7 +131,6 @@ class Layout:
     y_label: str = ""
     wide: int = 3
     narrow: int = 2
-    reference_note: str = ""
 
 
 class FigureWriter:
@@ -175,7 +175,7 @@ def _draw(
     """Draw one SVG; returns its size in CSS pixels. Margins are in inches, so that text keeps its size."""
     rows = math.ceil(len(panels) / form.columns)
     left, right, bottom, title_in, gap_in = 0.5, 0.12, 0.44, 0.3, 0.42
-    legend_columns, legend_rows = _legend_shape(looks, form.width_in, layout.reference_note)
+    legend_columns, legend_rows = _legend_shape(looks, form.width_in)
     top = 0.1 + 0.19 * legend_rows
     height = top + rows * (title_in + form.panel_in) + (rows - 1) * gap_in + bottom
     panel_width = (form.width_in - left * form.columns - right) / form.columns
@@ -188,14 +188,11 @@ def _draw(
             axes = canvas.add_axes((x / form.width_in, y / height, panel_width / form.width_in, form.panel_in / height))
             panel(axes)
             if column == 0 and layout.y_label:
-                axes.annotate(
-                    layout.y_label, (0, 1), xytext=(-left * 72 + 3, 5), xycoords="axes fraction",
-                    textcoords="offset points", color=MUTED, size=7.5, va="bottom",
-                )  # fmt: skip
+                unit_note(axes, layout.y_label)
             axes.set_title(axes.get_title(loc="left"), loc="left", pad=16)
         middle = (left + form.width_in - right) / 2 / form.width_in
         canvas.text(middle, 0.05 / height, layout.x_label, ha="center", va="bottom", color=MUTED, size=8)
-        handles = [_handle(look, layout.reference_note) for look in looks]
+        handles = [_handle(look) for look in looks]
         canvas.legend(
             handles=_row_by_row(handles, legend_columns), loc="upper left", ncols=legend_columns,
             bbox_to_anchor=(0.0, 1.0), borderaxespad=0.1, handlelength=2.2, columnspacing=1.4, labelspacing=0.35,
@@ -210,9 +207,9 @@ def _even(panels: int, most: int) -> int:
     return math.ceil(panels / math.ceil(panels / most))
 
 
-def _legend_shape(looks: Sequence[Look], width_in: float, note: str) -> tuple[int, int]:
+def _legend_shape(looks: Sequence[Look], width_in: float) -> tuple[int, int]:
     """Columns and rows of a legend that fits the width; a letter of the legend's font is about 0.065 inches wide."""
-    longest = max((len(look.label) + (len(note) if look.is_reference else 0) for look in looks), default=1)
+    longest = max((len(look.label) for look in looks), default=1)
     columns = max(1, min(len(looks), int(width_in / (0.48 + 0.065 * longest))))
     return columns, math.ceil(len(looks) / columns)
 
@@ -222,10 +219,15 @@ def _row_by_row(handles: Sequence[Line2D], columns: int) -> list[Line2D]:
     return [handle for column in range(columns) for handle in handles[column::columns]]
 
 
-def _handle(look: Look, note: str) -> Line2D:
-    label = look.label + (note if look.is_reference else "")
+def _handle(look: Look) -> Line2D:
     return Line2D(
-        [], [], color=look.colour, marker=look.marker, linestyle=look.dashes, markerfacecolor=look.face, label=label
+        [],
+        [],
+        color=look.colour,
+        marker=look.marker,
+        linestyle=look.dashes,
+        markerfacecolor=look.face,
+        label=look.label,
     )
 
 

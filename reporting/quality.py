@@ -18,7 +18,6 @@ DATA_COLUMNS = [
     *("n", "value", "low", "high", "diff_to_full", "diff_low", "diff_high", "status"),
 ]
 _BUDGET = "budget (% of context read)"
-_READS_ALL = " (reads all)"
 
 
 def overview(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
@@ -27,11 +26,11 @@ def overview(results: Results, writer: FigureWriter, model: str, about: str) -> 
     ran = [(topic, context) for topic, context in topics if context is not None]
     if not ran:
         return None
-    panels = [_budget_panel(results, writer.looks, topic, context, _heading(topic, context)) for topic, context in ran]
+    panels = [_budget_panel(results, writer.looks, topic, context) for topic, context in ran]
     data = pd.concat([results.rows_of(topic, context) for topic, context in ran])
     readings = "; ".join(_reading(results, topic, context) for topic, context in ran)
     words = Words("overview", about, {**_spread(results, data), "readings": readings})
-    layout = Layout(_BUDGET, reference_note=_READS_ALL)
+    layout = Layout(_BUDGET)
     return writer.write(f"overview-{slug(model)}", words, panels, data[DATA_COLUMNS], layout)
 
 
@@ -48,7 +47,7 @@ def against_budget(results: Results, writer: FigureWriter, topic: Topic, about: 
         "readings": "; ".join(_reading(results, topic, context) for context in contexts),
     }
     words = Words("against_budget", about, {**_spread(results, data), **fields})
-    layout = Layout(_BUDGET, f"{topic.metric} ({unit_label(topic.unit)})", wide=4, reference_note=_READS_ALL)
+    layout = Layout(_BUDGET, f"{topic.metric} ({unit_label(topic.unit)})", wide=4)
     return writer.write(f"budget-{slug(topic.model)}-{slug(topic.name)}", words, panels, data[DATA_COLUMNS], layout)
 
 
@@ -66,7 +65,7 @@ def by_task(results: Results, writer: FigureWriter, model: str, suite: str, abou
     data = pd.concat([results.rows_of(topic) for topic in topics])
     fields = {"name": suite, "tasks": listing([topic.task for topic in topics])}
     words = Words("by_task", about, {**_spread(results, data), **fields})
-    layout = Layout(_BUDGET, unit_label(topics[0].unit), max(2, min(4, len(contexts))), reference_note=_READS_ALL)
+    layout = Layout(_BUDGET, unit_label(topics[0].unit), max(2, min(4, len(contexts))))
     return writer.write(f"tasks-{slug(model)}-{slug(suite)}", words, panels, data[DATA_COLUMNS], layout)
 
 
@@ -80,11 +79,11 @@ def one_method(results: Results, writer: FigureWriter, model: str, label: str, a
         name: look if name == label or look.is_reference else Look(name, FAINT, "", False, False)
         for name, look in writer.looks.items()
     }
-    panels = [_budget_panel(results, grey, topic, context, _heading(topic, context), label) for topic, context in ran]
+    panels = [_budget_panel(results, grey, topic, context, front=label) for topic, context in ran]
     data = pd.concat([results.rows_of(topic, context) for topic, context in ran])
     data = data[(data["method"] == label) | (data["kind"] == REFERENCE_METHOD)]
     words = Words("one_method", about, {**_spread(results, data), "name": label})
-    layout = Layout(_BUDGET, reference_note=_READS_ALL)
+    layout = Layout(_BUDGET)
     return writer.write(f"method-{slug(model)}-{slug(label)}", words, panels, data[DATA_COLUMNS], layout)
 
 
@@ -96,8 +95,7 @@ def against_bytes(results: Results, writer: FigureWriter, model: str, about: str
         return None
     tables = [with_traffic(results.rows_of(topic, context)) for topic, context in ran]
     panels = [
-        _bytes_panel(writer.looks, table, topic, _heading(topic, context))
-        for (topic, context), table in zip(ran, tables, strict=True)
+        _bytes_panel(writer.looks, table, topic, context) for (topic, context), table in zip(ran, tables, strict=True)
     ]
     data = pd.concat(tables)
     words = Words("against_bytes", about, _spread(results, data))
@@ -117,14 +115,14 @@ def with_traffic(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _budget_panel(
-    results: Results, looks: dict[str, Look], topic: Topic, context: int, heading: str, front: str | None = None
+    results: Results, looks: dict[str, Look], topic: Topic, context: int, heading: str = "", front: str | None = None
 ) -> Callable[[Axes], None]:
     rows = results.rows_of(topic, context)
     factor = scale(topic.unit)
     limits = None if is_fraction(topic.unit) else drawing.limits_of(results.rows_of(topic))
 
     def draw(axes: Axes) -> None:
-        axes.set_title(heading)
+        axes.set_title(heading or _heading(topic, context))
         swept = rows[rows["kind"] != REFERENCE_METHOD]
         drawing.budget_axis(axes, swept["share"])
         for _, row in rows[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok")].iterrows():
@@ -137,15 +135,18 @@ def _budget_panel(
         drawing.score_axis(axes, is_fraction(topic.unit), limits)
         if holes := _holes(swept):
             drawing.note(axes, *holes)
+        if not heading:
+            drawing.unit_note(axes, _unit(topic))
 
     return draw
 
 
-def _bytes_panel(looks: dict[str, Look], rows: pd.DataFrame, topic: Topic, heading: str) -> Callable[[Axes], None]:
+def _bytes_panel(looks: dict[str, Look], rows: pd.DataFrame, topic: Topic, context: int) -> Callable[[Axes], None]:
     factor = scale(topic.unit)
 
     def draw(axes: Axes) -> None:
-        axes.set_title(heading)
+        axes.set_title(_heading(topic, context))
+        drawing.unit_note(axes, _unit(topic))
         known = rows[(rows["status"] == "ok") & rows["bytes_share"].notna()]
         drawing.percent_axis(axes, [*known["bytes_share"], 1.0])
         for place, label in enumerate(dict.fromkeys(known["method"])):
@@ -160,8 +161,11 @@ def _bytes_panel(looks: dict[str, Look], rows: pd.DataFrame, topic: Topic, headi
 
 
 def _heading(topic: Topic, context: int) -> str:
-    arrow = "" if topic.higher_is_better else " ↓"
-    return f"{topic.name}, {short_tokens(context)} ({unit_label(topic.unit)}{arrow})"
+    return f"{topic.name}, {short_tokens(context)}"
+
+
+def _unit(topic: Topic) -> str:
+    return unit_label(topic.unit) + ("" if topic.higher_is_better else " ↓")
 
 
 def _holes(rows: pd.DataFrame) -> tuple[str, str] | None:

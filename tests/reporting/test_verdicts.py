@@ -144,9 +144,10 @@ def test_a_checkpoint_is_described_from_its_headers(tmp_path: Any) -> None:
     save_file = pytest.importorskip("safetensors.torch").save_file
     save_file({"a": torch.zeros(300, 20), "b": torch.zeros(4000)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 12, "num_key_value_heads": 4}', encoding="utf-8")
-    text = checkpoint.describe("tiny", {"path": str(tmp_path)})
-    assert text == "tiny (a miniature model: 0.01 M parameters, 12 layers, 4 KV heads)"
-    assert checkpoint.describe("big", {"path": "org/model", "revision": "abc"}) == "big (org/model at abc)"
+    small = checkpoint.describe("tiny", {"path": str(tmp_path)})
+    assert small == checkpoint.ModelWords("tiny (0.01 M parameters)", "12 layers, 4 KV heads", True)
+    remote = checkpoint.describe("big", {"path": "org/model", "revision": "abc"})
+    assert remote == checkpoint.ModelWords("big (org/model at abc)", "", False)
 
 
 def _linear(colour: str) -> np.ndarray:
