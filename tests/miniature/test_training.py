@@ -33,8 +33,8 @@ def library(tmp_path: Path) -> Library:
 
 
 def _curriculum(steps: int) -> Curriculum:
-    stage = Stage((128, 256), steps, {"induction": 0.4, "lookups": 0.3, "chains": 0.1, "story": 0.1, "book": 0.1})
-    return Curriculum(0, 512, 1e-3, 1e-5, 2, 0.1, 1.0, 2, steps, (stage,))
+    stage = Stage((256, 512), steps, {"induction": 0.4, "lookups": 0.3, "chains": 0.1, "story": 0.1, "book": 0.1})
+    return Curriculum(0, 1024, 1e-3, 1e-5, 2, 0.1, 1.0, 2, steps, (stage,))
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
