@@ -10,12 +10,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
+from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
 
 # Below this many samples off the edge (or in disagreement) a resample often holds none of them, and a bootstrap
 # interval shrinks to a point; the score intervals of Wilson and Newcombe stay honest there.
 MIN_OFF_EDGE = 5
+
+# A resample cannot leave the range of the data: with fewer problems than this a bootstrap interval is far too short.
+MIN_RESAMPLED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Estimate:
     value: float
     low: float
     high: float
-    kind: Literal["bootstrap", "wilson", "newcombe", "mover"]
+    kind: Literal["bootstrap", "student", "wilson", "newcombe", "mover"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ def wilson_interval(proportion: float, trials: float, confidence: float) -> tupl
 
 
 def mean_estimate(scores: Scores, confidence: float, resamples: int, rng: np.random.Generator) -> Estimate:
-    """The mean with a BCa bootstrap interval over problems, or Wilson's where the scores crowd at 0 or 1.
+    """The mean with a BCa bootstrap interval over problems; Wilson's where scores crowd at 0 or 1, Student's for few.
 
     Wilson's interval counts the items behind the scores, thinned by the design effect that the spread between problems
     shows (at the very edge no spread is left to show one, and items count in full).
@@ -85,27 +89,28 @@ def mean_estimate(scores: Scores, confidence: float, resamples: int, rng: np.ran
     if _near_edge(scores):
         return Estimate(value, *wilson_interval(value, _effective_trials(scores), confidence), "wilson")
     sums, counts = _cluster_totals(scores.values, scores.clusters)
-    return Estimate(value, *_bca(sums, counts, confidence, resamples, rng), "bootstrap")
+    if len(sums) < MIN_RESAMPLED:
+        low, high = _student(sums, counts, confidence)
+        bounds = (0.0, 1.0) if scores.trials is not None else (-np.inf, np.inf)
+        return Estimate(value, max(low, bounds[0]), min(high, bounds[1]), "student")
+    return Estimate(value, *_bca(sums, counts, _resampled_means(sums, counts, resamples, rng), confidence), "bootstrap")
 
 
 def mean_of_means(parts: Sequence[Scores], confidence: float, resamples: int, rng: np.random.Generator) -> Estimate:
     """The unweighted mean over tasks; problems are resampled within each task.
 
-    Where a task sits at the edge, the tasks' own intervals are combined instead.
+    Where a task sits at the edge or has few problems, the tasks' own intervals are combined instead.
 
     Source: Zou and Donner 2008 (method of variance estimates recovery, MOVER).
     """
-    if len(parts) == 1:
-        return mean_estimate(parts[0], confidence, resamples, rng)
-    value = float(np.mean([part.values.mean() for part in parts]))
-    if any(_near_edge(part) for part in parts):
-        tasks = [mean_estimate(part, confidence, resamples, rng) for part in parts]
-        below = np.sqrt(sum((task.value - task.low) ** 2 for task in tasks)) / len(tasks)
-        above = np.sqrt(sum((task.high - task.value) ** 2 for task in tasks)) / len(tasks)
-        return Estimate(value, value - below, value + above, "mover")
-    draws = np.mean([_resampled_means(*_cluster_totals(p.values, p.clusters), resamples, rng) for p in parts], axis=0)
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Estimate(value, float(low), float(high), "bootstrap")
+    tasks = [mean_estimate(part, confidence, resamples, rng) for part in parts]
+    if len(tasks) == 1:
+        return tasks[0]
+    if any(task.kind != "bootstrap" for task in tasks):
+        return _mover(tasks)
+    draws = _joint_draws([_cluster_totals(part.values, part.clusters) for part in parts], resamples, rng)
+    value = float(np.mean([task.value for task in tasks]))
+    return Estimate(value, *_percentiles(draws, confidence), "bootstrap")
 
 
 def paired_difference(
@@ -113,27 +118,27 @@ def paired_difference(
 ) -> Difference:
     """Mean of ``ours - reference`` over paired samples, averaged over tasks when several pairs are given.
 
-    The interval is a bootstrap over problems. Where fewer than ``MIN_OFF_EDGE`` samples of a proportion differ, it is
-    Newcombe's instead, which does not shrink to a point when both sides are perfect. The p-value is a bootstrap of the
-    differences shifted to a mean of zero, never below the ``2 ** (1 - problems)`` that sign flips could show.
+    A task's interval is a BCa bootstrap over problems. It is Newcombe's where fewer than ``MIN_OFF_EDGE`` samples of a
+    proportion differ, which does not shrink to a point when both sides are perfect, and Student's for few problems. The
+    p-value is a bootstrap of the differences shifted to a mean of zero, never below the ``2 ** (1 - problems)`` that
+    sign flips could show.
 
     Args:
         pairs: per task, our scores and the reference's, sample by sample in the same order.
 
     Source: Newcombe 1998, method 10 (paired proportions); Efron and Tibshirani 1993, section 16.4 (shifted bootstrap).
     """
-    gaps = [ours.values - reference.values for ours, reference in pairs]
-    value = float(np.mean([gap.mean() for gap in gaps]))
-    totals = [_cluster_totals(gap, ours.clusters) for gap, (ours, _) in zip(gaps, pairs, strict=True)]
-    draws = np.mean([_resampled_means(sums, counts, resamples, rng) for sums, counts in totals], axis=0)
-    p_value = _shifted_p_value(draws, value, totals)
-    if all(ours.trials is not None for ours, _ in pairs) and sum(np.count_nonzero(gap) for gap in gaps) < MIN_OFF_EDGE:
-        return Difference(value, *_newcombe(pairs, value, confidence), p_value)
-    if len(pairs) == 1:
-        low, high = _bca(*totals[0], confidence, resamples, rng, draws)
+    totals = [_cluster_totals(ours.values - reference.values, ours.clusters) for ours, reference in pairs]
+    draws = _joint_draws(totals, resamples, rng)
+    tasks = [_task_difference(*pair, confidence, resamples, rng) for pair in pairs]
+    if len(tasks) == 1:
+        whole = tasks[0]
+    elif any(task.kind != "bootstrap" for task in tasks):
+        whole = _mover(tasks)
     else:
-        low, high = map(float, np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2]))
-    return Difference(value, low, high, p_value)
+        value = float(np.mean([task.value for task in tasks]))
+        whole = Estimate(value, *_percentiles(draws, confidence), "bootstrap")
+    return Difference(whole.value, whole.low, whole.high, _shifted_p_value(draws, whole.value, totals))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -149,6 +154,27 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
+def _task_difference(
+    ours: Scores, reference: Scores, confidence: float, resamples: int, rng: np.random.Generator
+) -> Estimate:
+    gaps = ours.values - reference.values
+    value = float(gaps.mean())
+    if ours.trials is not None and reference.trials is not None and np.count_nonzero(gaps) < MIN_OFF_EDGE:
+        return Estimate(value, *_newcombe(ours, reference, confidence), "newcombe")
+    sums, counts = _cluster_totals(gaps, ours.clusters)
+    if len(sums) < MIN_RESAMPLED:
+        return Estimate(value, *_student(sums, counts, confidence), "student")
+    return Estimate(value, *_bca(sums, counts, _resampled_means(sums, counts, resamples, rng), confidence), "bootstrap")
+
+
+def _mover(tasks: Sequence[Estimate]) -> Estimate:
+    """The mean of independent estimates, each side's distance combined as variances are."""
+    value = float(np.mean([task.value for task in tasks]))
+    below = float(np.sqrt(sum((task.value - task.low) ** 2 for task in tasks))) / len(tasks)
+    above = float(np.sqrt(sum((task.high - task.value) ** 2 for task in tasks))) / len(tasks)
+    return Estimate(value, value - below, value + above, "mover")
+
+
 def _near_edge(scores: Scores) -> bool:
     if scores.trials is None:
         return False
@@ -161,15 +187,10 @@ def _effective_trials(scores: Scores) -> float:
     trials = scores.trials if scores.trials is not None else np.ones(len(scores.values), dtype=np.int64)
     total = float(trials.sum())
     sums, counts = _cluster_totals(scores.values, scores.clusters)
-    problems = len(sums)
-    value = scores.values.mean()
-    if problems < 2:
+    if len(sums) < 2:
         return 1.0
-    residuals = sums - counts * value
-    variance = problems / (problems - 1) * float(residuals @ residuals) / counts.sum() ** 2
-    if variance == 0:
-        return total
-    return float(np.clip(value * (1 - value) / variance, problems, total))
+    value, variance = float(scores.values.mean()), _variance(sums, counts)
+    return total if variance == 0 else float(np.clip(value * (1 - value) / variance, len(sums), total))
 
 
 def _cluster_totals(values: Floats, clusters: NDArray[np.int64]) -> tuple[Floats, Floats]:
@@ -178,36 +199,48 @@ def _cluster_totals(values: Floats, clusters: NDArray[np.int64]) -> tuple[Floats
     return np.asarray(sums, dtype=np.float64), np.asarray(np.bincount(index), dtype=np.float64)
 
 
+def _variance(sums: Floats, counts: Floats) -> float:
+    """Variance of a mean over problems, each of which may hold several samples (ratio estimator)."""
+    residuals = sums - counts * sums.sum() / counts.sum()
+    return len(sums) / (len(sums) - 1) * float(residuals @ residuals) / float(counts.sum()) ** 2
+
+
+def _student(sums: Floats, counts: Floats, confidence: float) -> tuple[float, float]:
+    if len(sums) < 2:
+        return float("nan"), float("nan")
+    half = float(student.ppf(0.5 + confidence / 2, len(sums) - 1)) * _variance(sums, counts) ** 0.5
+    value = float(sums.sum() / counts.sum())
+    return value - half, value + half
+
+
 def _resampled_means(sums: Floats, counts: Floats, resamples: int, rng: np.random.Generator) -> Floats:
     """Means of ``resamples`` draws of whole problems, ``[resamples]``."""
     drawn = rng.integers(len(sums), size=(resamples, len(sums)))
     return np.asarray(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), dtype=np.float64)
 
 
-def _bca(
-    sums: Floats,
-    counts: Floats,
-    confidence: float,
-    resamples: int,
-    rng: np.random.Generator,
-    draws: Floats | None = None,
-) -> tuple[float, float]:
+def _joint_draws(totals: Sequence[tuple[Floats, Floats]], resamples: int, rng: np.random.Generator) -> Floats:
+    """Resampled means of the tasks' means, ``[resamples]``."""
+    return np.asarray(np.mean([_resampled_means(*task, resamples, rng) for task in totals], axis=0), dtype=np.float64)
+
+
+def _percentiles(draws: Floats, confidence: float) -> tuple[float, float]:
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def _bca(sums: Floats, counts: Floats, draws: Floats, confidence: float) -> tuple[float, float]:
     """Bias-corrected and accelerated bootstrap interval of a mean over problems."""
-    if len(sums) < 2:
-        return float("nan"), float("nan")
-    if draws is None:
-        draws = _resampled_means(sums, counts, resamples, rng)
-    value = sums.sum() / counts.sum()
+    value = float(sums.sum() / counts.sum())
     jackknife = (sums.sum() - sums) / (counts.sum() - counts)
     pull = jackknife.mean() - jackknife
     if not np.any(np.abs(pull) > 1e-12 * max(1.0, abs(value))):
-        return float(value), float(value)
+        return value, value
     acceleration = (pull**3).sum() / (6 * (pull**2).sum() ** 1.5)
     below = (np.count_nonzero(draws < value) + np.count_nonzero(draws <= value)) / (2 * len(draws))
     bias = norm.ppf(np.clip(below, 1 / len(draws), 1 - 1 / len(draws)))
     shifted = bias + norm.ppf([(1 - confidence) / 2, (1 + confidence) / 2])
-    levels = norm.cdf(bias + shifted / (1 - acceleration * shifted))
-    low, high = np.quantile(draws, levels)
+    low, high = np.quantile(draws, norm.cdf(bias + shifted / (1 - acceleration * shifted)))
     return float(low), float(high)
 
 
@@ -222,15 +255,12 @@ def _shifted_p_value(draws: Floats, value: float, totals: Sequence[tuple[Floats,
     return float(max((1 + extreme) / (1 + len(draws)), min(1.0, 2.0 ** (1 - problems))))
 
 
-def _newcombe(pairs: Sequence[tuple[Scores, Scores]], value: float, confidence: float) -> tuple[float, float]:
-    below = above = 0.0
-    for ours, reference in pairs:
-        p, q = float(ours.values.mean()), float(reference.values.mean())
-        p_low, p_high = wilson_interval(p, _effective_trials(ours), confidence)
-        q_low, q_high = wilson_interval(q, _effective_trials(reference), confidence)
-        varies = np.ptp(ours.values) > 0 and np.ptp(reference.values) > 0
-        phi = float(np.corrcoef(ours.values, reference.values)[0, 1]) if varies else 0.0
-        below += (p - p_low) ** 2 - 2 * phi * (p - p_low) * (q_high - q) + (q_high - q) ** 2
-        above += (p_high - p) ** 2 - 2 * phi * (p_high - p) * (q - q_low) + (q - q_low) ** 2
-    tasks = len(pairs)
-    return value - float(np.sqrt(max(below, 0.0))) / tasks, value + float(np.sqrt(max(above, 0.0))) / tasks
+def _newcombe(ours: Scores, reference: Scores, confidence: float) -> tuple[float, float]:
+    p, q = float(ours.values.mean()), float(reference.values.mean())
+    p_low, p_high = wilson_interval(p, _effective_trials(ours), confidence)
+    q_low, q_high = wilson_interval(q, _effective_trials(reference), confidence)
+    varies = np.ptp(ours.values) > 0 and np.ptp(reference.values) > 0
+    phi = float(np.corrcoef(ours.values, reference.values)[0, 1]) if varies else 0.0
+    below = (p - p_low) ** 2 - 2 * phi * (p - p_low) * (q_high - q) + (q_high - q) ** 2
+    above = (p_high - p) ** 2 - 2 * phi * (p_high - p) * (q - q_low) + (q - q_low) ** 2
+    return p - q - float(np.sqrt(max(below, 0.0))), p - q + float(np.sqrt(max(above, 0.0)))

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from longdecode.evals.stats import MIN_OFF_EDGE
+from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
 from longdecode.methods.registry import load_card
 from longdecode.reporting import checkpoint, curves, quality, tables, traffic, verdicts, wording
 from longdecode.reporting.figure import Figure, FigureWriter
@@ -216,6 +216,7 @@ class _Build:
             config_text=results.config_text.strip(),
             resamples=int(results.config.get("bootstrap_resamples", 2000)),
             off_edge=MIN_OFF_EDGE,
+            few=MIN_RESAMPLED,
         )
 
     def _figure_index(self) -> None:

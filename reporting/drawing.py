@@ -76,13 +76,15 @@ def score_axis(axes: Axes, unit_is_fraction: bool, limits: tuple[float, float] |
 
 
 def limits_of(rows: pd.DataFrame) -> tuple[float, float] | None:
-    """One range for the panels of a figure: every value with its interval, and a margin."""
+    """One range for the panels of a figure: values and intervals, unless intervals of few samples dwarf the values."""
     known = rows[rows["value"].notna()]
     if known.empty:
         return None
-    low, high = known["low"].fillna(known["value"]).min(), known["high"].fillna(known["value"]).max()
-    room = 0.08 * (high - low) or 0.01
-    return float(low - room), float(high + room)
+    values = known["value"]
+    spread = float(values.max() - values.min()) or 0.1
+    low = max(known["low"].fillna(values).min(), values.min() - spread)
+    high = min(known["high"].fillna(values).max(), values.max() + spread)
+    return float(low - 0.08 * (high - low)), float(high + 0.08 * (high - low))
 
 
 def dodged(axes: Axes, x: Sequence[float], place: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, bootstrap, permutation_test
+from scipy.stats import binomtest, bootstrap, permutation_test, ttest_1samp, ttest_rel
 
 from longdecode.evals import stats
 
@@ -101,6 +101,21 @@ def test_coverage_of_skewed_losses() -> None:
     assert 0.88 <= np.mean([f.low <= truth <= f.high for f in found]) <= 0.98
 
 
+@pytest.mark.parametrize("samples", [2, 4, 8])
+def test_few_losses_get_students_interval(samples: int) -> None:
+    rng = np.random.default_rng(time.time_ns())
+    ours, full = rng.normal(2, 1, samples), rng.normal(2, 1, samples)
+    alone = stats.mean_estimate(scores(ours), 0.95, 500, rng)
+    assert (alone.low, alone.high) == pytest.approx(tuple(ttest_1samp(ours, 0).confidence_interval(0.95)))
+    paired = stats.paired_difference([(scores(ours), scores(full))], 0.95, 500, rng)
+    assert (paired.low, paired.high) == pytest.approx(tuple(ttest_rel(ours, full).confidence_interval(0.95)))
+
+
+def test_few_scores_stay_in_their_range() -> None:
+    found = stats.mean_estimate(scores([0.99, 0.9, 0.3, 0.8, 0.95, 0.97], trials=1), 0.99, 500, _rng())
+    assert found.kind == "student" and found.high == 1.0 and found.low > 0
+
+
 def test_pairing_sees_what_the_two_means_hide() -> None:
     rng = np.random.default_rng(time.time_ns())
     full = rng.normal(0, 5, 40)
@@ -146,7 +161,7 @@ def test_newcombe_paired_interval_against_his_worked_example() -> None:
     """Newcombe 1998 (Statistics in Medicine 17:2635), method 10 without continuity correction: e=36 f=12 g=2 h=0."""
     ours = np.array([1.0] * 36 + [1.0] * 12 + [0.0] * 2)
     full = np.array([1.0] * 36 + [0.0] * 12 + [1.0] * 2)
-    low, high = stats._newcombe([(scores(ours, trials=1), scores(full, trials=1))], float((ours - full).mean()), 0.95)
+    low, high = stats._newcombe(scores(ours, trials=1), scores(full, trials=1), 0.95)
     assert (low, high) == pytest.approx((0.0569, 0.3404), abs=5e-4)
 
 
