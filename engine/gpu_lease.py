@@ -30,7 +30,7 @@ def gpu_uuids() -> list[str]:
 
 @contextmanager
 def lease_gpu(
-    device: torch.device, *, uuids: Sequence[str] | None = None, poll_seconds: float = 1.0
+    device: torch.device, *, uuids: Sequence[str] | None = None, poll_seconds: float = 0.2
 ) -> Iterator[torch.device]:
     """Hold a GPU alone while the block runs; on a CPU do nothing.
 

@@ -64,6 +64,11 @@ class Job:
         """The model's tokenizer."""
         return load_tokenizer(self.folder)
 
+    @functools.cached_property
+    def clock_mhz(self) -> int | None:
+        """The GPU's clock when the job began; asking for it starts a process, so it is asked for once."""
+        return sm_clock_mhz(self.device)
+
     @property
     def cells(self) -> list[Cell]:
         """Every cell, context by context, task by task, budget by budget."""
@@ -144,7 +149,7 @@ class Job:
             data=provenance.hash_texts(texts),
             device=self.device,
             dtype=self.dtype,
-            clock_mhz=sm_clock_mhz(self.device),
+            clock_mhz=self.clock_mhz,
         )
 
     def scored(
