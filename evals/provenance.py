@@ -17,6 +17,7 @@ from longdecode.engine.device import device_name
 from longdecode.engine.weights import model_hash
 from longdecode.evals.hashing import REPOSITORY, code_hash, hash_files, hash_texts
 from longdecode.evals.records import Provenance
+from longdecode.kernels.dispatch import kernel_path
 
 __all__ = ["checkpoint_hash", "code_hash", "collect", "hash_texts", "is_dirty", "revision", "versions"]
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
@@ -67,7 +68,7 @@ def collect(
         data_hash=data,
         device=device_name(device),
         dtype=str(dtype).removeprefix("torch."),
-        versions=versions(),
+        versions=versions() | {"kernels": kernel_path(device, dtype)},
         sm_clock_mhz=clock_mhz,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )

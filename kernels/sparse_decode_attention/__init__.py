@@ -1,5 +1,30 @@
 """Attention of one query row over selected blocks of a ragged cache."""
 
-from longdecode.kernels.sparse_decode_attention.naive import sparse_decode_attention
+from torch import Tensor
+
+from longdecode.kernels.dispatch import use_triton
+from longdecode.kernels.sparse_decode_attention import naive
 
 __all__ = ["sparse_decode_attention"]
+
+
+def sparse_decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    counts: Tensor,
+    *,
+    block_size: int,
+    lengths: Tensor,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention over the tokens of the listed blocks; see ``naive.sparse_decode_attention``."""
+    if use_triton(q):
+        # Triton is installed where it can run; elsewhere this module must still import.
+        from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
+
+        return sparse_decode_attention_gpu(
+            q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale
+        )  # fmt: skip
+    return naive.sparse_decode_attention(q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale)

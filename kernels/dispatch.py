@@ -1,0 +1,36 @@
+"""Which path the ops take: Triton kernels on CUDA tensors, plain torch elsewhere or on request."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+VARIABLE = "LONGDECODE_KERNELS"
+CHOICES = ("auto", "naive")
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class KernelChoiceError(ValueError):
+    """The environment asks for a kernel path that does not exist."""
+
+
+def kernel_path(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
+    """The path in force for tensors of a device and dtype: ``triton`` or ``naive``.
+
+    Triton serves float32, float16 and bfloat16 on CUDA. float64 is for checks and always runs in plain torch, and
+    ``LONGDECODE_KERNELS=naive`` makes everything do so.
+
+    Raises:
+        KernelChoiceError: the variable is neither ``auto`` nor ``naive``.
+    """
+    choice = os.environ.get(VARIABLE, "auto")
+    if choice not in CHOICES:
+        raise KernelChoiceError(f"{VARIABLE}={choice!r} in the environment is none of {', '.join(CHOICES)}")
+    return "triton" if choice == "auto" and device.type == "cuda" and dtype in TRITON_DTYPES else "naive"
+
+
+def use_triton(x: Tensor) -> bool:
+    """Whether an op given ``x`` runs its Triton kernel; see ``kernel_path``."""
+    return kernel_path(x.device, x.dtype) == "triton"

@@ -1,0 +1,55 @@
+"""Compiles every Triton kernel for compute capability 9.0; fails where one spills or takes too much shared memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from compile_only import SHARED_LIMIT_BYTES, compile_only
+from torch import Tensor
+
+from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
+from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
+
+# batch, query heads, KV heads, head dimension, capacity
+SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def floats(dtype: torch.dtype) -> Callable[..., Tensor]:
+    return lambda *shape: torch.empty(shape, dtype=dtype, device="meta")
+
+
+integers = floats(torch.int64)
+
+
+def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
+    """Every launch that decoding at this shape makes, and those of 16 query rows."""
+    tensor = floats(dtype)
+    cache, lengths, q = tensor(batch, kv_heads, capacity, dim), integers(batch), tensor(batch, heads, 1, dim)
+    decode_attention_gpu(q, cache, cache, lengths)
+    decode_attention_gpu(tensor(batch, heads, 16, dim), cache, cache, lengths)
+    for lists, block in ((kv_heads, 16), (kv_heads, 1), (heads, 16)):
+        indices, counts = integers(batch, lists, 2048 // block), integers(batch, lists)
+        sparse_decode_attention_gpu(q, cache, cache, indices, counts, block_size=block, lengths=lengths)
+
+
+def main() -> None:
+    """Compile, and exit with the list of what does not fit."""
+    faults = []
+    for name, shape in SHAPES.items():
+        for dtype in DTYPES:
+            with compile_only() as binaries:
+                launch_all(*shape, dtype)
+            for binary in binaries:
+                usage = f"{binary.registers} registers, {binary.stack_bytes} B stack, {binary.local_bytes} B local, "
+                usage += f"{binary.shared_bytes} B shared"
+                if binary.stack_bytes or binary.local_bytes or binary.shared_bytes > SHARED_LIMIT_BYTES:
+                    faults.append(f"{binary.kernel}, {name}, {dtype}: {usage}")
+    if faults:
+        sys.exit("\n".join(faults))
+
+
+if __name__ == "__main__":
+    main()
