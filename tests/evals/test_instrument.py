@@ -160,3 +160,14 @@ def test_the_outcome_is_written_whether_or_not_checks_fail(
     failed = [check for check in written["checks"] if check["outcome"] == "failed"]
     assert [(check["model"], check["numbers"]["by_context"]["4096"]) for check in failed] == [("tiny", 7.5)]
     assert set(Check.__dataclass_fields__) | {"model"} == failed[0].keys()
+
+
+def test_records_of_a_label_that_the_configuration_no_longer_has_play_no_part(
+    records: list[Record], config_values: dict[str, Any], tmp_path: Path
+) -> None:
+    config = build_run_config(config_values | {"methods": {"full": {}}}, "c")
+    left_over = changed([r for r in records if r.label == "streaming"], {"label": "streaming"}, score=1.0)
+    write_records(tmp_path / "records" / "now.parquet", [r for r in records if r.label == "full"])
+    write_records(tmp_path / "records" / "before.parquet", left_over)
+    check_instrument(config, tmp_path / "records", tmp_path / "instrument.json")
+    assert json.loads((tmp_path / "instrument.json").read_text())["passed"] is True
