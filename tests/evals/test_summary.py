@@ -14,6 +14,7 @@ import pytest
 
 from longdecode.evals import curves, stats, summary
 from longdecode.evals.records import Provenance, Record
+from longdecode.evals.storage import read_records, write_records
 
 SPREAD = summary.Spread(confidence=0.95, resamples=400, seed=0)
 PROVENANCE = Provenance(
@@ -223,3 +224,48 @@ def test_csv_is_written_whole(tmp_path: Path) -> None:
     again = pd.read_csv(target)
     assert tuple(again.columns) == summary.COLUMNS
     assert again["value"].tolist() == pytest.approx(frame["value"].tolist())
+
+
+CONFIG = """
+profile: test
+models: {tiny: {path: nowhere}}
+methods: {full: {}, quest: {}}
+budgets: [0.1]
+suites: {mini_longgen: {contexts: [2048], samples: 12}}
+confidence: 0.8
+bootstrap_resamples: 300
+"""
+
+
+def test_write_summary_reads_parquet_and_writes_table_and_curves(tmp_path: Path) -> None:
+    rng = np.random.default_rng(time.time_ns())
+    paths = []
+    for label in ("full", "quest"):
+        marks = rng.integers(0, 2, size=(12, 15)).astype(float)
+        rows = [
+            record(
+                label=label,
+                suite="mini_longgen",
+                task="mini_longgen_15",
+                sample_index=i,
+                score=m.mean(),
+                parts=m.tolist(),
+            )
+            for i, m in enumerate(marks)
+        ]
+        paths.append(tmp_path / "records" / "tiny" / label / "mini_longgen.parquet")
+        write_records(paths[-1], rows)
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG, encoding="utf-8")
+    summary.write_summary(config, paths, tmp_path / "summary.csv")
+    found = pd.read_csv(tmp_path / "summary.csv")
+    assert found["method"].tolist() == ["full", "quest"] and (found["status"] == "ok").all()
+    wide = summary.summarise([r for path in paths for r in read_records(path)], SPREAD)
+    narrower = (found["high"] - found["low"]).to_numpy() < (wide["high"] - wide["low"]).to_numpy()
+    assert narrower.all(), "the configuration's confidence of 80 % must reach the intervals"
+    along = pd.read_csv(tmp_path / "along_generation.csv")
+    assert along["index"].tolist() == [*range(1, 16)] * 2 and (along["n"] == 12).all()
+    assert pd.read_csv(tmp_path / "loss_by_position.csv").empty
+    before = (tmp_path / "summary.csv").read_bytes()
+    summary.write_summary(config, paths[::-1], tmp_path / "summary.csv")
+    assert (tmp_path / "summary.csv").read_bytes() == before
