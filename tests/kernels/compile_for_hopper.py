@@ -10,6 +10,11 @@ from compile_only import SHARED_LIMIT_BYTES, compile_only
 from torch import Tensor
 
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
+from longdecode.kernels.page_minmax import PageBounds
+from longdecode.kernels.page_score.gpu import page_score_gpu
+from longdecode.kernels.rms_norm.gpu import rms_norm_gpu
+from longdecode.kernels.rope.gpu import apply_rope_gpu
+from longdecode.kernels.silu_mul.gpu import silu_mul_gpu
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 
 # batch, query heads, KV heads, head dimension, capacity
@@ -33,6 +38,15 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
     for lists, block in ((kv_heads, 16), (kv_heads, 1), (heads, 16)):
         indices, counts = integers(batch, lists, 2048 // block), integers(batch, lists)
         sparse_decode_attention_gpu(q, cache, cache, indices, counts, block_size=block, lengths=lengths)
+    bounds = PageBounds(cache[:, :, : capacity // 16], cache[:, :, : capacity // 16])
+    for group in (None, "max", "mean"):
+        page_score_gpu(q, bounds, lengths, group=group)
+    hidden = tensor(batch, 1, heads * dim)
+    rms_norm_gpu(hidden, tensor(heads * dim), 1e-5)
+    rms_norm_gpu(q.transpose(1, 2), tensor(dim), 1e-5)
+    angles = floats(torch.float32)(batch, 1, dim)
+    apply_rope_gpu(q, tensor(batch, kv_heads, 1, dim), angles, angles)
+    silu_mul_gpu(tensor(batch, 1, 7 * heads * dim))
 
 
 def main() -> None:
