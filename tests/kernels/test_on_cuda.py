@@ -13,6 +13,7 @@ from longdecode.kernels.page_minmax import build_page_minmax, update_page_minmax
 from longdecode.kernels.page_score import page_score
 from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.kernels.rms_norm import rms_norm
+from longdecode.kernels.rope import apply_rope
 from longdecode.kernels.silu_mul import silu_mul
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 from longdecode.kernels.token_score import token_probabilities
@@ -33,11 +34,18 @@ def selection(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.
     return indices, counts, out, lse
 
 
+def rotated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> Any:
+    """Queries and first keys turned by angles that differ from row to row."""
+    angles = (lengths[:, None, None] * torch.arange(32, device=q.device)).float().repeat(1, 1, 2)
+    return apply_rope(q, k[:, :, :1], angles.cos(), angles.sin())
+
+
 OPS: dict[str, Callable[..., Any]] = {
     "decode_attention": decode_attention,
     "selection": selection,
     "token_probabilities": lambda q, k, v, lengths: token_probabilities(q, k, lengths),
     "rms_norm": lambda q, k, v, lengths: rms_norm(q, q[0, 0, 0], 1e-5),
+    "rope": rotated,
     "silu_mul": lambda q, k, v, lengths: silu_mul(q),
 }
 
