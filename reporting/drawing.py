@@ -38,7 +38,7 @@ def percent_axis(axes: Axes, shares: Iterable[float]) -> None:
     if not values:
         return
     low, high = values[0] / 1.25, values[-1] * 1.25
-    round_values = [step * 10.0**power for power in range(-3, 5) for step in (1, 2, 5)]
+    round_values = [step * 10.0**power for power in range(-3, 5) for step in (1, 2, 3, 5, 7)]
     inside = [value for value in round_values if low <= value <= high]
     axes.set_xlim(low, high)
     axes.xaxis.set_major_locator(FixedLocator(_spaced(inside, math.log(high / low)) if inside else values[-1:]))

@@ -151,7 +151,7 @@ class FigureWriter:
         looks = [look for label, look in self.looks.items() if label in found]
         sizes = []
         for suffix, form in (
-            ("", Form(7.8, _even(len(panels), layout.wide), 1.75)),
+            ("", Form(min(7.8, 4.2 * len(panels)), _even(len(panels), layout.wide), 1.75)),
             (".narrow", Form(3.7, _even(len(panels), layout.narrow), 1.7 if layout.narrow == 1 else 1.25)),
         ):
             path = self.folder / f"{name}{suffix}.svg"

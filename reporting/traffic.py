@@ -104,8 +104,8 @@ def _share_panel(looks: dict[str, Look], rows: pd.DataFrame) -> Callable[[Axes],
             mine = rows[rows["method"] == label].sort_values("share")
             if len(mine):
                 _plain_line(axes, looks[label], 100 * mine["share"], 100 * mine["bytes_share"])
-        axes.set_ylim(bottom=0)
         drawing.level(axes, 100, "Full")
+        axes.set_ylim(0, max(112.0, 105 * float(rows["bytes_share"].max())))
 
     return draw
 
@@ -126,4 +126,5 @@ def _kept_panel(looks: dict[str, Look], rows: pd.DataFrame) -> Callable[[Axes], 
 
 
 def _plain_line(axes: Axes, look: Look, x: pd.Series, y: pd.Series) -> None:
-    axes.plot(x, y, color=look.colour, linestyle=look.dashes, marker=look.marker, markerfacecolor=look.face)
+    marker = look.marker if look.marker or len(x) > 1 else "_"  # a line of one point would not show
+    axes.plot(x, y, color=look.colour, linestyle=look.dashes, marker=marker, markerfacecolor=look.face)

@@ -22,7 +22,7 @@ from longdecode.reporting.wording import (
 MARGIN = 0.02
 """Within 0.02 of Full (2 points of a percentage, 0.02 of a loss) counts as equal: about what papers call lossless."""
 
-Level = Literal["shown", "estimate", "worse", "hole"]
+Level = Literal["shown", "estimate", "worse", "alone", "hole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Verdict:
     """One method on one topic at one context.
 
     ``level`` is ``shown`` where the interval of the difference stays within the margin, ``estimate`` where only the
-    difference itself does, ``worse`` where it does at no budget tried, ``hole`` where nothing ran. ``budget`` is the
+    difference itself does, ``worse`` where it does at no budget tried, ``alone`` where Full did not run, ``hole`` where
+    the method did not. ``budget`` is the
     smallest one from which on this holds at every larger budget tried, else the largest tried.
     """
 
@@ -49,6 +50,8 @@ class Verdict:
         """The words of the table's cell."""
         if self.level == "hole":
             return "not run"
+        if self.level == "alone":
+            return "no Full to compare with"
         if self.level == "worse":
             return f"not by {self.budget}"
         return f"from {self.budget}"
@@ -92,11 +95,10 @@ def board(results: Results, model: str) -> Board:
 def verdict(results: Results, topic: Topic, context: int, label: str) -> Verdict:
     """From which budget on one method is within the margin of Full."""
     rows = results.rows_of(topic, context)
-    mine = rows[(rows["method"] == label) & (rows["status"] == "ok") & rows["diff_to_full"].notna()].sort_values(
-        "share"
-    )
+    ran = rows[(rows["method"] == label) & (rows["status"] == "ok")]
+    mine = ran[ran["diff_to_full"].notna()].sort_values("share")
     if mine.empty:
-        return Verdict(label, topic, context, "hole", "", 0.0, "", "", "")
+        return Verdict(label, topic, context, "hole" if ran.empty else "alone", "", 0.0, "", "", "")
     sign = 1.0 if topic.higher_is_better else -1.0
     worst = mine["diff_low"] if topic.higher_is_better else -mine["diff_high"]
     for level, close in (("shown", worst >= -MARGIN), ("estimate", sign * mine["diff_to_full"] >= -MARGIN)):
@@ -116,7 +118,7 @@ def finding(results: Results, topic: Topic, context: int, verdicts: list[Verdict
         with_unit(score(full["value"].iloc[0], topic.unit), topic.unit) if len(full) else "",
         sorted((v for v in verdicts if v.level in ("shown", "estimate")), key=lambda v: v.share),
         [v for v in verdicts if v.level == "worse"],
-        [v for v in verdicts if v.level == "hole"],
+        [v for v in verdicts if v.level in ("alone", "hole")],
     )
 
 

@@ -192,7 +192,7 @@ def test_a_rebuilt_report_drops_what_is_gone_and_keeps_what_is_not_ours(
     build_report(folder / "config.yaml", folder, tmp_path)
     assert not (tmp_path / "method-gone.html").exists() and not (tmp_path / "figures" / "gone.svg").exists()
     assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "old"
-    assert "not run" in Page(tmp_path / "index.html").words()
+    assert "no Full to compare with" in Page(tmp_path / "index.html").words()
 
 
 def test_a_folder_without_results_is_refused(run_folder: Path, tmp_path: Path) -> None:

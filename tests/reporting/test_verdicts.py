@@ -82,6 +82,11 @@ def test_cells_that_did_not_run_are_holes_not_zeros() -> None:
     assert judged([cell(0.1, np.nan, np.nan, np.nan, status="oom")]).level == "hole"
 
 
+def test_a_method_without_full_beside_it_gets_no_verdict() -> None:
+    found = judged([cell(0.1, np.nan, np.nan, np.nan)])
+    assert (found.level, found.headline) == ("alone", "no Full to compare with")
+
+
 def test_findings_are_sorted_by_cost() -> None:
     found = results([cell(0.1, 0.0, -0.01, 0.01)])
     topic = Topic("m", "s", "t", "accuracy", "fraction", True, "generated")
