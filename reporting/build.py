@@ -236,7 +236,7 @@ class _Build:
             "profile": results.profile,
             "suites": results.suites,
             "labels": results.labels,
-            "percent": f"{100 * results.confidence:g} %",
+            "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list(self.models.values()),
             "data_line": _data_line({record.data_source for record in results.records if record.status == "ok"}),
             "checks": checks,
