@@ -36,8 +36,8 @@ def selection(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.
 
 def rotated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> Any:
     """Queries and first keys turned by angles that differ from row to row."""
-    angles = (lengths[:, None, None] * torch.arange(32, device=q.device)).float().repeat(1, 1, 2)
-    return apply_rope(q, k[:, :, :1], angles.cos(), angles.sin())
+    angles = (lengths[:, None, None].cpu() * torch.arange(32)).float().repeat(1, 1, 2)
+    return apply_rope(q, k[:, :, :1], angles.cos().to(q.device), angles.sin().to(q.device))
 
 
 OPS: dict[str, Callable[..., Any]] = {
