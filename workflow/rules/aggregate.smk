@@ -7,7 +7,7 @@ rule write_config:
     conda:
         "../envs/longdecode.yaml"
     params:
-        config=json.dumps(config, sort_keys=True),
+        config=json.dumps(config, sort_keys=False),
     script:
         "../scripts/write_config.py"
 
