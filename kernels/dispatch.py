@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -29,6 +31,20 @@ def kernel_path(device: torch.device, dtype: torch.dtype = torch.float32) -> str
     if choice not in CHOICES:
         raise KernelChoiceError(f"{VARIABLE}={choice!r} in the environment is none of {', '.join(CHOICES)}")
     return "triton" if choice == "auto" and device.type == "cuda" and dtype in TRITON_DTYPES else "naive"
+
+
+@contextmanager
+def naive_kernels() -> Iterator[None]:
+    """Run the block in plain torch on every device, whatever the environment asks for outside it."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "naive"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 def use_triton(x: Tensor) -> bool:

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longdecode.engine.attention import DecodeState, Selection
 from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.kv_cache import KVCache
+from longdecode.kernels import dispatch
 from longdecode.methods.conformance_bench import BUDGET, CONFIG, PROMPT_TOKENS, STEPS, WHOLE_BUDGET, Bench, make_bench
 from longdecode.methods.registry import get_method, load_card
 
@@ -33,11 +35,14 @@ def check_method(
 ) -> None:
     """Run every check on a method.
 
+    float64 runs in plain torch on every device. Where other kernels serve float32 there, those that produce the
+    scores, the checks of ``FAST_PATH_CHECKS`` run through them as well.
+
     Args:
-        name: a registered method. overrides: parameters to check with; left out, the defaults and then every variant
-        of the card. dtype: of the tiny model. In float64, near-ties in a selection fall the same way however a batch
-        is cut, so that two
-            runs that should agree do.
+        name: a registered method.
+        overrides: parameters to check with; left out, the defaults and then every variant of the card.
+        dtype: of the tiny model. In float64, near-ties in a selection fall the same way however a batch is cut, so
+            that two runs that should agree do.
         seed: of the tiny model and its inputs.
 
     Raises:
@@ -46,13 +51,11 @@ def check_method(
     """
     card = load_card(name)
     cases = [dict(overrides)] if overrides is not None else [{}, *map(card.variant_params, card.variants)]
+    fast = dispatch.kernel_path(torch.device(device), torch.float32) != "naive"
     for case in cases:
-        bench = make_bench(name, device, case, dtype=dtype, seed=seed)
-        for check in CHECKS:
-            try:
-                check(bench)
-            except GateError as error:
-                raise GateError(f"{name} {case or 'with defaults'}: {check.__name__}: {error}") from error
+        _run(CHECKS, make_bench(name, device, case, dtype=dtype, seed=seed), case)
+        if fast:
+            _run(FAST_PATH_CHECKS, make_bench(name, device, case, dtype=torch.float32, seed=seed), case)
 
 
 def card_names_the_parameters(bench: Bench) -> None:
@@ -203,6 +206,30 @@ def graph_replay_equals_eager(bench: Bench) -> None:
             raise GateError(f"row {row}: a graph replay generates or reads otherwise than the eager step")
 
 
+def fast_path_equals_naive(bench: Bench) -> None:
+    """What the kernels in force compute is what their plain torch definitions compute, over a whole decode.
+
+    Both read the same: the selections of one run are replayed in the other, so that a near-tie decides nothing.
+    """
+    made: list[Selection | None] = []
+    fast, plain = bench.build(BUDGET), bench.build(BUDGET)
+    choose = fast.select
+
+    def recorded(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
+        chosen = choose(layer, q, state)
+        copy = chosen and Selection(chosen.indices.clone(), chosen.counts.clone(), chosen.block_size)
+        made.append(copy)
+        return chosen
+
+    setattr(fast, "select", recorded)  # noqa: B010 - a method of an instance, which types do not allow to assign
+    got = bench.trace(fast)
+    replay = iter(made)
+    setattr(plain, "select", lambda layer, q, state: next(replay))  # noqa: B010
+    with dispatch.naive_kernels():
+        want = bench.trace(plain)
+    _close(got.logits, want.logits, "logits through the kernels in force and through their definitions")
+
+
 CHECKS: tuple[Callable[[Bench], None], ...] = (
     card_names_the_parameters,
     bad_parameters_are_refused,
@@ -219,6 +246,24 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     graph_replay_equals_eager,
 )
 """Every check, in the order they run."""
+
+FAST_PATH_CHECKS: tuple[Callable[[Bench], None], ...] = (
+    fast_path_equals_naive,
+    whole_budget_equals_full,
+    unwritten_memory_is_never_read,
+    runs_leave_no_trace,
+    graph_replay_equals_eager,
+)
+"""Those that hold in float32 too: none compares two ways of cutting a batch, where a near-tie may fall either way."""
+
+
+def _run(checks: tuple[Callable[[Bench], None], ...], bench: Bench, case: Mapping[str, Any]) -> None:
+    for check in checks:
+        try:
+            check(bench)
+        except GateError as error:
+            params = dict(case) or "with defaults"
+            raise GateError(f"{bench.card.name} {params}: {check.__name__}: {error}") from error
 
 
 def _default(item: Field[Any]) -> Any:

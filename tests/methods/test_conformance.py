@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
+from longdecode.engine.errors import GateError
+from longdecode.kernels import dispatch
 from longdecode.kernels.dispatch import VARIABLE
-from longdecode.methods.conformance import (
-    CHECKS,
-    TOLERANCE,
-    check_method,
-    graph_replay_equals_eager,
-    runs_leave_no_trace,
-    unwritten_memory_is_never_read,
-    whole_budget_equals_full,
-)
+from longdecode.kernels.silu_mul import gpu as silu_mul_gpu
+from longdecode.methods import conformance_bench
+from longdecode.methods.conformance import CHECKS, FAST_PATH_CHECKS, TOLERANCE, check_method, fast_path_equals_naive
 from longdecode.methods.conformance_bench import BUDGET, Bench, make_bench
 from longdecode.methods.registry import load_card, method_names
 
@@ -55,23 +53,44 @@ def test_on_cuda(name: str) -> None:
     check_method(name, "cuda", seed=torch.seed() % 2**31)
 
 
-# Not the checks that compare two ways of cutting a batch: in float32 a near-tie in a selection may fall either way.
-SINGLE_PRECISION_CHECKS = (
-    whole_budget_equals_full,
-    unwritten_memory_is_never_read,
-    runs_leave_no_trace,
-    graph_replay_equals_eager,
-)
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("check", SINGLE_PRECISION_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", FAST_PATH_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", method_names())
 def test_on_cuda_through_triton(name: str, check, monkeypatch: pytest.MonkeyPatch) -> None:
-    """float64, which the test above runs in, never reaches the Triton kernels; float32 does."""
+    """The part of the test above that runs through Triton, check by check and on fresh inputs."""
     monkeypatch.delenv(VARIABLE, raising=False)
     for overrides in ({}, *map(load_card(name).variant_params, load_card(name).variants)):
         check(make_bench(name, "cuda", overrides, dtype=torch.float32, seed=torch.seed() % 2**31))
+
+
+@pytest.fixture
+def triton_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 runs through the Triton kernels on the CPU, in Triton's interpreter, for two steps over short prompts."""
+
+    def path(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
+        naive = os.environ.get(VARIABLE) == "naive" or dtype not in dispatch.TRITON_DTYPES
+        return "naive" if naive else "triton"
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch, "kernel_path", path)
+    monkeypatch.setattr(conformance_bench, "STEPS", 2)
+    monkeypatch.setattr(conformance_bench, "PROMPT_TOKENS", (70, 40, 9))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
+@pytest.mark.parametrize("name", ["quest", "streaming"])
+def test_the_gate_compares_the_kernels_in_force_with_their_definitions(name: str, triton_in_force: None) -> None:
+    fast_path_equals_naive(make_bench(name, "cpu", {}, dtype=torch.float32, seed=torch.seed() % 2**31))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
+def test_the_gate_catches_a_kernel_that_is_a_little_wrong(
+    triton_in_force: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = silu_mul_gpu.silu_mul_gpu
+    monkeypatch.setattr(silu_mul_gpu, "silu_mul_gpu", lambda x: right(x) * 1.01)
+    with pytest.raises(GateError, match="kernels in force"):
+        fast_path_equals_naive(make_bench("full", "cpu", {}, dtype=torch.float32, seed=torch.seed() % 2**31))
 
 
 @pytest.mark.gpu
