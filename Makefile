@@ -67,10 +67,8 @@ $(STAMP): requirements.lock
 		"on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install "$(shell grep '^torch==' requirements.lock)"
-	if command -v uv >/dev/null 2>&1; then \
-		grep -v '^torch==' requirements.lock > $(VENV)/rest.lock && uv pip install --python $(BIN)/python -r $(VENV)/rest.lock; \
-	else \
-		$(BIN)/python -m pip install -r requirements.lock; \
-	fi
+	grep -v '^torch==' requirements.lock > $(VENV)/rest.lock
+	command -v uv >/dev/null 2>&1 && uv pip install --python $(BIN)/python -r $(VENV)/rest.lock \
+		|| $(BIN)/python -m pip install -r $(VENV)/rest.lock
 	rm -f $(VENV)/.installed-*
 	touch $@
