@@ -31,9 +31,13 @@ def revision() -> str:
 
 @functools.cache
 def is_dirty() -> bool:
-    """Whether tracked files differ from the commit; ``LONGDECODE_DIRTY=1`` says so where there is no git."""
-    status = _git("status", "--porcelain", "--untracked-files=no")
-    return bool(status) if status is not None else os.environ.get("LONGDECODE_DIRTY", "0") not in ("", "0")
+    """Whether tracked files may differ from the revision that records name.
+
+    Where git has no commit to compare with, ``LONGDECODE_DIRTY=0`` vouches for the files; without it they count as changed.
+    """
+    if _git("rev-parse", "HEAD") is None:
+        return os.environ.get("LONGDECODE_DIRTY", "1") != "0"
+    return bool(_git("status", "--porcelain", "--untracked-files=no"))
 
 
 def checkpoint_hash(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,30 @@ def test_the_revision_can_be_given_where_there_is_no_checkout(monkeypatch: pytes
         assert provenance.revision() == "abc123"
     finally:
         provenance.revision.cache_clear()
+
+
+def test_only_a_clean_commit_or_the_user_vouches_for_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    def dirty() -> bool:
+        provenance.is_dirty.cache_clear()
+        return provenance.is_dirty()
+
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    monkeypatch.delenv("LONGDECODE_DIRTY", raising=False)
+    try:
+        assert dirty(), "no git"
+        git("init")
+        assert dirty(), "a repository without a commit"
+        monkeypatch.setenv("LONGDECODE_DIRTY", "0")
+        assert not dirty(), "the user vouches"
+        (tmp_path / "code.py").write_text("a = 1")
+        git("add", ".")
+        git("commit", "-m", "a")
+        assert not dirty()
+        (tmp_path / "code.py").write_text("a = 2")
+        assert dirty(), "changed since the commit, whatever the variable says"
+    finally:
+        provenance.is_dirty.cache_clear()
