@@ -33,7 +33,8 @@ def revision() -> str:
 def is_dirty() -> bool:
     """Whether tracked files may differ from the revision that records name.
 
-    Where git has no commit to compare with, ``LONGDECODE_DIRTY=0`` vouches for the files; without it they count as changed.
+    Where git has no commit to compare with, ``LONGDECODE_DIRTY=0`` vouches for the files; without it they count as
+    changed.
     """
     if _git("rev-parse", "HEAD") is None:
         return os.environ.get("LONGDECODE_DIRTY", "1") != "0"
