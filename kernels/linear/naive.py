@@ -1,0 +1,39 @@
+"""Projections in plain torch."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from longdecode.kernels.silu_mul.naive import silu_mul
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Project the last axis: ``y = x W^T + b``. Moves ``N * K`` elements of weight, whatever the rows.
+
+    Args:
+        x: ``[..., K]``, any float dtype.
+        weight: ``[N, K]`` in ``x``'s dtype.
+        bias: ``[N]``, likewise.
+
+    Returns:
+        ``[..., N]`` in ``x``'s dtype.
+    """
+    return F.linear(x, weight, bias)
+
+
+def gated_linear(x: Tensor, gate_up: Tensor) -> Tensor:
+    """Project to gate and up, both rounded to the dtype, and gate: ``silu(x G^T) * (x U^T)``.
+
+    Moves ``2 * F * K`` elements of weight, whatever the rows.
+
+    Args:
+        x: ``[..., K]``, any float dtype.
+        gate_up: ``[2F, K]`` in ``x``'s dtype, the gate's ``F`` rows before the ``F`` up rows.
+
+    Returns:
+        ``[..., F]`` in ``x``'s dtype.
+
+    Source: Shazeer 2020 (arXiv 2002.05202), equation 5 (SwiGLU with beta 1).
+    """
+    return silu_mul(F.linear(x, gate_up))
