@@ -62,7 +62,7 @@ def agreement(first: Iterable[Record], second: Iterable[Record]) -> pd.DataFrame
 def within_floor(compared: pd.DataFrame, floor: pd.DataFrame) -> pd.DataFrame:
     """``compared`` with what rounding alone does beside it, and whether each difference is explained by it.
 
-    Adds ``floor``, the largest difference that the floor's interval of the same suite and metric reaches over all labels, and
+    Adds ``floor``, the largest difference that the floor's intervals of the same suite and metric reach, and
     ``agrees``: the interval of the difference covers zero, or the difference is no larger than the floor.
     """
     reach = (
