@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import ConfigError
+from longdecode.kernels.argmax import argmax
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
@@ -48,7 +49,7 @@ class Sampling:
             ``[B]`` int64.
         """
         if self.temperature == 0:
-            return logits.argmax(dim=-1)
+            return argmax(logits)
         kept = filtered_logits(logits / self.temperature, self.top_p, self.min_p)
         return (kept.double() + gumbel_noise(seeds, positions, logits.shape[-1])).argmax(dim=-1)
 
