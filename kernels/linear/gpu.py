@@ -1,0 +1,257 @@
+"""The projections of a decode step as Triton kernels.
+
+With ``PDL`` (programmatic dependent launch) a kernel may start while its predecessors still run. It then touches only
+the weight, which nothing writes during a step, until ``gdc_wait``; that returns when every earlier kernel has ended and
+its writes are visible. Whatever it reads of theirs, and whatever it writes, comes after. A kernel tells its successor
+that it may start at its own start, which is safe for the same reason: the successor, too, waits for its end.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longdecode.kernels.linear.launch import Launch, choose_launch
+from longdecode.kernels.silu_mul import silu_mul
+
+BLOCK_ROWS = 16
+"""Rows of ``x`` a tensor-core program multiplies; the narrow side of the smallest product."""
+
+
+@triton.jit
+def prefetch_tile(p_weight, o_from, w_row, o_k, K: tl.constexpr):
+    """Ask for lines of the weight to be brought to L2; the answer is not waited for."""
+    p_lines = p_weight + o_from[:, None] * w_row + tl.minimum(o_k, K - 1)[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p_lines], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def prefetch_weight(
+    p_weight, o_from, w_row, up, K: tl.constexpr, BLOCK_K: tl.constexpr, LINE: tl.constexpr, GATED: tl.constexpr,
+    PREFETCH: tl.constexpr,
+):  # fmt: skip
+    """Bring the first ``PREFETCH`` tiles of a program's weight rows to L2, a line of ``LINE`` channels a pointer."""
+    for i_tile in tl.static_range(PREFETCH):
+        o_k = i_tile * BLOCK_K + tl.arange(0, BLOCK_K // LINE) * LINE
+        prefetch_tile(p_weight, o_from, w_row, o_k, K)
+        if GATED:
+            prefetch_tile(p_weight + up, o_from, w_row, o_k, K)
+
+
+@triton.jit
+def gate(b_gate, b_up, dtype: tl.constexpr):
+    """``silu(g) * u`` of projections rounded to the dtype, as where they are stored in between."""
+    b_gate = b_gate.to(dtype).to(tl.float32)
+    return b_gate * tl.sigmoid(b_gate) * b_up.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def linear_fma_kernel(
+    p_x, p_weight, p_bias, p_out, x_row, x_channel, w_row, w_channel, rows, width, up,
+    K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    VECTOR: tl.constexpr, EVICTION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr,
+):  # fmt: skip
+    """``BLOCK_N`` outputs of one row: ``y_n = sum_k x_k W_nk + b_n``; gated, ``silu(sum x_k G_nk) * sum x_k U_nk``.
+
+    Grid ``ceil(N / BLOCK_N) * rows``, the rows of a tile beside each other. ``p_x`` ``[rows, K]``, ``p_weight``
+    ``[N, K]`` (the up rows ``up`` elements after the gate's) and ``p_bias`` ``[N]`` in one of float32, float16 and
+    bfloat16, ``x`` and weight of any strides (in elements); ``p_out`` ``[rows, N]`` contiguous. Each thread adds its
+    own channels in float32, the threads' sums are added once at the end. Moves ``N * K`` elements (``2 * N * K``
+    gated), and ``x`` once a program, from L2.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    i_row = (tl.program_id(0) % rows).to(tl.int64)
+    o_n = (tl.program_id(0) // rows) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Programs past the edge repeat the last row: loads without a mask stay whole vectors.
+    o_from = tl.minimum(o_n, width - 1).to(tl.int64)
+    if PDL:
+        prefetch_weight(p_weight, o_from, w_row, up, K, BLOCK_K, 8 * VECTOR, GATED, PREFETCH)
+        tl.extra.cuda.gdc_wait()
+    p_rows = p_weight + o_from[:, None] * w_row
+    p_x += i_row * x_row
+    # Sums over the elements of one vector stay in the thread that loaded it: an eighth of the registers.
+    b_first = tl.zeros([BLOCK_N, BLOCK_K // VECTOR], dtype=tl.float32)
+    b_second = tl.zeros([BLOCK_N, BLOCK_K // VECTOR], dtype=tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        o_k = start + tl.arange(0, BLOCK_K)[None, :]
+        inside = o_k < K
+        b_x = tl.load(p_x + o_k * x_channel, mask=inside, other=0.0).to(tl.float32)
+        b_weight = tl.load(p_rows + o_k * w_channel, mask=inside, other=0.0, eviction_policy=EVICTION)
+        if GATED:
+            b_up = tl.load(p_rows + up + o_k * w_channel, mask=inside, other=0.0, eviction_policy=EVICTION)
+        b_product = tl.reshape(b_weight.to(tl.float32) * b_x, [BLOCK_N, BLOCK_K // VECTOR, VECTOR])
+        b_first += tl.sum(b_product, 2)
+        if GATED:
+            b_product = tl.reshape(b_up.to(tl.float32) * b_x, [BLOCK_N, BLOCK_K // VECTOR, VECTOR])
+            b_second += tl.sum(b_product, 2)
+    b_out = tl.sum(b_first, 1)
+    if BIAS:
+        b_out += tl.load(p_bias + o_from).to(tl.float32)
+    if GATED:
+        b_out = gate(b_out, tl.sum(b_second, 1), p_out.dtype.element_ty)
+    tl.store(p_out + i_row * width + o_n, b_out.to(p_out.dtype.element_ty), mask=o_n < width)
+
+
+@triton.jit
+def multiply(
+    p_w, p_x, b_acc, inside_x, o_k, w_channel, x_channel, K: tl.constexpr, EVICTION: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Add one tile's product ``W x^T`` to ``b_acc``; the last axis of the pointers is the channel's."""
+    b_weight = tl.load(p_w + o_k * w_channel, mask=o_k < K, other=0.0, eviction_policy=EVICTION)
+    b_x = tl.load(p_x + o_k * x_channel, mask=inside_x & (o_k < K), other=0.0)
+    if UPCAST:
+        b_weight = b_weight.to(tl.float32)
+        b_x = b_x.to(tl.float32)
+    if len(b_acc.shape) == 2:
+        return tl.dot(b_weight, tl.permute(b_x, (1, 0)), b_acc, input_precision="ieee")
+    return tl.dot(b_weight, tl.permute(b_x, (0, 2, 1)), b_acc, input_precision="ieee")
+
+
+@triton.jit
+def linear_dot_kernel(
+    p_x, p_weight, p_bias, p_out, x_row, x_channel, w_row, w_channel, rows, width, up,
+    K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr, VECTOR: tl.constexpr, EVICTION: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """``BLOCK_N`` outputs of ``BLOCK_ROWS`` rows: ``y_rn = sum_k x_rk W_nk + b_n``, or gated; see the kernel above.
+
+    Grid ``(ceil(N / BLOCK_N), ceil(rows / BLOCK_ROWS))``. The weight is the left operand, so that the few rows take
+    the tensor core's narrow side. The channels of a tile fall into ``PARTS`` runs, multiplied by warps of their own and
+    added at the end. Columns of a product do not mix: a row's result does not depend on its neighbours.
+    Moves ``N * K`` elements (``2 * N * K`` gated) once a row tile, and ``rows * K`` once a program, from L2.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Programs past the edge repeat the last row: loads without a mask stay whole vectors.
+    o_from = tl.minimum(o_n, width - 1).to(tl.int64)
+    if PDL:
+        prefetch_weight(p_weight, o_from, w_row, up, K, BLOCK_K, 8 * VECTOR, GATED, PREFETCH)
+        tl.extra.cuda.gdc_wait()
+    o_row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    i_rows = o_row.to(tl.int64)
+    PART: tl.constexpr = BLOCK_K // PARTS
+    if PARTS == 1:
+        o_channel = tl.arange(0, BLOCK_K)[None, :]
+        p_w = p_weight + o_from[:, None] * w_row
+        p_rows = p_x + i_rows[:, None] * x_row
+        inside = (o_row < rows)[:, None]
+        b_first = tl.zeros([BLOCK_N, BLOCK_ROWS], dtype=tl.float32)
+        b_second = tl.zeros([BLOCK_N, BLOCK_ROWS], dtype=tl.float32)
+    else:
+        o_channel = tl.arange(0, PARTS)[:, None, None] * PART + tl.arange(0, PART)[None, None, :]
+        p_w = p_weight + o_from[None, :, None] * w_row
+        p_rows = p_x + i_rows[None, :, None] * x_row
+        inside = (o_row < rows)[None, :, None]
+        b_first = tl.zeros([PARTS, BLOCK_N, BLOCK_ROWS], dtype=tl.float32)
+        b_second = tl.zeros([PARTS, BLOCK_N, BLOCK_ROWS], dtype=tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        o_k = start + o_channel
+        b_first = multiply(p_w, p_rows, b_first, inside, o_k, w_channel, x_channel, K, EVICTION, UPCAST)
+        if GATED:
+            b_second = multiply(p_w + up, p_rows, b_second, inside, o_k, w_channel, x_channel, K, EVICTION, UPCAST)
+    if PARTS > 1:
+        b_first = tl.sum(b_first, 0)
+        b_second = tl.sum(b_second, 0)
+    b_out = b_first
+    if BIAS:
+        b_out += tl.load(p_bias + o_from).to(tl.float32)[:, None]
+    if GATED:
+        b_out = gate(b_out, b_second, p_out.dtype.element_ty)
+    p_to = p_out + i_rows[None, :] * width + o_n[:, None]
+    tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=(o_n < width)[:, None] & (o_row < rows)[None, :])
+
+
+def linear_gpu(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, launch: Launch | None = None) -> Tensor:
+    """Project the last axis as in ``naive.linear``, reading the weight once for 16 rows.
+
+    Args:
+        x: ``[..., K]``, float32, float16 or bfloat16.
+        weight: ``[N, K]`` in ``x``'s dtype, any strides; whole vectors are loaded where ``K`` lies contiguous.
+        bias: ``[N]`` in ``x``'s dtype.
+        launch: how; by ``choose_launch`` when left out, which leaves many rows and float32 to torch.
+
+    Returns:
+        ``[..., N]`` in ``x``'s dtype.
+
+    Raises:
+        ValueError: shapes or dtypes differ.
+    """
+    return _project(x, weight, bias, launch, gated=False)
+
+
+def gated_linear_gpu(x: Tensor, gate_up: Tensor, *, launch: Launch | None = None) -> Tensor:
+    """Project and gate as in ``naive.gated_linear``, in one launch that reads the weight once for 16 rows.
+
+    Args:
+        x: ``[..., K]``, float32, float16 or bfloat16.
+        gate_up: ``[2F, K]`` in ``x``'s dtype, the gate's rows first, any strides.
+        launch: as in ``linear_gpu``.
+
+    Returns:
+        ``[..., F]`` in ``x``'s dtype.
+
+    Raises:
+        ValueError: shapes or dtypes differ, or the weight's rows are odd in number.
+    """
+    return _project(x, gate_up, None, launch, gated=True)
+
+
+def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | None, gated: bool) -> Tensor:
+    _check(x, weight, bias, gated)
+    channels, width = x.shape[-1], weight.shape[0] // (2 if gated else 1)
+    count = x.numel() // channels if channels else 0
+    launch = launch or choose_launch(width, channels, count, x.dtype, gated)
+    if launch is None:
+        return _torch_path(x, weight, bias, gated)
+    out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    rows = x.reshape(-1, channels)
+    arguments = (
+        rows, weight, weight if bias is None else bias.contiguous(), out, *rows.stride(), *weight.stride(), count,
+        width, width * weight.stride(0),
+    )  # fmt: skip
+    settings = {
+        "K": channels, "BIAS": bias is not None, "GATED": gated, "BLOCK_N": launch.block_n, "BLOCK_K": launch.block_k,
+        "VECTOR": min(launch.block_k, 16 // x.element_size()), "EVICTION": launch.eviction,
+        "STAGES": launch.num_stages, "PDL": launch.launch_pdl, "PREFETCH": launch.prefetch,
+        "num_warps": launch.num_warps,
+    }  # fmt: skip
+    if launch.launch_pdl:
+        settings["launch_pdl"] = True
+    tiles = triton.cdiv(width, launch.block_n)
+    with torch.cuda.device_of(x):
+        if launch.body == "fma":
+            linear_fma_kernel[(tiles * count,)](*arguments, **settings)
+        else:
+            linear_dot_kernel[(tiles, triton.cdiv(count, BLOCK_ROWS))](
+                *arguments, **settings, BLOCK_ROWS=BLOCK_ROWS, PARTS=launch.k_parts, num_stages=launch.num_stages,
+                # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
+                UPCAST=x.device.type == "cpu" and x.dtype == torch.bfloat16,
+            )  # fmt: skip
+    return out
+
+
+def _torch_path(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
+    return silu_mul(F.linear(x, weight)) if gated else F.linear(x, weight, bias)
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
+    """Raise where the shapes or dtypes of a projection do not fit each other."""
+    given = f"rows {x.dtype} of {x.shape[-1]}, weight {weight.dtype} {list(weight.shape)}"
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or weight.dtype != x.dtype:
+        raise ValueError(f"a projection needs one dtype and as many channels as its input: {given}")
+    if gated and weight.shape[0] % 2:
+        raise ValueError(f"gate and up need rows of equal number: {given}")
+    if bias is not None and (bias.dtype != x.dtype or bias.shape != weight.shape[:1]):
+        raise ValueError(f"bias {bias.dtype} {list(bias.shape)} does not fit: {given}")
