@@ -9,6 +9,8 @@ that it may start at its own start, which is safe for the same reason: the succe
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -101,7 +103,7 @@ def linear_fma_kernel(
 
 @triton.jit
 def multiply(
-    p_w, p_x, b_acc, inside_x, o_k, w_channel, x_channel, K: tl.constexpr, EVICTION: tl.constexpr,
+    p_w, p_x, b_acc, inside_x, o_k, w_channel, x_channel, K: tl.constexpr, PARTS: tl.constexpr, EVICTION: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Add one tile's product ``W x^T`` to ``b_acc``; the last axis of the pointers is the channel's."""
@@ -110,9 +112,8 @@ def multiply(
     if UPCAST:
         b_weight = b_weight.to(tl.float32)
         b_x = b_x.to(tl.float32)
-    if len(b_acc.shape) == 2:
-        return tl.dot(b_weight, tl.permute(b_x, (1, 0)), b_acc, input_precision="ieee")
-    return tl.dot(b_weight, tl.permute(b_x, (0, 2, 1)), b_acc, input_precision="ieee")
+    b_x = tl.permute(b_x, (1, 0)) if PARTS == 1 else tl.permute(b_x, (0, 2, 1))
+    return tl.dot(b_weight, b_x, b_acc, input_precision="ieee")
 
 
 @triton.jit
@@ -156,9 +157,11 @@ def linear_dot_kernel(
         b_second = tl.zeros([PARTS, BLOCK_N, BLOCK_ROWS], dtype=tl.float32)
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         o_k = start + o_channel
-        b_first = multiply(p_w, p_rows, b_first, inside, o_k, w_channel, x_channel, K, EVICTION, UPCAST)
+        b_first = multiply(p_w, p_rows, b_first, inside, o_k, w_channel, x_channel, K, PARTS, EVICTION, UPCAST)
         if GATED:
-            b_second = multiply(p_w + up, p_rows, b_second, inside, o_k, w_channel, x_channel, K, EVICTION, UPCAST)
+            b_second = multiply(
+                p_w + up, p_rows, b_second, inside, o_k, w_channel, x_channel, K, PARTS, EVICTION, UPCAST
+            )
     if PARTS > 1:
         b_first = tl.sum(b_first, 0)
         b_second = tl.sum(b_second, 0)
@@ -221,12 +224,14 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
         rows, weight, weight if bias is None else bias.contiguous(), out, *rows.stride(), *weight.stride(), count,
         width, width * weight.stride(0),
     )  # fmt: skip
-    settings = {
+    settings: dict[str, Any] = {
         "K": channels, "BIAS": bias is not None, "GATED": gated, "BLOCK_N": launch.block_n, "BLOCK_K": launch.block_k,
         "VECTOR": min(launch.block_k, 16 // x.element_size()), "EVICTION": launch.eviction,
         "STAGES": launch.num_stages, "PDL": launch.launch_pdl, "PREFETCH": launch.prefetch,
         "num_warps": launch.num_warps,
     }  # fmt: skip
+    if launch.max_registers is not None:
+        settings["maxnreg"] = launch.max_registers
     if launch.launch_pdl:
         settings["launch_pdl"] = True
     tiles = triton.cdiv(width, launch.block_n)

@@ -18,7 +18,8 @@ class Launch:
     ``block_n`` weight rows (as many of gate and of up, where gated) and ``block_k`` channels make a tile, which
     ``num_warps`` warps of a program share. Body ``fma`` multiplies in float32 registers, one row of ``x`` a program:
     for one row. Body ``dot`` uses tensor cores for all rows; its warps divide a tile's channels in ``k_parts``.
-    ``num_stages`` tiles are in flight through shared memory; with 1 they go straight to registers.
+    ``num_stages`` tiles are in flight through shared memory; with 1 they go straight to registers, of which a thread
+    has ``max_registers`` (the compiler's choice where ``None``).
 
     ``launch_pdl`` starts the kernel before the one ahead of it has ended (programmatic dependent launch): it asks for
     the first ``prefetch`` tiles of its weight to be brought to L2, which no kernel writes, then waits for all that
@@ -31,6 +32,7 @@ class Launch:
     num_warps: int
     num_stages: int = 1
     k_parts: int = 1
+    max_registers: int | None = None
     eviction: str = "evict_first"
     launch_pdl: bool = False
     prefetch: int = 1

@@ -94,29 +94,29 @@ def rope_append_kernel(
         tl.store(p_to, b_first, mask=inside)
         tl.store(p_to + HALF, b_second, mask=inside)
     else:
-        i_head -= q_heads
+        i_kv = i_head - q_heads
         i_slot = tl.minimum(tl.load(p_slots + i_batch), capacity - 1)
-        p_from = p_v + i_batch * v_batch + i_head * v_head
-        b_low = tl.load(p_from + o_half * v_dim, mask=inside, other=0.0)
-        b_high = tl.load(p_from + (o_half + HALF) * v_dim, mask=inside, other=0.0)
-        p_to = p_v_cache + i_batch * vc_batch + i_head * vc_head + i_slot * vc_token
-        tl.store(p_to + o_half * vc_dim, b_low, mask=inside)
-        tl.store(p_to + (o_half + HALF) * vc_dim, b_high, mask=inside)
-        p_from = p_k + i_batch * k_batch + i_head * k_head
-        b_first, b_second = norm_rope(p_from, k_dim, p_k_norm, o_half, b_cos, b_sin, eps, HALF, K_NORM, dtype)
-        p_to = p_k_cache + i_batch * kc_batch + i_head * kc_head + i_slot * kc_token
-        tl.store(p_to + o_half * kc_dim, b_first, mask=inside)
-        tl.store(p_to + (o_half + HALF) * kc_dim, b_second, mask=inside)
+        p_value = p_v + i_batch * v_batch + i_kv * v_head
+        b_low = tl.load(p_value + o_half * v_dim, mask=inside, other=0.0)
+        b_high = tl.load(p_value + (o_half + HALF) * v_dim, mask=inside, other=0.0)
+        p_value_slot = p_v_cache + i_batch * vc_batch + i_kv * vc_head + i_slot * vc_token
+        tl.store(p_value_slot + o_half * vc_dim, b_low, mask=inside)
+        tl.store(p_value_slot + (o_half + HALF) * vc_dim, b_high, mask=inside)
+        p_key = p_k + i_batch * k_batch + i_kv * k_head
+        b_key, b_turned = norm_rope(p_key, k_dim, p_k_norm, o_half, b_cos, b_sin, eps, HALF, K_NORM, dtype)
+        p_key_slot = p_k_cache + i_batch * kc_batch + i_kv * kc_head + i_slot * kc_token
+        tl.store(p_key_slot + o_half * kc_dim, b_key, mask=inside)
+        tl.store(p_key_slot + (o_half + HALF) * kc_dim, b_turned, mask=inside)
         if PAGE_SIZE:
-            i_slot = tl.minimum(i_slot, pages * PAGE_SIZE - 1)
-            i_page = i_slot // PAGE_SIZE
-            fresh = i_slot % PAGE_SIZE == 0
-            p_low = p_minimum + i_batch * low_batch + i_head * low_head + i_page * low_page
-            p_high = p_maximum + i_batch * high_batch + i_head * high_head + i_page * high_page
-            widen(p_low, low_dim, b_first, o_half, inside, fresh, MAXIMUM=False)
-            widen(p_low + HALF * low_dim, low_dim, b_second, o_half, inside, fresh, MAXIMUM=False)
-            widen(p_high, high_dim, b_first, o_half, inside, fresh, MAXIMUM=True)
-            widen(p_high + HALF * high_dim, high_dim, b_second, o_half, inside, fresh, MAXIMUM=True)
+            i_bound = tl.minimum(i_slot, pages * PAGE_SIZE - 1)
+            i_page = i_bound // PAGE_SIZE
+            fresh = i_bound % PAGE_SIZE == 0
+            p_low = p_minimum + i_batch * low_batch + i_kv * low_head + i_page * low_page
+            p_high = p_maximum + i_batch * high_batch + i_kv * high_head + i_page * high_page
+            widen(p_low, low_dim, b_key, o_half, inside, fresh, MAXIMUM=False)
+            widen(p_low + HALF * low_dim, low_dim, b_turned, o_half, inside, fresh, MAXIMUM=False)
+            widen(p_high, high_dim, b_key, o_half, inside, fresh, MAXIMUM=True)
+            widen(p_high + HALF * high_dim, high_dim, b_turned, o_half, inside, fresh, MAXIMUM=True)
 
 
 def rope_append_gpu(
