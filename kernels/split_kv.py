@@ -1,9 +1,8 @@
-"""What split-KV attention kernels share: the host's plan, one step of online softmax, the merge of the splits."""
+"""What split-KV attention kernels share: one step of online softmax, partial results, and how they are merged."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -13,75 +12,83 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2E = 1.4426950408889634
+COUNTERS = 1 << 16
+"""Lists times row tiles that may be under way in one launch with a fused merge."""
 _LN2 = tl.constexpr(0.6931471805599453)
-_MERGE_SPLITS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """What one program works on and with: query rows, padded channels, tokens a step, warps, pipeline stages."""
-
-    rows: int
-    dim: int
-    tokens: int
-    num_warps: int
-    num_stages: int
+_MERGE_PARTS = 16
+_MERGE_ELEMENTS_A_THREAD = 64
 
 
 class Partials(NamedTuple):
-    """What splits leave: unnormalised outputs ``[P, R, S, D]``, row maxima (base 2) and sums ``[P, R, S]``, float32."""
+    """What parts of lists leave: unnormalised outputs ``[P, R, D]``, row maxima (base 2) and sums ``[P, R]``, float32.
+
+    The parts of one list lie one after the other.
+    """
 
     acc: Tensor
     top: Tensor
     total: Tensor
 
 
-def choose_tile(rows: int, dim: int, dtype: torch.dtype) -> Tile:
-    """Launch constants for ``rows`` queries of one list and head dimension ``dim``; sized by hand, not tuned.
-
-    Tensor cores take at least 16 rows and 16 channels. float32 products run without them, out of registers, so their
-    tiles are smaller.
-    """
-    padded = max(16, triton.next_power_of_2(dim))
-    if dtype == torch.float32:
-        return Tile(16, padded, 32 if padded <= 64 else 16, num_warps=4, num_stages=2)
-    tokens = {16: 128, 32: 128, 64: 128, 128: 64}.get(padded, 32)
-    return Tile(min(64, max(16, triton.next_power_of_2(rows))), padded, tokens, num_warps=4, num_stages=3)
-
-
-def choose_splits(tokens: int, programs: int, device: torch.device) -> int:
-    """How many programs share the tokens of one list, from static shapes alone; sized by hand, not tuned.
-
-    Enough that two programs a multiprocessor are in flight, none with fewer than 128 tokens of a full list.
-
-    Args:
-        tokens: the most a list can hold.
-        programs: lists times row tiles, each of which is split.
-    """
-    return max(1, min(2 * _multiprocessors(device) // programs, triton.cdiv(tokens, 128), 128))
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; an H200's where there is none to ask."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-def new_partials(lists: int, rows: int, splits: int, dim: int, device: torch.device) -> Partials:
-    """Uninitialised scratch; a split without tokens writes its maximum and sum, and its ``acc`` is never read."""
-    acc = torch.empty(lists, rows, splits, dim, dtype=torch.float32, device=device)
-    top = torch.empty(lists, rows, splits, dtype=torch.float32, device=device)
+def new_partials(parts: int, rows: int, dim: int, device: torch.device) -> Partials:
+    """Uninitialised scratch for ``parts`` parts of ``rows`` query rows."""
+    acc = torch.empty(parts, rows, dim, dtype=torch.float32, device=device)
+    top = torch.empty(parts, rows, dtype=torch.float32, device=device)
     return Partials(acc, top, torch.empty_like(top))
 
 
-@triton.jit
-def softmax_step(b_q, b_k, b_v, visible, b_top, b_total, b_acc, scale_log2):
-    """Fold one tile of keys and values into running maximum, sum and weighted values, in base 2.
+def merge_tile(rows: int, parts: int, dim: int, num_warps: int) -> tuple[int, int]:
+    """Rows and parts that one step of a merge loads at once: ``rows * parts * dim`` numbers, 64 a thread at most."""
+    parts = min(_MERGE_PARTS, triton.next_power_of_2(parts))
+    most = _MERGE_ELEMENTS_A_THREAD * 32 * num_warps // (parts * dim)
+    return max(1, min(triton.next_power_of_2(rows), most)), parts
 
-    ``b_q`` ``[R, D]``, ``b_k`` and ``b_v`` ``[N, D]``, ``visible`` ``[N]``; a tile may be wholly invisible.
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+def arrival_counters(needed: int, device: torch.device) -> Tensor:
+    """The device's ``COUNTERS`` arrival counters ``[COUNTERS]`` int32, zero between launches.
+
+    A launch counts the finished parts of each list here, and whoever finishes a list sets its counter back to zero, so
+    that nothing need be cleared. All launches of a device share the counters: they must run one after the other (one
+    stream, no programmatic overlap of two of them). The buffer is made once per device, at its first use, and is
+    never freed, so that a captured graph's pointer to it stays good; made during a capture it would belong to that
+    graph's pool and be zeroed only by its replay, which is refused.
+
+    Raises:
+        ValueError: ``needed`` is more than there are.
+        RuntimeError: the first use on this device falls into the capture of a CUDA graph.
     """
-    b_scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale_log2
-    b_scores = tl.where(visible[None, :], b_scores, float("-inf"))
+    if needed > COUNTERS:
+        raise ValueError(f"a fused merge counts at most {COUNTERS} lists and row tiles, got {needed}")
+    if device.type == "meta":
+        return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device.type == "cuda" and device not in _made and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"the first attention on {device} must run before a CUDA graph is captured, as a warm-up")
+    _made.add(device)
+    return _counters(device)
+
+
+_made: set[torch.device] = set()
+
+
+@triton.jit
+def tile_scores(b_q, b_k, scale_log2):
+    """Scaled scores of a tile in base 2: ``b_q`` ``[R, D]`` and ``b_k`` ``[N, D]`` give ``[R, N]`` float32."""
+    return tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale_log2
+
+
+@triton.jit
+def softmax_step(b_scores, b_v, b_top, b_total, b_acc):
+    """Fold a tile's scores ``[R, N]`` and values ``[N, D]`` into running maximum, sum and weighted values, in base 2.
+
+    Invisible tokens have scores of minus infinity and finite values; a tile may be wholly invisible.
+    """
     b_new = tl.maximum(b_top, tl.max(b_scores, 1))
     b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
     b_shrink = tl.exp2(b_top - b_base)
@@ -92,72 +99,115 @@ def softmax_step(b_q, b_k, b_v, visible, b_top, b_total, b_acc, scale_log2):
 
 
 @triton.jit
-def store_partials(
-    p_acc, p_top, p_total, b_acc, b_top, b_total, i_list, o_row, i_split, splits, rows, o_dim, dim, has_tokens
-):
-    """Write one split's rows; ``acc`` only where the split had tokens to sum."""
-    o_part = (i_list * rows + o_row) * splits + i_split
-    tl.store(p_top + o_part, b_top, mask=o_row < rows)
-    tl.store(p_total + o_part, b_total, mask=o_row < rows)
-    written = (o_row < rows)[:, None] & (o_dim < dim)[None, :] & has_tokens
-    tl.store(p_acc + o_part[:, None] * dim + o_dim[None, :], b_acc, mask=written)
+def store_rows(p_out, p_lse, b_sum, b_top, b_total, o_out, live, o_dim, DIM: tl.constexpr):
+    """Normalise and write finished rows: ``out = sum / total`` and its log-sum-exp; rows without tokens hold zeros."""
+    b_total = tl.where(b_total == 0.0, 1.0, b_total)
+    b_out = (b_sum / b_total[:, None]).to(p_out.dtype.element_ty)
+    tl.store(p_out + o_out[:, None] * DIM + o_dim[None, :], b_out, mask=live[:, None] & (o_dim < DIM)[None, :])
+    tl.store(p_lse + o_out, (b_top + tl.log2(b_total)) * _LN2, mask=live)
 
 
 @triton.jit
-def merge_splits_kernel(
-    p_acc, p_top, p_total, p_out, p_lse, splits,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, ALL_SPLITS: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+def merge_parts(
+    p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_row, rows,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Join the splits of one query row: ``out = sum_s 2^{m_s - m} acc_s / sum_s 2^{m_s - m} l_s``, one program a row.
+    """Join ``parts`` parts from ``i_first`` on, for the rows from ``i_row`` on: see ``merge_parts_kernel``."""
+    o_row = i_row + tl.arange(0, MERGE_ROWS)
+    o_dim = tl.arange(0, BLOCK_DIM)
+    o_part = tl.arange(0, MERGE_PARTS)
+    live = o_row < rows
+    b_top = tl.full([MERGE_ROWS], float("-inf"), dtype=tl.float32)
+    b_total = tl.zeros([MERGE_ROWS], dtype=tl.float32)
+    b_sum = tl.zeros([MERGE_ROWS, BLOCK_DIM], dtype=tl.float32)
+    for i_part in range(0, parts, MERGE_PARTS):
+        o_at = (i_first + i_part + o_part)[:, None] * rows + o_row[None, :]
+        held = (i_part + o_part < parts)[:, None] & live[None, :]
+        # Other programs wrote these: they are in L2, never in this multiprocessor's L1.
+        b_tops = tl.load(p_top + o_at, mask=held, other=float("-inf"), cache_modifier=".cg")
+        b_totals = tl.load(p_total + o_at, mask=held, other=0.0, cache_modifier=".cg")
+        o_acc = o_at[:, :, None] * DIM + o_dim[None, None, :]
+        stored = held[:, :, None] & (o_dim < DIM)[None, None, :]
+        b_accs = tl.load(p_acc + o_acc, mask=stored, other=0.0, cache_modifier=".cg")
+        b_new = tl.maximum(b_top, tl.max(b_tops, 0))
+        b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
+        b_shrink = tl.exp2(b_top - b_base)
+        b_weights = tl.exp2(b_tops - b_base[None, :])
+        b_total = b_total * b_shrink + tl.sum(b_weights * b_totals, 0)
+        b_sum = b_sum * b_shrink[:, None] + tl.sum(b_weights[:, :, None] * b_accs, 0)
+        b_top = b_new
+    store_rows(p_out, p_lse, b_sum, b_top, b_total, i_list * rows + o_row, live, o_dim, DIM)
 
-    ``p_acc`` ``[rows, S, D]``, ``p_top`` (``m``, base 2) and ``p_total`` (``l``) ``[rows, S]``, all float32; ``p_out``
-    ``[rows, D]``, ``p_lse`` ``[rows]`` float32, natural logarithm. Splits without tokens have ``m`` = minus infinity
-    and ``l`` = 0, and their ``acc`` is not read; a row without any gives zeros and minus infinity. Moves
-    ``rows * S * (D + 2)`` float32 in and ``rows * D`` elements out.
+
+@triton.jit
+def finish_part(
+    p_acc, p_top, p_total, p_counter, p_out, p_lse, b_acc, b_top, b_total,
+    i_list, i_slot, i_first, parts, i_row, rows,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, MERGE_ROWS: tl.constexpr,
+    MERGE_PARTS: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
+    """Write one part of a list; with ``FUSED``, whoever writes the list's last part joins them all.
+
+    A list of one part is finished at once. ``i_slot`` is where this part goes, ``i_first`` where the list's ``parts``
+    parts begin, ``p_counter`` the list's (and row tile's) counter, ``i_row`` the first row of the tile.
+    """
+    o_row = i_row + tl.arange(0, BLOCK_ROWS)
+    o_dim = tl.arange(0, BLOCK_DIM)
+    live = o_row < rows
+    if parts == 1:
+        store_rows(p_out, p_lse, b_acc, b_top, b_total, i_list * rows + o_row, live, o_dim, DIM)
+    else:
+        o_at = i_slot * rows + o_row
+        tl.store(p_top + o_at, b_top, mask=live)
+        tl.store(p_total + o_at, b_total, mask=live)
+        tl.store(p_acc + o_at[:, None] * DIM + o_dim[None, :], b_acc, mask=live[:, None] & (o_dim < DIM)[None, :])
+        if FUSED:
+            # The barrier puts every thread's stores before the one thread's release.
+            tl.debug_barrier()
+            arrived = tl.atomic_add(p_counter, 1, sem="acq_rel", scope="gpu")
+            if arrived == parts - 1:
+                tl.store(p_counter, 0)
+                for i_block in range(i_row, tl.minimum(i_row + BLOCK_ROWS, rows), MERGE_ROWS):
+                    merge_parts(
+                        p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_block, rows,
+                        DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+                    )  # fmt: skip
+
+
+@triton.jit
+def merge_parts_kernel(
+    p_acc, p_top, p_total, p_out, p_lse, parts, rows,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
+):  # fmt: skip
+    """Join the parts of lists: ``out = sum_s 2^{m_s - m} acc_s / sum_s 2^{m_s - m} l_s``; grid ``(lists, row blocks)``.
+
+    ``p_acc`` ``[lists * S, R, D]``, ``p_top`` (``m``, base 2) and ``p_total`` (``l``) ``[lists * S, R]``, all float32;
+    ``p_out`` ``[lists * R, D]``, ``p_lse`` ``[lists * R]`` float32, natural logarithm. Parts without tokens have ``m``
+    = minus infinity, ``l`` = 0 and ``acc`` = 0; a row without any gives zeros and minus infinity. Moves
+    ``lists * S * R * (D + 2)`` float32 in and ``lists * R * D`` elements out.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog).
     """
-    i_row = tl.program_id(0).to(tl.int64)
-    o_dim = tl.arange(0, BLOCK_DIM)
-    o_all = tl.arange(0, ALL_SPLITS)
-    b_tops = tl.load(p_top + i_row * splits + o_all, mask=o_all < splits, other=float("-inf"))
-    b_totals = tl.load(p_total + i_row * splits + o_all, mask=o_all < splits, other=0.0)
-    top = tl.max(b_tops, 0)
-    base = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.exp2(b_tops - base) * b_totals, 0)
-    b_out = tl.zeros([BLOCK_DIM], dtype=tl.float32)
-    for i_split in range(0, splits, BLOCK_SPLITS):
-        o_split = i_split + tl.arange(0, BLOCK_SPLITS)
-        b_top = tl.load(p_top + i_row * splits + o_split, mask=o_split < splits, other=float("-inf"))
-        b_total = tl.load(p_total + i_row * splits + o_split, mask=o_split < splits, other=0.0)
-        o_acc = (i_row * splits + o_split)[:, None] * DIM + o_dim[None, :]
-        # Not by the maximum, which drops NaN: a NaN among the scores must reach the output.
-        holds = (b_total != 0.0)[:, None] & (o_dim < DIM)[None, :]
-        b_acc = tl.load(p_acc + o_acc, mask=holds, other=0.0)
-        b_out += tl.sum(b_acc * tl.exp2(b_top - base)[:, None], 0)
-    total = tl.where(total == 0.0, 1.0, total)
-    b_out = b_out / total
-    tl.store(p_out + i_row * DIM + o_dim, b_out.to(p_out.dtype.element_ty), mask=o_dim < DIM)
-    tl.store(p_lse + i_row, (top + tl.log2(total)) * _LN2)
+    i_list = tl.program_id(0).to(tl.int64)
+    merge_parts(
+        p_acc, p_top, p_total, p_out, p_lse, i_list, i_list * parts, parts, tl.program_id(1) * MERGE_ROWS, rows,
+        DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+    )  # fmt: skip
 
 
-def merge_splits(partials: Partials, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Join partials whose rows lie in the order of the output's.
+def merge_partials(partials: Partials, parts: int, out: Tensor, lse: Tensor) -> None:
+    """Join partials in a launch of its own, ``parts`` parts a list, into ``out`` and ``lse``.
 
     Args:
-        partials: see ``Partials``; ``P * R`` is the number of output rows.
-        shape: of the output, ``[..., D]``.
-        dtype: of the output.
-
-    Returns:
-        ``out`` of that shape and ``lse`` ``[...]`` float32; rows that read nothing hold zeros and minus infinity.
+        partials: see ``Partials``; the lists in the order of the output's rows.
+        parts: of every list.
+        out: ``[..., D]`` contiguous, any of the kernels' dtypes.
+        lse: ``[...]`` contiguous float32.
     """
-    lists, rows, splits, dim = partials.acc.shape
-    out = torch.empty(shape, dtype=dtype, device=partials.acc.device)
-    lse = torch.empty(shape[:-1], dtype=torch.float32, device=partials.acc.device)
-    merge_splits_kernel[(lists * rows,)](
-        *partials, out, lse, splits,
-        DIM=dim, BLOCK_DIM=triton.next_power_of_2(dim), ALL_SPLITS=triton.next_power_of_2(splits),
-        BLOCK_SPLITS=_MERGE_SPLITS, num_warps=4,
+    slots, rows, dim = partials.acc.shape
+    padded = triton.next_power_of_2(dim)
+    merge_rows, merge_some = merge_tile(1, parts, padded, num_warps=4)
+    merge_parts_kernel[(slots // parts, triton.cdiv(rows, merge_rows))](
+        *partials, out, lse, parts, rows,
+        DIM=dim, BLOCK_DIM=padded, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some, num_warps=4,
     )  # fmt: skip
-    return out, lse

@@ -1,4 +1,4 @@
-"""Decode attention as Triton kernels: the cache is split over programs, their parts are merged."""
+"""Decode attention as a Triton kernel: the cache is split over programs, the last of a KV head merges their parts."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -8,49 +8,86 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_launch
 from longdecode.kernels.split_kv import (
     LOG2E,
-    choose_splits,
-    choose_tile,
-    merge_splits,
+    arrival_counters,
+    finish_part,
+    merge_partials,
+    merge_tile,
     new_partials,
     softmax_step,
-    store_partials,
+    tile_scores,
 )
 
 
 @triton.jit
+def dense_tile(
+    p_k, p_v, b_q, b_top, b_total, b_acc, tokens, scale_log2,
+    K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WHOLE: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Fold the tile at ``p_k``, ``p_v`` into the state; without ``WHOLE`` only its first ``tokens`` tokens count."""
+    o_token = tl.arange(0, BLOCK_TOKENS).to(tl.int64)
+    o_dim = tl.arange(0, BLOCK_DIM)
+    p_keys = p_k + o_token[:, None] * K_TOKEN + o_dim[None, :] * K_DIM
+    p_values = p_v + o_token[:, None] * V_TOKEN + o_dim[None, :] * V_DIM
+    if WHOLE and DIM == BLOCK_DIM:
+        b_k = tl.load(p_keys)
+        b_v = tl.load(p_values)
+    else:
+        loaded = (o_token < tokens)[:, None] & (o_dim < DIM)[None, :]
+        b_k = tl.load(p_keys, mask=loaded, other=0.0)
+        b_v = tl.load(p_values, mask=loaded, other=0.0)
+    if UPCAST:
+        b_k = b_k.to(tl.float32)
+        b_v = b_v.to(tl.float32)
+    b_scores = tile_scores(b_q, b_k, scale_log2)
+    if not WHOLE:
+        b_scores = tl.where((o_token < tokens)[None, :], b_scores, float("-inf"))
+    return softmax_step(b_scores, b_v, b_top, b_total, b_acc)
+
+
+@triton.jit
 def decode_attention_kernel(
-    p_q, p_k, p_v, p_lengths, p_acc, p_top, p_total,
-    q_batch, q_head, q_row, q_dim, k_batch, k_head, k_token, k_dim, v_batch, v_head, v_token, v_dim,
-    scale_log2, splits, rows, queries, capacity, kv_heads,
+    p_q, p_k, p_v, p_lengths, p_acc, p_top, p_total, p_counters, p_out, p_lse, p_tally,
+    q_batch, q_head, q_row, q_dim, k_batch, k_head, v_batch, v_head, tally_batch,
+    scale_log2, rows, queries, capacity, kv_heads,
+    K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    SPLITS: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``.
 
     ``s_i = log2(e) * scale * q . k_i``; query ``t`` of head ``h`` in the group is row ``h * T + t``. Grid
-    ``(splits, B * Hkv, row tiles)``. Each list's own length is divided over the splits; splits past it write only
-    ``m`` = minus infinity and ``l`` = 0.
+    ``(row tiles, splits, B * Hkv)``. Each list's own whole tiles are dealt out over the splits, the first ones taking
+    what is left over; the last takes the tokens after the last whole tile, the only ones under a mask. The last
+    program of a list to finish joins the parts (``finish_part``).
 
     ``p_q`` ``[B, Hq, T, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides (the
-    arguments named by tensor and axis, in elements); ``p_lengths`` ``[B]`` integer; partials as in ``Partials``.
-    Sums run in float32. Moves ``2 * sum(lengths) * Hkv * D`` elements of cache once per row tile.
+    arguments named by tensor and axis, in elements); ``p_lengths`` ``[B]`` integer; partials as in ``Partials``, slot
+    ``list * SPLITS + split``; ``p_out`` and ``p_lse`` contiguous; ``p_tally`` ``[B]`` int64 or None. Sums run in
+    float32. Moves ``2 * sum(lengths) * Hkv * D`` elements of cache once per row tile, and
+    ``2 * B * Hkv * SPLITS * R * (D + 2)`` float32 through L2.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog).
     """
-    i_split = tl.program_id(0)
-    i_list = tl.program_id(1).to(tl.int64)
+    i_tile = tl.program_id(0)
+    i_split = tl.program_id(1)
+    i_list = tl.program_id(2).to(tl.int64)
     i_batch = i_list // kv_heads
     i_head = i_list % kv_heads
-    o_row = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    i_row = i_tile * BLOCK_ROWS
+    o_row = i_row + tl.arange(0, BLOCK_ROWS)
     o_dim = tl.arange(0, BLOCK_DIM)
-    o_token = tl.arange(0, BLOCK_TOKENS)
 
-    length = tl.minimum(tl.load(p_lengths + i_batch), capacity).to(tl.int32)
-    share = tl.cdiv(tl.cdiv(length, splits), BLOCK_TOKENS) * BLOCK_TOKENS
-    start = i_split * share
-    stop = tl.minimum(start + share, length)
+    length = tl.maximum(tl.minimum(tl.load(p_lengths + i_batch), capacity), 0).to(tl.int32)
+    whole = length // BLOCK_TOKENS
+    share = whole // SPLITS
+    spare = whole % SPLITS
+    start = i_split * share + tl.minimum(i_split, spare)
+    stop = start + share + tl.where(i_split < spare, 1, 0)
 
     o_head = i_head * (rows // queries) + o_row // queries
     o_q = (i_batch * q_batch + o_head * q_head + (o_row % queries) * q_row)[:, None] + (o_dim * q_dim)[None, :]
@@ -60,35 +97,54 @@ def decode_attention_kernel(
     b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
     b_total = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
     b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
-    p_k += i_batch * k_batch + i_head * k_head
-    p_v += i_batch * v_batch + i_head * v_head
-    for i_token in range(start, stop, BLOCK_TOKENS):
-        i_tokens = (i_token + o_token).to(tl.int64)
-        visible = i_tokens < stop
-        loaded = visible[:, None] & (o_dim < DIM)[None, :]
-        b_k = tl.load(p_k + i_tokens[:, None] * k_token + (o_dim * k_dim)[None, :], mask=loaded, other=0.0)
-        b_v = tl.load(p_v + i_tokens[:, None] * v_token + (o_dim * v_dim)[None, :], mask=loaded, other=0.0)
-        if UPCAST:
-            b_k = b_k.to(tl.float32)
-            b_v = b_v.to(tl.float32)
-        b_top, b_total, b_acc = softmax_step(b_q, b_k, b_v, visible, b_top, b_total, b_acc, scale_log2)
-    store_partials(
-        p_acc, p_top, p_total, b_acc, b_top, b_total, i_list, o_row, i_split, splits, rows, o_dim, DIM, start < stop
-    )
+    p_k += i_batch * k_batch + i_head * k_head + start.to(tl.int64) * (BLOCK_TOKENS * K_TOKEN)
+    p_v += i_batch * v_batch + i_head * v_head + start.to(tl.int64) * (BLOCK_TOKENS * V_TOKEN)
+    for _ in range(start, stop):
+        b_top, b_total, b_acc = dense_tile(
+            p_k, p_v, b_q, b_top, b_total, b_acc, BLOCK_TOKENS, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
+            DIM, BLOCK_DIM, BLOCK_TOKENS, True, UPCAST,
+        )  # fmt: skip
+        p_k += BLOCK_TOKENS * K_TOKEN
+        p_v += BLOCK_TOKENS * V_TOKEN
+    left = length - whole * BLOCK_TOKENS
+    if (i_split == SPLITS - 1) & (left > 0):
+        b_top, b_total, b_acc = dense_tile(
+            p_k, p_v, b_q, b_top, b_total, b_acc, left, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
+            DIM, BLOCK_DIM, BLOCK_TOKENS, False, UPCAST,
+        )  # fmt: skip
+    if p_tally is not None:  # noqa: SIM102 (known when compiling; the other is not)
+        if (i_tile == 0) & (i_split == 0):
+            tl.atomic_add(p_tally + i_batch * tally_batch, length.to(tl.int64), sem="relaxed")
+    finish_part(
+        p_acc, p_top, p_total, p_counters + i_list * tl.num_programs(0) + i_tile, p_out, p_lse, b_acc, b_top, b_total,
+        i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row, rows,
+        DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
+    )  # fmt: skip
 
 
 def decode_attention_gpu(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, scale: float | None = None, splits: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    tally: Tensor | None = None,
+    launch: DecodeLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention as in ``naive.decode_attention``, without looking at a value: a CUDA graph can capture it.
 
+    Launches on one device must follow one another (see ``split_kv.arrival_counters``), and one must have run before
+    the first capture.
+
     Args:
         q: ``[B, Hq, T, D]``, float32, float16 or bfloat16.
-        k: ``[B, Hkv, S, D]`` in ``q``'s dtype, any strides.
+        k: ``[B, Hkv, S, D]`` in ``q``'s dtype, any strides; fastest where ``D`` is contiguous.
         v: ``[B, Hkv, S, D]``, likewise.
         lengths: ``[B]`` integers; a length over ``S`` counts as ``S``.
         scale: factor on the scores; ``D ** -0.5`` when left out.
-        splits: programs that share one KV head's tokens; from the shapes when left out.
+        tally: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
+        launch: how to run; ``choose_launch``'s when left out.
 
     Returns:
         ``out`` ``[B, Hq, T, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, T]`` in float32.
@@ -103,17 +159,26 @@ def decode_attention_gpu(
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"queries, keys and values of one dtype are needed, got {q.dtype}, {k.dtype}, {v.dtype}")
     rows, lists = heads // kv_heads * queries, batch * kv_heads
-    tile = choose_tile(rows, dim, q.dtype)
-    row_tiles = triton.cdiv(rows, tile.rows)
-    splits = splits or choose_splits(capacity, lists * row_tiles, q.device)
-    partials = new_partials(lists, rows, splits, dim, q.device)
+    launch = launch or choose_launch(batch, kv_heads, rows, dim, capacity, q.dtype, q.device)
+    row_tiles, padded = triton.cdiv(rows, launch.rows), max(16, triton.next_power_of_2(dim))
+    alone = launch.splits == 1
+    partials = new_partials(0 if alone else lists * launch.splits, rows, dim, q.device)
+    counters = arrival_counters(lists * row_tiles, q.device) if launch.fused_merge and not alone else None
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    merge_rows, merge_some = merge_tile(min(rows, launch.rows), launch.splits, padded, launch.num_warps)
     with torch.cuda.device_of(q):
-        decode_attention_kernel[(splits, lists, row_tiles)](
-            q, k, v, lengths.contiguous(), *partials, *q.stride(), *k.stride(), *v.stride(),
-            LOG2E * (dim**-0.5 if scale is None else scale), splits, rows, queries, capacity, kv_heads,
-            DIM=dim, BLOCK_DIM=tile.dim, BLOCK_ROWS=tile.rows, BLOCK_TOKENS=tile.tokens,
+        decode_attention_kernel[(row_tiles, launch.splits, lists)](
+            q, k, v, lengths.contiguous(), *partials, lse if counters is None else counters, out, lse, tally,
+            *q.stride(), k.stride(0), k.stride(1), v.stride(0), v.stride(1), 0 if tally is None else tally.stride(0),
+            LOG2E * (dim**-0.5 if scale is None else scale), rows, queries, capacity, kv_heads,
+            K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3),
+            DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens,
+            SPLITS=launch.splits, FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
-        return merge_splits(partials, q.shape, q.dtype)
+        if not launch.fused_merge and not alone:
+            merge_partials(partials, launch.splits, out, lse)
+    return out, lse

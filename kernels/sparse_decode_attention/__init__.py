@@ -4,8 +4,9 @@ from torch import Tensor
 
 from longdecode.kernels.dispatch import use_triton
 from longdecode.kernels.sparse_decode_attention import naive
+from longdecode.kernels.sparse_decode_attention.naive import EVERYTHING
 
-__all__ = ["sparse_decode_attention"]
+__all__ = ["EVERYTHING", "sparse_decode_attention"]
 
 
 def sparse_decode_attention(
@@ -18,13 +19,23 @@ def sparse_decode_attention(
     block_size: int,
     lengths: Tensor,
     scale: float | None = None,
+    bias: Tensor | None = None,
+    tally: Tensor | None = None,
+    uneven: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention over the tokens of the listed blocks; see ``naive.sparse_decode_attention``."""
+    """Softmax attention over the tokens of the listed blocks; see ``naive.sparse_decode_attention``.
+
+    ``uneven`` is the caller's word that lists may differ much in length, as where some read everything: the kernel
+    then shares all lists' tokens evenly over its programs. It changes the speed, never the result.
+    """
     if use_triton(q):
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 
         return sparse_decode_attention_gpu(
-            q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale
+            q, k, v, indices, counts,
+            block_size=block_size, lengths=lengths, scale=scale, bias=bias, tally=tally, uneven=uneven,
         )  # fmt: skip
-    return naive.sparse_decode_attention(q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale)
+    return naive.sparse_decode_attention(
+        q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale, bias=bias, tally=tally
+    )

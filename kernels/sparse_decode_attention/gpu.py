@@ -1,4 +1,4 @@
-"""Sparse decode attention as Triton kernels: each list's tokens are split over programs, their parts are merged."""
+"""Sparse decode attention as a Triton kernel: programs share the lists' tokens, the last of a list merges its parts."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -8,82 +8,197 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch, choose_launch
 from longdecode.kernels.split_kv import (
     LOG2E,
-    choose_splits,
-    choose_tile,
-    merge_splits,
+    arrival_counters,
+    finish_part,
+    merge_partials,
+    merge_tile,
     new_partials,
     softmax_step,
-    store_partials,
+    tile_scores,
 )
+
+_LOG2E = tl.constexpr(LOG2E)
+
+
+@triton.jit
+def load_queries(
+    p_q, q_batch, q_head, q_dim, i_batch, i_list, o_row, rows,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """The query heads ``[R, D]`` that a list serves."""
+    o_dim = tl.arange(0, BLOCK_DIM)
+    o_q = (i_batch * q_batch + (i_list * rows + o_row) * q_head)[:, None] + (o_dim * q_dim)[None, :]
+    b_q = tl.load(p_q + o_q, mask=(o_row < rows)[:, None] & (o_dim < DIM)[None, :], other=0.0)
+    return b_q.to(tl.float32) if UPCAST else b_q
+
+
+@triton.jit
+def listed_tokens(count, length, width, BLOCK_SIZE: tl.constexpr):
+    """Token slots of a list: all of the row's for a count of -1, those of its valid blocks otherwise."""
+    return tl.where(count < 0, length, tl.minimum(count, width) * BLOCK_SIZE).to(tl.int32)
+
+
+@triton.jit
+def attend_tiles(
+    b_q, p_k, p_v, p_indices, p_bias, p_tally, first, stop, step, count, listed, length, width, index_slot, bias_token,
+    scale_log2,
+    K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Softmax state over the tiles ``first, first + step, ...`` before ``stop`` of one list.
+
+    A tile is ``BLOCK_TOKENS`` slots of the list: ``BLOCK_TOKENS / BLOCK_SIZE`` listed blocks, or that many tokens of
+    the row where the list is everything. Pointers are those of the list's KV head, indices and bias; the tokens read
+    are added to ``p_tally``.
+    """
+    o_dim = tl.arange(0, BLOCK_DIM)
+    b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
+    b_total = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
+    b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+    b_read = tl.zeros([BLOCK_TOKENS], dtype=tl.int32)
+    o_slot = first * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    # Block numbers are loaded one tile ahead, into registers, and the first before the count is known: only the
+    # width bounds the load, so that a program waits for memory twice before its keys arrive, not three times.
+    o_block = o_slot // BLOCK_SIZE
+    b_block = tl.load(p_indices + o_block.to(tl.int64) * index_slot, mask=o_block < width, other=0)
+    for _ in range(first, stop, step):
+        b_token = tl.where(count < 0, o_slot.to(tl.int64), b_block * BLOCK_SIZE + o_slot % BLOCK_SIZE)
+        visible = (o_slot < listed) & (b_token < length)
+        o_slot += step * BLOCK_TOKENS
+        o_block = o_slot // BLOCK_SIZE
+        b_block = tl.load(p_indices + o_block.to(tl.int64) * index_slot, mask=(o_slot < listed) & (count >= 0), other=0)
+        loaded = visible[:, None] & (o_dim < DIM)[None, :]
+        b_k = tl.load(p_k + b_token[:, None] * K_TOKEN + o_dim[None, :] * K_DIM, mask=loaded, other=0.0)
+        b_v = tl.load(p_v + b_token[:, None] * V_TOKEN + o_dim[None, :] * V_DIM, mask=loaded, other=0.0)
+        if UPCAST:
+            b_k = b_k.to(tl.float32)
+            b_v = b_v.to(tl.float32)
+        b_scores = tile_scores(b_q, b_k, scale_log2)
+        if p_bias is not None:
+            b_bias = tl.load(p_bias + b_token * bias_token, mask=visible, other=0.0)
+            b_scores += (b_bias * _LOG2E)[None, :]
+        b_scores = tl.where(visible[None, :], b_scores, float("-inf"))
+        b_top, b_total, b_acc = softmax_step(b_scores, b_v, b_top, b_total, b_acc)
+        b_read += visible.to(tl.int32)
+    if p_tally is not None:
+        tl.atomic_add(p_tally, tl.sum(b_read, 0).to(tl.int64), sem="relaxed")
+    return b_top, b_total, b_acc
 
 
 @triton.jit
 def sparse_decode_attention_kernel(
-    p_q, p_k, p_v, p_indices, p_counts, p_lengths, p_acc, p_top, p_total,
-    q_batch, q_head, q_dim, k_batch, k_head, k_token, k_dim, v_batch, v_head, v_token, v_dim,
-    index_batch, index_list, index_slot, count_batch, count_list,
-    scale_log2, splits, rows, capacity, lists, lists_per_kv_head,
+    p_q, p_k, p_v, p_indices, p_counts, p_lengths, p_bias, p_tally,
+    p_acc, p_top, p_total, p_counters, p_out, p_lse,
+    q_batch, q_head, q_dim, k_batch, k_head, v_batch, v_head, index_batch, index_list, index_slot,
+    count_batch, count_list, bias_batch, bias_list, bias_token, tally_batch,
+    scale_log2, rows, capacity, width, lists, lists_per_kv_head, all_lists,
+    K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, BLOCK_LISTS: tl.constexpr, SPLITS: tl.constexpr, BALANCED: tl.constexpr,
+    FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One split of one index list: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``.
+    """Parts of index lists: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``, then joined.
 
-    ``i`` runs over the split's part of ``{i : i // BLOCK_SIZE in list, i < length}`` and
-    ``s_i = log2(e) * scale * q . k_i``. Grid ``(splits, B * Hs, row tiles)``; the query heads that a list serves are
-    its rows. Each list's own count is divided over the splits, so that long and short lists both spread out; splits
-    past it write only ``m`` = minus infinity and ``l`` = 0.
+    ``i`` runs over the part's share of ``{i : i // BLOCK_SIZE in list, i < length}``, or of ``{i : i < length}`` where
+    the count is -1, and ``s_i = log2(e) * (scale * q . k_i + bias_i)``. The query heads that a list serves are its
+    rows. Tiles of ``BLOCK_TOKENS`` slots are what programs share out:
+
+    - otherwise than ``BALANCED``, grid ``(SPLITS, B * Hs, row tiles)``: program ``s`` takes tiles ``s, s + SPLITS,
+      ...`` of its list, so that where it begins does not wait for the count;
+    - ``BALANCED``, grid ``(SPLITS, 1, row tiles)``: the tiles of all lists, one list after the other and at least one
+      a list, are cut into ``SPLITS`` (or as many as there are tiles) contiguous shares, equal within one tile; a
+      program walks the lists that its share overlaps and leaves a part for each in slot ``program + list``, which no
+      other pair has and which keeps the parts of a list together.
+
+    The last program of a list to finish joins its parts (``finish_part``).
 
     ``p_q`` ``[B, Hq, 1, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides;
-    ``p_indices`` ``[B, Hs, N]`` and ``p_counts`` ``[B, Hs]`` int64; ``p_lengths`` ``[B]`` integer; partials as in
-    ``Partials``. Sums run in float32. Moves ``2 * sum(counts) * BLOCK_SIZE * D`` elements of cache and
-    ``sum(counts)`` indices.
+    ``p_indices`` ``[B, Hs, N]`` and ``p_counts`` ``[B, Hs]`` int64; ``p_lengths`` ``[B]`` integer; ``p_bias``
+    ``[B, Hs, S]`` float32 or None; ``p_tally`` ``[B]`` int64 or None; partials as in ``Partials``; ``p_out`` and
+    ``p_lse`` contiguous. Sums run in float32. Moves ``2 * D`` elements of cache and, with a bias, one float32 for each
+    token read, ``sum(counts)`` indices, and twice ``parts * R * (D + 2)`` float32 through L2.
 
-    Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog); Tang et al. 2024, Quest
-    (arXiv 2406.10774), section 3.3: attention over selected pages.
+    Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog); equal contiguous shares of
+    all work: Osama et al. 2023, Stream-K (arXiv 2301.03598); Tang et al. 2024, Quest (arXiv 2406.10774), section 3.3:
+    attention over selected pages.
     """
-    i_split = tl.program_id(0)
-    i_flat = tl.program_id(1).to(tl.int64)
-    i_batch = i_flat // lists
-    i_list = i_flat % lists
-    i_head = i_list // lists_per_kv_head
-    o_row = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    o_dim = tl.arange(0, BLOCK_DIM)
-    o_slot = tl.arange(0, BLOCK_TOKENS)
-
-    length = tl.minimum(tl.load(p_lengths + i_batch), capacity).to(tl.int64)
-    listed = (tl.load(p_counts + i_batch * count_batch + i_list * count_list) * BLOCK_SIZE).to(tl.int32)
-    share = tl.cdiv(tl.cdiv(listed, splits), BLOCK_TOKENS) * BLOCK_TOKENS
-    start = i_split * share
-    stop = tl.minimum(start + share, listed)
-
-    o_q = (i_batch * q_batch + (i_list * rows + o_row) * q_head)[:, None] + (o_dim * q_dim)[None, :]
-    b_q = tl.load(p_q + o_q, mask=(o_row < rows)[:, None] & (o_dim < DIM)[None, :], other=0.0)
-    if UPCAST:
-        b_q = b_q.to(tl.float32)
-    b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
-    b_total = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
-    b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
-    p_k += i_batch * k_batch + i_head * k_head
-    p_v += i_batch * v_batch + i_head * v_head
-    p_indices += i_batch * index_batch + i_list * index_list
-    for i_slot in range(start, stop, BLOCK_TOKENS):
-        slots = i_slot + o_slot
-        in_list = slots < stop
-        block = tl.load(p_indices + (slots // BLOCK_SIZE) * index_slot, mask=in_list, other=0).to(tl.int64)
-        tokens = block * BLOCK_SIZE + slots % BLOCK_SIZE
-        visible = in_list & (tokens < length)
-        loaded = visible[:, None] & (o_dim < DIM)[None, :]
-        b_k = tl.load(p_k + tokens[:, None] * k_token + (o_dim * k_dim)[None, :], mask=loaded, other=0.0)
-        b_v = tl.load(p_v + tokens[:, None] * v_token + (o_dim * v_dim)[None, :], mask=loaded, other=0.0)
-        if UPCAST:
-            b_k = b_k.to(tl.float32)
-            b_v = b_v.to(tl.float32)
-        b_top, b_total, b_acc = softmax_step(b_q, b_k, b_v, visible, b_top, b_total, b_acc, scale_log2)
-    store_partials(
-        p_acc, p_top, p_total, b_acc, b_top, b_total, i_flat, o_row, i_split, splits, rows, o_dim, DIM, start < stop
-    )
+    i_row = tl.program_id(2) * BLOCK_ROWS
+    o_row = i_row + tl.arange(0, BLOCK_ROWS)
+    p_counters += tl.program_id(2) * all_lists
+    if BALANCED:
+        i_program = tl.program_id(0)
+        o_list = tl.arange(0, BLOCK_LISTS)
+        known = o_list < all_lists
+        o_count = (o_list // lists).to(tl.int64) * count_batch + (o_list % lists) * count_list
+        b_count = tl.load(p_counts + o_count, mask=known, other=0)
+        b_length = tl.load(p_lengths + o_list // lists, mask=known, other=0)
+        b_length = tl.maximum(tl.minimum(b_length, capacity), 0).to(tl.int32)
+        b_listed = listed_tokens(b_count, b_length, width, BLOCK_SIZE)
+        b_tiles = tl.where(known, tl.maximum(tl.cdiv(b_listed, BLOCK_TOKENS), 1), 0)
+        b_end = tl.cumsum(b_tiles, 0)
+        tiles = tl.sum(b_tiles, 0).to(tl.int64)
+        workers = tl.minimum(tiles, SPLITS)
+        i_tile = tl.minimum(i_program, workers) * tiles // workers
+        last = tl.minimum(i_program + 1, workers) * tiles // workers
+        while i_tile < last:
+            i_list = tl.sum((b_end <= i_tile).to(tl.int32), 0)
+            here = o_list == i_list
+            end = tl.sum(tl.where(here, b_end, 0), 0)
+            begin = end - tl.sum(tl.where(here, b_tiles, 0), 0)
+            listed = tl.sum(tl.where(here, b_listed, 0), 0)
+            length = tl.sum(tl.where(here, b_length, 0), 0)
+            count = tl.sum(tl.where(here & (b_count < 0), -1, 0), 0)
+            until = tl.minimum(last, end.to(tl.int64))
+            i_batch = (i_list // lists).to(tl.int64)
+            i_in_row = i_list % lists
+            i_head = i_in_row // lists_per_kv_head
+            b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, rows, DIM, BLOCK_DIM, UPCAST)
+            b_top, b_total, b_acc = attend_tiles(
+                b_q, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head,
+                p_indices + i_batch * index_batch + i_in_row * index_list,
+                None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
+                None if p_tally is None else p_tally + i_batch * tally_batch,
+                (i_tile - begin).to(tl.int32), (until - begin).to(tl.int32), 1, count, listed, length, width,
+                index_slot, bias_token, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
+                BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST,
+            )  # fmt: skip
+            # Tile t belongs to the last program whose share begins at or before it.
+            i_first = ((begin + 1) * workers - 1) // tiles
+            parts = (end * workers - 1) // tiles - i_first + 1
+            finish_part(
+                p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, b_total,
+                i_list.to(tl.int64), i_program + i_list.to(tl.int64), i_first + i_list, parts, i_row, rows,
+                DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, True,
+            )  # fmt: skip
+            i_tile = until
+    else:
+        i_split = tl.program_id(0)
+        i_list = tl.program_id(1).to(tl.int64)
+        i_batch = i_list // lists
+        i_in_row = i_list % lists
+        i_head = i_in_row // lists_per_kv_head
+        length = tl.maximum(tl.minimum(tl.load(p_lengths + i_batch), capacity), 0).to(tl.int32)
+        count = tl.load(p_counts + i_batch * count_batch + i_in_row * count_list)
+        listed = listed_tokens(count, length, width, BLOCK_SIZE)
+        b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, rows, DIM, BLOCK_DIM, UPCAST)
+        b_top, b_total, b_acc = attend_tiles(
+            b_q, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head,
+            p_indices + i_batch * index_batch + i_in_row * index_list,
+            None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
+            None if p_tally is None else p_tally + i_batch * tally_batch,
+            i_split, tl.cdiv(listed, BLOCK_TOKENS), SPLITS, count, listed, length, width,
+            index_slot, bias_token, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
+            BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST,
+        )  # fmt: skip
+        finish_part(
+            p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, b_total,
+            i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row, rows,
+            DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
+        )  # fmt: skip
 
 
 def sparse_decode_attention_gpu(
@@ -96,20 +211,30 @@ def sparse_decode_attention_gpu(
     block_size: int,
     lengths: Tensor,
     scale: float | None = None,
-    splits: int | None = None,
+    bias: Tensor | None = None,
+    tally: Tensor | None = None,
+    uneven: bool = False,
+    launch: SparseLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention over listed blocks as in ``naive.sparse_decode_attention``; a CUDA graph can capture it.
 
+    Launches on one device must follow one another (see ``split_kv.arrival_counters``), and one must have run before
+    the first capture.
+
     Args:
         q: ``[B, Hq, 1, D]``, float32, float16 or bfloat16.
-        k: ``[B, Hkv, S, D]`` in ``q``'s dtype, any strides.
+        k: ``[B, Hkv, S, D]`` in ``q``'s dtype, any strides; fastest where ``D`` is contiguous.
         v: ``[B, Hkv, S, D]``, likewise.
         indices: ``[B, Hs, N]`` int64 block numbers, any strides; entries past the count may hold anything.
-        counts: ``[B, Hs]`` int64, at most ``N``.
+        counts: ``[B, Hs]`` int64, at most ``N``; -1 reads the whole row.
         block_size: tokens in a block, 1 or more.
         lengths: ``[B]`` integers; a length over ``S`` counts as ``S``.
         scale: factor on the scores; ``D ** -0.5`` when left out.
-        splits: programs that share one list's tokens; from the shapes when left out.
+        bias: ``[B, Hs, S]`` float32, any strides, added to the scaled scores (natural logarithm).
+        tally: ``[B]`` int64, to which the tokens read, summed over lists, are added.
+        uneven: lists may differ much in length (some read everything): share them out evenly. A hint: the result is
+            the same without it.
+        launch: how to run; ``choose_launch``'s when left out.
 
     Returns:
         ``out`` ``[B, Hq, 1, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, 1]`` in float32.
@@ -119,28 +244,42 @@ def sparse_decode_attention_gpu(
             the dtypes differ.
     """
     batch, heads, queries, dim = q.shape
-    kv_heads, capacity, lists = k.shape[1], k.shape[2], indices.shape[1]
+    kv_heads, capacity, lists, width = k.shape[1], k.shape[2], indices.shape[1], indices.shape[2]
     if queries != 1:
         raise ValueError(f"sparse decode takes one query row, got {queries}")
     if heads % kv_heads or lists not in (kv_heads, heads):
         raise ValueError(f"{lists} index lists fit neither {kv_heads} KV heads nor {heads} query heads")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"queries, keys and values of one dtype are needed, got {q.dtype}, {k.dtype}, {v.dtype}")
-    rows = heads // lists
-    tile = choose_tile(rows, dim, q.dtype)
-    row_tiles = triton.cdiv(rows, tile.rows)
-    most = min(indices.shape[2] * block_size, capacity)
-    splits = splits or choose_splits(most, batch * lists * row_tiles, q.device)
-    partials = new_partials(batch * lists, rows, splits, dim, q.device)
+    rows, all_lists = heads // lists, batch * lists
+    launch = launch or choose_launch(
+        all_lists, rows, dim, width * block_size, capacity, q.dtype, q.device, uneven=uneven
+    )
+    row_tiles, padded = triton.cdiv(rows, launch.rows), max(16, triton.next_power_of_2(dim))
+    alone = launch.splits == 1 and not launch.balanced
+    slots = launch.splits + all_lists if launch.balanced else 0 if alone else launch.splits * all_lists
+    partials = new_partials(slots, rows, dim, q.device)
+    counters = arrival_counters(all_lists * row_tiles, q.device) if launch.fused_merge and not alone else None
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    merge_rows, merge_some = merge_tile(min(rows, launch.rows), launch.splits, padded, launch.num_warps)
     with torch.cuda.device_of(q):
-        sparse_decode_attention_kernel[(splits, batch * lists, row_tiles)](
-            q, k, v, indices, counts, lengths.contiguous(), *partials,
-            q.stride(0), q.stride(1), q.stride(3), *k.stride(), *v.stride(), *indices.stride(), *counts.stride(),
-            LOG2E * (dim**-0.5 if scale is None else scale), splits, rows, capacity, lists, lists // kv_heads,
-            BLOCK_SIZE=block_size, DIM=dim, BLOCK_DIM=tile.dim, BLOCK_ROWS=tile.rows, BLOCK_TOKENS=tile.tokens,
+        sparse_decode_attention_kernel[(launch.splits, 1 if launch.balanced else all_lists, row_tiles)](
+            q, k, v, indices, counts, lengths.contiguous(), bias, tally,
+            *partials, lse if counters is None else counters, out, lse,
+            q.stride(0), q.stride(1), q.stride(3), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            *indices.stride(), *counts.stride(), *((0, 0, 0) if bias is None else bias.stride()),
+            0 if tally is None else tally.stride(0),
+            LOG2E * (dim**-0.5 if scale is None else scale), rows, capacity, width, lists, lists // kv_heads,
+            all_lists,
+            K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3), BLOCK_SIZE=block_size,
+            DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens,
+            BLOCK_LISTS=triton.next_power_of_2(all_lists), SPLITS=launch.splits, BALANCED=launch.balanced,
+            FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-            # Loading the block numbers takes a pipeline stage of its own.
-            num_warps=tile.num_warps, num_stages=tile.num_stages + 1,
+            num_warps=launch.num_warps, num_stages=launch.num_stages,
         )  # fmt: skip
-        return merge_splits(partials, q.shape, q.dtype)
+        if not launch.fused_merge and not alone:
+            merge_partials(partials, launch.splits, out, lse)
+    return out, lse
