@@ -20,9 +20,6 @@ from torch import Tensor
 from longdecode.kernels.linear.launch import Launch, choose_launch
 from longdecode.kernels.silu_mul import silu_mul
 
-BLOCK_ROWS = 16
-"""Rows of ``x`` a tensor-core program multiplies; the narrow side of the smallest product."""
-
 
 @triton.jit
 def prefetch_tile(p_weight, o_from, w_row, o_k, K: tl.constexpr):
@@ -239,8 +236,8 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
         if launch.body == "fma":
             linear_fma_kernel[(tiles * count,)](*arguments, **settings)
         else:
-            linear_dot_kernel[(tiles, triton.cdiv(count, BLOCK_ROWS))](
-                *arguments, **settings, BLOCK_ROWS=BLOCK_ROWS, PARTS=launch.k_parts, num_stages=launch.num_stages,
+            linear_dot_kernel[(tiles, triton.cdiv(count, launch.block_rows))](
+                *arguments, **settings, BLOCK_ROWS=launch.block_rows, PARTS=launch.k_parts,
                 # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
                 UPCAST=x.device.type == "cpu" and x.dtype == torch.bfloat16,
             )  # fmt: skip

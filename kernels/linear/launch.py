@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 import torch
@@ -10,20 +11,28 @@ import torch
 MAX_ROWS = 16
 """Rows up to which a weight is worth streaming by hand; beyond, the projection belongs to cuBLAS."""
 
+SHARED_LIMIT_BYTES = 232_448
+"""Shared memory one block may have on compute capability 9.0 (CUDA C++ programming guide, table 27)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Settings of one projection; results differ between them by float rounding alone.
 
     ``block_n`` weight rows (as many of gate and of up, where gated) and ``block_k`` channels make a tile, which
-    ``num_warps`` warps of a program share. Body ``fma`` multiplies in float32 registers, one row of ``x`` a program:
-    for one row. Body ``dot`` uses tensor cores for all rows; its warps divide a tile's channels in ``k_parts``.
+    ``num_warps`` warps of a program share.
+
+    Body ``fma`` multiplies in float32 registers, one row of ``x`` a program: it is meant for one row. Body ``dot``
+    multiplies ``block_rows`` rows at once on tensor cores; ``k_parts`` groups of warps share a tile's channels, where
+    its weight rows are too few for all of them. Tiles of at least 64 weight rows and 16 rows take Hopper's ``wgmma``,
+    which reads the weight straight from shared memory.
+
     ``num_stages`` tiles are in flight through shared memory; with 1 they go straight to registers, of which a thread
     has ``max_registers`` (the compiler's choice where ``None``).
 
-    ``launch_pdl`` starts the kernel before the one ahead of it has ended (programmatic dependent launch): it asks for
-    the first ``prefetch`` tiles of its weight to be brought to L2, which no kernel writes, then waits for all that
-    came before. See ``gpu.py`` for why that is safe.
+    ``launch_pdl`` starts the kernel before those ahead of it have ended (programmatic dependent launch): each program
+    asks for the first ``prefetch`` tiles of its weight rows to be brought to L2, then waits for all that came before.
+    ``gpu.py`` says why that is safe.
     """
 
     body: Literal["fma", "dot"]
@@ -32,6 +41,7 @@ class Launch:
     num_warps: int
     num_stages: int = 1
     k_parts: int = 1
+    block_rows: int = 16
     max_registers: int | None = None
     eviction: str = "evict_first"
     launch_pdl: bool = False
@@ -39,11 +49,12 @@ class Launch:
 
 
 def choose_launch(n: int, k: int, rows: int, dtype: torch.dtype, gated: bool = False) -> Launch | None:
-    """Settings by shape, or ``None`` where torch serves: float32 and more rows than ``MAX_ROWS``.
+    """Settings by shape, or ``None`` where torch serves: float32, and more rows than ``MAX_ROWS``.
 
-    One row: a tile is eight weight rows of 1,024 channels, 8 loads of 16 bytes a thread; at 80 registers a thread six
-    programs fit a multiprocessor, so the 4,096- and 6,144-row projections of Llama-3-8B run in one wave of 132 x 6.
-    More rows: see ``Launch``.
+    An H200 has 132 multiprocessors and needs about 64 KB in flight on each to read at full rate. One row: a thread has
+    eight loads of 16 bytes in flight, or more where ``ptxas``, given 128 registers, overlaps two tiles; four programs
+    of 128 threads fit a multiprocessor, so that 4,096 outputs run in one wave. More rows: two or three programs with
+    three tiles of 16 KB each. Tiles are as tall as leaves every multiprocessor one, for ``x`` is read again for each.
 
     Args:
         n: outputs; ``F`` where gated.
@@ -52,19 +63,46 @@ def choose_launch(n: int, k: int, rows: int, dtype: torch.dtype, gated: bool = F
         dtype: of ``x`` and the weight.
         gated: whether a program reads gate and up rows.
     """
-    if rows > MAX_ROWS or dtype == torch.float32 or k < 1:
+    if not 1 <= rows <= MAX_ROWS or dtype == torch.float32 or k < 1:
         return None
+    matrices = 2 if gated else 1
     if rows == 1:
-        return Launch("fma", block_n=4 if gated else 8, block_k=1024, num_warps=4)
-    return Launch("dot", block_n=16, block_k=512, num_warps=4, num_stages=4, k_parts=4)
+        return Launch("fma", 8 // matrices, 1024, num_warps=4, max_registers=128)
+    block_rows = 8 if rows <= 8 else 16
+    if n * matrices >= 2 * 132 * 64:
+        return Launch("dot", 64 // matrices, 128, num_warps=4, num_stages=4, block_rows=block_rows)
+    if rows <= 8:
+        return Launch("dot", 16 // matrices, 512, num_warps=4, num_stages=4, k_parts=4, block_rows=block_rows)
+    return Launch("dot", 32 // matrices, 256, num_warps=4, num_stages=5, k_parts=2, block_rows=block_rows)
 
 
 def candidates(n: int, k: int, rows: int, gated: bool = False) -> list[Launch]:
-    """Settings worth a trial at a shape; see ``choose_launch`` for the arguments."""
+    """Settings worth a trial at a shape, 16-bit floats; see ``choose_launch`` for the arguments."""
+    matrices = 2 if gated else 1
+    channels = max(16, 1 << (k - 1).bit_length())
     found = []
-    for weight_rows in (4, 8, 16):
-        block_n = weight_rows // (2 if gated else 1)
-        for block_k, num_warps in ((1024, 4), (2048, 4), (2048, 8), (4096, 8)):
-            if rows == 1 and weight_rows * block_k <= 64 * 32 * num_warps * 2 and block_k < 2 * k:
-                found.append(Launch("fma", block_n, block_k, num_warps))
-    return found
+    if rows == 1:
+        for weight_rows, registers in product((4, 8, 16), (None, 128)):
+            for block_k, num_warps in ((256, 1), (512, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8)):
+                loads = weight_rows * block_k // (8 * 32 * num_warps)
+                if loads <= 16:
+                    found.append(Launch("fma", weight_rows // matrices, block_k, num_warps, max_registers=registers))
+        for weight_rows, stages in product((4, 8, 16), (3, 5)):
+            found.append(Launch("fma", weight_rows // matrices, 1024, 4, stages))
+    for weight_rows, block_k, num_warps, stages, parts in _DOT_TILES:
+        block_n = weight_rows // matrices
+        # For eight rows or fewer, sixteen columns pay only where the product becomes one for wgmma.
+        wide = rows > 8 or (block_n >= 64 and parts == 1)
+        for block_rows in (8,) * (rows <= 8) + (16,) * wide:
+            buffers = stages * (weight_rows + block_rows) * block_k * 2
+            if weight_rows * 64 <= matrices * n and buffers <= SHARED_LIMIT_BYTES:
+                found.append(Launch("dot", block_n, block_k, num_warps, stages, parts, block_rows))
+    return [launch for launch in found if launch.block_k <= channels]
+
+
+_DOT_TILES = (
+    (16, 512, 4, 4, 4), (16, 512, 4, 6, 4), (16, 256, 2, 4, 2), (16, 256, 2, 8, 2), (32, 256, 4, 4, 2),
+    (32, 256, 4, 6, 2), (32, 512, 4, 4, 4), (64, 128, 4, 4, 1), (64, 128, 4, 6, 1), (64, 256, 4, 4, 1),
+    (64, 256, 8, 4, 2), (128, 64, 4, 6, 1), (128, 128, 4, 4, 1), (128, 128, 8, 4, 1),
+)  # fmt: skip
+"""Weight rows, channels, warps, stages and parts of tensor-core tiles."""

@@ -30,10 +30,11 @@ def rope_append(
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.rope_append.gpu import rope_append_gpu
 
-        path = rope_append_gpu
-    else:
-        path = naive.rope_append
-    return path(
+        return rope_append_gpu(
+            q, k, v, cos, sin, k_cache, v_cache, slots,
+            q_norm=q_norm, k_norm=k_norm, eps=eps, bounds=bounds, page_size=page_size,
+        )  # fmt: skip
+    return naive.rope_append(
         q, k, v, cos, sin, k_cache, v_cache, slots,
         q_norm=q_norm, k_norm=k_norm, eps=eps, bounds=bounds, page_size=page_size,
     )  # fmt: skip
