@@ -1,5 +1,20 @@
 """The largest scores of each list, as sorted indices."""
 
-from longdecode.kernels.topk_select.naive import topk_select
+from torch import Tensor
+
+from longdecode.kernels.dispatch import use_triton
+from longdecode.kernels.topk_select import naive
 
 __all__ = ["topk_select"]
+
+
+def topk_select(
+    scores: Tensor, k: int, valid: Tensor, *, keep_first: int = 0, keep_last: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Ascending indices of the ``k`` largest valid scores of each list; see ``naive.topk_select``."""
+    if use_triton(scores):
+        # Triton is installed where it can run; elsewhere this module must still import.
+        from longdecode.kernels.topk_select.gpu import topk_select_gpu
+
+        return topk_select_gpu(scores, k, valid, keep_first=keep_first, keep_last=keep_last)
+    return naive.topk_select(scores, k, valid, keep_first=keep_first, keep_last=keep_last)

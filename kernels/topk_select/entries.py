@@ -1,0 +1,55 @@
+"""What the selection kernels share: sortable keys, the entries kept always, the ordered write of what is chosen."""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NO_KEY = -(2**31)
+"""Below the key of every float: entries that do not compete. Minus infinity's key is -2139095041."""
+
+
+@triton.jit
+def order_keys(b_scores):
+    """int32 keys in the order of the floats; both zeros have key 0."""
+    b_bits = tl.where(b_scores == 0.0, 0.0, b_scores).to(tl.int32, bitcast=True)
+    return b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def kept_borders(valid, keep_first, keep_last):
+    """Entries before the first border, and from the second up to ``valid``, are always taken."""
+    first = tl.minimum(valid, keep_first)
+    return first, tl.maximum(valid - keep_last, first)
+
+
+@triton.jit
+def load_keys(p_scores, score_entry, o_entry, size, valid, first, last):
+    """Keys of the entries that compete, ``-(2**31)`` (``NO_KEY``) for the others."""
+    b_scores = tl.load(p_scores + o_entry.to(tl.int64) * score_entry, mask=o_entry < size, other=0.0)
+    competes = (o_entry >= first) & (o_entry < last)
+    # The mask of the load is the list's static size, so that it stays one of whole vectors; what lies past `valid`
+    # may be NaN and is dropped here.
+    return tl.where(competes, order_keys(b_scores.to(tl.float32)), -2147483648)
+
+
+@triton.jit
+def write_chosen(
+    p_indices, o_entry, above, tied, above_before, tied_before, spare, count, width, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Write the chosen entries of a tile at their ranks, and zeros where the tile covers slots past ``count``.
+
+    Chosen are all ``above`` and, of the ``tied``, those with fewer than ``spare`` tied before them in the list.
+    ``above_before`` and ``tied_before`` count what earlier tiles hold. One scan carries both counts in 16 bits each.
+    Returns each entry's step of that scan.
+    """
+    b_step = above.to(tl.int32) + (tied.to(tl.int32) << 16)
+    b_before = tl.cumsum(b_step, 0) - b_step
+    b_tied = tied_before + ((b_before >> 16) & 0xFFFF)
+    b_rank = above_before + (b_before & 0xFFFF) + tl.minimum(b_tied, spare)
+    chosen = above | (tied & (b_tied < spare))
+    tl.store(p_indices + b_rank, o_entry.to(tl.int64), mask=chosen)
+    if count < width:
+        tl.store(p_indices + o_entry, tl.zeros([BLOCK], dtype=tl.int64), mask=(o_entry >= count) & (o_entry < width))
+    return b_step
