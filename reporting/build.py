@@ -16,11 +16,13 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
-from longdecode.methods.registry import load_card
+from longdecode.methods.registry import load_card, method_names
 from longdecode.reporting import checkpoint, curves, quality, tables, traffic, verdicts, wording
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
+from longdecode.reporting.speed import page as speed_page
+from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
 
 _HERE = Path(__file__).parent
 
@@ -54,11 +56,12 @@ def build_report(config_path: Path, results_dir: Path, output_dir: Path) -> None
 
     Args:
         config_path: the configuration as run.
-        results_dir: the folder with ``summary.csv``, its curves, ``records/`` and perhaps ``instrument.json``.
+        results_dir: the folder with ``summary.csv``, its curves, ``records/`` and perhaps ``instrument.json``, or with
+            ``speed.csv`` and its tables, or with all of them.
         output_dir: where the pages go; what an earlier report left there and this one does not make is removed.
 
     Raises:
-        ReportError: the folder has no summary.
+        ReportError: the folder has neither a summary nor times.
         ConfigError: a method has no card.
     """
     results = load_results(Path(config_path), Path(results_dir))
@@ -74,11 +77,14 @@ class _Build:
     def __init__(self, results: Results, folder: Path):
         self.results = results
         self.folder = folder
-        kinds = [results.kind(label) for label in results.labels]
-        self.figures = FigureWriter(folder, looks(results.labels, kinds, REFERENCE_METHOD))
-        self.models = {
-            name: checkpoint.describe(name, results.config.get("models", {}).get(name)) for name in results.models
-        }
+        self.kinds = _kinds(results)
+        drawn = looks(list(self.kinds), list(self.kinds.values()), REFERENCE_METHOD, CEILING_METHOD)
+        self.figures = FigureWriter(folder, drawn)
+        known = results.config.get("models") or {}
+        self.models = {name: checkpoint.describe(name, known.get(name)) for name in results.models}
+        self.timed = {name: checkpoint.describe(name, known.get(name)) for name in _timed_models(results.speed)}
+        carded = set(method_names())
+        self.labels = [label for label, kind in self.kinds.items() if label in results.labels or kind in carded]
         self.words: Mapping[str, Mapping[str, str]] = yaml.safe_load((_HERE / "descriptions.yaml").read_text("utf-8"))
         self.environment = _environment()
         self.common = self._common()
@@ -89,9 +95,12 @@ class _Build:
         self._index()
         for suite in self.results.suites:
             self._suite(suite)
-        for label in self.results.labels:
+        for label in self.labels:
             self._method(label)
-        self._traffic()
+        if self.results.has_quality:
+            self._traffic()
+        if self.results.speed is not None:
+            self._speed(self.results.speed)
         self._provenance()
         self._figure_index()
 
@@ -109,7 +118,7 @@ class _Build:
             "index.html",
             "index.html",
             "Overview",
-            f"Quality and memory traffic of {wording.listing(swept)} against full attention.",
+            f"{_subjects(results)} of {wording.listing(swept or self.labels)} against full attention.",
             boards=boards,
             swept=swept,
             holes=tables.holes(results.records),
@@ -122,6 +131,8 @@ class _Build:
             margin=wording.listing(sorted({verdicts.margin(unit) for unit in units}, key=len)),
             has_losses=bool(results.losses),
             words={**self.words["suites"], **self.words["tasks"]},
+            headlines=speed_page.headlines(results.speed, self._timed_name) if results.speed is not None else [],
+            speed=speed_page.facts(results.speed, self._timed_name) if results.speed is not None else None,
         )
 
     def _suite(self, suite: str) -> None:
@@ -161,15 +172,17 @@ class _Build:
 
     def _method(self, label: str) -> None:
         results = self.results
-        card = load_card(results.kind(label))
+        card = load_card(self.kinds[label])
+        scored, speed = label in results.labels, results.speed
         sections = [
             (
                 model,
                 quality.one_method(results, self.figures, model, label, self._about(model)),
                 tables.method_table(results, model, label),
             )
-            for model in results.models
+            for model in (results.models if scored else [])
         ]
+        timed = [] if speed is None else speed_page.method_sections(speed, self.figures, label, self._timed_name)
         self._page(
             "method.html",
             f"method-{wording.slug(label)}.html",
@@ -177,9 +190,19 @@ class _Build:
             card.summary,
             label=label,
             card=card,
-            params=results.params(label),
+            params=results.params(label) if scored or speed is None else speed.params(label),
             sections=sections,
+            timed=timed,
         )
+
+    def _speed(self, speed: Speed) -> None:
+        self._page(
+            "speed.html", "speed.html", "Speed", "Step times and speedups, beside the floor that memory sets.",
+            **speed_page.speed_page(speed, self.figures, self._timed_name),
+        )  # fmt: skip
+
+    def _timed_name(self, model: str) -> str:
+        return self.timed[model].short
 
     def _traffic(self) -> None:
         results, sections = self.results, []
@@ -202,7 +225,8 @@ class _Build:
 
     def _provenance(self) -> None:
         results = self.results
-        moments = sorted(record.provenance.started_at.replace("T", " ") for record in results.records) or ["unknown"]
+        origins = [record.provenance for record in (*results.records, *results.speed_records)]
+        moments = sorted(origin.started_at.replace("T", " ") for origin in origins) or ["unknown"]
         self._page(
             "provenance.html",
             "provenance.html",
@@ -217,6 +241,9 @@ class _Build:
             resamples=int(results.config.get("bootstrap_resamples", 2000)),
             off_edge=MIN_OFF_EDGE,
             few=MIN_RESAMPLED,
+            speed_facts=speed_page.provenance(results.speed, results.speed_records)
+            if results.speed is not None
+            else {},
         )
 
     def _figure_index(self) -> None:
@@ -235,9 +262,12 @@ class _Build:
         return {
             "profile": results.profile,
             "suites": results.suites,
-            "labels": results.labels,
+            "labels": self.labels,
+            "with_page": set(self.labels),
+            "has_quality": results.has_quality,
+            "has_speed": results.speed is not None,
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
-            "model_words": list(self.models.values()),
+            "model_words": list({**self.timed, **self.models}.values()),
             "data_line": _data_line({record.data_source for record in results.records if record.status == "ok"}),
             "checks": checks,
             "passed": outcomes["passed"],
@@ -285,6 +315,22 @@ def _numbers(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _kinds(results: Results) -> dict[str, str]:
+    """The registered method behind every label that was scored or timed; those that were only timed come last."""
+    scored = {label: results.kind(label) for label in results.labels}
+    timed = {} if results.speed is None else {label: results.speed.kind(label) for label in results.speed.labels}
+    return {**scored, **{label: kind for label, kind in timed.items() if label not in scored}}
+
+
+def _timed_models(speed: Speed | None) -> list[str]:
+    return [] if speed is None else list(dict.fromkeys([*speed.models, *speed_page.kernel_models(speed)]))
+
+
+def _subjects(results: Results) -> str:
+    found = [*(["quality", "memory traffic"] if results.has_quality else []), *(["speed"] if results.speed else [])]
+    return wording.listing(found).capitalize()
+
+
 def _budgets(results: Results) -> list[str]:
     swept = results.summary[results.summary["kind"] != REFERENCE_METHOD].sort_values("share")
     return [wording.budget(text) for text in dict.fromkeys(swept["budget"])]
@@ -305,7 +351,8 @@ def _publish(made: Path, target: Path) -> None:
     for name in sorted(files, key=lambda path: path == Path("index.html")):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).replace(target / name)
-    ours = [*target.glob("suite-*.html"), *target.glob("method-*.html"), *(target / "figures").glob("*")]
+    pages = ("suite-*.html", "method-*.html", "traffic.html", "speed.html", "figures/*")
+    ours = [path for pattern in pages for path in target.glob(pattern)]
     for path in ours:
         if path.relative_to(target) not in files:
             path.unlink()

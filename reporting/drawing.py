@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -61,6 +61,17 @@ def token_axis(axes: Axes, values: Iterable[float], text: Sequence[str] | None =
     axes.xaxis.set_major_formatter(
         FuncFormatter(lambda value, _: names.get(min(names, key=lambda c: abs(c - value)), ""))
     )
+
+
+def log_values(axes: Axes, low: float, high: float, write: Callable[[float], str], least: float = 0.15) -> None:
+    """A logarithmic vertical axis with round ticks that have room for their labels."""
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.15, high * 1.15)
+    steps = [step * 10.0**power for power in range(-6, 9) for step in (1, 1.5, 2, 3, 5, 7)]
+    inside = [value for value in steps if low / 1.15 <= value <= high * 1.15]
+    axes.yaxis.set_major_locator(FixedLocator(_spaced(inside, math.log(high * 1.3 / low), least) if inside else [high]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
 
 def score_axis(axes: Axes, unit_is_fraction: bool, limits: tuple[float, float] | None = None) -> None:

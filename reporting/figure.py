@@ -15,9 +15,11 @@ import yaml
 
 matplotlib.use("svg")
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from longdecode.reporting.drawing import unit_note
 from longdecode.reporting.identity import DARK, FAINT, GRID, INK, MUTED, PAPER, Look
@@ -125,12 +127,13 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Labels of the axes and, for each width, how many panels stand in a row at most."""
+    """Labels of the axes, for each width the most panels in a row, and their height where it is not the usual."""
 
     x_label: str
     y_label: str = ""
     wide: int = 3
     narrow: int = 2
+    panel_in: float | None = None
 
 
 class FigureWriter:
@@ -143,16 +146,27 @@ class FigureWriter:
         self.written: list[Figure] = []
         self._captions = yaml.safe_load((Path(__file__).parent / "captions.yaml").read_text(encoding="utf-8"))
 
-    def write(self, name: str, words: Words, panels: Sequence[Panel], data: pd.DataFrame, layout: Layout) -> Figure:
-        """Draw the panels in both widths and write the data beside them; the legend names the methods in the data."""
+    def write(
+        self,
+        name: str,
+        words: Words,
+        panels: Sequence[Panel],
+        data: pd.DataFrame,
+        layout: Layout,
+        legend: Sequence[Look] | None = None,
+    ) -> Figure:
+        """Draw the panels in both widths and write the data beside them.
+
+        The legend names the methods in the data's column ``method``, unless the looks to name are given.
+        """
         count = "one panel" if len(panels) == 1 else f"{len(panels)} panels"
         texts = {key: text.format(panels=count, **words.fields) for key, text in self._captions[words.kind].items()}
-        found = set(data["method"])
-        looks = [look for label, look in self.looks.items() if label in found]
+        looks = legend if legend is not None else self._named(set(data["method"]))
+        narrow_in = 1.7 if layout.narrow == 1 else 1.25
         sizes = []
         for suffix, form in (
-            ("", Form(min(7.8, 4.2 * len(panels)), _even(len(panels), layout.wide), 1.75)),
-            (".narrow", Form(3.7, _even(len(panels), layout.narrow), 1.7 if layout.narrow == 1 else 1.25)),
+            ("", Form(min(7.8, 4.2 * len(panels)), _even(len(panels), layout.wide), layout.panel_in or 1.75)),
+            (".narrow", Form(3.7, _even(len(panels), layout.narrow), layout.panel_in or narrow_in)),
         ):
             path = self.folder / f"{name}{suffix}.svg"
             sizes.append(_draw(path, texts["title"], texts["alt"], panels, form, looks, layout))
@@ -161,6 +175,9 @@ class FigureWriter:
         figure = Figure(name, texts["title"], caption, texts["alt"], sizes[0], sizes[1])
         self.written.append(figure)
         return figure
+
+    def _named(self, labels: set[str]) -> list[Look]:
+        return [look for label, look in self.looks.items() if label in labels]
 
 
 def _draw(
@@ -214,12 +231,14 @@ def _legend_shape(looks: Sequence[Look], width_in: float) -> tuple[int, int]:
     return columns, math.ceil(len(looks) / columns)
 
 
-def _row_by_row(handles: Sequence[Line2D], columns: int) -> list[Line2D]:
+def _row_by_row(handles: Sequence[Artist], columns: int) -> list[Artist]:
     """Reordered so that a legend, which is filled column by column, reads row by row."""
     return [handle for column in range(columns) for handle in handles[column::columns]]
 
 
-def _handle(look: Look) -> Line2D:
+def _handle(look: Look) -> Artist:
+    if look.is_area:
+        return Patch(facecolor=look.colour, label=look.label)
     return Line2D(
         [],
         [],

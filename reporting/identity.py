@@ -33,13 +33,15 @@ DARK = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one label is drawn."""
+    """How one label is drawn: a line with markers, or an area where bars are stacked."""
 
     label: str
     colour: str
     marker: str
     hollow: bool
     is_reference: bool
+    is_ceiling: bool = False
+    is_area: bool = False
 
     @property
     def face(self) -> str:
@@ -48,11 +50,11 @@ class Look:
 
     @property
     def dashes(self) -> str:
-        """Line style: dashed for Full, dotted for a variant."""
-        return "--" if self.is_reference else ":" if self.hollow else "-"
+        """Line style: dashed for Full, dash-dotted for a ceiling, dotted for a variant."""
+        return "--" if self.is_reference else "-." if self.is_ceiling else ":" if self.hollow else "-"
 
 
-def looks(labels: Sequence[str], kinds: Sequence[str], reference: str) -> dict[str, Look]:
+def looks(labels: Sequence[str], kinds: Sequence[str], reference: str, ceiling: str = "") -> dict[str, Look]:
     """A look for each label.
 
     Colours go to methods in the order given; a further label of a method keeps its colour and gets a hollow marker.
@@ -62,12 +64,16 @@ def looks(labels: Sequence[str], kinds: Sequence[str], reference: str) -> dict[s
         labels: in table order.
         kinds: the registered method behind each label.
         reference: the method drawn as the reference.
+        ceiling: the method drawn as the limit of what any other can reach, where there is one.
     """
-    methods = list(dict.fromkeys(kind for kind in kinds if kind != reference))
+    methods = list(dict.fromkeys(kind for kind in kinds if kind not in (reference, ceiling)))
     found: dict[str, Look] = {}
     for label, kind in zip(labels, kinds, strict=True):
         if kind == reference:
             found[label] = Look(label, INK, "", False, True)
+            continue
+        if kind == ceiling:
+            found[label] = Look(label, MUTED, "", False, False, is_ceiling=True)
             continue
         place = methods.index(kind)
         hollow = any(kind == other for other in kinds[: list(labels).index(label)])

@@ -14,6 +14,10 @@ import yaml
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.records import Record
 from longdecode.evals.storage import read_records
+from longdecode.evals.summary import COLUMNS
+from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.evals.throughput.storage import read_speed_records
+from longdecode.reporting.speed.measured import Speed, load_speed
 
 REFERENCE_METHOD = "full"
 ALL_TASKS = "all"
@@ -60,6 +64,13 @@ class Results:
     records: Sequence[Record]
     losses: frozenset[str]
     instrument: Mapping[str, Any] | None
+    speed: Speed | None = None
+    speed_records: Sequence[SpeedRecord] = ()
+
+    @property
+    def has_quality(self) -> bool:
+        """Whether anything was scored; a run may be of speed only."""
+        return not self.summary.empty
 
     @property
     def confidence(self) -> float:
@@ -149,23 +160,25 @@ class Results:
 
 
 def load_results(config_path: Path, results_dir: Path) -> Results:
-    """Read a run's results.
+    """Read a run's results: of quality, of speed, or of both.
 
     Args:
         config_path: the configuration as run.
-        results_dir: the folder with ``summary.csv``, ``records/`` and, where checks were run, ``instrument.json``.
+        results_dir: the folder with ``summary.csv``, ``records/`` and, where checks were run, ``instrument.json``; with
+            ``speed.csv`` and ``speed/`` where time was measured.
 
     Raises:
-        ReportError: there is no summary, or it has no row.
+        ReportError: there is neither a summary with a row nor a time.
         RecordSchemaError: a record file cannot be read by this code.
     """
     text = config_path.read_text(encoding="utf-8")
     config = yaml.safe_load(text) or {}
     summary_path = results_dir / "summary.csv"
-    if not summary_path.exists():
-        raise ReportError(f"{summary_path}: no summary to report; run the target that writes it first")
-    summary = pd.read_csv(summary_path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
-    if summary.empty:
+    speed = load_speed(results_dir, list(config.get("methods") or {}))
+    if speed is None and not summary_path.exists():
+        raise ReportError(f"{summary_path}: no summary to report, nor speed.csv; run the target that writes one first")
+    summary = _curves(summary_path) if summary_path.exists() else pd.DataFrame(columns=list(COLUMNS))
+    if summary.empty and speed is None:
         raise ReportError(f"{summary_path}: the summary has no row")
     records = _records(config, results_dir / "records")
     kinds = {record.label: record.method for record in records}
@@ -177,11 +190,15 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         config=config,
         config_text=text,
         summary=summary,
-        along=_curves(results_dir / "along_generation.csv"),
-        loss=_curves(results_dir / "loss_by_position.csv"),
+        along=_curves(results_dir / "along_generation.csv") if len(summary) else pd.DataFrame(),
+        loss=_curves(results_dir / "loss_by_position.csv") if len(summary) else pd.DataFrame(),
         records=records,
         losses=frozenset(record.task for record in records if not record.higher_is_better),
         instrument=json.loads(instrument.read_text(encoding="utf-8")) if instrument.exists() else None,
+        speed=speed,
+        speed_records=[
+            r for path in sorted((results_dir / "speed").glob("*.parquet")) for r in read_speed_records(path)
+        ],
     )
 
 
@@ -189,9 +206,9 @@ def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:
     """The records of the jobs that the configuration names: a narrower run beside an older one shows its own only."""
     paths = [
         folder / model / label / f"{suite}.parquet"
-        for model in config.get("models", {})
-        for label in config.get("methods", {})
-        for suite in config.get("suites", {})
+        for model in config.get("models") or {}
+        for label in config.get("methods") or {}
+        for suite in config.get("suites") or {}
     ]
     return [record for path in paths if path.exists() for record in read_records(path)]
 

@@ -135,5 +135,43 @@ def listing(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
 
 
+def budget_order(text: str) -> tuple[int, float]:
+    """Key that sorts budgets: counts of tokens, then shares of the context, then everything."""
+    return (2, 0.0) if text == "full" else (0, float(text)) if text.isdigit() else (1, float(text))
+
+
+def significant(value: Any, digits: int = 3) -> str:
+    """A number to so many digits at least, never more than the integer part and two where it is large."""
+    if value is None or not math.isfinite(float(value)):
+        return DASH
+    size = abs(float(value))
+    places = digits - 1 - math.floor(math.log10(size)) if size > 0 else 0
+    return number(value, max(0, min(6, places)))
+
+
+def milliseconds(us: Any) -> str:
+    """Microseconds written in ms, three digits; two after the point from 10 ms on, as steps differ there."""
+    if us is None or not math.isfinite(float(us)):
+        return DASH
+    value = float(us) / 1e3
+    return number(value, 1) if abs(value) >= 1000 else number(value, 2) if abs(value) >= 1 else number(value, 3)
+
+
+def microseconds(us: Any) -> str:
+    """Microseconds: one digit after the point, none from 1,000 on."""
+    return number(us, 0 if us is not None and abs(float(us)) >= 1000 else 1)
+
+
+def ratio(value: Any) -> str:
+    """A ratio of two times: two digits after the point, three below 0.1 and one from 100 on."""
+    size = abs(float(value)) if value is not None else 0.0
+    return number(value, 3 if size < 0.1 else 1 if size >= 100 else 2)
+
+
+def gigabytes(count: Any) -> str:
+    """Bytes in GB (10^9)."""
+    return DASH if count is None or not math.isfinite(float(count)) else significant(float(count) / 1e9)
+
+
 def _scaled(value: Any, unit: str) -> float | None:
     return None if value is None else float(value) * scale(unit)

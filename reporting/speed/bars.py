@@ -1,0 +1,137 @@
+"""Targets and what was measured for each: the rows of bars.yaml looked up in speed.csv."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from longdecode.engine.errors import LongDecodeError
+from longdecode.reporting import wording
+from longdecode.reporting.speed.measured import OURS, Speed, at
+from longdecode.reporting.speed.tables import against
+
+BARS_PATH = Path(__file__).parents[1] / "bars.yaml"
+_COMPARE = {"<=": operator.le, ">=": operator.ge}
+_FACTOR = {"ms": 1e-3, "us": 1.0, "x": 1.0}
+_KEYS = {"what", "where", "bar", "moonshot", "unit", "column", "against", "minus"}
+
+
+class BarError(LongDecodeError):
+    """An entry of the file of targets that cannot be looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One target: ``level`` is moonshot, met, missed, recorded (no target was set) or absent."""
+
+    what: str
+    bar: str
+    moonshot: str
+    measured: str
+    bounds: str
+    level: str
+    words: str
+
+
+def judge(speed: Speed, path: Path = BARS_PATH) -> list[Verdict]:
+    """Every target of the models that were timed, in the file's order; nothing where none of theirs was.
+
+    The measured value decides, not its interval: for times the median, for ratios the median over pairs.
+
+    Raises:
+        BarError: an entry of the file is malformed.
+    """
+    entries: Sequence[Mapping[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    models = set(speed.table["model"])
+    return [_verdict(speed, entry) for entry in entries if _checked(entry, path)["where"].get("model") in models]
+
+
+def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:
+    bar, moonshot, unit = entry["bar"], entry["moonshot"], entry["unit"]
+    found, why = _measured(speed, entry)
+    shown = [_shown(text, unit) for text in (bar, moonshot)]
+    if found is None:
+        return Verdict(entry["what"], *shown, wording.DASH, "", "absent", why)
+    value, low, high = found
+    bounds = "" if pd.isna(low) or pd.isna(high) else f"[{_number(low, unit)}, {_number(high, unit)}]"
+    if bar is None:
+        level, words = "recorded", "on record"
+    elif moonshot is not None and _holds(value, moonshot):
+        level, words = "moonshot", "harder met"
+    else:
+        level, words = ("met", "met") if _holds(value, bar) else ("missed", "missed")
+    return Verdict(entry["what"], *shown, _with_unit(_number(value, unit), unit), bounds, level, words)
+
+
+def _measured(speed: Speed, entry: Mapping[str, Any]) -> tuple[tuple[float, float, float] | None, str]:
+    """Value and bounds in the entry's unit, or why there is none."""
+    if "against" in entry:
+        size = at(speed.table, entry["where"])
+        peers = size[size["label"] == entry["against"]]
+        row, why = _only(peers)
+        if row is None:
+            return None, why
+        ours, why = _only(size[size["label"] == OURS])
+        found = None if ours is None else against(row, size)
+        return found, "" if found else why or "not measured"
+    row, why = _only(at(speed.table, entry["where"]))
+    if row is None:
+        return None, why
+    column = entry.get("column", "median_us")
+    names = ("ratio_low", "ratio_high") if column == "ratio" else ("p5_us", "p95_us")
+    value, low, high = (float(row[name]) * _FACTOR[entry["unit"]] for name in (column, *names))
+    if "minus" in entry:
+        other, why = _only(at(speed.table, {**entry["where"], **entry["minus"]}))
+        if other is None:
+            return None, why
+        off = float(other[column]) * _FACTOR[entry["unit"]]
+        return (value - off, float("nan"), float("nan")), ""
+    return ((value, low, high), "") if pd.notna(value) else (None, "not measured")
+
+
+def _only(rows: pd.DataFrame) -> tuple[pd.Series | None, str]:
+    """The one row with numbers; else why there is none."""
+    ran = rows[rows["status"] == "ok"]
+    if len(ran) == 1:
+        return ran.iloc[0], ""
+    if len(ran) > 1:
+        return None, f"not judged: {len(ran)} rows fit"
+    return None, "not measured" + (f": {'; '.join(sorted(set(rows['status'])))}" if len(rows) else "")
+
+
+def _holds(value: float, text: str) -> bool:
+    sign, limit = text.split()
+    return bool(_COMPARE[sign](value, float(limit)))
+
+
+def _shown(text: str | None, unit: str) -> str:
+    if text is None:
+        return wording.DASH
+    sign, limit = text.split()
+    return _with_unit(f"{'≤' if sign == '<=' else '≥'} {limit}", unit)
+
+
+def _number(value: float, unit: str) -> str:
+    return wording.number(value, 1 if unit == "us" else 2)
+
+
+def _with_unit(text: str, unit: str) -> str:
+    return f"{text}{'×' if unit == 'x' else f' {unit}'}"
+
+
+def _checked(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    unknown, missing = set(entry) - _KEYS, {"what", "where", "bar", "moonshot", "unit"} - set(entry)
+    wrong = [
+        text for text in (entry.get("bar"), entry.get("moonshot")) if text and not re.fullmatch(r"[<>]= [\d.]+", text)
+    ]
+    if unknown or missing or wrong or entry["unit"] not in _FACTOR:
+        found = ", ".join(sorted(unknown | missing)) or wrong or entry["unit"]
+        raise BarError(f"{path}: {entry.get('what', 'an entry')!r}: {found} is unknown, missing or malformed")
+    return entry

@@ -1,0 +1,183 @@
+"""What was timed, read once: speed.csv and the three tables fitted or subtracted from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from longdecode.reporting.wording import budget_order
+
+REFERENCE_METHOD = "full"
+OURS = "longdecode"
+STOCK_LOOP = "hf_full"
+CEILING_METHOD = "oracle_budget"
+STEP = "step"
+_TEXT = (
+    *("bench", "model", "weights", "subject", "label", "params", "stage", "budget", "status", "reason", "reference"),
+    *("launch", "device", "revision", "axis", "verdict", "part"),
+)
+_FRAMES: dict[str, tuple[str, ...]] = {
+    "growth": (
+        *("bench", "model", "subject", "label", "stage", "budget", "axis", "fixed", "points", "slope_us"),
+        *("slope_low", "slope_high", "intercept_us", "r2"),
+    ),
+    "breakeven": ("model", "label", "budget", "axis", "fixed", "value", "verdict"),
+    "breakdown": ("model", "label", "budget", "context", "batch", "part", "us"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The highest read rate that was seen on the device, and what read so fast."""
+
+    gb_per_s: float
+    probe: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Everything the pages say about time. Column names and units are those of the CSV files."""
+
+    table: pd.DataFrame
+    growth: pd.DataFrame
+    breakeven: pd.DataFrame
+    breakdown: pd.DataFrame
+    order: tuple[str, ...]
+
+    @property
+    def models(self) -> list[str]:
+        """Models whose decode steps were timed, in the file's order."""
+        return list(dict.fromkeys(self.table.loc[self.table["bench"] == "decode", "model"]))
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels of decode rows: Full first, then the configuration's order, then the rest; the stock loop last."""
+        found = dict.fromkeys(self.table.loc[self.table["bench"] == "decode", "label"])
+        listed = [*(label for label in self.order if label in found), *(x for x in found if x not in self.order)]
+        rank = {REFERENCE_METHOD: 0, CEILING_METHOD: 2, STOCK_LOOP: 3}
+        return sorted(listed, key=lambda label: rank.get(self.kind(label), 1))
+
+    def kind(self, label: str) -> str:
+        """The registered method behind a decode label."""
+        rows = self.table[(self.table["bench"] == "decode") & (self.table["label"] == label)]
+        return str(rows["subject"].iloc[0])
+
+    def params(self, label: str) -> dict[str, Any]:
+        """The parameters a decode label was configured with."""
+        rows = self.table[(self.table["bench"] == "decode") & (self.table["label"] == label)]
+        return dict(json.loads(rows["params"].iloc[0]))
+
+    def decode(self, model: str, *stages: str) -> pd.DataFrame:
+        """Rows of a model's decode bench (whole steps unless stages are named), in table order."""
+        table = self.table
+        wanted = stages or (STEP,)
+        rows = table[(table["bench"] == "decode") & (table["model"] == model) & table["stage"].isin(wanted)]
+        return self.sorted(rows)
+
+    def ok(self, model: str, *stages: str) -> pd.DataFrame:
+        """The rows of :meth:`decode` that have numbers."""
+        rows = self.decode(model, *stages)
+        return rows[rows["status"] == "ok"]
+
+    def kernels(self) -> pd.DataFrame:
+        """Rows of the kernel bench, ours first at each size."""
+        rows = self.table[self.table["bench"] == "kernel"]
+        ours_first = rows["label"] != OURS
+        keys = rows.assign(_rival=ours_first, _budget=rows["budget"].map(budget_order))
+        ordered = keys.sort_values(["context", "batch", "_budget", "_rival"], kind="stable")
+        return ordered.drop(columns=["_rival", "_budget"])
+
+    def sorted(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows by context, batch, method and budget."""
+        place = {label: number for number, label in enumerate(self.labels)}
+        keys = rows.assign(_place=rows["label"].map(place), _budget=rows["budget"].map(budget_order))
+        ordered = keys.sort_values(["context", "batch", "_place", "_budget"], kind="stable")
+        return ordered.drop(columns=["_place", "_budget"])
+
+    def budgets(self, model: str) -> list[str]:
+        """Budgets that steps were timed at, counts before shares, rising."""
+        rows = self.ok(model)
+        return sorted(set(rows["budget"]) - {"full"}, key=budget_order)
+
+    def main_budget(self, model: str) -> str | None:
+        """The budget for headlines: the largest count of tokens, as papers give it; else the largest share."""
+        budgets = self.budgets(model)
+        counts = [text for text in budgets if text.isdigit()]
+        return (counts or budgets or [None])[-1]
+
+    def ceiling(self) -> Ceiling | None:
+        """The fastest probe of the device's read rate."""
+        probes = self.table[(self.table["bench"] == "ceiling") & (self.table["status"] == "ok")]
+        if probes.empty:
+            return None
+        best = probes.loc[probes["gb_per_s"].idxmax()]
+        return Ceiling(float(best["gb_per_s"]), str(best["label"]), str(best["device"]))
+
+    def clocks(self) -> tuple[int, int] | None:
+        """Lowest and highest clock of the multiprocessors seen while anything was timed, in MHz."""
+        low, high = self.table["sm_clock_low_mhz"].min(), self.table["sm_clock_high_mhz"].max()
+        return None if pd.isna(low) or pd.isna(high) else (int(low), int(high))
+
+    @property
+    def devices(self) -> list[str]:
+        """Devices that anything was timed on."""
+        return sorted(set(self.table["device"].dropna()))
+
+
+def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
+    """Read what was timed; ``None`` where nothing was.
+
+    Args:
+        folder: a run's results, with ``speed.csv`` and perhaps ``growth.csv``, ``breakeven.csv``, ``breakdown.csv``.
+        order: method labels as the configuration lists them.
+    """
+    if not (folder / "speed.csv").exists():
+        return None
+    table = _read(folder / "speed.csv")
+    if table.empty:
+        return None
+    extra = {name: _frame(folder / f"{name}.csv", columns) for name, columns in _FRAMES.items()}
+    return Speed(table, extra["growth"], extra["breakeven"], extra["breakdown"], tuple(order))
+
+
+def few(values: Sequence[Any], most: int) -> list[Any]:
+    """At most ``most`` of the values, evenly spread, the first and the last among them."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(place)] for place in np.linspace(0, len(values) - 1, most)]
+
+
+def common_context(speed: Speed, model: str) -> tuple[int, int] | None:
+    """The smallest batch, and the largest context at which every method has a step time there; the stock loop aside."""
+    rows = speed.ok(model)
+    rows = rows[rows["subject"] != STOCK_LOOP]
+    if rows.empty:
+        return None
+    batch = int(rows["batch"].min())
+    rows = rows[rows["batch"] == batch]
+    timed = {label: set(mine["context"]) for label, mine in rows.groupby("label")}
+    shared = set.intersection(*timed.values()) or set(rows["context"])
+    return int(max(shared)), batch
+
+
+def at(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
+    """The rows whose columns have the values given."""
+    for name, value in where.items():
+        rows = rows[rows[name] == value]
+    return rows
+
+
+def _read(path: Path) -> pd.DataFrame:
+    table = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
+    return table.assign(budget=table["budget"].fillna("full"))
+
+
+def _frame(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    return _read(path) if path.exists() else pd.DataFrame(columns=list(columns))

@@ -1,0 +1,231 @@
+"""What the speed page, the front page and the method pages are given about time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.reporting import wording
+from longdecode.reporting.figure import Figure, FigureWriter
+from longdecode.reporting.speed import bars, parts, steps, tables
+from longdecode.reporting.speed.measured import STOCK_LOOP, Speed, common_context
+
+WEIGHTS = {
+    "random": "random weights",
+    "checkpoint": "its own weights",
+    "none": "no weights",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepSection:
+    """One model's part of the speed page."""
+
+    model: str
+    words: str
+    figures: list[Figure]
+    breakdown: Figure | None
+    tables: list[tables.SpeedTable]
+    stages: tables.SpeedTable | None
+    start: tables.SpeedTable | None
+    growth: list[dict[str, str]]
+    breakeven: list[dict[str, str]]
+    stock: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSection:
+    """One shape's part of the kernel bench."""
+
+    model: str
+    figure: Figure | None
+    tables: list[tables.SpeedTable]
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A model's steps at the largest context that all methods have in common."""
+
+    model: str
+    words: str
+    context: str
+    batch: str
+    lines: list[tables.Line]
+
+
+def speed_page(
+    speed: Speed, writer: FigureWriter, name: Callable[[str], str], bars_path: Path = bars.BARS_PATH
+) -> dict[str, Any]:
+    """Everything the template ``speed.html`` shows.
+
+    Args:
+        speed: what was timed.
+        writer: where figures go.
+        name: a model's name in words.
+        bars_path: the targets.
+    """
+    return {
+        "speed": facts(speed, name),
+        "bars": bars.judge(speed, bars_path),
+        "sections": [_steps(speed, writer, model, name) for model in speed.models],
+        "kernels": [_kernels(speed, writer, model, name) for model in kernel_models(speed)],
+        "probes": _probes(speed),
+        "speed_holes": tables.holes(speed),
+        "disturbed": _disturbed(speed),
+    }
+
+
+def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
+    """The summary above every table: device, ceiling, sizes, samples."""
+    steps_, ceiling, clocks = speed.table[speed.table["bench"] == "decode"], speed.ceiling(), speed.clocks()
+    return {
+        "devices": speed.devices,
+        "ceiling": None if ceiling is None else (wording.number(ceiling.gb_per_s / 1e3, 2), ceiling.probe),
+        "models": [_model_words(speed, model, name) for model in speed.models],
+        "random": bool((steps_["weights"] == "random").any()),
+        "labels": speed.labels,
+        "contexts": [wording.short_tokens(int(c)) for c in sorted(set(steps_["context"]))],
+        "batches": [str(int(b)) for b in sorted(set(steps_["batch"]))],
+        "budgets": [wording.budget(text) for text in _budgets(speed)],
+        "samples": f"{int(speed.table['n'].sum()):,}",
+        "disturbed": f"{int(speed.table['disturbed'].sum()):,}",
+        "clocks": None if clocks is None else clocks,
+    }
+
+
+def headlines(speed: Speed, name: Callable[[str], str]) -> list[Headline]:
+    """For the front page: each model's step times and speedups at its main budget."""
+    found = []
+    for model in speed.models:
+        place = common_context(speed, model)
+        if place is None:
+            continue
+        context, batch = place
+        rows = speed.ok(model)
+        rows = rows[(rows["context"] == context) & (rows["batch"] == batch) & (rows["subject"] != STOCK_LOOP)]
+        rows = rows[rows["budget"].isin(["full", speed.main_budget(model)])]
+        size = wording.plural(batch, "sequence")
+        lines = tables.decode_lines(rows)
+        found.append(Headline(model, _model_words(speed, model, name), f"{context:,}", size, lines))
+    return found
+
+
+def method_sections(
+    speed: Speed, writer: FigureWriter, label: str, name: Callable[[str], str]
+) -> list[tuple[str, Figure | None, list[tables.SpeedTable]]]:
+    """For a method's page: its figure and its steps, a model each."""
+    found = []
+    for model in speed.models:
+        if label in set(speed.decode(model)["label"]):
+            figure = steps.one_method(speed, writer, model, label, about(speed, model, name))
+            found.append((model, figure, tables.decode_tables(speed, model, label)))
+    return found
+
+
+def about(speed: Speed, model: str, name: Callable[[str], str]) -> str:
+    """The end of every caption: model, whose weights, device."""
+    rows = speed.table[speed.table["model"] == model]
+    return f"Model: {_model_words(speed, model, name)}. Device: {wording.listing(_set(rows['device']))}."
+
+
+def kernel_models(speed: Speed) -> list[str]:
+    """Shapes that kernels were timed at."""
+    return list(dict.fromkeys(speed.table.loc[speed.table["bench"] == "kernel", "model"]))
+
+
+def provenance(speed: Speed, records: Iterable[SpeedRecord]) -> dict[str, list[tuple[str, int]]]:
+    """Machine, code and versions behind the times: each value with the number of rows or records that carry it."""
+    table = speed.table
+    clocks = table[["sm_clock_low_mhz", "sm_clock_high_mhz"]].dropna().astype(int)
+    seen = {
+        "device": Counter(table["device"].dropna()),
+        "code revision": Counter(table["revision"].dropna()),
+        "SM clock while timing (MHz), lowest": Counter(f"{low:,}" for low in clocks["sm_clock_low_mhz"]),
+        "SM clock while timing (MHz), highest": Counter(f"{high:,}" for high in clocks["sm_clock_high_mhz"]),
+    }
+    for record in records:
+        for name, value in {
+            "number format": record.provenance.dtype,
+            "lower clocks, as the driver said": record.throttle,
+            **dict(sorted(record.provenance.versions.items())),
+        }.items():
+            if value is not None:
+                seen.setdefault(name, Counter())[value] += 1
+    return {
+        name: sorted((str(value), count) for value, count in counts.items()) for name, counts in seen.items() if counts
+    }
+
+
+def _steps(speed: Speed, writer: FigureWriter, model: str, name: Callable[[str], str]) -> StepSection:
+    words = about(speed, model, name)
+    drawn = (steps.latency, steps.speedup_by_context, steps.speedup_by_batch)
+    figures = [figure for draw in drawn if (figure := draw(speed, writer, model, words)) is not None]
+    return StepSection(
+        model,
+        _model_words(speed, model, name),
+        figures,
+        parts.breakdown(speed, writer, model, words),
+        tables.decode_tables(speed, model),
+        tables.stage_table(speed, model),
+        tables.start_table(speed, model),
+        tables.growth_table(speed, model),
+        tables.breakeven_table(speed, model),
+        tables.stock_notes(speed, model),
+    )
+
+
+def _kernels(speed: Speed, writer: FigureWriter, model: str, name: Callable[[str], str]) -> KernelSection:
+    devices = speed.table.loc[speed.table["bench"] == "kernel", "device"]
+    words = f"Shapes of {name(model)}, random values. Device: {wording.listing(_set(devices))}."
+    return KernelSection(model, parts.bandwidth(speed, writer, model, words), tables.kernel_tables(speed, model))
+
+
+def _probes(speed: Speed) -> list[dict[str, str]]:
+    rows = speed.table[speed.table["bench"] == "ceiling"]
+    return [
+        {
+            "subject": row["subject"],
+            "label": row["label"],
+            "rate": wording.number(row["gb_per_s"] / 1e3, 2) if row["status"] == "ok" else row["status"],
+            "us": wording.microseconds(row["median_us"]) if row["status"] == "ok" else "",
+            "bytes": wording.megabytes(row["bytes_min"]),
+        }
+        for _, row in rows.iterrows()
+    ]
+
+
+def _disturbed(speed: Speed) -> list[dict[str, str]]:
+    """The timings with disturbed samples, the worst first."""
+    rows = speed.table[speed.table["disturbed"] > 0]
+    ordered = rows.assign(_share=rows["disturbed"] / rows["n"]).sort_values("_share", ascending=False, kind="stable")
+    return [
+        {
+            "what": tables.name_of(row),
+            "size": tables.size_of(row),
+            "count": f"{int(row['disturbed'])} of {int(row['n'])}",
+        }
+        for _, row in ordered.iterrows()
+    ]
+
+
+def _model_words(speed: Speed, model: str, name: Callable[[str], str]) -> str:
+    kinds = _set(speed.table.loc[speed.table["model"] == model, "weights"])
+    words = [WEIGHTS[kind] for kind in kinds if kind != "none"]
+    if "random" in kinds:
+        return f"{name(model)} shape, {wording.listing(words)}"
+    return name(model)
+
+
+def _budgets(speed: Speed) -> list[str]:
+    texts = {text for model in speed.models for text in speed.budgets(model)}
+    return sorted(texts, key=wording.budget_order)
+
+
+def _set(values: Iterable[Any]) -> list[str]:
+    return sorted({str(value) for value in values if not pd.isna(value)})

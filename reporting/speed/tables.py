@@ -1,0 +1,335 @@
+"""Rows of the speed page's tables, every number written out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from longdecode.reporting import wording
+from longdecode.reporting.speed.measured import OURS, STOCK_LOOP, Speed
+
+STAGES = {
+    "no_selection": "without selection",
+    "no_attention": "without attention",
+    "projections": "projections alone",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One timed thing: what it is, its numbers as text, or why there are none."""
+
+    label: str
+    first: bool
+    budget: str
+    us: str
+    bounds: str
+    n: str
+    status: str
+    note: int | None
+    more: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Lines at one size."""
+
+    size: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedTable:
+    """Groups of lines and the footnotes on holes."""
+
+    name: str
+    groups: list[Group]
+    notes: list[str]
+    peers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedHole:
+    """Timings that could not be taken, for one status and reason."""
+
+    status: str
+    meaning: str
+    reason: str
+    count: int
+    where: str
+
+
+def decode_tables(speed: Speed, model: str, label: str | None = None) -> list[SpeedTable]:
+    """Steps of all methods, or of one beside nothing, a table a batch and a group of lines a context."""
+    rows = speed.decode(model)
+    rows = rows if label is None else rows[rows["label"] == label]
+    found = []
+    for batch, of_batch in rows.groupby("batch"):
+        notes: list[str] = []
+        groups = [
+            Group(f"{int(str(context)):,} tokens of context", _lines(mine, notes, _decode_more))
+            for context, mine in of_batch.groupby("context")
+        ]
+        found.append(SpeedTable(wording.plural(int(str(batch)), "sequence"), groups, notes))
+    return found
+
+
+def decode_lines(rows: pd.DataFrame) -> list[Line]:
+    """Lines of rows of the decode bench that all have numbers."""
+    return _lines(rows, [], _decode_more)
+
+
+def kernel_tables(speed: Speed, model: str) -> list[SpeedTable]:
+    """One table an op: every implementation at every size, and how much faster ours is than each peer."""
+    rows = speed.kernels()
+    rows = rows[rows["model"] == model]
+    found = []
+    for op, of_op in rows.groupby("subject", sort=False):
+        notes: list[str] = []
+        groups = [
+            Group(size_of(mine.iloc[0]), _lines(mine, notes, lambda row, mine=mine: _kernel_more(row, mine)))
+            for _, mine in of_op.groupby(["context", "batch", "budget", "params"], sort=False)
+        ]
+        peers = [label for label in dict.fromkeys(of_op["label"]) if label != OURS]
+        found.append(SpeedTable(str(op), groups, notes, peers))
+    return found
+
+
+def start_table(speed: Speed, model: str) -> SpeedTable | None:
+    """What comes before the first token: the prompt, and what a method sets up after it."""
+    rows = speed.decode(model, "prefill", "setup")
+    if rows.empty:
+        return None
+    notes: list[str] = []
+    groups = []
+    for (context, batch), mine in rows.groupby(["context", "batch"]):
+        size = f"{int(str(context)):,} tokens of context, {wording.plural(int(str(batch)), 'sequence')}"
+        groups.append(Group(size, _lines(mine, notes, lambda row: {"stage": _start_words(row["stage"])})))
+    return SpeedTable("start", groups, notes)
+
+
+def stage_table(speed: Speed, model: str) -> SpeedTable | None:
+    """Steps with a stage left out: what the breakdown is subtracted from."""
+    if speed.decode(model, *STAGES).empty:
+        return None
+    rows = speed.decode(model, "step", *STAGES)
+    keys = ["label", "budget", "context", "batch"]
+    parted = set(speed.decode(model, *STAGES)[keys].itertuples(index=False, name=None))
+    rows = rows[[key in parted for key in rows[keys].itertuples(index=False, name=None)]]
+    notes: list[str] = []
+    groups = []
+    for (context, batch), mine in rows.groupby(["context", "batch"]):
+        size = f"{int(str(context)):,} tokens of context, {wording.plural(int(str(batch)), 'sequence')}"
+        groups.append(Group(size, _lines(mine, notes, _stage_more)))
+    return SpeedTable("stages", groups, notes)
+
+
+def growth_table(speed: Speed, model: str) -> list[dict[str, str]]:
+    """Slopes of time in context and in batch, with intervals; whole steps first."""
+    rows = speed.growth[(speed.growth["model"] == model) & (speed.growth["bench"] == "decode")]
+    place = {label: number for number, label in enumerate(speed.labels)}
+    ordered = rows.assign(
+        _place=rows["label"].map(place), _part=rows["stage"] != "step", _size=rows["budget"].map(wording.budget_order)
+    ).sort_values(["axis", "fixed", "_part", "_place", "_size"], ascending=[False, True, True, True, True])
+    found = []
+    for _, row in ordered.iterrows():
+        found.append(
+            {
+                "label": row["label"],
+                "budget": wording.budget(row["budget"]),
+                "stage": STAGES.get(row["stage"], row["stage"]),
+                "along": _along(row),
+                "slope": wording.significant(row["slope_us"]),
+                "bounds": _pair(row["slope_low"], row["slope_high"], wording.significant),
+                "unit": "us per 1K tokens" if row["axis"] == "context" else "us per sequence",
+                "intercept": wording.milliseconds(row["intercept_us"]),
+                "r2": wording.number(row["r2"], 4),
+                "points": wording.tokens(row["points"]),
+            }
+        )
+    return found
+
+
+def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
+    """From which context or batch on a method is faster than Full."""
+    rows = speed.breakeven[speed.breakeven["model"] == model]
+    found = []
+    for _, row in rows.iterrows():
+        unit = "tokens of context" if row["axis"] == "context" else "sequences"
+        words = {
+            "always": "at every size timed",
+            "never": "at no size timed",
+            "unknown": "cannot be told from the sizes timed",
+        }
+        value = "" if pd.isna(row["value"]) else wording.significant(row["value"])
+        found.append(
+            {
+                "label": row["label"],
+                "budget": wording.budget(row["budget"]),
+                "along": _along(row),
+                "verdict": f"from {value} {unit}" if row["verdict"] == "from" else words[row["verdict"]],
+                "level": {"always": "shown", "from": "shown", "never": "worse"}.get(row["verdict"], "muted"),
+            }
+        )
+    return found
+
+
+def stock_notes(speed: Speed, model: str) -> list[str]:
+    """How our Full compares with the stock loop, said for the record."""
+    rows = speed.ok(model)
+    found = []
+    for _, row in rows[(rows["subject"] == STOCK_LOOP) & rows["ratio"].notna()].iterrows():
+        times = wording.ratio(1 / row["ratio"])
+        bounds = _pair(1 / row["ratio_high"], 1 / row["ratio_low"], wording.ratio)
+        size = f"{int(row['context']):,} tokens, {wording.plural(int(row['batch']), 'sequence')}"
+        step = wording.milliseconds(row["median_us"])
+        found.append(
+            f"For the record: at {size}, the stock loop takes {step} ms a step; our Full is {times} {bounds} times as "
+            "fast. No other ratio on this page is taken against it."
+        )
+    return found
+
+
+def holes(speed: Speed) -> list[SpeedHole]:
+    """Every timing that has no number, grouped by what kept it from one."""
+    lost = speed.table[speed.table["status"] != "ok"].fillna({"reason": "no reason recorded"})
+    found = []
+    for (status, reason), rows in lost.groupby(["status", "reason"]):
+        parts = []
+        for (model, name), mine in rows.assign(name=[name_of(row) for _, row in rows.iterrows()]).groupby(
+            ["model", "name"]
+        ):
+            contexts = ", ".join(wording.short_tokens(int(c)) for c in sorted(set(mine["context"])))
+            batches = ", ".join(str(int(b)) for b in sorted(set(mine["batch"])))
+            parts.append(f"{name} ({model}) at {contexts}, batch {batches}")
+        meaning = wording.STATUS_WORDS.get(str(status), str(status))
+        found.append(SpeedHole(str(status), meaning, str(reason), len(rows), "; ".join(parts)))
+    return found
+
+
+def _lines(rows: pd.DataFrame, notes: list[str], more: Any) -> list[Line]:
+    lines: list[Line] = []
+    for _, row in rows.iterrows():
+        ok = row["status"] == "ok"
+        lines.append(
+            Line(
+                label=row["label"],
+                first=not lines or lines[-1].label != row["label"],
+                budget=wording.budget(row["budget"]),
+                us=wording.microseconds(row["median_us"])
+                if row["bench"] == "kernel"
+                else wording.milliseconds(row["median_us"]),
+                bounds=_spread(row),
+                n=_count(row),
+                status=row["status"],
+                note=None if ok else _footnote(row, notes),
+                more=more(row) if ok else {},
+            )
+        )
+    return lines
+
+
+def _decode_more(row: pd.Series) -> dict[str, str]:
+    compared = pd.notna(row["ratio"])
+    return {
+        "tokens_per_s": wording.significant(row["tokens_per_s"]),
+        "ratio": wording.ratio(row["ratio"]) if compared else "",
+        "ratio_bounds": _pair(row["ratio_low"], row["ratio_high"], wording.ratio) if compared else "",
+        "floor": wording.milliseconds(row["floor_us"]),
+        "fraction": _percent(row["fraction"]),
+        "peak": wording.gigabytes(row["peak_bytes"]),
+        "expected": wording.gigabytes(row["expected_bytes"]),
+        "stock": "for the record" if row["subject"] == STOCK_LOOP else "",
+    }
+
+
+def _kernel_more(row: pd.Series, size: pd.DataFrame) -> dict[str, str]:
+    ratio = against(row, size)
+    return {
+        "gb_per_s": wording.number(row["gb_per_s"], 0),
+        "floor": wording.microseconds(row["floor_us"]),
+        "fraction": _percent(row["fraction"]),
+        "ratio": "" if ratio is None else wording.ratio(ratio[0]),
+        "ratio_bounds": "" if ratio is None else _pair(ratio[1], ratio[2], wording.ratio),
+    }
+
+
+def against(row: pd.Series, size: pd.DataFrame) -> tuple[float, float, float] | None:
+    """How many times as fast ours is as the row's implementation, from pairs, with its interval; for ours nothing.
+
+    A pair is filed with the peer (its reference ours) or with ours (its reference the peer).
+    """
+    if row["label"] == OURS:
+        return None
+    if row["reference"] == OURS and pd.notna(row["ratio"]):
+        return 1 / row["ratio"], 1 / row["ratio_high"], 1 / row["ratio_low"]
+    ours = size[(size["label"] == OURS) & (size["reference"] == row["label"]) & size["ratio"].notna()]
+    if ours.empty:
+        return None
+    return tuple(float(ours[name].iloc[0]) for name in ("ratio", "ratio_low", "ratio_high"))  # type: ignore[return-value]
+
+
+def _stage_more(row: pd.Series) -> dict[str, str]:
+    return {"stage": "whole step" if row["stage"] == "step" else STAGES[row["stage"]]}
+
+
+def _start_words(stage: str) -> str:
+    return "prompt read" if stage == "prefill" else "set-up after the prompt"
+
+
+def _spread(row: pd.Series) -> str:
+    write = wording.microseconds if row["bench"] == "kernel" else wording.milliseconds
+    return _pair(row["p5_us"], row["p95_us"], write)
+
+
+def _pair(low: Any, high: Any, write: Any) -> str:
+    return "" if pd.isna(low) or pd.isna(high) else f"[{write(low)}, {write(high)}]"
+
+
+def _percent(fraction: Any) -> str:
+    return wording.DASH if pd.isna(fraction) else wording.number(100 * fraction, 1)
+
+
+def _count(row: pd.Series) -> str:
+    count = "0" if pd.isna(row["n"]) else f"{int(row['n']):,}"
+    disturbed = 0 if pd.isna(row["disturbed"]) else int(row["disturbed"])
+    return f"{count} ({disturbed})" if disturbed else count
+
+
+def _footnote(row: pd.Series, notes: list[str]) -> int:
+    reason = row["reason"] if pd.notna(row["reason"]) else wording.STATUS_WORDS.get(row["status"], "no reason recorded")
+    text = f"{row['status']}: {reason}"
+    if text not in notes:
+        notes.append(text)
+    return notes.index(text) + 1
+
+
+def size_of(row: pd.Series) -> str:
+    """Context, batch, budget and parameters in words."""
+    parts = [f"{int(row['context']):,} tokens"] if row["context"] > 0 else []
+    parts.append(wording.plural(int(row["batch"]), "sequence"))
+    if row["budget"] != "full":
+        parts.append(f"budget {wording.budget(row['budget'])}")
+    if pd.notna(row["params"]) and row["params"] not in ("", "{}"):
+        parts.append(_params(row["params"]))
+    return ", ".join(parts)
+
+
+def _params(text: str) -> str:
+    return text.strip("{}").replace('"', "").replace(": ", " ")
+
+
+def _along(row: pd.Series) -> str:
+    held = int(row["fixed"])
+    return f"context, batch {held}" if row["axis"] == "context" else f"batch, {wording.short_tokens(held)} context"
+
+
+def name_of(row: pd.Series) -> str:
+    """What was timed, in words: the method and what was left out of its step, or the op and who did it."""
+    if row["bench"] == "decode":
+        extra = "" if row["budget"] == "full" else f" with budget {wording.budget(row['budget'])}"
+        stage = "" if row["stage"] == "step" else f", {STAGES.get(row['stage'], row['stage'])}"
+        return f"{row['label']}{extra}{stage}"
+    return f"{row['subject']} by {row['label']}"
