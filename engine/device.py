@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, MonitorError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -69,3 +71,76 @@ def sm_clock_mhz(device: torch.device) -> int | None:
         return int(answer.strip())
     except (subprocess.SubprocessError, OSError, ValueError):
         return None
+
+
+_THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal limit",
+    0x40: "hardware thermal limit",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+"""Bits of NVML's clocks event reasons (nvml.h, nvmlClocksEventReason*)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a GPU says of itself at one moment; ``throttle`` holds the driver's reasons for lower clocks, in words."""
+
+    sm_clock_mhz: int
+    memory_clock_mhz: int
+    temperature_c: int
+    throttle: frozenset[str]
+
+
+class NvmlMonitor:
+    """Clocks and processes of one CUDA device through NVML; each call takes well under a millisecond.
+
+    Raises:
+        MonitorError: NVML or its Python package is absent, or does not know the device.
+    """
+
+    def __init__(self, device: torch.device):
+        try:
+            import pynvml
+        except ImportError as error:
+            raise MonitorError("the package nvidia-ml-py is not installed") from error
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+            uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self.read()
+            # In a container the driver may count processes by other ids than ours: with one process there, it is us.
+            listed = self._processes()
+        except pynvml.NVMLError as error:
+            raise MonitorError(f"NVML: {error}") from error
+        own = os.getpid()
+        self._own = frozenset({own}) if own in listed or len(listed) != 1 else listed
+
+    def read(self) -> Reading:
+        """Clocks in MHz, temperature in degrees Celsius and the reasons for lower clocks, now."""
+        nvml, handle = self._nvml, self._handle
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        return Reading(
+            sm_clock_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            throttle=frozenset(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit),
+        )
+
+    def others(self) -> frozenset[int]:
+        """Ids of other processes that compute on the device."""
+        return self._processes() - self._own
+
+    def busy_percent(self) -> int:
+        """Share of the last sampling period (at most a second) in which a kernel ran."""
+        return int(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+
+    def _processes(self) -> frozenset[int]:
+        found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        return frozenset(int(process.pid) for process in found)

@@ -33,5 +33,9 @@ class GateError(LongDecodeError):
     """A correctness gate failed, so no number may be reported. Recorded with status ``failed_gate``."""
 
 
+class MonitorError(LongDecodeError):
+    """A device cannot be asked for its clocks and processes."""
+
+
 class DataUnavailableError(LongDecodeError):
     """A dataset is not on this machine; the message carries the command that fetches it."""

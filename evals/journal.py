@@ -8,11 +8,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, Self, TypeVar
+
+from pydantic import BaseModel
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.migrations import Migration, load_record
 from longdecode.evals.records import SCHEMA_VERSION, Record
+
+R = TypeVar("R", bound=BaseModel)
 
 
 class JournalError(LongDecodeError):
@@ -23,7 +27,7 @@ class JournalLockedError(JournalError):
     """Another process is writing this journal."""
 
 
-class Journal:
+class BaseJournal(Generic[R]):
     """Append-only records of one job under an exclusive lock; a context manager.
 
     The first line is a header with the fingerprint of whatever determines the numbers. On opening, a last line cut off
@@ -32,18 +36,18 @@ class Journal:
     Args:
         path: the journal file; folders are made as needed.
         fingerprint: must match the header for the records to be reused.
-        migrations: the table for records of older schemas; the project's own by default.
     """
 
-    def __init__(self, path: Path, fingerprint: str, migrations: Mapping[int, Migration] | None = None):
+    schema_version: int
+
+    def __init__(self, path: Path, fingerprint: str):
         self.path = path
         self.fingerprint = fingerprint
-        self.records: list[Record] = []
-        self._migrations = migrations
+        self.records: list[R] = []
         self._lock: BinaryIO | None = None
         self._file: BinaryIO | None = None
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Self:
         """Lock the journal, read what it holds and make it ready to append to.
 
         Raises:
@@ -65,10 +69,14 @@ class Journal:
     ) -> None:
         self._close()
 
-    def append(self, record: Record) -> None:
+    def append(self, record: R) -> None:
         """Write one record and wait until it is on disk."""
         self._write(record.model_dump_json())
         self.records.append(record)
+
+    def _read(self, fields: dict[str, Any], source: str) -> R:
+        """One record from its stored fields."""
+        raise NotImplementedError
 
     def _load(self) -> None:
         raw = self.path.read_bytes() if self.path.exists() else b""
@@ -77,15 +85,13 @@ class Journal:
         if lines and lines[0].get("fingerprint") != self.fingerprint:
             self.path.rename(_free_name(self.path))
             lines = []
-        self.records = [
-            load_record(fields, f"{self.path}:{number}", self._migrations) for number, fields in enumerate(lines[1:], 2)
-        ]
+        self.records = [self._read(fields, f"{self.path}:{number}") for number, fields in enumerate(lines[1:], 2)]
         self._file = self.path.open("ab")
         if lines:
             self._file.truncate(len(whole))
         else:
             self._file.truncate(0)
-            self._write(json.dumps({"fingerprint": self.fingerprint, "schema_version": SCHEMA_VERSION}))
+            self._write(json.dumps({"fingerprint": self.fingerprint, "schema_version": self.schema_version}))
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:
@@ -107,6 +113,23 @@ class Journal:
             if handle is not None:
                 handle.close()
         self._file = self._lock = None
+
+
+class Journal(BaseJournal[Record]):
+    """The journal of a quality job.
+
+    Args:
+        migrations: the table for records of older schemas; the project's own by default.
+    """
+
+    schema_version = SCHEMA_VERSION
+
+    def __init__(self, path: Path, fingerprint: str, migrations: Mapping[int, Migration] | None = None):
+        super().__init__(path, fingerprint)
+        self._migrations = migrations
+
+    def _read(self, fields: dict[str, Any], source: str) -> Record:
+        return load_record(fields, source, self._migrations)
 
 
 def _lock(path: Path) -> BinaryIO:

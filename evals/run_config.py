@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from longdecode.engine.errors import ConfigError
+from longdecode.evals.budgets import FULL_BUDGET, Budget, read_budgets
 from longdecode.evals.config_values import Section
 from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.registry import suite_names, suite_tasks, task_names
+from longdecode.evals.throughput.spec import ThroughputSpec, read_throughput
 from longdecode.methods.registry import get_method, load_card, method_names
 
+__all__ = [
+    "Budget",
+    "InstrumentSpec",
+    "MethodSpec",
+    "ModelSpec",
+    "RunConfig",
+    "SuiteSpec",
+    "build_run_config",
+    "load_run_config",
+]
+
 DATA_SETS = ("pg19",)
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Tokens a query may read per KV head: a fraction of the context (float), a number (int), or all (``None``)."""
-
-    value: float | int | None
-
-    @property
-    def text(self) -> str:
-        """The budget as tables print it: ``0.1``, ``1024`` or ``full``."""
-        return "full" if self.value is None else str(self.value)
-
-    def tokens(self, context_tokens: int) -> int | None:
-        """The budget in tokens at this context; fractions are rounded up, in exact arithmetic."""
-        if isinstance(self.value, float):
-            return math.ceil(Fraction(str(self.value)) * context_tokens)
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +95,11 @@ class RunConfig:
     confidence: float
     bootstrap_resamples: int
     data: Mapping[str, Path | None]
+    throughput: ThroughputSpec | None = None
 
     def budgets_of(self, label: str) -> tuple[Budget, ...]:
         """The budgets this label runs at: the configured ones, or ``full`` for a method that reads everything."""
-        return self.budgets if self.methods[label].takes_budget else (Budget(None),)
+        return self.budgets if self.methods[label].takes_budget else (FULL_BUDGET,)
 
 
 def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -151,13 +145,23 @@ def build_run_config(values: Mapping[str, Any], source: str) -> RunConfig:
         seed=top.integer("seed", 0, 0),
         models=models,
         methods=methods,
-        budgets=_budgets(top),
+        budgets=read_budgets(top),
         suites=suites,
         instrument=_instrument(top.section("instrument")),
         confidence=top.number("confidence", 0.5, 0.9999, 0.95),
         bootstrap_resamples=top.integer("bootstrap_resamples", 100, 2000),
         data=_data(top.section("data")),
+        throughput=_throughput(top, models, methods),
     )
+
+
+def _throughput(
+    top: Section, models: Mapping[str, ModelSpec], methods: Mapping[str, MethodSpec]
+) -> ThroughputSpec | None:
+    """The throughput tests, or ``None`` where the configuration asks for none."""
+    if top.values.get("throughput") is None:
+        return None
+    return read_throughput(top.section("throughput"), models, methods)
 
 
 def _model(section: Section) -> ModelSpec:
@@ -204,19 +208,6 @@ def _suite(name: str, section: Section) -> SuiteSpec:
     return SuiteSpec(
         section.integers("contexts", 1), section.integer("samples", 1), section.integer("batch", 1, 1), tasks
     )
-
-
-def _budgets(top: Section) -> tuple[Budget, ...]:
-    budgets = []
-    for value in top.sequence("budgets"):
-        fraction = isinstance(value, float) and 0 < value <= 1
-        count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if not (fraction or count):
-            top.refuse(
-                "budgets", f"{value!r}; a fraction of the context (0 < float <= 1) or tokens (whole, >= 1) is needed"
-            )
-        budgets.append(Budget(value))
-    return tuple(budgets)
 
 
 def _instrument(section: Section) -> InstrumentSpec:

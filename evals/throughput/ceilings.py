@@ -1,0 +1,122 @@
+"""Methods that bound others and serve nobody: attention whose indices are free, and no attention at all.
+
+They live here and not in the registry, because what they compute means nothing; only their time does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.attention import AttentionMethod, DecodeState, Selection, Traffic
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.model_config import ModelConfig
+from longdecode.methods.budgeted import BudgetedMethod
+
+PAGE_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NoParams:
+    """No knobs."""
+
+
+class OracleBudget(BudgetedMethod):
+    """Sparse attention in every layer over pages that cost nothing to choose: the ceiling of any selector.
+
+    Each KV head of each row has a list of its own: random distinct pages of 16 tokens, the last one among them, in
+    ascending order, drawn once a generation.
+    """
+
+    name: ClassVar[str] = "oracle_budget"
+    Params: ClassVar[type] = NoParams
+
+    @classmethod
+    def minimum_budget(cls, params: Any) -> tuple[int, str]:
+        """One page."""
+        return PAGE_TOKENS, f"one page of {PAGE_TOKENS}"
+
+    def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
+        """The selected tokens in every layer, and nothing to choose them by."""
+        pages = self.budget_tokens // PAGE_TOKENS
+        return self.layered_traffic(context_tokens, min(context_tokens, pages * PAGE_TOKENS), 0, bytes_per_element)
+
+    def make_extra(self, cache: KVCache) -> Selection:
+        """The pages that every layer and step reads."""
+        heads = self.config.num_kv_heads
+        used = -(-cache.capacity // PAGE_TOKENS)
+        pages = min(self.budget_tokens // PAGE_TOKENS, used)
+        generator = torch.Generator(cache.device).manual_seed(used)
+        draw = torch.rand(cache.batch, heads, used, generator=generator, device=cache.device)
+        draw[..., used - 1] = 2.0
+        indices = draw.topk(pages, dim=-1).indices.sort(dim=-1).values
+        counts = torch.full((cache.batch, heads), pages, dtype=torch.int64, device=cache.device)
+        return Selection(indices, counts, block_size=PAGE_TOKENS)
+
+    def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
+        """Always the same pages."""
+        chosen: Selection = state.extra
+        return chosen
+
+
+class NoAttention(AttentionMethod):
+    """A step without attention: rotation and append stay, what is read is nothing."""
+
+    name: ClassVar[str] = "no_attention"
+    Params: ClassVar[type] = NoParams
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> Self:
+        """See ``AttentionMethod.from_budget``; there is nothing to budget."""
+        if budget_tokens is not None:
+            raise UnsupportedCellError("no_attention reads nothing and takes no budget")
+        return cls(NoParams(), config)
+
+    def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
+        """Nothing."""
+        return Traffic(0)
+
+    def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
+        """The queries themselves, which have the shape of an output."""
+        return q
+
+
+def sharing_cache(method: AttentionMethod) -> AttentionMethod:
+    """The method, except that it decodes in the cache it is started with instead of a copy.
+
+    At 512K tokens the cache of an 8B model takes 68.7 GB, so that a pair of methods must share one.
+    """
+    shared = copy.copy(method)
+    vars(shared)["start"] = partial(method.start, keep_prompt=False)
+    return shared
+
+
+def chooses(method: AttentionMethod) -> bool:
+    """Whether the method selects at all, so that leaving selection out means something."""
+    return type(method).select is not AttentionMethod.select and not isinstance(method, OracleBudget)
+
+
+def with_selection_given(method: AttentionMethod) -> AttentionMethod:
+    """The method with its selections frozen: each layer's first one is kept and given back from then on.
+
+    What is left of the method's own work is whatever it does outside ``select``, such as keeping page metadata.
+    """
+    given = copy.copy(method)
+    kept: dict[int, Selection | None] = {}
+    choose: Callable[[int, Tensor, DecodeState], Selection | None] = method.select
+
+    def select(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
+        if layer not in kept:
+            chosen = choose(layer, q, state)
+            kept[layer] = chosen and replace(chosen, indices=chosen.indices.clone(), counts=chosen.counts.clone())
+        return kept[layer]
+
+    vars(given)["select"] = select
+    return given

@@ -1,0 +1,95 @@
+"""Which cells the decode bench of one model has, and the method behind each label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.errors import LongDecodeError
+from longdecode.engine.model_config import ModelConfig
+from longdecode.evals.budgets import FULL_BUDGET, Budget
+from longdecode.evals.run_config import RunConfig
+from longdecode.evals.throughput.ceilings import NoAttention, OracleBudget, chooses
+from longdecode.evals.throughput.ledger import SpeedCell
+from longdecode.evals.throughput.records import Stage
+from longdecode.evals.throughput.spec import CEILING_METHODS, DecodeSpec
+from longdecode.methods.registry import get_method
+
+FULL = "full"
+HF_LABELS = ("hf_full", "hf_full_static")
+
+
+class Labels:
+    """Labels of a configuration resolved to methods; the ceilings and ``full`` are known without being configured."""
+
+    def __init__(self, run: RunConfig):
+        self.run = run
+
+    def method_name(self, label: str) -> str:
+        """The registered name behind a label; a ceiling's own."""
+        return self.run.methods[label].method if label in self.run.methods else label
+
+    def params(self, label: str) -> Mapping[str, Any]:
+        """The parameters that differ from the method's defaults."""
+        return self.run.methods[label].params if label in self.run.methods else {}
+
+    def takes_budget(self, label: str) -> bool:
+        """Whether the label is run once a budget."""
+        return self.run.methods[label].takes_budget if label in self.run.methods else label in CEILING_METHODS
+
+    def build(self, label: str, budget_tokens: int | None, config: ModelConfig) -> AttentionMethod:
+        """The method at a budget.
+
+        Raises:
+            UnsupportedCellError: it cannot honour the budget on this model.
+        """
+        if label == OracleBudget.name:
+            return OracleBudget.from_budget(budget_tokens, config)
+        if label == NoAttention.name:
+            return NoAttention.from_budget(budget_tokens, config)
+        return get_method(self.method_name(label)).from_budget(budget_tokens, config, **self.params(label))
+
+    def chooses(self, label: str, config: ModelConfig) -> bool:
+        """Whether the label's method selects, so that a step with its selection given can be timed."""
+        try:
+            return chooses(self.build(label, 1024 if self.takes_budget(label) else None, config))
+        except LongDecodeError:
+            return False
+
+
+def decode_cells(labels: Labels, spec: DecodeSpec, config: ModelConfig) -> list[SpeedCell]:
+    """Every cell, context by context, batch by batch: full first, then the methods, stages and the stock loop."""
+    selecting = {label for label in spec.methods if labels.chooses(label, config)}
+    return [
+        cell
+        for context in spec.contexts
+        for batch in spec.batches
+        for cell in _at(labels, spec, selecting, context, batch)
+    ]
+
+
+def _at(labels: Labels, spec: DecodeSpec, selecting: set[str], context: int, batch: int) -> Iterator[SpeedCell]:
+    for label in (FULL, *(name for name in spec.methods if labels.method_name(name) != FULL)):
+        budgets = spec.budgets if labels.takes_budget(label) else (FULL_BUDGET,)
+        for budget in budgets:
+            yield _cell(labels, label, "step", context, batch, budget)
+            if spec.stages and label in selecting:
+                yield _cell(labels, label, "no_selection", context, batch, budget)
+            if label not in CEILING_METHODS:
+                yield _cell(labels, label, "setup", context, batch, budget)
+    if spec.stages:
+        for name in ("no_attention", "projections"):
+            stage: Stage = "no_attention" if name == "no_attention" else "projections"
+            yield SpeedCell("decode", name, name, stage, context, batch)
+    if context in spec.prefill_contexts and batch == min(spec.batches):
+        yield _cell(labels, FULL, "prefill", context, batch, FULL_BUDGET)
+    if context in spec.hf_contexts and batch in spec.hf_batches:
+        for label in HF_LABELS:
+            yield SpeedCell("decode", "hf_full", label, "step", context, batch)
+
+
+def _cell(labels: Labels, label: str, stage: Stage, context: int, batch: int, budget: Budget) -> SpeedCell:
+    return SpeedCell(
+        "decode", labels.method_name(label), label, stage, context, batch, budget, dict(labels.params(label))
+    )

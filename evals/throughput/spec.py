@@ -1,0 +1,152 @@
+"""What the throughput tests run: the ``throughput`` key of a configuration, every name in it checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from longdecode.evals.budgets import Budget, read_budgets
+from longdecode.evals.config_values import Section
+from longdecode.evals.names import unknown_name
+from longdecode.evals.throughput.shapes import shape_names
+
+OPS = (
+    "decode_attention", "sparse_decode_attention", "sparse_decode_attention_tokens", "page_score", "topk_select",
+    "selection", "token_logits", "add_rms_norm", "rope_append", "linear_qkv", "linear_o", "linear_down",
+    "linear_lm_head", "gated_linear",
+)  # fmt: skip
+"""Names of the kernel bench's cases."""
+CEILING_METHODS = ("oracle_budget",)
+"""Labels that the decode bench knows without a method of that name: see ``ceilings``."""
+KERNELS_JOB = "kernels"
+"""The job that times the kernels and the device's read bandwidth; the other jobs are named after their models."""
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """The kernel bench: which cases at which sizes, with the heads and widths of which shape."""
+
+    ops: tuple[str, ...] = ()
+    shape: str = "llama3-8b"
+    contexts: tuple[int, ...] = ()
+    batches: tuple[int, ...] = (1,)
+    budgets: tuple[Budget, ...] = ()
+    rounds: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpec:
+    """The decode bench of one model.
+
+    ``methods`` are labels; ``steps`` is how many decode steps one timed block has, ``rounds`` how many times the four
+    blocks of a pair (A B B A) are run. ``prefill_contexts`` and ``hf_contexts`` say where the prefill and the stock
+    loop are timed; ``stages`` whether steps with a stage left out are.
+    """
+
+    methods: tuple[str, ...]
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    budgets: tuple[Budget, ...]
+    rounds: int = 10
+    steps: int = 4
+    prefill_contexts: tuple[int, ...] = ()
+    hf_contexts: tuple[int, ...] = ()
+    hf_batches: tuple[int, ...] = (1,)
+    stages: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputSpec:
+    """All throughput tests of a run."""
+
+    kernels: KernelSpec = field(default_factory=KernelSpec)
+    decode: Mapping[str, DecodeSpec] = field(default_factory=dict)
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """Names of the jobs: one for ceiling and kernels, one a model."""
+        return (KERNELS_JOB, *self.decode)
+
+
+def read_throughput(section: Section, models: Iterable[str], labels: Iterable[str]) -> ThroughputSpec:
+    """Check the ``throughput`` section of a configuration.
+
+    Args:
+        section: the section; it may be empty.
+        models: keys of the configuration's ``models``.
+        labels: labels of its ``methods``.
+
+    Raises:
+        ConfigError: an unknown key, model, method or op, with the nearest valid one; or a value out of range.
+    """
+    section.allow("key", [item.name for item in fields(ThroughputSpec)])
+    decode = section.section("decode")
+    known = (*models, *shape_names())
+    decode.allow("model", known)
+    for name in decode.values:
+        if name == KERNELS_JOB:
+            decode.refuse(name, f"a model cannot be named {KERNELS_JOB!r} here; the kernels' job has that name")
+    methods = (*labels, *CEILING_METHODS)
+    return ThroughputSpec(
+        kernels=_kernels(section.section("kernels")),
+        decode={name: _decode(below, methods) for name, below in decode.named_sections()},
+    )
+
+
+def _kernels(section: Section) -> KernelSpec:
+    section.allow("key", [item.name for item in fields(KernelSpec)])
+    if not section.values:
+        return KernelSpec()
+    default = KernelSpec()
+    return KernelSpec(
+        ops=_names(section, "ops", "op", OPS),
+        shape=section.choice("shape", "shape", shape_names(), default.shape),
+        contexts=section.integers("contexts", 64),
+        batches=section.integers("batches", 1),
+        budgets=read_budgets(section),
+        rounds=section.integer("rounds", 2, default.rounds),
+    )
+
+
+def _decode(section: Section, labels: tuple[str, ...]) -> DecodeSpec:
+    section.allow("key", [item.name for item in fields(DecodeSpec)])
+    steps = section.integer("steps", 1, 4)
+    contexts = section.integers("contexts", 64)
+    if min(contexts) <= steps:
+        section.refuse("steps", f"is {steps}; fewer than the shortest context ({min(contexts)}) are needed")
+    return DecodeSpec(
+        methods=_names(section, "methods", "method", labels),
+        contexts=contexts,
+        batches=section.integers("batches", 1),
+        budgets=read_budgets(section),
+        rounds=section.integer("rounds", 2, 10),
+        steps=steps,
+        prefill_contexts=_optional_integers(section, "prefill_contexts"),
+        hf_contexts=_optional_integers(section, "hf_contexts"),
+        hf_batches=_optional_integers(section, "hf_batches") or (1,),
+        stages=_flag(section, "stages", True),
+    )
+
+
+def _names(section: Section, key: str, kind: str, valid: tuple[str, ...]) -> tuple[str, ...]:
+    """A list of names, each a valid one; all of them where the key is absent."""
+    if section.values.get(key) is None:
+        return valid
+    names = section.sequence(key)
+    for name in names:
+        if name not in valid:
+            section.refuse(key, unknown_name(kind, name, valid))
+    return tuple(names)
+
+
+def _optional_integers(section: Section, key: str) -> tuple[int, ...]:
+    return section.integers(key, 1) if section.values.get(key) else ()
+
+
+def _flag(section: Section, key: str, default: bool) -> bool:
+    value: Any = section.values.get(key, default)
+    if not isinstance(value, bool):
+        section.refuse(key, f"is {value!r}; true or false is needed")
+    return value

@@ -1,0 +1,141 @@
+"""From speed records to speed.csv and its companions: growth.csv, breakeven.csv, breakdown.csv."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from longdecode.evals.run_config import RunConfig
+from longdecode.evals.summary import write_csv
+from longdecode.evals.throughput import statistics
+from longdecode.evals.throughput.derived import breakdown_table, breakeven_table, growth_table
+from longdecode.evals.throughput.ledger import key_of
+from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.evals.throughput.storage import read_speed_records
+
+COLUMNS = (
+    "bench", "model", "weights", "subject", "label", "params", "stage", "context", "batch", "budget", "budget_tokens",
+    "status", "reason", "n", "disturbed", "median_us", "p5_us", "p95_us", "reference", "ratio", "ratio_low",
+    "ratio_high", "bytes_min", "floor_us", "fraction", "gb_per_s", "tokens_per_s", "expected_bytes", "peak_bytes",
+    "launch", "sm_clock_low_mhz", "sm_clock_high_mhz", "device", "revision",
+)  # fmt: skip
+_INTEGERS = (
+    "context", "batch", "budget_tokens", "n", "disturbed", "bytes_min", "expected_bytes", "peak_bytes",
+    "sm_clock_low_mhz", "sm_clock_high_mhz",
+)  # fmt: skip
+_PER_TOKEN_STAGES = ("step", "no_selection", "no_attention")
+_SHOWN = ("subject", "label", "stage", "context", "batch", "budget", "median_us", "ratio", "fraction", "gb_per_s")
+
+
+def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig) -> None:
+    """Write ``speed.csv`` to ``output`` and growth, break-even and breakdown beside it, each file whole or not at all.
+
+    Args:
+        records: parquet files of speed records.
+        output: where ``speed.csv`` goes.
+        run: for confidence, resamples and seed.
+
+    Raises:
+        RecordSchemaError: a file is not of this schema.
+    """
+    rows = [record for path in sorted(records) for record in read_speed_records(path)]
+    speed = speed_table(rows, run.confidence, run.bootstrap_resamples)
+    write_csv(output, speed)
+    write_csv(output.with_name("growth.csv"), growth_table(speed, run.confidence))
+    write_csv(output.with_name("breakeven.csv"), breakeven_table(speed))
+    write_csv(output.with_name("breakdown.csv"), breakdown_table(speed))
+
+
+def speed_table(records: Iterable[SpeedRecord], confidence: float, resamples: int) -> pd.DataFrame:
+    """One row a record: medians, intervals of the ratio, floors from the best read rate seen on the same device.
+
+    Disturbed samples are counted and left out of every statistic.
+    """
+    found = list(records)
+    ceilings = read_ceilings(found)
+    rows = [_row(record, ceilings, confidence, resamples) for record in found]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    for name in _INTEGERS:
+        frame[name] = frame[name].astype("Int64")
+    return frame
+
+
+def read_ceilings(records: Iterable[SpeedRecord]) -> dict[str, float]:
+    """The best read rate that any probe reached on each device, in bytes a microsecond."""
+    best: dict[str, float] = {}
+    for record in records:
+        if record.bench == "ceiling" and record.status == "ok" and record.bytes_min:
+            times = [us for us, _ in statistics.good_times(record.samples)]
+            if times:
+                rate = record.bytes_min / statistics.median(times)
+                device = record.provenance.device
+                best[device] = max(rate, best.get(device, 0.0))
+    return best
+
+
+def summary_table(records: Sequence[SpeedRecord], run: RunConfig) -> str:
+    """The main columns of some records as text, for a terminal."""
+    if not records:
+        return "nothing was timed"
+    frame = speed_table(records, run.confidence, run.bootstrap_resamples)
+    return str(frame[list(_SHOWN)].to_string(index=False, float_format=lambda value: f"{value:,.3f}", na_rep=""))
+
+
+def _row(record: SpeedRecord, ceilings: dict[str, float], confidence: float, resamples: int) -> dict[str, Any]:
+    times = statistics.good_times(record.samples)
+    us = statistics.spread([time for time, _ in times])
+    ratios = [reference / time for time, reference in times if reference is not None]
+    ratio = statistics.median_ratio(ratios, confidence, resamples, (record.seed, *key_of(record)))
+    timed = len(times) > 0
+    ceiling = ceilings.get(record.provenance.device)
+    floor = record.bytes_min / ceiling if record.bytes_min and ceiling else None
+    clocks = record.sm_clock_mhz or (None, None)
+    return {
+        "bench": record.bench,
+        "model": record.model,
+        "weights": record.weights,
+        "subject": record.subject,
+        "label": record.label,
+        "params": json.dumps(record.params, sort_keys=True),
+        "stage": record.stage,
+        "context": record.context,
+        "batch": record.batch,
+        "budget": record.budget,
+        "budget_tokens": record.budget_tokens,
+        "status": record.status,
+        "reason": record.reason,
+        "n": len(times),
+        "disturbed": len(record.samples) - len(times),
+        "median_us": us.value,
+        "p5_us": us.low,
+        "p95_us": us.high,
+        "reference": record.reference,
+        "ratio": ratio.value,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "bytes_min": record.bytes_min,
+        "floor_us": floor,
+        "fraction": floor / us.value if floor and timed else None,
+        "gb_per_s": record.bytes_min / us.value * 1e-3 if record.bytes_min and timed else None,
+        "tokens_per_s": _tokens(record) / us.value * 1e6 if _tokens(record) and timed else None,
+        "expected_bytes": record.expected_bytes,
+        "peak_bytes": record.peak_bytes,
+        "launch": json.dumps(record.launch, sort_keys=True),
+        "sm_clock_low_mhz": clocks[0],
+        "sm_clock_high_mhz": clocks[1],
+        "device": record.provenance.device,
+        "revision": record.provenance.revision + ("-dirty" if record.provenance.dirty else ""),
+    }
+
+
+def _tokens(record: SpeedRecord) -> int:
+    """Tokens that one timed call handles; 0 where that is not what is timed."""
+    if record.bench != "decode":
+        return 0
+    if record.stage == "prefill":
+        return record.batch * record.context
+    return record.batch if record.stage in _PER_TOKEN_STAGES else 0
