@@ -12,6 +12,8 @@ from torch import Tensor
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.page_minmax import PageBounds
+from longdecode.kernels.rope_append import rope_append
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 
 
@@ -20,8 +22,8 @@ class Selection:
     """The part of one layer's cache that a decode step reads.
 
     ``indices`` is ``[B, Hs, N]`` int64, block numbers (``block_size`` tokens each); ``counts`` is ``[B, Hs]`` int64,
-    how many leading entries of each list are valid. ``Hs`` is the number of KV heads (a GQA group shares one list) or
-    of query heads (each reads its own).
+    how many leading entries of each list are valid, or ``EVERYTHING`` for a list that reads the whole row. ``Hs`` is
+    the number of KV heads (a GQA group shares one list) or of query heads (each reads its own).
     """
 
     indices: Tensor
@@ -29,17 +31,55 @@ class Selection:
     block_size: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class TokenHeads:
+    """One layer's heads of the current token as they leave the projection: not yet normed, rotated or stored.
+
+    ``q`` is ``[B, Hq, 1, D]``, ``k`` and ``v`` are ``[B, Hkv, 1, D]``, ``cos`` and ``sin`` ``[B, 1, D]``; the norm
+    weights ``[D]`` are there for models that normalise queries and keys head by head.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cos: Tensor
+    sin: Tensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 0.0
+
+
 class DecodeState:
     """All that one generation keeps; made by ``AttentionMethod.start`` and dropped with the call.
 
-    ``reads`` is ``[L, B]`` float64: tokens read per KV head, summed over the decode steps of each row.
+    ``visible`` (tokens a query may read, the current one included) and ``slots`` (where the current token is stored),
+    both ``[B]`` int64, hold for one step. ``tally`` ``[L, B]`` int64 is added to by the attention kernels: tokens
+    loaded, summed over KV heads, whether a row is active or not; ``counted`` follows it for the active rows.
     """
 
-    cache: KVCache
-    reads: Tensor
-    active: Tensor
-    extra: Any = None
+    def __init__(self, cache: KVCache, extra: Any = None):
+        layers = cache.k.shape[0]
+        self.cache = cache
+        self.extra = extra
+        self.active = torch.ones(cache.batch, dtype=torch.bool, device=cache.device)
+        self.tally = torch.zeros(layers, cache.batch, dtype=torch.int64, device=cache.device)
+        self.counted = torch.zeros_like(self.tally)
+        self.begin_step()
+
+    @property
+    def reads(self) -> Tensor:
+        """Tokens read per KV head, summed over the decode steps in which a row was active, ``[L, B]`` float64."""
+        return self.counted.to(torch.float64) / self.cache.k.shape[2]
+
+    def begin_step(self) -> None:
+        """Work out once what every layer of the coming step needs."""
+        self.visible = self.cache.visible_lengths()
+        self.slots = self.cache.slots()
+
+    def finish_step(self) -> None:
+        """Count what the active rows read and advance them."""
+        torch.where(self.active, self.tally, self.counted, out=self.counted)
+        self.cache.advance(self.active)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,61 +128,68 @@ class AttentionMethod(ABC):
         """Bytes a decode step reads at this context; the default is dense attention in every layer."""
         return Traffic(context_tokens * self.config.kv_bytes_per_token(bytes_per_element))
 
-    def start(self, prompt: KVCache) -> DecodeState:
-        """Make the state of one generation from a densely prefilled cache, which is copied, never changed."""
+    def start(self, prompt: KVCache, *, keep_prompt: bool = True) -> DecodeState:
+        """Make the state of one generation from a densely prefilled cache.
+
+        Args:
+            prompt: the cache after prefill.
+            keep_prompt: leave ``prompt`` as it is and decode in a copy; otherwise it may be taken over, which saves its
+                memory where nothing else will use it.
+        """
         cache = self.after_prefill(prompt)
-        reads = torch.zeros(cache.k.shape[0], cache.batch, dtype=torch.float64, device=cache.device)
-        active = torch.ones(cache.batch, dtype=torch.bool, device=cache.device)
-        return DecodeState(cache, reads, active, self.make_extra(cache))
+        if cache is prompt and keep_prompt:
+            cache = prompt.clone()
+        return DecodeState(cache, self.make_extra(cache))
 
     def after_prefill(self, prompt: KVCache) -> KVCache:
-        """See the prompt; return the cache to decode with. Evicting methods return a physically smaller one."""
-        return prompt.clone()
+        """See the prompt, without changing it; return the cache to decode with.
+
+        Evicting methods return a physically smaller cache of their own, the others ``prompt`` itself.
+        """
+        return prompt
 
     def make_extra(self, cache: KVCache) -> Any:
         """Whatever else the method keeps for a generation (page metadata, inherited selections)."""
         return None
 
-    def on_append(self, layer: int, k: Tensor, state: DecodeState) -> None:  # noqa: B027 (optional hook)
-        """React to the keys ``[B, Hkv, 1, D]`` just appended to ``layer``."""
+    def before_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
+        """Work out once what ``select`` needs in every layer of the coming step."""
+
+    def append(self, layer: int, token: TokenHeads, state: DecodeState) -> Tensor:
+        """Rotate the token's heads and store its keys and values; returns the rotated queries ``[B, Hq, 1, D]``."""
+        return self.store(layer, token, state)
+
+    def store(
+        self, layer: int, token: TokenHeads, state: DecodeState, bounds: PageBounds | None = None, page_size: int = 0
+    ) -> Tensor:
+        """What ``append`` does by default, in one launch; page bounds given with it are widened by the new key."""
+        keys, values = state.cache.keys(layer), state.cache.values(layer)
+        return rope_append(
+            token.q, token.k, token.v, token.cos, token.sin, keys, values, state.slots,
+            q_norm=token.q_norm, k_norm=token.k_norm, eps=token.eps, bounds=bounds, page_size=page_size,
+        )  # fmt: skip
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Choose what the queries ``[B, Hq, 1, D]`` of ``layer`` read; ``None`` means everything."""
         return None
 
-    def after_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
-        """React to a finished decode step, before lengths advance."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, state: DecodeState) -> Tensor:
-        """One layer of one decode step: append, select, read. Returns ``[B, Hq, 1, D]``.
+    def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
+        """Select and read, in one layer of one decode step, the current token already stored.
 
         Args:
             q: ``[B, Hq, 1, D]``, rotated.
-            k: ``[B, Hkv, 1, D]``, rotated.
-            v: ``[B, Hkv, 1, D]``.
+
+        Returns:
+            ``[B, Hq, 1, D]``.
         """
-        cache = state.cache
-        cache.append(layer, k, v)
-        self.on_append(layer, k, state)
         selection = self.select(layer, q, state)
-        lengths = cache.visible_lengths()
+        keys, values = state.cache.keys(layer), state.cache.values(layer)
         if selection is None:
-            out, _ = decode_attention(q, cache.keys(layer), cache.values(layer), lengths)
-            read = lengths.to(torch.float64)
-        else:
-            out, _ = sparse_decode_attention(
-                q, cache.keys(layer), cache.values(layer), selection.indices, selection.counts,
-                block_size=selection.block_size, lengths=lengths,
-            )  # fmt: skip
-            read = tokens_read(selection, lengths, self.config.num_kv_heads)
-        state.reads[layer] += torch.where(state.active, read, 0.0)
-        return out
+            return decode_attention(q, keys, values, state.visible, tally=state.tally[layer])[0]
+        return sparse_decode_attention(
+            q, keys, values, selection.indices, selection.counts,
+            block_size=selection.block_size, lengths=state.visible, tally=state.tally[layer],
+        )[0]  # fmt: skip
 
-
-def tokens_read(selection: Selection, lengths: Tensor, num_kv_heads: int) -> Tensor:
-    """Tokens fetched per KV head and row, ``[B]`` float64; lists of query heads count once each, as they are loaded."""
-    slots = torch.arange(selection.indices.shape[-1], device=lengths.device)
-    valid = slots < selection.counts[..., None]
-    in_block = lengths[:, None, None] - selection.indices * selection.block_size
-    tokens = torch.where(valid, in_block.clamp(0, selection.block_size), 0)
-    return tokens.sum(dim=(1, 2)).to(torch.float64) / num_kv_heads
+    def after_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
+        """React to a finished decode step, before lengths advance."""

@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from longdecode.engine.attention import AttentionMethod, DecodeState
+from longdecode.engine.attention import AttentionMethod, DecodeState, TokenHeads
 from longdecode.engine.kv_cache import KVCache
-from longdecode.engine.layer_weights import DecoderWeights, LayerWeights
+from longdecode.engine.layer_weights import DecoderWeights
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.rope import RopeTable
+from longdecode.kernels.add_rms_norm import add_rms_norm
+from longdecode.kernels.linear import gated_linear, linear
 from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.kernels.rms_norm import rms_norm
 from longdecode.kernels.rope import apply_rope
@@ -66,64 +68,54 @@ class Decoder:
 
         Rows that are not active run along and leave no trace: their lengths, positions and reads stand still.
         """
+        state.begin_step()
+        method.before_step(state)
         cos, sin = self.rope.at(state.cache.positions)
-        hidden = self.weights.embedding[tokens][:, None]
-        residual = hidden
+        eps = self.config.rms_norm_eps
+        residual = self.weights.embedding[tokens][:, None]
         delta: Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
-            normed, residual = self._add_norm(delta, residual, layer.input_norm)
-            q, k, v = self._qkv(normed, layer, cos, sin)
-            delta = self._output(method.attend(index, q, k, v, state), layer)
-            normed, residual = self._add_norm(delta, residual, layer.mlp_norm)
-            delta = _mlp(normed, layer)
+            normed, residual = add_rms_norm(delta, residual, layer.input_norm, eps)
+            heads = self._heads(linear(normed, layer.qkv, layer.qkv_bias))
+            q = method.append(index, TokenHeads(*heads, cos, sin, layer.q_norm, layer.k_norm, eps), state)
+            attended = method.attend(index, q, state).transpose(1, 2).flatten(2)
+            delta = linear(attended, layer.o, layer.o_bias)
+            normed, residual = add_rms_norm(delta, residual, layer.mlp_norm, eps)
+            delta = linear(gated_linear(normed, layer.gate_up), layer.down)
         method.after_step(state)
-        state.cache.advance(state.active)
-        normed, _ = self._add_norm(delta, residual, self.weights.final_norm)
-        return F.linear(normed[:, 0], self.weights.lm_head).float()
+        state.finish_step()
+        normed, _ = add_rms_norm(delta, residual, self.weights.final_norm, eps)
+        return linear(normed[:, 0], self.weights.lm_head).float()
 
     def _prefill_chunk(self, tokens: Tensor, rows: slice, start: int, cache: KVCache) -> Tensor:
         """Hidden states ``[R, T, H]``, before the final norm, of tokens ``[R, T]`` of ``rows`` at ``start ..``."""
         stop = start + tokens.shape[1]
         cos, sin = self.rope.span(start, stop)
+        eps = self.config.rms_norm_eps
         residual = self.weights.embedding[tokens]
         delta: Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
-            normed, residual = self._add_norm(delta, residual, layer.input_norm)
-            q, k, v = self._qkv(normed, layer, cos, sin)
+            normed, residual = add_rms_norm(delta, residual, layer.input_norm, eps)
+            q, k, v = self._heads(F.linear(normed, layer.qkv, layer.qkv_bias))
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = rms_norm(q, layer.q_norm, eps), rms_norm(k, layer.k_norm, eps)
+            q, k = apply_rope(q, k, cos, sin)
             cache.write(index, start, k, v, rows)
             seen_k, seen_v = cache.keys(index)[rows, :, :stop], cache.values(index)[rows, :, :stop]
-            delta = self._output(prefill_attention(q, seen_k, seen_v, start), layer)
-            normed, residual = self._add_norm(delta, residual, layer.mlp_norm)
-            delta = _mlp(normed, layer)
+            attended = prefill_attention(q, seen_k, seen_v, start).transpose(1, 2).flatten(2)
+            delta = F.linear(attended, layer.o, layer.o_bias)
+            normed, residual = add_rms_norm(delta, residual, layer.mlp_norm, eps)
+            delta = F.linear(silu_mul(F.linear(normed, layer.gate_up)), layer.down)
         return residual if delta is None else residual + delta
 
-    def _add_norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a block's output to the residual stream and normalize it; returns (normalized, new residual)."""
-        eps = self.config.rms_norm_eps
-        if delta is not None:
-            residual = residual + delta
-        return rms_norm(residual, weight, eps), residual
-
-    def _qkv(self, x: Tensor, layer: LayerWeights, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project ``[B, T, H]`` to rotated queries ``[B, Hq, T, D]`` and keys, and values, ``[B, Hkv, T, D]``."""
+    def _heads(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries ``[B, Hq, T, D]``, keys and values ``[B, Hkv, T, D]``: views of one projection ``[B, T, H']``."""
         config = self.config
-        heads = F.linear(x, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim))
-        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=2)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        q, k = apply_rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-        return q, k, v.transpose(1, 2)
-
-    def _output(self, attended: Tensor, layer: LayerWeights) -> Tensor:
-        """Project the heads ``[B, Hq, T, D]`` back to ``[B, T, H]``."""
-        return F.linear(attended.transpose(1, 2).flatten(2), layer.o, layer.o_bias)
+        heads = fused.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        return q, k, v
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Final norm and LM head of ``[B, H]``, ``[B, V]`` float32."""
         normed = rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps)
         return F.linear(normed, self.weights.lm_head).float()
-
-
-def _mlp(x: Tensor, layer: LayerWeights) -> Tensor:
-    return F.linear(silu_mul(F.linear(x, layer.gate_up)), layer.down)

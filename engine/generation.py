@@ -121,11 +121,12 @@ class Generator:
 def _completions(run: DecodeRun, prompt: Prompt, decode_ms: float) -> list[Completion]:
     """Fetch the results of all rows in one go."""
     dense = run.method.dense_layers()
-    layers = run.state.reads.shape[0]
+    reads = run.state.reads
+    layers = reads.shape[0]
     sparse = [layer for layer in range(layers) if layer not in dense] or list(range(layers))
     counts, chosen, logprobs = run.chosen_count.tolist(), run.chosen.tolist(), run.logprobs.tolist()
-    all_reads = run.state.reads.mean(dim=0).tolist()
-    sparse_reads = _layer_mean(run.state.reads, sparse)
+    all_reads = reads.mean(dim=0).tolist()
+    sparse_reads = _layer_mean(reads, sparse)
     completions = []
     for row, request in enumerate(prompt.requests):
         forced = len(request.forced_ids)

@@ -55,11 +55,9 @@ class KVCache:
         self.k[layer, rows, :, start:stop] = k
         self.v[layer, rows, :, start:stop] = v
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store one token's ``[B, Hkv, 1, D]`` keys and values in each row's next slot. Lengths move in ``advance``."""
-        slots = self.lengths.clamp(max=self.capacity - 1)[:, None, None, None].expand(-1, *k.shape[1:])
-        self.k[layer].scatter_(2, slots, k)
-        self.v[layer].scatter_(2, slots, v)
+    def slots(self) -> Tensor:
+        """Where each row's current token is stored, ``[B]`` int64; a full row writes over its last slot."""
+        return self.lengths.clamp(max=self.capacity - 1)
 
     def visible_lengths(self) -> Tensor:
         """Tokens a decode query may read, the one just appended included, ``[B]``."""

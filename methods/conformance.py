@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState, Selection
+from longdecode.engine.attention import DecodeState, Selection, TokenHeads
 from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.kv_cache import KVCache
@@ -178,13 +178,16 @@ def a_step_never_waits_for_the_host(bench: Bench) -> None:
     method = bench.build(BUDGET)
     try:
         state = method.start(cache)
+        method.before_step(state)
         for layer in range(CONFIG.num_layers):
             shape = (len(PROMPT_TOKENS), CONFIG.num_kv_heads, 1, CONFIG.head_dim)
             k = torch.empty(shape, device=meta)
             q = k.repeat_interleave(CONFIG.group_size, dim=1)
-            method.attend(layer, q, k, k, state)
+            angles = torch.empty(len(PROMPT_TOKENS), 1, CONFIG.head_dim, device=meta)
+            rotated = method.append(layer, TokenHeads(q, k, k, angles, angles), state)
+            method.attend(layer, rotated, state)
         method.after_step(state)
-        state.cache.advance(state.active)
+        state.finish_step()
     except (RuntimeError, NotImplementedError) as error:
         raise GateError(f"a step needs a tensor's value: {error}") from error
 

@@ -13,7 +13,6 @@ from longdecode.kernels.group_reduce import group_reduce
 from longdecode.kernels.token_score import token_probabilities
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod
-from longdecode.methods.current_token import always_keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,9 @@ class OracleTopk(BudgetedMethod):
         """Top tokens by the group's mean probability; dense in the first layers."""
         if layer in self.dense_layers():
             return None
-        lengths = state.cache.visible_lengths()
-        probabilities = token_probabilities(q, state.cache.keys(layer), lengths)
-        scores = always_keep(group_reduce(probabilities, self.config.num_kv_heads, "mean"), lengths - 1)
-        indices, counts = topk_select(scores, self.budget_tokens, lengths)
+        probabilities = token_probabilities(q, state.cache.keys(layer), state.visible)
+        scores = group_reduce(probabilities, self.config.num_kv_heads, "mean")
+        indices, counts = topk_select(scores, self.budget_tokens, state.visible, keep_last=1)
         return Selection(indices, counts, block_size=1)
 
 

@@ -8,13 +8,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState, Selection, Traffic
+from longdecode.engine.attention import DecodeState, Selection, TokenHeads, Traffic
 from longdecode.engine.kv_cache import KVCache
-from longdecode.kernels.page_minmax import PageBounds, build_page_minmax, update_page_minmax
+from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
 from longdecode.kernels.page_score import page_score
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod
-from longdecode.methods.current_token import always_keep
 
 _MINIMUM_PAGES = {"kernel": 2, "accuracy_script": 3}
 
@@ -27,6 +26,14 @@ class QuestParams:
     group_score: Literal["max", "sum", "mean"] = "max"
     page_size: Annotated[int, Field(ge=1)] = 16
     dense_layers: Annotated[int, Field(ge=0)] = 2
+
+
+@dataclass(slots=True)
+class Pages:
+    """Bounds of every page by sparse layer, and how many pages are in use, ``[B]`` int64."""
+
+    bounds: dict[int, PageBounds]
+    used: Tensor
 
 
 class Quest(BudgetedMethod):
@@ -71,29 +78,29 @@ class Quest(BudgetedMethod):
         sparse = self.config.num_layers - len(self.dense_layers())
         return self.layered_traffic(context_tokens, read, sparse * bounds, bytes_per_element)
 
-    def make_extra(self, cache: KVCache) -> dict[int, PageBounds]:
+    def make_extra(self, cache: KVCache) -> Pages:
         """Page bounds of each sparse layer."""
         layers = sorted(set(range(self.config.num_layers)) - self.dense_layers())
-        return {n: build_page_minmax(cache.keys(n), cache.lengths, self.params.page_size) for n in layers}
+        page = self.params.page_size
+        return Pages({n: build_page_minmax(cache.keys(n), cache.lengths, page) for n in layers}, cache.lengths)
 
-    def on_append(self, layer: int, k: Tensor, state: DecodeState) -> None:
-        """Widen the current page's bounds by the new key."""
-        if layer in state.extra:
-            update_page_minmax(state.extra[layer], k, state.cache.lengths, self.params.page_size)
+    def before_step(self, state: DecodeState) -> None:
+        """Count the pages in use, the current token's among them."""
+        state.extra.used = -(-state.visible // self.params.page_size)
+
+    def append(self, layer: int, token: TokenHeads, state: DecodeState) -> Tensor:
+        """Store the token and widen its page's bounds by the new key."""
+        return self.store(layer, token, state, state.extra.bounds.get(layer), self.params.page_size)
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Top pages; dense in the first layers."""
-        if layer not in state.extra:
+        pages: Pages = state.extra
+        if layer not in pages.bounds:
             return None
-        page = self.params.page_size
-        used = -(-state.cache.visible_lengths() // page)
-        if self.params.variant == "kernel":
-            scores = page_score(q, state.extra[layer], used, group=self.params.group_score)
-            scores = always_keep(scores, used - 1)
-        else:
-            scores = page_score(q, state.extra[layer], used)
-        indices, counts = topk_select(scores, self.pages, used)
-        return Selection(indices, counts, block_size=page)
+        alike = self.params.variant == "kernel"
+        scores = page_score(q, pages.bounds[layer], pages.used, group=self.params.group_score if alike else None)
+        indices, counts = topk_select(scores, self.pages, pages.used, keep_last=int(alike))
+        return Selection(indices, counts, block_size=self.params.page_size)
 
 
 METHOD = Quest

@@ -53,7 +53,7 @@ class Streaming(BudgetedMethod):
     def after_prefill(self, prompt: KVCache) -> KVCache:
         """Sinks and the latest tokens in a small cache; a prompt whose capacity fits the budget is kept as it is."""
         if prompt.capacity <= self.budget_tokens:
-            return prompt.clone()
+            return prompt
         return RingCache.compacted(prompt, self.budget_tokens, self.params.sinks)
 
     def make_extra(self, cache: KVCache) -> Any:
@@ -63,19 +63,17 @@ class Streaming(BudgetedMethod):
         frequencies, _ = inverse_frequencies(self.config)
         return torch.cat((frequencies, frequencies)).to(cache.device)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, state: DecodeState) -> Tensor:
+    def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
         """Everything in the cache; with positions by slot, sinks and window apart, then merged."""
         cache, sinks = state.cache, self.params.sinks
         if self.params.positions == "original" or not isinstance(cache, RingCache) or sinks == 0:
-            return super().attend(layer, q, k, v, state)
-        cache.append(layer, k, v)
-        lengths = cache.visible_lengths()
+            return super().attend(layer, q, state)
         angles = (cache.evicted()[:, None].to(state.extra.dtype) * state.extra)[:, None]
         turned_back = rotate(q, angles.cos(), -angles.sin())
-        keys, values = cache.keys(layer), cache.values(layer)
-        first = decode_attention(turned_back, keys[:, :, :sinks], values[:, :, :sinks], lengths.clamp(max=sinks))
-        window = decode_attention(q, keys[:, :, sinks:], values[:, :, sinks:], (lengths - sinks).clamp(min=0))
-        state.reads[layer] += torch.where(state.active, lengths.to(torch.float64), 0.0)
+        keys, values, tally = cache.keys(layer), cache.values(layer), state.tally[layer]
+        near, far = (state.visible - sinks).clamp(min=0), state.visible.clamp(max=sinks)
+        first = decode_attention(turned_back, keys[:, :, :sinks], values[:, :, :sinks], far, tally=tally)
+        window = decode_attention(q, keys[:, :, sinks:], values[:, :, sinks:], near, tally=tally)
         return merge_attention(*first, *window)[0]
 
 

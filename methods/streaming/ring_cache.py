@@ -38,13 +38,10 @@ class RingCache(KVCache):
         ring.positions.copy_(full.positions)
         return ring
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store one token's ``[B, Hkv, 1, D]`` keys and values over the oldest token of the ring, once it is full."""
-        ring = self.capacity - self.sinks
-        turned = self.sinks + (self.positions - self.sinks).remainder(ring)
-        slots = torch.where(self.positions < self.sinks, self.positions, turned)[:, None, None, None].expand_as(k)
-        self.k[layer].scatter_(2, slots, k)
-        self.v[layer].scatter_(2, slots, v)
+    def slots(self) -> Tensor:
+        """Where each row's current token is stored, ``[B]``: over the oldest token of the ring, once it is full."""
+        turned = self.sinks + (self.positions - self.sinks).remainder(self.capacity - self.sinks)
+        return torch.where(self.positions < self.sinks, self.positions, turned)
 
     def visible_lengths(self) -> Tensor:
         """Tokens a decode query may read, the one just appended included, ``[B]``: never more than the capacity."""

@@ -12,11 +12,9 @@ from longdecode.engine.attention import DecodeState, Selection, Traffic
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
-from longdecode.kernels.group_reduce import group_reduce
 from longdecode.kernels.token_score import token_logits
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod
-from longdecode.methods.current_token import always_keep
 
 SELECT_LAYER = 2
 """The first selection layer; it and all before it are dense."""
@@ -84,12 +82,9 @@ class Tidal(BudgetedMethod):
         return None if layer in self.dense_layers() else state.extra.value
 
     def _choose(self, layer: int, q: Tensor, state: DecodeState) -> Selection:
-        lengths = state.cache.visible_lengths()
-        scores = token_logits(q, state.cache.keys(layer), lengths)
-        if self.params.selection == "kv_head":
-            scores = group_reduce(scores, self.config.num_kv_heads, "mean")
-            scores = always_keep(scores, lengths - 1)
-        indices, counts = topk_select(scores, self.budget_tokens, lengths)
+        shared = self.params.selection == "kv_head"
+        scores = token_logits(q, state.cache.keys(layer), state.visible, group="mean" if shared else None)
+        indices, counts = topk_select(scores, self.budget_tokens, state.visible, keep_last=int(shared))
         return Selection(indices, counts, block_size=1)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import AttentionMethod, DecodeState
+from longdecode.engine.attention import AttentionMethod, DecodeState, TokenHeads
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 
@@ -51,8 +51,23 @@ def prompt_cache(rng: torch.Generator, config: ModelConfig) -> Callable[[list[in
 
 
 @pytest.fixture
+def attend() -> Callable[..., Tensor]:
+    """A function that runs one layer of a step on heads that are already rotated."""
+
+    def run(method: AttentionMethod, layer: int, q: Tensor, k: Tensor, v: Tensor, state: DecodeState) -> Tensor:
+        still = q.new_ones(len(q), 1, q.shape[-1])
+        q = method.append(layer, TokenHeads(q, k, v, still, 0 * still), state)
+        return method.attend(layer, q, state)
+
+    return run
+
+
+@pytest.fixture
 def decode_against(
-    rng: torch.Generator, config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]
+    rng: torch.Generator,
+    attend: Callable[..., Tensor],
+    config: ModelConfig,
+    prompt_cache: Callable[[list[int], int], KVCache],
 ) -> Callable[..., DecodeState]:
     """A function that decodes with a method and compares every output with attention over the sets ``choose`` names."""
 
@@ -62,12 +77,14 @@ def decode_against(
         keys, values = prompt.k, prompt.v  # grows as an ordinary cache beside the method's own
         group = config.group_size
         for step in range(steps):
+            state.begin_step()
+            method.before_step(state)
             for layer in range(config.num_layers):
                 q, k, v = (
                     torch.randn(len(lengths), heads, 1, config.head_dim, generator=rng, dtype=torch.float64)
                     for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
                 )
-                out = method.attend(layer, q, k, v, state)
+                out = attend(method, layer, q, k, v, state)
                 for row, length in enumerate(lengths):
                     n = length + step + 1
                     keys[layer, row, :, n - 1], values[layer, row, :, n - 1] = k[row, :, 0], v[row, :, 0]
@@ -78,7 +95,7 @@ def decode_against(
                         want = weights @ values[layer, row, head // group, tokens]
                         torch.testing.assert_close(out[row, head, 0], want, msg=f"{step=} {layer=} {row=} {head=}")
             method.after_step(state)
-            state.cache.advance(state.active)
+            state.finish_step()
         return state
 
     return run

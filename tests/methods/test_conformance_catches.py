@@ -85,8 +85,8 @@ FAULTS = {
             return chosen
     """,
     "unwritten_memory_is_never_read": """
-        def attend(self, layer, q, k, v, state):
-            out = super().attend(layer, q, k, v, state)
+        def attend(self, layer, q, state):
+            out = super().attend(layer, q, state)
             return out + 0 * state.cache.values(layer)[:, :1, -1:, :]
     """,
     "stored_keys_keep_their_rotation": """
@@ -111,10 +111,10 @@ FAULTS = {
     """,
     "runs_leave_no_trace": """
         starts = 0
-        def start(self, prompt):
+        def start(self, prompt, **how):
             Faulty.starts += 1
             self.budget_tokens -= Faulty.starts > 1
-            return super().start(prompt)
+            return super().start(prompt, **how)
     """,
 }
 

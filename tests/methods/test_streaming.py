@@ -48,7 +48,11 @@ def turn(x: Tensor, position: int, base: float) -> Tensor:
 
 @pytest.mark.parametrize("budget", [5, 16, 60])
 def test_cache_positions_equal_keys_rotated_by_slot(
-    rng: torch.Generator, config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache], budget: int
+    rng: torch.Generator,
+    config: ModelConfig,
+    attend: Callable,
+    prompt_cache: Callable[[list[int], int], KVCache],
+    budget: int,
 ) -> None:
     """The released rule, literally: keep keys unrotated, then rotate keys and query by their slots in the cache."""
     lengths, steps, base = [33, 3, 14], 8, 100.0
@@ -70,8 +74,9 @@ def test_cache_positions_equal_keys_rotated_by_slot(
                 turned_q[row, head, 0] = turn(q[row, head, 0], at, base)
             for head in range(2):
                 turned_k[row, head, 0] = turn(k[row, head, 0], at, base)
-        out = method.attend(0, turned_q, turned_k, v, state)
-        state.cache.advance(state.active)
+        state.begin_step()
+        out = attend(method, 0, turned_q, turned_k, v, state)
+        state.finish_step()
         for row, length in enumerate(lengths):
             tokens = kept(length + step + 1, budget, 4)
             for head in range(6):
@@ -83,15 +88,16 @@ def test_cache_positions_equal_keys_rotated_by_slot(
 
 
 def test_a_finished_row_stands_still(
-    rng: torch.Generator, config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]
+    rng: torch.Generator, config: ModelConfig, attend: Callable, prompt_cache: Callable[[list[int], int], KVCache]
 ) -> None:
     method = get_method("streaming").from_budget(8, config)
     state = method.start(prompt_cache([12, 6], 40))
     state.active[1] = False
     for _ in range(5):
         q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (6, 2))
-        method.attend(0, q, k, k, state)
-        state.cache.advance(state.active)
+        state.begin_step()
+        attend(method, 0, q, k, k, state)
+        state.finish_step()
     assert state.cache.positions.tolist() == [17, 6]
     assert state.cache.lengths.tolist() == [8, 6]
     assert state.reads[0].tolist() == [40.0, 0.0]
@@ -100,7 +106,7 @@ def test_a_finished_row_stands_still(
 def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]) -> None:
     cache = get_method("streaming").from_budget(8, config).start(prompt_cache([12], 40)).cache
     other = cache.clone()
-    other.append(0, torch.ones(1, 2, 1, 8, dtype=torch.float64), torch.ones(1, 2, 1, 8, dtype=torch.float64))
+    other.k[0, 0, :, other.slots()] = 1.0
     other.advance(torch.tensor([True]))
     assert not other.k[0].equal(cache.k[0])
     assert (other.positions.item(), cache.positions.item()) == (13, 12)
