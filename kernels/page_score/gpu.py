@@ -8,8 +8,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
+from longdecode.kernels.group_reduce.rows import (
+    ScoreLaunch,
+    check_group,
+    choose_score_launch,
+    load_keys,
+    reduce_rows,
+    score_candidates,
+)
 from longdecode.kernels.page_minmax import PageBounds
+
+
+def choose_launch(num_pages: int, lists: int, dim: int, dtype: torch.dtype) -> ScoreLaunch:
+    """Launch constants for ``lists`` (batch times KV heads) lists of pages; ``keys`` counts pages."""
+    return choose_score_launch(num_pages, lists, dim, dtype, arrays=2)
+
+
+def candidates(num_pages: int, lists: int, dim: int, dtype: torch.dtype) -> list[ScoreLaunch]:
+    """Launches worth timing at a shape."""
+    return score_candidates(num_pages, lists, dim, dtype, arrays=2)
 
 
 @triton.jit
@@ -18,12 +35,12 @@ def page_score_kernel(
     q_batch, q_head, q_dim, m_batch, m_head, m_page, m_dim, x_batch, x_head, x_page, x_dim,
     rows, kv_heads, num_pages,
     REDUCE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_PAGES: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_PAGES: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Bound ``q . k`` over a tile of pages of one KV head: ``score_j = sum_i max(q_i m_{j,i}, q_i M_{j,i})``.
+    """Bound ``q . k`` over tiles of pages of one KV head: ``score_j = sum_i max(q_i m_{j,i}, q_i M_{j,i})``.
 
-    Computed as ``max(q, 0) M^T + min(q, 0) m^T``; ``REDUCE`` is ``max``, ``sum`` or ``mean`` over the head's ``rows``
-    queries, or ``none``. Grid ``(page tiles, B * Hkv)``; pages past ``p_pages[b]`` score minus infinity unread.
+    Computed as ``M max(q, 0)^T + m min(q, 0)^T``; ``REDUCE`` is ``max``, ``sum`` or ``mean`` over the head's ``rows``
+    queries, or ``none``. Grid ``(page tiles / TILES, B * Hkv)``; pages past ``p_pages[b]`` score minus infinity unread.
 
     ``p_q`` ``[B, Hq, 1, D]``, ``p_minimum`` (strides ``m_*``) and ``p_maximum`` (``x_*``) ``[B, Hkv, P, D]`` float32,
     float16 or bfloat16; ``p_pages`` ``[B]`` integer; ``p_out`` ``[B, Hkv or Hq, P]`` float32, contiguous. Moves
@@ -34,44 +51,40 @@ def page_score_kernel(
     i_list = tl.program_id(1).to(tl.int64)
     i_batch = i_list // kv_heads
     i_head = i_list % kv_heads
-    o_page = tl.program_id(0) * BLOCK_PAGES + tl.arange(0, BLOCK_PAGES)
     o_row = tl.arange(0, BLOCK_ROWS)
     o_dim = tl.arange(0, BLOCK_DIM)
-    used = o_page < tl.load(p_pages + i_batch)
+    used = tl.minimum(tl.load(p_pages + i_batch), num_pages)
+    p_minimum += i_batch * m_batch + i_head * m_head
+    p_maximum += i_batch * x_batch + i_head * x_head
 
-    o_q = (i_batch * q_batch + (i_head * rows + o_row) * q_head)[:, None] + (o_dim * q_dim)[None, :]
-    b_q = tl.load(p_q + o_q, mask=(o_row < rows)[:, None] & (o_dim < DIM)[None, :], other=0.0)
-    loaded = (used & (o_page < num_pages))[:, None] & (o_dim < DIM)[None, :]
-    o_pages = o_page.to(tl.int64)[:, None]
-    o_minimum = i_batch * m_batch + i_head * m_head + o_pages * m_page + (o_dim * m_dim)[None, :]
-    o_maximum = i_batch * x_batch + i_head * x_head + o_pages * x_page + (o_dim * x_dim)[None, :]
-    b_minimum = tl.load(p_minimum + o_minimum, mask=loaded, other=0.0)
-    b_maximum = tl.load(p_maximum + o_maximum, mask=loaded, other=0.0)
+    o_q = (i_batch * q_batch + (i_head * rows + o_row) * q_head)[None, :] + (o_dim * q_dim)[:, None]
+    b_q = tl.load(p_q + o_q, mask=(o_row < rows)[None, :] & (o_dim < DIM)[:, None], other=0.0)
     if UPCAST:
         b_q = b_q.to(tl.float32)
-        b_minimum = b_minimum.to(tl.float32)
-        b_maximum = b_maximum.to(tl.float32)
     b_positive = tl.maximum(b_q, 0.0).to(b_q.dtype)
     b_negative = tl.minimum(b_q, 0.0).to(b_q.dtype)
-    b_scores = tl.dot(b_positive, tl.trans(b_maximum), input_precision="ieee")
-    b_scores = tl.dot(b_negative, tl.trans(b_minimum), b_scores, input_precision="ieee")
-
-    if REDUCE == "none":
-        b_scores = tl.where(used[None, :], b_scores, float("-inf"))
-        o_out = (i_list * rows + o_row)[:, None] * num_pages + o_page[None, :]
-        tl.store(p_out + o_out, b_scores, mask=(o_row < rows)[:, None] & (o_page < num_pages)[None, :])
-    else:
-        if REDUCE == "max":
-            b_score = tl.max(tl.where((o_row < rows)[:, None], b_scores, float("-inf")), 0)
+    for i_tile in tl.range(0, TILES, num_stages=STAGES):
+        o_page = (tl.program_id(0) * TILES + i_tile) * BLOCK_PAGES + tl.arange(0, BLOCK_PAGES)
+        visible = o_page < used
+        b_maximum = load_keys(p_maximum, o_page, x_page, o_dim, x_dim, visible, DIM, BLOCK_DIM)
+        b_minimum = load_keys(p_minimum, o_page, m_page, o_dim, m_dim, visible, DIM, BLOCK_DIM)
+        if UPCAST:
+            b_minimum = b_minimum.to(tl.float32)
+            b_maximum = b_maximum.to(tl.float32)
+        b_scores = tl.dot(b_maximum, b_positive, input_precision="ieee")
+        b_scores = tl.dot(b_minimum, b_negative, b_scores, input_precision="ieee")
+        if REDUCE == "none":
+            b_scores = tl.where(visible[:, None], b_scores, float("-inf"))
+            o_out = (i_list * rows + o_row)[None, :] * num_pages + o_page[:, None]
+            tl.store(p_out + o_out, b_scores, mask=(o_row < rows)[None, :] & (o_page < num_pages)[:, None])
         else:
-            b_score = tl.sum(b_scores, 0)
-            if REDUCE == "mean":
-                b_score = b_score / rows
-        b_score = tl.where(used, b_score, float("-inf"))
-        tl.store(p_out + i_list * num_pages + o_page, b_score, mask=o_page < num_pages)
+            b_score = tl.where(visible, reduce_rows(b_scores, o_row, rows, REDUCE), float("-inf"))
+            tl.store(p_out + i_list * num_pages + o_page, b_score, mask=o_page < num_pages)
 
 
-def page_score_gpu(q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str | None = None) -> Tensor:
+def page_score_gpu(
+    q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str | None = None, launch: ScoreLaunch | None = None
+) -> Tensor:
     """Upper bounds of ``q . k`` over pages as in ``naive.page_score``, in one pass over the bounds.
 
     Args:
@@ -79,6 +92,7 @@ def page_score_gpu(q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str |
         bounds: minimum and maximum, ``[B, Hkv, P, D]`` in ``q``'s dtype, any strides.
         pages: ``[B]`` integers, pages in use in each row; the others score minus infinity.
         group: ``max``, ``sum`` or ``mean`` over the query heads of a KV head; ``None`` keeps one score per query head.
+        launch: launch constants; from the shapes when left out.
 
     Returns:
         ``[B, Hq, P]``, or ``[B, Hkv, P]`` under a group reduction, in float32.
@@ -89,26 +103,20 @@ def page_score_gpu(q: Tensor, bounds: PageBounds, pages: Tensor, *, group: str |
     """
     batch, heads, queries, dim = q.shape
     kv_heads, num_pages = bounds.minimum.shape[1:3]
-    if group is not None and group not in GROUP_REDUCTIONS:
-        raise ValueError(f"group reduction {group!r} is none of {', '.join(GROUP_REDUCTIONS)}")
-    if queries != 1 or heads % kv_heads:
-        raise ValueError(
-            f"{heads} query heads of {queries} rows do not share {kv_heads} KV heads, one row each, evenly"
-        )
+    check_group(group, heads, kv_heads, queries)
     if not q.dtype == bounds.minimum.dtype == bounds.maximum.dtype:
         raise ValueError(f"queries {q.dtype} and bounds {bounds.minimum.dtype} of one dtype are needed")
     rows = heads // kv_heads
-    block_dim = max(16, triton.next_power_of_2(dim))
-    # Sized by hand, not tuned; float32 products run without tensor cores, out of registers.
-    block_pages = (32 if block_dim < 128 else 16) if q.dtype == torch.float32 else (64 if block_dim <= 128 else 32)
+    launch = launch or choose_launch(num_pages, batch * kv_heads, dim, q.dtype)
     out = torch.empty(batch, kv_heads if group else heads, num_pages, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
-        page_score_kernel[(triton.cdiv(num_pages, block_pages), batch * kv_heads)](
+        page_score_kernel[(triton.cdiv(num_pages, launch.keys * launch.tiles), batch * kv_heads)](
             q, *bounds, pages.contiguous(), out,
             q.stride(0), q.stride(1), q.stride(3), *bounds.minimum.stride(), *bounds.maximum.stride(),
-            rows, kv_heads, num_pages, REDUCE=group or "none", DIM=dim, BLOCK_DIM=block_dim,
-            BLOCK_ROWS=max(16, triton.next_power_of_2(rows)), BLOCK_PAGES=block_pages,
+            rows, kv_heads, num_pages, REDUCE=group or "none", DIM=dim,
+            BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
+            BLOCK_PAGES=launch.keys, TILES=launch.tiles, STAGES=launch.num_stages,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16, num_warps=4,
+            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16, num_warps=launch.num_warps,
         )  # fmt: skip
     return out

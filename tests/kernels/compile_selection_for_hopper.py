@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import torch
 from compile_only import SHARED_LIMIT_BYTES, compile_only
 
+from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
+from longdecode.kernels.page_minmax import PageBounds
+from longdecode.kernels.page_minmax import gpu as minmax
+from longdecode.kernels.page_score.gpu import page_score_gpu
+from longdecode.kernels.token_score.gpu import block_max_score_gpu, token_logits_gpu
 from longdecode.kernels.topk_select import gpu as topk
 
 VERBOSE = "-v" in sys.argv
@@ -22,14 +28,33 @@ def launch_topk() -> None:
         topk.topk_select_gpu(meta(1, 8, size), k, meta(1, dtype=torch.int64), keep_last=1)
 
 
+def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
+    """Every score and bound of a cache."""
+    q, k = meta(batch, heads, 1, dim, dtype=dtype), meta(batch, kv_heads, capacity, dim, dtype=dtype)
+    lengths = meta(batch, dtype=torch.int64)
+    bounds = minmax.build_page_minmax_gpu(k, lengths, 16)
+    minmax.update_page_minmax_gpu(bounds, k[:, :, :1], lengths, 16)
+    for group in (None, *GROUP_REDUCTIONS):
+        page_score_gpu(q, bounds, lengths, group=group)
+        token_logits_gpu(q, k, lengths, group=group)
+        for block in (16, 64):
+            block_max_score_gpu(q, k, lengths, block_size=block, group=group)
+    page_score_gpu(q, PageBounds(bounds.minimum[:, :, :256], bounds.maximum[:, :, :256]), lengths, group="max")
+
+
+SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
 def main() -> None:
     """Compile, and exit with the list of what does not fit."""
     faults = []
-    for launch in (launch_topk,):
+    cases = [partial(launch_scores, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
+    for launch in (launch_topk, *cases):
         with compile_only() as binaries:
             launch()
         for binary in binaries:
-            usage = f"{binary.kernel}: {binary.registers} registers, {binary.stack_bytes} B stack, "
+            usage = f"{getattr(launch, 'args', '')} {binary.kernel}: {binary.registers} registers, {binary.stack_bytes} B stack, "
             usage += f"{binary.local_bytes} B local, {binary.shared_bytes} B shared"
             if VERBOSE:
                 print(usage)

@@ -152,15 +152,24 @@ def test_topk_select(rng: torch.Generator, size: int, k: int, levels: int) -> No
             assert indices[b, h, len(want) :].eq(0).all()
 
 
-def test_topk_select_by_mask(rng: torch.Generator) -> None:
-    scores = torch.randint(0, 4, (2, 3, 40), generator=rng).float()
-    mask = torch.rand(2, 3, 40, generator=rng) < 0.3
-    mask[1, 2] = False
-    indices, counts = topk_select(scores, 10, mask)
-    for b in range(2):
-        for h in range(3):
-            want = brute_topk(scores[b, h].tolist(), 10, mask[b, h].tolist())
+@pytest.mark.parametrize(("k", "first", "last"), [(4, 0, 1), (9, 4, 5), (20, 3, 2)])
+@pytest.mark.parametrize("levels", [2, 10_000], ids=["ties", "distinct"])
+def test_topk_select_keeps_its_ends(rng: torch.Generator, k: int, first: int, last: int, levels: int) -> None:
+    """The best of what is left fill the rest; rows shorter than the ends are taken whole."""
+    scores = torch.randint(0, levels, (4, 2, 40), generator=rng).float()
+    scores[0, 0, 20] = float("inf")
+    lengths = torch.tensor([40, 25, first + last - 1, 0])
+    for b, n in enumerate(lengths.tolist()):
+        scores[b, :, n:] = NAN
+    indices, counts = topk_select(scores, k, lengths, keep_first=first, keep_last=last)
+    for b, n in enumerate(lengths.tolist()):
+        kept = [i < min(first, n) or n - last <= i < n for i in range(40)]
+        for h in range(2):
+            rest = [i < n and not kept[i] for i in range(40)]
+            best = brute_topk(scores[b, h].tolist(), k - sum(kept), rest)
+            want = sorted([i for i in range(40) if kept[i]] + best)
             assert indices[b, h, : counts[b, h]].tolist() == want
+            assert indices[b, h, len(want) :].eq(0).all()
 
 
 def test_topk_select_takes_infinite_scores_first() -> None:
@@ -183,3 +192,5 @@ def test_topk_select_does_not_depend_on_the_batch(rng: torch.Generator) -> None:
 def test_topk_select_refuses_zero() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         topk_select(torch.zeros(1, 1, 4), 0, torch.tensor([4]))
+    with pytest.raises(ValueError, match="k = 3"):
+        topk_select(torch.zeros(1, 1, 4), 3, torch.tensor([4]), keep_first=2, keep_last=2)

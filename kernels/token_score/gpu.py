@@ -1,0 +1,167 @@
+"""Token scores as a Triton kernel: one pass over the keys, reduced over the query group before anything is written."""
+
+# mypy: disable-error-code="no-untyped-def"
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from longdecode.kernels.group_reduce.rows import (
+    ScoreLaunch,
+    check_group,
+    choose_score_launch,
+    load_keys,
+    reduce_rows,
+    score_candidates,
+)
+
+_LARGEST_POOL = 256
+
+
+def choose_launch(size: int, lists: int, dim: int, dtype: torch.dtype) -> ScoreLaunch:
+    """Launch constants for ``lists`` (batch times KV heads) lists of ``size`` keys."""
+    return choose_score_launch(size, lists, dim, dtype, arrays=1)
+
+
+def candidates(size: int, lists: int, dim: int, dtype: torch.dtype) -> list[ScoreLaunch]:
+    """Launches worth timing at a shape."""
+    return score_candidates(size, lists, dim, dtype, arrays=1)
+
+
+@triton.jit
+def token_score_kernel(
+    p_q, p_k, p_lengths, p_out, q_batch, q_head, q_dim, k_batch, k_head, k_token, k_dim,
+    scale, rows, kv_heads, capacity, width,
+    REDUCE: tl.constexpr, POOL: tl.constexpr, POOL_SLOTS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """``s_{h,i} = scale * q_h . k_i`` over tiles of tokens of one KV head, reduced over heads, then over blocks.
+
+    ``REDUCE`` is ``max``, ``sum`` or ``mean`` over the head's ``rows`` queries, or ``none``; then the maximum over
+    blocks of ``POOL`` tokens, each of which takes ``POOL_SLOTS`` (a power of two) of a tile. Grid
+    ``(tiles / TILES, B * Hkv)``. Tokens at or past the length are not read and score minus infinity.
+
+    ``p_q`` ``[B, Hq, 1, D]`` and ``p_k`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16; ``p_lengths`` ``[B]``
+    integer; ``p_out`` ``[B, Hkv or Hq, width]`` float32, contiguous, ``width = ceil(S / POOL)``. Moves
+    ``sum(lengths) * Hkv * D`` elements in.
+    """
+    i_list = tl.program_id(1).to(tl.int64)
+    i_batch = i_list // kv_heads
+    i_head = i_list % kv_heads
+    o_row = tl.arange(0, BLOCK_ROWS)
+    o_dim = tl.arange(0, BLOCK_DIM)
+    BLOCKS: tl.constexpr = BLOCK_TOKENS // POOL_SLOTS
+    length = tl.minimum(tl.load(p_lengths + i_batch), capacity)
+    p_k += i_batch * k_batch + i_head * k_head
+
+    o_q = (i_batch * q_batch + (i_head * rows + o_row) * q_head)[None, :] + (o_dim * q_dim)[:, None]
+    b_q = tl.load(p_q + o_q, mask=(o_row < rows)[None, :] & (o_dim < DIM)[:, None], other=0.0)
+    if UPCAST:
+        b_q = b_q.to(tl.float32)
+    for i_tile in tl.range(0, TILES, num_stages=STAGES):
+        i_block = (tl.program_id(0) * TILES + i_tile) * BLOCKS
+        o_block = i_block + tl.arange(0, BLOCKS)
+        o_slot = tl.arange(0, BLOCK_TOKENS)
+        o_token = (i_block + o_slot // POOL_SLOTS) * POOL + o_slot % POOL_SLOTS
+        visible = o_token < length
+        if POOL != POOL_SLOTS:
+            visible = visible & (o_slot % POOL_SLOTS < POOL)
+        b_k = load_keys(p_k, o_token, k_token, o_dim, k_dim, visible, DIM, BLOCK_DIM)
+        if UPCAST:
+            b_k = b_k.to(tl.float32)
+        b_scores = tl.dot(b_k, b_q, input_precision="ieee") * scale
+        if REDUCE == "none":
+            b_scores = tl.where(visible[:, None], b_scores, float("-inf"))
+            if POOL > 1:
+                b_scores = tl.max(tl.reshape(b_scores, [BLOCKS, POOL_SLOTS, BLOCK_ROWS]), 1)
+            o_out = (i_list * rows + o_row)[None, :] * width + o_block[:, None]
+            tl.store(p_out + o_out, b_scores, mask=(o_row < rows)[None, :] & (o_block < width)[:, None])
+        else:
+            b_score = tl.where(visible, reduce_rows(b_scores, o_row, rows, REDUCE), float("-inf"))
+            if POOL > 1:
+                b_score = tl.max(tl.reshape(b_score, [BLOCKS, POOL_SLOTS]), 1)
+            tl.store(p_out + i_list * width + o_block, b_score, mask=o_block < width)
+
+
+def token_logits_gpu(
+    q: Tensor,
+    k: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    group: str | None = None,
+    launch: ScoreLaunch | None = None,
+) -> Tensor:
+    """Attention logits of one query row as in ``naive.token_logits``, in one pass over the keys.
+
+    Args:
+        q: ``[B, Hq, 1, D]``, float32, float16 or bfloat16.
+        k: ``[B, Hkv, S, D]`` in ``q``'s dtype, any strides.
+        lengths: ``[B]`` integers; a length over ``S`` counts as ``S``.
+        scale: factor on the scores; ``D ** -0.5`` when left out.
+        group: ``max``, ``sum`` or ``mean`` over the query heads of a KV head; ``None`` keeps one score per query head.
+        launch: launch constants; from the shapes when left out.
+
+    Returns:
+        ``[B, Hq, S]``, or ``[B, Hkv, S]`` under a group reduction, in float32.
+
+    Raises:
+        ValueError: the group reduction is unknown, the heads do not divide, there is more than one query row or the
+            dtypes differ.
+    """
+    return block_max_score_gpu(q, k, lengths, block_size=1, scale=scale, group=group, launch=launch)
+
+
+def block_max_score_gpu(
+    q: Tensor,
+    k: Tensor,
+    lengths: Tensor,
+    *,
+    block_size: int,
+    scale: float | None = None,
+    group: str | None = None,
+    launch: ScoreLaunch | None = None,
+) -> Tensor:
+    """Largest logit of each block as in ``block_max_score.naive``, in one pass over the keys; of 1 token, all logits.
+
+    Args:
+        q: as in ``token_logits_gpu``.
+        k: likewise.
+        lengths: likewise.
+        block_size: tokens in a block, 1 to 256.
+        scale: as in ``token_logits_gpu``.
+        group: likewise.
+        launch: launch constants; from the shapes when left out. A tile narrower than a block is widened to it.
+
+    Returns:
+        ``[B, Hq or Hkv, ceil(S / block_size)]`` float32.
+
+    Raises:
+        ValueError: as ``token_logits_gpu``, or the block size is out of range.
+    """
+    batch, heads, queries, dim = q.shape
+    kv_heads, capacity = k.shape[1:3]
+    check_group(group, heads, kv_heads, queries)
+    if q.dtype != k.dtype:
+        raise ValueError(f"queries {q.dtype} and keys {k.dtype} of one dtype are needed")
+    if not 1 <= block_size <= _LARGEST_POOL:
+        raise ValueError(f"blocks of {block_size} tokens; 1 to {_LARGEST_POOL} fit a tile")
+    rows, width = heads // kv_heads, triton.cdiv(capacity, block_size)
+    launch = launch or choose_launch(capacity, batch * kv_heads, dim, q.dtype)
+    slots = triton.next_power_of_2(block_size)
+    tile = max(launch.keys, slots)
+    out = torch.empty(batch, kv_heads if group else heads, width, dtype=torch.float32, device=q.device)
+    with torch.cuda.device_of(q):
+        token_score_kernel[(triton.cdiv(width, tile // slots * launch.tiles), batch * kv_heads)](
+            q, k, lengths.contiguous(), out, q.stride(0), q.stride(1), q.stride(3), *k.stride(),
+            dim**-0.5 if scale is None else scale, rows, kv_heads, capacity, width,
+            REDUCE=group or "none", POOL=block_size, POOL_SLOTS=slots, DIM=dim,
+            BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
+            BLOCK_TOKENS=tile, TILES=launch.tiles, STAGES=launch.num_stages,
+            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
+            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16, num_warps=launch.num_warps,
+        )  # fmt: skip
+    return out
