@@ -1,0 +1,98 @@
+"""Compiles the kernels around attention for compute capability 9.0; fails where one spills or loads narrow words."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+
+import torch
+from compile_only import SHARED_LIMIT_BYTES, Binary, compile_only
+from torch import Tensor
+
+from longdecode.kernels.add_rms_norm import gpu as add_rms_norm
+from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
+from longdecode.kernels.linear.launch import choose_launch
+from longdecode.kernels.page_minmax import PageBounds
+from longdecode.kernels.rope_append import gpu as rope_append
+
+# hidden, feed-forward, query heads, KV heads, head dimension, capacity
+SHAPES = {
+    "Llama-3-8B": (4096, 14336, 32, 8, 128, 131_072),
+    "Qwen3-8B": (4096, 12288, 32, 8, 128, 40_960),
+    "miniature": (256, 640, 8, 4, 32, 4096),
+}
+NARROW = re.compile(r"cp\.async\.ca|ld\.global(?!\S*v4)\S*")
+WAIT = "griddepcontrol.wait"
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def project(hidden: int, ffn: int, rows: int, pdl: bool) -> None:
+    """The projections whose binaries differ: a program knows its channels, not its outputs."""
+    for n, k, gated in ((hidden, hidden, False), (ffn, hidden, True), (hidden, ffn, False)):
+        chosen = choose_launch(n, k, rows, torch.bfloat16, gated)
+        if chosen is None:
+            raise ValueError(f"no launch for {rows} rows of {k}")
+        launch = replace(chosen, launch_pdl=pdl)
+        if gated:
+            gated_linear_gpu(tensor(rows, 1, k), tensor(2 * n, k), launch=launch)
+        else:
+            linear_gpu(tensor(rows, 1, k), tensor(n, k), launch=launch)
+
+
+def around_attention(hidden: int, heads: int, kv_heads: int, dim: int, capacity: int, pdl: bool) -> None:
+    """Norm, rotation and append, the latter with all options and with none."""
+    norm = replace(add_rms_norm.choose_launch(hidden), launch_pdl=pdl)
+    add_rms_norm.add_rms_norm_gpu(tensor(1, 1, hidden), tensor(1, 1, hidden), tensor(hidden), 1e-5, launch=norm)
+    launch = replace(rope_append.choose_launch(), launch_pdl=pdl)
+    fused = tensor(1, 1, heads + 2 * kv_heads, dim)
+    q, k, v = (x.transpose(1, 2) for x in fused.split((heads, kv_heads, kv_heads), dim=2))
+    angles, slots = tensor(1, 1, dim, dtype=torch.float32), tensor(1, dtype=torch.int64)
+    cache = tensor(1, kv_heads, capacity, dim)
+    bounds = PageBounds(cache[:, :, : capacity // 16], cache[:, :, : capacity // 16])
+    inputs = (q, k, v, angles, angles, cache, cache, slots)
+    rope_append.rope_append_gpu(
+        *inputs, q_norm=tensor(dim), k_norm=tensor(dim), eps=1e-6, bounds=bounds, page_size=16, launch=launch
+    )
+    rope_append.rope_append_gpu(*inputs, launch=launch)
+
+
+def faults(binary: Binary, pdl: bool) -> list[str]:
+    """What is wrong with a binary."""
+    found = []
+    if binary.stack_bytes or binary.local_bytes or binary.shared_bytes > SHARED_LIMIT_BYTES:
+        found.append(f"{binary.stack_bytes} B stack, {binary.local_bytes} B local, {binary.shared_bytes} B shared")
+    if binary.kernel.startswith("linear") and NARROW.search(binary.ptx):
+        found.append(f"loads narrower than 16 bytes: {sorted(set(NARROW.findall(binary.ptx)))}")
+    before, wait, after = binary.ptx.partition(WAIT)
+    # The norm's weight may be read early; what else a kernel reads or writes belongs to a step.
+    early = ("st.global",) if binary.kernel.startswith("add") else ("st.global", "ld.global", "cp.async")
+    if pdl and (not wait or WAIT in after or any(access in before for access in early)):
+        found.append("does not wait once, before its first access, for the kernels ahead of it")
+    if not pdl and wait:
+        found.append("waits for kernels that it cannot overlap")
+    return found
+
+
+def main() -> None:
+    """Compile, print what each binary takes, and exit with the list of what is wrong."""
+    found = []
+    for name, (hidden, ffn, *attention) in SHAPES.items():
+        for pdl in (False, True):
+            with compile_only() as binaries:
+                around_attention(hidden, *attention, pdl)
+                for rows in (1, 4, 16):
+                    project(hidden, ffn, rows, pdl)
+            for binary in binaries:
+                usage = f"{binary.registers} registers, {binary.shared_bytes} B shared"
+                print(f"{name}, {'overlapping, ' if pdl else ''}{binary.kernel}: {usage}")
+                found += [f"{name}, {binary.kernel}: {fault}" for fault in faults(binary, pdl)]
+    if found:
+        sys.exit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()

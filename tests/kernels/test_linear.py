@@ -1,0 +1,202 @@
+"""Projections against float64, in torch and in Triton: its interpreter without a GPU, the device with one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longdecode.kernels.add_rms_norm import naive as norm_naive
+from longdecode.kernels.add_rms_norm.gpu import Launch as NormLaunch
+from longdecode.kernels.add_rms_norm.gpu import add_rms_norm_gpu
+from longdecode.kernels.linear import gated_linear, linear, naive
+from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
+from longdecode.kernels.linear.launch import MAX_ROWS, Launch, candidates, choose_launch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+LAUNCHES = {
+    "fma": Launch("fma", block_n=16, block_k=64, num_warps=1),
+    "fma staged": Launch("fma", block_n=8, block_k=512, num_warps=4, num_stages=3),
+    "dot": Launch("dot", block_n=16, block_k=64, num_warps=2, num_stages=3),
+    "dot in parts": Launch("dot", block_n=16, block_k=64, num_warps=4, num_stages=2, k_parts=4, block_rows=8),
+}
+SHAPES = [(1, 96, 256), (3, 37, 100), (16, 16, 300), (1, 1, 17)]
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype, factor: float = 1.0) -> None:
+    tolerance = factor * TOLERANCE[dtype]
+    torch.testing.assert_close(got.cpu().double(), want, atol=tolerance, rtol=tolerance)
+
+
+def inputs(rng: torch.Generator, rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of a wider buffer ``[rows, 1, K]``, a weight that keeps outputs near one, a bias."""
+    x = torch.randn(rows, 1, k + 3, generator=rng).to(dtype)[..., 3:]
+    return x, (k**-0.5 * torch.randn(n, k, generator=rng)).to(dtype), torch.randn(n, generator=rng).to(dtype)
+
+
+def gated(x: Tensor, gate_up: Tensor) -> Tensor:
+    """``g * sigmoid(g) * u`` in float64."""
+    gate, up = (x.double() @ gate_up.double().T).chunk(2, dim=-1)
+    return gate / (1 + (-gate).exp()) * up
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("launch", [None, *LAUNCHES.values()], ids=["naive", *LAUNCHES])
+def test_projections(
+    rng: torch.Generator, launch: Launch | None, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """Odd sizes, a row of weight that does not start at a vector's edge, bias and none, plain and gated."""
+    x, weight, bias = inputs(rng, *shape, dtype)
+    where = torch.device("cpu") if launch is None else DEVICE
+    on = [t.to(where) for t in (x, weight, bias)]
+    plain = linear(*on) if launch is None else linear_gpu(*on, launch=launch)
+    assert plain.dtype == dtype and plain.shape == (*x.shape[:-1], len(weight))
+    close(plain, x.double() @ weight.double().T + bias.double(), dtype)
+    without = linear(*on[:2]) if launch is None else linear_gpu(*on[:2], launch=launch)
+    close(without, x.double() @ weight.double().T, dtype)
+    gate_up = torch.cat((weight, weight.roll(1, dims=1)))
+    both = (on[0], gate_up.to(where))
+    got = gated_linear(*both) if launch is None else gated_linear_gpu(*both, launch=launch)
+    assert got.dtype == dtype and got.shape == plain.shape
+    close(got, gated(x, gate_up), dtype, factor=2)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_any_strides(rng: torch.Generator, launch: Launch) -> None:
+    """The weight a column-major view of a larger buffer, the input a transposed one without an axis of one token."""
+    weight = torch.randn(70, 2 * 38, generator=rng)[:, ::2].T
+    x = torch.randn(70, 3, generator=rng).T
+    assert weight.shape == (38, 70) and x.stride() == (1, 3)
+    close(linear_gpu(x.to(DEVICE), weight.to(DEVICE), launch=launch), x.double() @ weight.double().T, torch.float32, 9)
+    close(gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE), launch=launch), gated(x, weight), torch.float32, 99)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
+def test_a_row_does_not_depend_on_its_neighbours(rng: torch.Generator, launch: Launch) -> None:
+    x, weight, _ = inputs(rng, 9, 20, 200, torch.float16)
+    x, weight = x.to(DEVICE), weight.to(DEVICE)
+    for op in (linear_gpu, gated_linear_gpu):
+        together = op(x, weight, launch=launch)
+        for row in (0, 8):
+            alone = torch.full_like(x, float("nan"))
+            alone[row] = x[row]
+            assert torch.equal(op(alone, weight, launch=launch)[row], together[row])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_candidate_computes_the_projection(rng: torch.Generator, rows: int) -> None:
+    x, weight, bias = inputs(rng, rows, 10, 1000, torch.float16)
+    want = x.double() @ weight.double().T
+    listed = candidates(6144, 1000, rows)
+    assert 10 <= len(listed) <= 60 and len(set(listed)) == len(listed)
+    for launch in listed:
+        close(linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias)), launch=launch), want + bias, torch.float16)
+    for launch in candidates(6144, 1000, rows, gated=True)[:: 1 + rows]:
+        got = gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE), launch=launch)
+        close(got, gated(x, weight), torch.float16, factor=2)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9, MAX_ROWS, MAX_ROWS + 1])
+def test_the_rule_by_shape(rng: torch.Generator, rows: int) -> None:
+    """Whatever the rule picks computes the projection; it leaves float32 and many rows to torch."""
+    x, weight, bias = inputs(rng, rows, 18, 300, torch.float16)
+    assert (choose_launch(18, 300, rows, torch.float16) is None) == (rows > MAX_ROWS)
+    assert choose_launch(18, 300, rows, torch.float32) is None
+    close(linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias))), x.double() @ weight.double().T + bias, x.dtype)
+    close(gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE)), gated(x, weight), x.dtype, factor=2)
+
+
+def test_no_rows() -> None:
+    x, weight = torch.ones(0, 8, device=DEVICE), torch.ones(4, 8, device=DEVICE)
+    for launch in (None, LAUNCHES["fma"], LAUNCHES["dot"]):
+        assert linear_gpu(x, weight, launch=launch).shape == (0, 4)
+        assert gated_linear_gpu(x, weight, launch=launch).shape == (0, 2)
+
+
+def test_naive_on_meta() -> None:
+    x, weight = torch.empty(2, 1, 8, device="meta"), torch.empty(6, 8, device="meta")
+    assert linear(x, weight).shape == (2, 1, 6) and gated_linear(x, weight).shape == (2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "weight", "bias", "says"),
+    [
+        (linear_gpu, torch.ones(4, 7), None, "channels"),
+        (linear_gpu, torch.ones(4, 8).half(), None, "dtype"),
+        (linear_gpu, torch.ones(4, 8), torch.ones(3), "bias"),
+        (gated_linear_gpu, torch.ones(5, 8), None, "equal number"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    op: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        op(torch.ones(1, 8), weight, *([] if bias is None else [bias]))
+
+
+def test_kernels_around_attention_compile_for_hopper() -> None:
+    """In a process of its own: functions decorated under the interpreter cannot be compiled."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
+    script = Path(__file__).with_name("compile_dense_for_hopper.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def on_the_device(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    rng = torch.Generator("cuda").manual_seed(seed)
+    return [
+        (shape[-1] ** -0.5 if len(shape) == 2 else 1) * torch.randn(shape, generator=rng, device="cuda").to(dtype)
+        for shape in shapes
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("hidden", "ffn"), [(4096, 14336), (256, 640)])
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_equals_naive_on_the_device_and_in_a_graph(
+    seed: int, rows: int, hidden: int, ffn: int, dtype: torch.dtype, pdl: bool
+) -> None:
+    """A feed-forward block, eager and replayed on fresh inputs, its kernels free to start before their predecessors."""
+    shapes = ((rows, 1, hidden), (rows, 1, hidden), (hidden,), (2 * ffn, hidden), (hidden, ffn))
+    delta, residual, norm, gate_up, down = on_the_device(seed, *shapes, dtype=dtype)
+
+    def launch(n: int, k: int, gate: bool = False) -> Launch:
+        chosen = choose_launch(n, k, rows, dtype, gate)
+        assert chosen is not None
+        return replace(chosen, launch_pdl=pdl, prefetch=2)
+
+    def fast() -> Tensor:
+        normed, total = add_rms_norm_gpu(delta, residual, norm, 1e-5, launch=NormLaunch(8, launch_pdl=pdl))
+        middle = gated_linear_gpu(normed, gate_up, launch=launch(ffn, hidden, True))
+        return total + linear_gpu(middle, down, launch=launch(hidden, ffn))
+
+    def reference() -> Tensor:
+        normed, total = norm_naive.add_rms_norm(delta, residual, norm, 1e-5)
+        return total + F.linear(naive.gated_linear(normed, gate_up), down)
+
+    def compare(got: Tensor) -> None:
+        torch.testing.assert_close(got, reference(), atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+
+    compare(fast())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fast()
+    for fresh in range(3):
+        new_delta, new_residual = on_the_device(seed + 1 + fresh, *shapes[:2], dtype=dtype)
+        delta.copy_(new_delta)
+        residual.copy_(new_residual)
+        graph.replay()
+        compare(captured)
