@@ -152,12 +152,12 @@ def unit_note(axes: Axes, text: str) -> None:
     )
 
 
-def level(axes: Axes, value: float, text: str) -> None:
-    """A thin horizontal guide with its meaning written on it."""
+def level(axes: Axes, value: float, text: str, *, below: bool = False) -> None:
+    """A thin horizontal guide with its meaning written on its left end, or below its right end."""
     axes.axhline(value, color=FAINT, linewidth=1.0)
     axes.annotate(
-        text, (0, value), xycoords=("axes fraction", "data"), xytext=(3, 4), textcoords="offset points", size=7,
-        color=MUTED,
+        text, (1 if below else 0, value), xycoords=("axes fraction", "data"), xytext=(-3, -9) if below else (3, 4),
+        textcoords="offset points", size=7, color=MUTED, ha="right" if below else "left",
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ STATUS_WORDS = {
     "unsupported": "the method or task cannot run at this budget, context or model",
     "timeout": "took longer than allowed",
     "failed_gate": "failed a correctness gate, so no number may be shown",
+    "disturbed": "clocks dropped or another process used the device in every sample, so no number may be shown",
     "data_unavailable": "the data set was not on the machine",
 }
 
@@ -166,6 +167,11 @@ def ratio(value: Any) -> str:
     """A ratio of two times: two digits after the point, three below 0.1 and one from 100 on."""
     size = abs(float(value)) if value is not None else 0.0
     return number(value, 3 if size < 0.1 else 1 if size >= 100 else 2)
+
+
+def slope(us: Any) -> str:
+    """Microseconds that something adds: two digits after the point, one from 100 on."""
+    return number(us, 1 if us is not None and abs(float(us)) >= 100 else 2)
 
 
 def gigabytes(count: Any) -> str:

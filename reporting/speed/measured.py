@@ -58,21 +58,19 @@ class Speed:
 
     @property
     def labels(self) -> list[str]:
-        """Labels of decode rows: Full first, then the configuration's order, then the rest; the stock loop last."""
-        found = dict.fromkeys(self.table.loc[self.table["bench"] == "decode", "label"])
+        """Labels whose steps were timed: Full, the configuration's, any other, the ceiling, the stock loop."""
+        found = dict.fromkeys(self._steps["label"])
         listed = [*(label for label in self.order if label in found), *(x for x in found if x not in self.order)]
         rank = {REFERENCE_METHOD: 0, CEILING_METHOD: 2, STOCK_LOOP: 3}
         return sorted(listed, key=lambda label: rank.get(self.kind(label), 1))
 
     def kind(self, label: str) -> str:
-        """The registered method behind a decode label."""
-        rows = self.table[(self.table["bench"] == "decode") & (self.table["label"] == label)]
-        return str(rows["subject"].iloc[0])
+        """The registered method behind a label."""
+        return str(self._steps.loc[self._steps["label"] == label, "subject"].iloc[0])
 
     def params(self, label: str) -> dict[str, Any]:
-        """The parameters a decode label was configured with."""
-        rows = self.table[(self.table["bench"] == "decode") & (self.table["label"] == label)]
-        return dict(json.loads(rows["params"].iloc[0]))
+        """The parameters a label was configured with."""
+        return dict(json.loads(self._steps.loc[self._steps["label"] == label, "params"].iloc[0]))
 
     def decode(self, model: str, *stages: str) -> pd.DataFrame:
         """Rows of a model's decode bench (whole steps unless stages are named), in table order."""
@@ -126,13 +124,17 @@ class Speed:
         return None if pd.isna(low) or pd.isna(high) else (int(low), int(high))
 
     @property
+    def _steps(self) -> pd.DataFrame:
+        return self.table[(self.table["bench"] == "decode") & (self.table["stage"] == STEP)]
+
+    @property
     def devices(self) -> list[str]:
         """Devices that anything was timed on."""
         return sorted(set(self.table["device"].dropna()))
 
 
 def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
-    """Read what was timed; ``None`` where nothing was.
+    """Read what was timed; ``None`` where nothing was. A timing without a good sample gets the status ``disturbed``.
 
     Args:
         folder: a run's results, with ``speed.csv`` and perhaps ``growth.csv``, ``breakeven.csv``, ``breakdown.csv``.
@@ -143,6 +145,8 @@ def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
     table = _read(folder / "speed.csv")
     if table.empty:
         return None
+    empty = (table["status"] == "ok") & (table["n"] == 0)
+    table.loc[empty, ["status", "reason"]] = ["disturbed", "every sample was disturbed"]
     extra = {name: _frame(folder / f"{name}.csv", columns) for name, columns in _FRAMES.items()}
     return Speed(table, extra["growth"], extra["breakeven"], extra["breakdown"], tuple(order))
 

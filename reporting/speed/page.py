@@ -34,7 +34,8 @@ class StepSection:
     tables: list[tables.SpeedTable]
     stages: tables.SpeedTable | None
     start: tables.SpeedTable | None
-    growth: list[dict[str, str]]
+    growth: list[tables.Growth]
+    more_growth: list[tables.Growth]
     breakeven: list[dict[str, str]]
     stock: list[str]
 
@@ -90,10 +91,11 @@ def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
         "models": [_model_words(speed, model, name) for model in speed.models],
         "random": bool((steps_["weights"] == "random").any()),
         "labels": speed.labels,
+        "stock": [label for label in speed.labels if speed.kind(label) == STOCK_LOOP],
         "contexts": [wording.short_tokens(int(c)) for c in sorted(set(steps_["context"]))],
         "batches": [str(int(b)) for b in sorted(set(steps_["batch"]))],
         "budgets": [wording.budget(text) for text in _budgets(speed)],
-        "samples": f"{int(speed.table['n'].sum()):,}",
+        "samples": f"{int(speed.table['n'].sum() + speed.table['disturbed'].sum()):,}",
         "disturbed": f"{int(speed.table['disturbed'].sum()):,}",
         "clocks": None if clocks is None else clocks,
     }
@@ -174,7 +176,7 @@ def _steps(speed: Speed, writer: FigureWriter, model: str, name: Callable[[str],
         tables.decode_tables(speed, model),
         tables.stage_table(speed, model),
         tables.start_table(speed, model),
-        tables.growth_table(speed, model),
+        *tables.growth_tables(speed, model),
         tables.breakeven_table(speed, model),
         tables.stock_notes(speed, model),
     )
@@ -203,12 +205,14 @@ def _probes(speed: Speed) -> list[dict[str, str]]:
 def _disturbed(speed: Speed) -> list[dict[str, str]]:
     """The timings with disturbed samples, the worst first."""
     rows = speed.table[speed.table["disturbed"] > 0]
-    ordered = rows.assign(_share=rows["disturbed"] / rows["n"]).sort_values("_share", ascending=False, kind="stable")
+    ordered = rows.assign(_share=rows["disturbed"] / (rows["n"] + rows["disturbed"])).sort_values(
+        "_share", ascending=False, kind="stable"
+    )
     return [
         {
             "what": tables.name_of(row),
             "size": tables.size_of(row),
-            "count": f"{int(row['disturbed'])} of {int(row['n'])}",
+            "count": f"{int(row['disturbed'])} of {int(row['n'] + row['disturbed'])}",
         }
         for _, row in ordered.iterrows()
     ]

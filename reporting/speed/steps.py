@@ -118,7 +118,7 @@ def _data(rows: pd.DataFrame, places: Sequence[Place]) -> pd.DataFrame:
 
 
 def _ratio_limits(data: pd.DataFrame) -> tuple[float, float]:
-    return min(0.9, float(data["ratio_low"].min())), max(1.2, float(data["ratio_high"].max()))
+    return min(0.85, float(data["ratio_low"].min())), max(1.2, float(data["ratio_high"].max()))
 
 
 def _panel_rows(rows: pd.DataFrame, text: str, held: str, value: int) -> pd.DataFrame:
@@ -156,7 +156,7 @@ def _speedup_panel(
     def draw(axes: Axes) -> None:
         axes.set_title(_title(place))
         _size_axis(axes, rows, axis)
-        drawing.level(axes, 1.0, "Full")
+        drawing.level(axes, 1.0, "Full", below=True)
         lines = sorted(_lines(looks, rows, axis), key=lambda line: line[0] == front)
         for number, (label, mine) in enumerate(lines):
             values = mine.assign(value=mine["ratio"], low=mine["ratio_low"], high=mine["ratio_high"])

@@ -8,13 +8,15 @@ from typing import Any
 import pandas as pd
 
 from longdecode.reporting import wording
-from longdecode.reporting.speed.measured import OURS, STOCK_LOOP, Speed
+from longdecode.reporting.speed.measured import OURS, REFERENCE_METHOD, STEP, STOCK_LOOP, Speed
 
 STAGES = {
     "no_selection": "without selection",
     "no_attention": "without attention",
     "projections": "projections alone",
 }
+
+_ANY = {"no_attention": "any method", "projections": "any method"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,14 @@ class SpeedTable:
     groups: list[Group]
     notes: list[str]
     peers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Slopes along one size while the other is held."""
+
+    along: str
+    lines: list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,30 +136,40 @@ def stage_table(speed: Speed, model: str) -> SpeedTable | None:
     return SpeedTable("stages", groups, notes)
 
 
-def growth_table(speed: Speed, model: str) -> list[dict[str, str]]:
-    """Slopes of time in context and in batch, with intervals; whole steps first."""
-    rows = speed.growth[(speed.growth["model"] == model) & (speed.growth["bench"] == "decode")]
+def growth_tables(speed: Speed, model: str) -> tuple[list[Growth], list[Growth]]:
+    """Slopes of a whole step's time: first at the smallest batch and at the longest context of Full, then elsewhere."""
+    growth = speed.growth
+    rows = growth[(growth["model"] == model) & (growth["bench"] == "decode") & (growth["stage"] == STEP)]
     place = {label: number for number, label in enumerate(speed.labels)}
-    ordered = rows.assign(
-        _place=rows["label"].map(place), _part=rows["stage"] != "step", _size=rows["budget"].map(wording.budget_order)
-    ).sort_values(["axis", "fixed", "_part", "_place", "_size"], ascending=[False, True, True, True, True])
-    found = []
-    for _, row in ordered.iterrows():
-        found.append(
-            {
-                "label": row["label"],
-                "budget": wording.budget(row["budget"]),
-                "stage": STAGES.get(row["stage"], row["stage"]),
-                "along": _along(row),
-                "slope": wording.significant(row["slope_us"]),
-                "bounds": _pair(row["slope_low"], row["slope_high"], wording.significant),
-                "unit": "us per 1K tokens" if row["axis"] == "context" else "us per sequence",
-                "intercept": wording.milliseconds(row["intercept_us"]),
-                "r2": wording.number(row["r2"], 4),
-                "points": wording.tokens(row["points"]),
-            }
-        )
-    return found
+    ordered = rows.assign(_place=rows["label"].map(place), _size=rows["budget"].map(wording.budget_order))
+    ordered = ordered.sort_values(["fixed", "_place", "_size"], kind="stable")
+    first, rest = [], []
+    for axis in ("context", "batch"):
+        mine = ordered[ordered["axis"] == axis]
+        full = mine.loc[mine["label"].map(speed.kind) == REFERENCE_METHOD, "fixed"] if len(mine) else mine["fixed"]
+        known = full if len(full) else mine["fixed"]
+        main = None if known.empty else known.min() if axis == "context" else known.max()
+        for fixed, lines in mine.groupby("fixed"):
+            (first if fixed == main else rest).append(_growth(axis, int(str(fixed)), lines))
+    return first, rest
+
+
+def _growth(axis: str, fixed: int, rows: pd.DataFrame) -> Growth:
+    at = wording.plural(fixed, "sequence") if axis == "context" else f"{fixed:,} tokens of context"
+    unit = "us per 1,024 tokens of context" if axis == "context" else "us per sequence"
+    lines = [
+        {
+            "label": row["label"],
+            "budget": wording.budget(row["budget"]),
+            "slope": wording.slope(row["slope_us"]),
+            "bounds": _pair(row["slope_low"], row["slope_high"], wording.slope),
+            "intercept": wording.milliseconds(row["intercept_us"]),
+            "r2": wording.number(row["r2"], 4),
+            "points": wording.tokens(row["points"]),
+        }
+        for _, row in rows.iterrows()
+    ]
+    return Growth(f"{unit}, at {at}", lines)
 
 
 def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
@@ -163,7 +183,7 @@ def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
             "never": "at no size timed",
             "unknown": "cannot be told from the sizes timed",
         }
-        value = "" if pd.isna(row["value"]) else wording.significant(row["value"])
+        value = wording.tokens(row["value"])
         found.append(
             {
                 "label": row["label"],
@@ -177,18 +197,21 @@ def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
 
 
 def stock_notes(speed: Speed, model: str) -> list[str]:
-    """How our Full compares with the stock loop, said for the record."""
+    """How our Full compares with the stock loop, said for the record: a sentence for each way of running it."""
     rows = speed.ok(model)
+    rows = rows[(rows["subject"] == STOCK_LOOP) & rows["ratio"].notna()]
     found = []
-    for _, row in rows[(rows["subject"] == STOCK_LOOP) & rows["ratio"].notna()].iterrows():
-        times = wording.ratio(1 / row["ratio"])
-        bounds = _pair(1 / row["ratio_high"], 1 / row["ratio_low"], wording.ratio)
-        size = f"{int(row['context']):,} tokens, {wording.plural(int(row['batch']), 'sequence')}"
-        step = wording.milliseconds(row["median_us"])
-        found.append(
-            f"For the record: at {size}, the stock loop takes {step} ms a step; our Full is {times} {bounds} times as "
-            "fast. No other ratio on this page is taken against it."
-        )
+    for label, mine in rows.groupby("label", sort=False):
+        parts = []
+        for _, row in mine.iterrows():
+            times = wording.ratio(1 / row["ratio"])
+            bounds = _pair(1 / row["ratio_high"], 1 / row["ratio_low"], wording.ratio)
+            size = f"{int(row['context']):,} tokens, {wording.plural(int(row['batch']), 'sequence')}"
+            parts.append(
+                f"{times} {bounds} times as fast at {size} ({wording.milliseconds(row['median_us'])} ms a step)"
+            )
+        text = f"For the record: beside {label}, a stock loop of transformers, our Full is {'; '.join(parts)}."
+        found.append(f"{text} No other ratio is taken against it.")
     return found
 
 
@@ -215,8 +238,8 @@ def _lines(rows: pd.DataFrame, notes: list[str], more: Any) -> list[Line]:
         ok = row["status"] == "ok"
         lines.append(
             Line(
-                label=row["label"],
-                first=not lines or lines[-1].label != row["label"],
+                label=_ANY.get(row["label"], row["label"]),
+                first=not lines or lines[-1].label != _ANY.get(row["label"], row["label"]),
                 budget=wording.budget(row["budget"]),
                 us=wording.microseconds(row["median_us"])
                 if row["bench"] == "kernel"

@@ -1,4 +1,4 @@
-"""Made-up times of a device with a roof: bytes over a read rate, fixed costs a layer, noise; with holes of several kinds.
+"""Made-up times of a device with a roof: bytes over a read rate, fixed costs a layer, noise, holes of several kinds.
 
 Run by path from conftest.py, as tests are no package.
 """
@@ -151,18 +151,19 @@ def _cell(
     full_bytes = KV_BYTES * batch * LAYERS * context
     full = parts["weights"] + parts["rest"] + full_bytes / RATE * 1.04 + LAYERS * 4.0
     fits = WEIGHT_BYTES + full_bytes <= MEMORY  # without Full beside it there is no pair
-    paired = {} if label == "full" or not fits else _pair(us, full, "full", rng)
+    paired = {} if not fits else _pair(us, full, "full", rng)
     whole = {"expected_bytes": int(resident), "peak_bytes": int(resident * 1.02 + 3e8)}
     yield _row(us, least, rng, **base, **paired, **whole, tokens_per_s=batch / us * 1e6)
     if budget in ("full", "4096") and label != "hf_full":
         if parts["selection"]:
             yield _row(us - parts["selection"], least - meta, rng, **base | {"stage": "no_selection"})
-        without = us - parts["selection"] - parts["attention"]
-        yield _row(without, WEIGHT_BYTES, rng, **base | {"stage": "no_attention"})
         if label == "full":
-            yield _row(parts["weights"], WEIGHT_BYTES, rng, **base | {"stage": "projections"})
+            for stage, time in (("no_attention", parts["weights"] + parts["rest"]), ("projections", parts["weights"])):
+                alone = base | {"subject": stage, "label": stage, "stage": stage}
+                yield _row(time, WEIGHT_BYTES, rng, **alone, **_pair(time, us, "full", rng))
     if budget in ("full", "4096") and batch == 1 and context <= 131072 and label in ("full", "quest", "tidal"):
-        yield _row(context * 30 * (1 + context / 262144), least, rng, **base | {"stage": "prefill"})
+        if label == "full":
+            yield _row(context * 30 * (1 + context / 262144), least, rng, **base | {"stage": "prefill"})
         yield _row(300 + context * 0.002 * (label == "quest"), least, rng, **base | {"stage": "setup"})
 
 
@@ -182,7 +183,9 @@ def _growth(table: pd.DataFrame) -> pd.DataFrame:
     found = []
     steps = table[(table["bench"] == "decode") & (table["stage"] == "step") & (table["status"] == "ok")]
     for axis, held, unit in (("context", "batch", 1024), ("batch", "context", 1)):
-        for (model, subject, label, budget, fixed), rows in steps.groupby(["model", "subject", "label", "budget", held]):
+        for (model, subject, label, budget, fixed), rows in steps.groupby(
+            ["model", "subject", "label", "budget", held]
+        ):
             if len(rows) < 3:
                 continue
             x, y = rows[axis].to_numpy(float) / unit, rows["median_us"].to_numpy(float)
@@ -199,9 +202,9 @@ def _growth(table: pd.DataFrame) -> pd.DataFrame:
 
 def _breakeven() -> pd.DataFrame:
     rows = [
-        ("quest", "4096", "context", 1, 21873.0, "from"), ("quest", "4096", "batch", 4096, np.nan, "never"),
-        ("streaming", "4096", "context", 1, 4096.0, "always"), ("tidal", "1024", "context", 16, np.nan, "unknown"),
-        ("quest", "4096", "batch", 16384, 2.3, "from"),
+        ("quest", "4096", "context", 1, 32768, "from"), ("quest", "4096", "batch", 4096, np.nan, "never"),
+        ("streaming", "4096", "context", 1, np.nan, "always"), ("tidal", "1024", "context", 16, np.nan, "unknown"),
+        ("quest", "4096", "batch", 16384, 4, "from"),
     ]  # fmt: skip
     names = ["label", "budget", "axis", "fixed", "value", "verdict"]
     return pd.DataFrame([{"model": "llama3-8b", **dict(zip(names, row, strict=True))} for row in rows])
@@ -209,16 +212,18 @@ def _breakeven() -> pd.DataFrame:
 
 def _breakdown(table: pd.DataFrame) -> pd.DataFrame:
     rows = table[(table["bench"] == "decode") & (table["model"] == "llama3-8b") & (table["status"] == "ok")]
+    alone = {
+        (r["stage"], r["context"], r["batch"]): r["median_us"] for _, r in rows.iterrows() if r["label"] == r["stage"]
+    }
     found = []
     for (label, budget, context, batch), mine in rows.groupby(["label", "budget", "context", "batch"], sort=False):
         us = dict(zip(mine["stage"], mine["median_us"], strict=True))
-        if "no_attention" not in us:
+        bare = alone.get(("no_attention", context, batch))
+        if bare is None or "step" not in us or label == "hf_full":
             continue
-        weights = WEIGHT_BYTES / RATE * 1.08
-        without = us.get("no_selection", us["step"])
+        weights, without = alone["projections", context, batch], us.get("no_selection", us["step"])
         parts = {
-            "weights": weights, "selection": us["step"] - without, "attention": without - us["no_attention"],
-            "rest": us["no_attention"] - weights,
+            "weights": weights, "selection": us["step"] - without, "attention": without - bare, "rest": bare - weights,
         }  # fmt: skip
         place = {"model": "llama3-8b", "label": label, "budget": budget, "context": context, "batch": batch}
         found += [{**place, "part": part, "us": value} for part, value in parts.items()]
