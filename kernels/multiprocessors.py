@@ -1,4 +1,4 @@
-"""What choosing a launch needs to know of the device and of numbers."""
+"""What choosing an attention launch needs to know of the device and of numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from functools import cache
 import torch
 
 H200_MULTIPROCESSORS = 132
+SHARED_BYTES = 228 << 10
+"""Shared memory of a Hopper multiprocessor; a program may have 1 KiB less (CUDA C++ programming guide, table 27)."""
+_RESERVED_BYTES = 1 << 10
 
 
 @cache
@@ -20,3 +23,28 @@ def multiprocessors(device: torch.device) -> int:
 def power_of_two(number: int) -> int:
     """The smallest power of two that is ``number`` or more."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def padded_dim(dim: int) -> int:
+    """Channels of a tile: a power of two that tensor cores take."""
+    return max(16, power_of_two(dim))
+
+
+def resident(rows: int, tokens: int, num_stages: int, dim: int, dtype: torch.dtype) -> int:
+    """Programs that a Hopper multiprocessor's shared memory holds, as Triton 3.7 lays out split-KV attention.
+
+    A stage is a tile of keys and one of values; from 64 rows on the wide tensor-core instructions read both where they
+    lie, so that a tile in use takes a stage of its own. Beside the stages lie the queries.
+    """
+    row_bytes = padded_dim(dim) * dtype.itemsize
+    stages = num_stages if rows >= 64 else num_stages - 1
+    program = 2 * tokens * row_bytes * stages + max(8 << 10, rows * row_bytes)
+    return SHARED_BYTES // (program + _RESERVED_BYTES)
+
+
+def registers(num_warps: int, waves: int) -> int:
+    """Registers a thread may take when ``waves`` programs share a multiprocessor's 65,536.
+
+    Left to itself, ptxas stops short of some count and spills a few bytes to stay there.
+    """
+    return min(255, 65_536 // (32 * num_warps * waves) // 8 * 8)

@@ -87,13 +87,18 @@ def tile_scores(b_q, b_k, scale_log2):
 def softmax_step(b_scores, b_v, b_top, b_total, b_acc):
     """Fold a tile's scores ``[R, N]`` and values ``[N, D]`` into running maximum, sum and weighted values, in base 2.
 
-    Invisible tokens have scores of minus infinity and finite values; a tile may be wholly invisible.
+    Invisible tokens have scores of minus infinity and finite values; a tile may be wholly invisible. The sum is kept
+    in as many columns as ``b_total`` has, one a token of the tile or a single one: summed over at the end, they save
+    a reduction across warps in every tile.
     """
     b_new = tl.maximum(b_top, tl.max(b_scores, 1))
     b_base = tl.where(b_new == float("-inf"), 0.0, b_new)
     b_shrink = tl.exp2(b_top - b_base)
     b_weights = tl.exp2(b_scores - b_base[:, None])
-    b_total = b_total * b_shrink + tl.sum(b_weights, 1)
+    if b_total.shape[1] == 1:
+        b_total = b_total * b_shrink[:, None] + tl.sum(b_weights, 1)[:, None]
+    else:
+        b_total = b_total * b_shrink[:, None] + b_weights
     b_acc = tl.dot(b_weights.to(b_v.dtype), b_v, b_acc * b_shrink[:, None], input_precision="ieee")
     return b_new, b_total, b_acc
 
@@ -117,11 +122,16 @@ def merge_parts(
     o_dim = tl.arange(0, BLOCK_DIM)
     o_part = tl.arange(0, MERGE_PARTS)
     live = o_row < rows
+    # One list's parts fit 32-bit offsets from a 64-bit start.
+    i_first = tl.cast(i_first, tl.int64) * rows
+    p_acc += i_first * DIM
+    p_top += i_first
+    p_total += i_first
     b_top = tl.full([MERGE_ROWS], float("-inf"), dtype=tl.float32)
     b_total = tl.zeros([MERGE_ROWS], dtype=tl.float32)
     b_sum = tl.zeros([MERGE_ROWS, BLOCK_DIM], dtype=tl.float32)
     for i_part in range(0, parts, MERGE_PARTS):
-        o_at = (i_first + i_part + o_part)[:, None] * rows + o_row[None, :]
+        o_at = (i_part + o_part)[:, None] * rows + o_row[None, :]
         held = (i_part + o_part < parts)[:, None] & live[None, :]
         # Other programs wrote these: they are in L2, never in this multiprocessor's L1.
         b_tops = tl.load(p_top + o_at, mask=held, other=float("-inf"), cache_modifier=".cg")
@@ -157,10 +167,11 @@ def finish_part(
     if parts == 1:
         store_rows(p_out, p_lse, b_acc, b_top, b_total, i_list * rows + o_row, live, o_dim, DIM)
     else:
-        o_at = i_slot * rows + o_row
-        tl.store(p_top + o_at, b_top, mask=live)
-        tl.store(p_total + o_at, b_total, mask=live)
-        tl.store(p_acc + o_at[:, None] * DIM + o_dim[None, :], b_acc, mask=live[:, None] & (o_dim < DIM)[None, :])
+        i_at = tl.cast(i_slot, tl.int64) * rows
+        o_acc = o_row[:, None] * DIM + o_dim[None, :]
+        tl.store(p_top + i_at + o_row, b_top, mask=live)
+        tl.store(p_total + i_at + o_row, b_total, mask=live)
+        tl.store(p_acc + i_at * DIM + o_acc, b_acc, mask=live[:, None] & (o_dim < DIM)[None, :])
         if FUSED:
             # The barrier puts every thread's stores before the one thread's release.
             tl.debug_barrier()

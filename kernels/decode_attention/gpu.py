@@ -95,7 +95,7 @@ def decode_attention_kernel(
     if UPCAST:
         b_q = b_q.to(tl.float32)
     b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
-    b_total = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
+    b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
     b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
     p_k += i_batch * k_batch + i_head * k_head + start.to(tl.int64) * (BLOCK_TOKENS * K_TOKEN)
     p_v += i_batch * v_batch + i_head * v_head + start.to(tl.int64) * (BLOCK_TOKENS * V_TOKEN)
@@ -116,8 +116,8 @@ def decode_attention_kernel(
         if (i_tile == 0) & (i_split == 0):
             tl.atomic_add(p_tally + i_batch * tally_batch, length.to(tl.int64), sem="relaxed")
     finish_part(
-        p_acc, p_top, p_total, p_counters + i_list * tl.num_programs(0) + i_tile, p_out, p_lse, b_acc, b_top, b_total,
-        i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row, rows,
+        p_acc, p_top, p_total, p_counters + i_list * tl.num_programs(0) + i_tile, p_out, p_lse,
+        b_acc, b_top, tl.sum(b_total, 1), i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row, rows,
         DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
     )  # fmt: skip
 
@@ -177,7 +177,7 @@ def decode_attention_gpu(
             SPLITS=launch.splits, FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-            num_warps=launch.num_warps, num_stages=launch.num_stages,
+            num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,
         )  # fmt: skip
         if not launch.fused_merge and not alone:
             merge_partials(partials, launch.splits, out, lse)

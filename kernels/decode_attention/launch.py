@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 
-from longdecode.kernels.multiprocessors import multiprocessors, power_of_two
+from longdecode.kernels.multiprocessors import multiprocessors, padded_dim, registers, resident
 
 MOST_SPLITS = 128
 
@@ -18,7 +18,7 @@ class DecodeLaunch:
 
     ``rows`` query rows (of one KV head's group, padded; a power of two, 16 or more) and ``tokens`` a step (a power of
     two, 16 or more); ``splits`` programs share the tokens of one KV head. ``fused_merge``: the last of them to finish
-    joins their parts; otherwise a second launch does.
+    joins their parts; otherwise a second launch does. ``registers`` a thread at most.
     """
 
     rows: int
@@ -27,6 +27,7 @@ class DecodeLaunch:
     num_stages: int
     splits: int
     fused_merge: bool = True
+    registers: int = 255
 
 
 def choose_launch(
@@ -34,42 +35,48 @@ def choose_launch(
 ) -> DecodeLaunch:
     """The launch for static shapes; not yet tuned.
 
+    Sixty-four rows, most of them empty for a group of four, bring the wide tensor-core instructions, whose softmax
+    needs no exchange between warps; the arithmetic wasted is hidden behind the memory.
+
     Args:
         rows: query rows that share a KV head: group times query rows.
         capacity: tokens that the cache holds.
     """
-    padded = max(16, power_of_two(dim))
-    tile = min(64, max(16, power_of_two(rows)))
-    if dtype == torch.float32:
-        tile, tokens, stages = 16, 32 if padded <= 64 else 16, 2
+    if dtype == torch.float32:  # its products run without tensor cores, out of registers
+        launch = DecodeLaunch(16, 16, 4 if padded_dim(dim) <= 64 else 8, 2, 1)
     else:
-        tokens, stages = {16: 128, 32: 128, 64: 128, 128: 64}.get(padded, 32), 4 if padded <= 128 else 3
-    programs = batch * kv_heads * -(-rows // tile)
-    return DecodeLaunch(tile, tokens, 4, stages, _splits(programs, capacity, tokens, 2, device))
+        tokens = max(16, min(128, 8192 // padded_dim(dim)))
+        launch = DecodeLaunch(64, tokens, 4, 3, 1) if rows <= 64 else DecodeLaunch(128, tokens, 8, 3, 1)
+    waves = 1 if launch.num_warps == 8 else 2
+    return _spread(launch, batch * kv_heads, rows, capacity, waves, device)
 
 
 def candidates(
     batch: int, kv_heads: int, rows: int, dim: int, capacity: int, dtype: torch.dtype, device: torch.device
 ) -> list[DecodeLaunch]:
-    """Launches worth timing at these shapes on a GPU of Hopper's kind, ``choose_launch``'s first."""
-    chosen = choose_launch(batch, kv_heads, rows, dim, capacity, dtype, device)
-    found = [chosen]
-    size = 2 * dtype.itemsize * max(16, power_of_two(dim))
-    for tile, tokens, warps, stages in product((16, 32, 64, 128), (64, 128, 256), (4, 8), (2, 3, 4, 5)):
-        # A rows tile beyond need only pays at 64, where the wide tensor-core instructions begin.
-        if tile > max(64, power_of_two(rows)) or 16 < tile < min(64, power_of_two(rows)) or (tile == 32 and rows <= 16):
-            continue
-        in_flight = tokens * size * (stages - 1)
-        if not 32 << 10 <= in_flight <= 192 << 10 or (warps == 8 and tokens == 64):
-            continue
-        for waves in (1, 2) if tokens * size * stages <= 100 << 10 else (1,):
-            splits = _splits(batch * kv_heads * -(-rows // tile), capacity, tokens, waves, device)
-            found.append(DecodeLaunch(tile, tokens, warps, stages, splits))
-    unique = list(dict.fromkeys(found))
-    return unique[:40]
+    """Launches worth timing at these shapes on a Hopper GPU, ``choose_launch``'s first, at most 40."""
+    found = [choose_launch(batch, kv_heads, rows, dim, capacity, dtype, device)]
+    if dtype == torch.float32:
+        shapes = [(16, tokens, warps, 2) for tokens in (16, 32) for warps in (4, 8)]
+    else:
+        shapes = [(64, 64, 4, 3), (64, 64, 4, 4), (64, 64, 4, 5), (64, 128, 4, 2), (64, 128, 4, 3), (64, 128, 8, 3)]
+        shapes += [(64, 128, 4, 4), (64, 32, 4, 4), (64, 32, 4, 5)]
+        if rows <= 16:
+            shapes += [(16, 32, 4, 5), (16, 64, 4, 3), (16, 64, 4, 4), (16, 64, 4, 5), (16, 128, 4, 2), (16, 128, 4, 3)]
+            shapes += [(16, 128, 4, 4), (16, 128, 8, 3), (16, 128, 8, 4), (16, 256, 8, 2)]
+        if rows > 64:
+            shapes += [(128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3)]
+    for shape, waves in product(shapes, (1, 2, 3)):
+        launch = DecodeLaunch(*shape, splits=1)
+        if waves <= resident(launch.rows, launch.tokens, launch.num_stages, dim, dtype):
+            found.append(_spread(launch, batch * kv_heads, rows, capacity, waves, device))
+    return list(dict.fromkeys(found))[:40]
 
 
-def _splits(programs: int, capacity: int, tokens: int, waves: int, device: torch.device) -> int:
-    """Splits that make ``waves`` programs a multiprocessor, none with less than a tile of a full row."""
-    wanted = round(waves * multiprocessors(device) / programs)
-    return max(1, min(wanted, -(-capacity // tokens), MOST_SPLITS))
+def _spread(
+    launch: DecodeLaunch, lists: int, rows: int, capacity: int, waves: int, device: torch.device
+) -> DecodeLaunch:
+    """``launch`` with splits that make ``waves`` programs a multiprocessor, each with a tile of a full row."""
+    wanted = round(waves * multiprocessors(device) / (lists * -(-rows // launch.rows)))
+    splits = max(1, min(wanted, -(-capacity // launch.tokens), MOST_SPLITS))
+    return replace(launch, splits=splits, registers=registers(launch.num_warps, waves))

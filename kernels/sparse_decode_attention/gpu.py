@@ -36,6 +36,17 @@ def load_queries(
 
 
 @triton.jit
+def load_blocks(p_indices, index_slot, i_tile, width, BLOCK_SIZE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
+    """The block number of each slot of a tile, ``[BLOCK_TOKENS]`` int64.
+
+    Only the width of the lists bounds the load, so that it need not wait for a count; what lies past the count is
+    loaded and not used, and past the width it is 0.
+    """
+    o_block = (i_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)) // BLOCK_SIZE
+    return tl.load(p_indices + o_block.to(tl.int64) * index_slot, mask=o_block < width, other=0)
+
+
+@triton.jit
 def listed_tokens(count, length, width, BLOCK_SIZE: tl.constexpr):
     """Token slots of a list: all of the row's for a count of -1, those of its valid blocks otherwise."""
     return tl.where(count < 0, length, tl.minimum(count, width) * BLOCK_SIZE).to(tl.int32)
@@ -43,8 +54,8 @@ def listed_tokens(count, length, width, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def attend_tiles(
-    b_q, p_k, p_v, p_indices, p_bias, p_tally, first, stop, step, count, listed, length, width, index_slot, bias_token,
-    scale_log2,
+    b_q, b_block, p_k, p_v, p_indices, p_bias, p_tally, first, stop, step, everything, listed, length, width,
+    index_slot, bias_token, scale_log2,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, UPCAST: tl.constexpr,
@@ -52,41 +63,38 @@ def attend_tiles(
     """Softmax state over the tiles ``first, first + step, ...`` before ``stop`` of one list.
 
     A tile is ``BLOCK_TOKENS`` slots of the list: ``BLOCK_TOKENS / BLOCK_SIZE`` listed blocks, or that many tokens of
-    the row where the list is everything. Pointers are those of the list's KV head, indices and bias; the tokens read
-    are added to ``p_tally``.
+    the row where the list is ``everything``. Block numbers are loaded a tile ahead, into registers; ``b_block`` are
+    those of the first tile. Pointers are those of the list's KV head, indices and bias; the tokens read are added to
+    ``p_tally``.
     """
     o_dim = tl.arange(0, BLOCK_DIM)
     b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
-    b_total = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
+    b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
     b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
     b_read = tl.zeros([BLOCK_TOKENS], dtype=tl.int32)
-    o_slot = first * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    # Block numbers are loaded one tile ahead, into registers, and the first before the count is known: only the
-    # width bounds the load, so that a program waits for memory twice before its keys arrive, not three times.
-    o_block = o_slot // BLOCK_SIZE
-    b_block = tl.load(p_indices + o_block.to(tl.int64) * index_slot, mask=o_block < width, other=0)
-    for _ in range(first, stop, step):
-        b_token = tl.where(count < 0, o_slot.to(tl.int64), b_block * BLOCK_SIZE + o_slot % BLOCK_SIZE)
-        visible = (o_slot < listed) & (b_token < length)
-        o_slot += step * BLOCK_TOKENS
-        o_block = o_slot // BLOCK_SIZE
-        b_block = tl.load(p_indices + o_block.to(tl.int64) * index_slot, mask=(o_slot < listed) & (count >= 0), other=0)
-        loaded = visible[:, None] & (o_dim < DIM)[None, :]
-        b_k = tl.load(p_k + b_token[:, None] * K_TOKEN + o_dim[None, :] * K_DIM, mask=loaded, other=0.0)
-        b_v = tl.load(p_v + b_token[:, None] * V_TOKEN + o_dim[None, :] * V_DIM, mask=loaded, other=0.0)
+    for i_tile in range(first, stop, step):
+        o_slot = i_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+        b_token = tl.where(everything, o_slot, b_block.to(tl.int32) * BLOCK_SIZE + o_slot % BLOCK_SIZE)
+        # One number says which token and, by its sign, whether: it crosses to the layout of the tile only once.
+        b_token = tl.where((o_slot < listed) & (b_token < length), b_token, -1)
+        b_block = load_blocks(p_indices, index_slot, i_tile + step, width, BLOCK_SIZE, BLOCK_TOKENS)
+        b_read += (b_token >= 0).to(tl.int32)
+        b_tokens = b_token[:, None].to(tl.int64)
+        loaded = (b_tokens >= 0) & (o_dim < DIM)[None, :]
+        b_k = tl.load(p_k + (b_tokens * K_TOKEN + o_dim[None, :] * K_DIM), mask=loaded, other=0.0)
+        b_v = tl.load(p_v + (b_tokens * V_TOKEN + o_dim[None, :] * V_DIM), mask=loaded, other=0.0)
         if UPCAST:
             b_k = b_k.to(tl.float32)
             b_v = b_v.to(tl.float32)
         b_scores = tile_scores(b_q, b_k, scale_log2)
         if p_bias is not None:
-            b_bias = tl.load(p_bias + b_token * bias_token, mask=visible, other=0.0)
+            b_bias = tl.load(p_bias + b_token.to(tl.int64) * bias_token, mask=b_token >= 0, other=0.0)
             b_scores += (b_bias * _LOG2E)[None, :]
-        b_scores = tl.where(visible[None, :], b_scores, float("-inf"))
+        b_scores = tl.where((b_token >= 0)[None, :], b_scores, float("-inf"))
         b_top, b_total, b_acc = softmax_step(b_scores, b_v, b_top, b_total, b_acc)
-        b_read += visible.to(tl.int32)
     if p_tally is not None:
         tl.atomic_add(p_tally, tl.sum(b_read, 0).to(tl.int64), sem="relaxed")
-    return b_top, b_total, b_acc
+    return b_top, tl.sum(b_total, 1), b_acc
 
 
 @triton.jit
@@ -151,18 +159,21 @@ def sparse_decode_attention_kernel(
             begin = end - tl.sum(tl.where(here, b_tiles, 0), 0)
             listed = tl.sum(tl.where(here, b_listed, 0), 0)
             length = tl.sum(tl.where(here, b_length, 0), 0)
-            count = tl.sum(tl.where(here & (b_count < 0), -1, 0), 0)
+            everything = tl.sum((here & (b_count < 0)).to(tl.int32), 0) > 0
             until = tl.minimum(last, end.to(tl.int64))
             i_batch = (i_list // lists).to(tl.int64)
             i_in_row = i_list % lists
             i_head = i_in_row // lists_per_kv_head
+            p_list = p_indices + i_batch * index_batch + i_in_row * index_list
+            first = (i_tile - begin).to(tl.int32)
+            b_block = load_blocks(p_list, index_slot, first, width, BLOCK_SIZE, BLOCK_TOKENS)
             b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, rows, DIM, BLOCK_DIM, UPCAST)
             b_top, b_total, b_acc = attend_tiles(
-                b_q, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head,
-                p_indices + i_batch * index_batch + i_in_row * index_list,
+                b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head,
+                p_list,
                 None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
                 None if p_tally is None else p_tally + i_batch * tally_batch,
-                (i_tile - begin).to(tl.int32), (until - begin).to(tl.int32), 1, count, listed, length, width,
+                first, (until - begin).to(tl.int32), 1, everything, listed, length, width,
                 index_slot, bias_token, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
                 BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST,
             )  # fmt: skip
@@ -181,16 +192,19 @@ def sparse_decode_attention_kernel(
         i_batch = i_list // lists
         i_in_row = i_list % lists
         i_head = i_in_row // lists_per_kv_head
+        # Where a program begins and how wide the lists are is known at once: the first block numbers are loaded beside
+        # the count, not after it.
+        p_list = p_indices + i_batch * index_batch + i_in_row * index_list
+        b_block = load_blocks(p_list, index_slot, i_split, width, BLOCK_SIZE, BLOCK_TOKENS)
         length = tl.maximum(tl.minimum(tl.load(p_lengths + i_batch), capacity), 0).to(tl.int32)
         count = tl.load(p_counts + i_batch * count_batch + i_in_row * count_list)
         listed = listed_tokens(count, length, width, BLOCK_SIZE)
         b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, rows, DIM, BLOCK_DIM, UPCAST)
         b_top, b_total, b_acc = attend_tiles(
-            b_q, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head,
-            p_indices + i_batch * index_batch + i_in_row * index_list,
+            b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head, p_list,
             None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
             None if p_tally is None else p_tally + i_batch * tally_batch,
-            i_split, tl.cdiv(listed, BLOCK_TOKENS), SPLITS, count, listed, length, width,
+            i_split, tl.cdiv(listed, BLOCK_TOKENS), SPLITS, count < 0, listed, length, width,
             index_slot, bias_token, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
             BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST,
         )  # fmt: skip
@@ -278,7 +292,7 @@ def sparse_decode_attention_gpu(
             FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-            num_warps=launch.num_warps, num_stages=launch.num_stages,
+            num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,
         )  # fmt: skip
         if not launch.fused_merge and not alone:
             merge_partials(partials, launch.splits, out, lse)

@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from longdecode.kernels.multiprocessors import multiprocessors, power_of_two
+from longdecode.kernels.multiprocessors import multiprocessors, padded_dim, power_of_two, registers, resident
 
 MOST_SPLITS = 128
 
@@ -19,7 +19,7 @@ class SparseLaunch:
     ``rows`` query rows (padded; a power of two, 16 or more) and ``tokens`` a step (a power of two, 16 or more).
     ``balanced``: ``splits`` programs in all share the tokens of all lists evenly; otherwise ``splits`` programs share
     those of each list. ``fused_merge``: the last program of a list to finish joins the parts; otherwise a second
-    launch does, which ``balanced`` has not.
+    launch does, which ``balanced`` has not. ``registers`` a thread at most.
 
     Raises:
         ValueError: ``balanced`` without ``fused_merge``.
@@ -32,6 +32,7 @@ class SparseLaunch:
     splits: int
     balanced: bool = False
     fused_merge: bool = True
+    registers: int = 255
 
     def __post_init__(self) -> None:
         if self.balanced and not self.fused_merge:
@@ -61,14 +62,13 @@ def choose_launch(
         capacity: tokens that the cache holds, which a list of everything may reach.
         uneven: the caller's word that lists may differ much in length.
     """
-    padded = max(16, power_of_two(dim))
-    tile = min(64, max(16, power_of_two(rows)))
-    if dtype == torch.float32:
-        tile, tokens, stages = 16, 32 if padded <= 64 else 16, 2
+    if dtype == torch.float32:  # its products run without tensor cores, out of registers
+        launch = SparseLaunch(16, 16, 4 if padded_dim(dim) <= 64 else 8, 2, 1, balanced=uneven)
     else:
-        tokens, stages = {16: 128, 32: 128, 64: 128, 128: 64}.get(padded, 32), 4 if padded <= 128 else 3
-    launch = SparseLaunch(tile, tokens, 4, stages, 1, balanced=uneven)
-    return _spread(launch, lists, rows, most, capacity, 2, device)
+        tokens = max(16, min(128, 8192 // padded_dim(dim)))
+        launch = SparseLaunch(_least_rows(rows), tokens, 4, 4, 1, balanced=uneven)
+    waves = 1 if launch.num_warps == 8 else 2
+    return _spread(launch, lists, rows, most, capacity, waves, device)
 
 
 def candidates(
@@ -82,24 +82,31 @@ def candidates(
     *,
     uneven: bool = False,
 ) -> list[SparseLaunch]:
-    """Launches worth timing at these shapes on a GPU of Hopper's kind, ``choose_launch``'s first."""
+    """Launches worth timing at these shapes on a Hopper GPU, ``choose_launch``'s first, at most 40."""
     found = [choose_launch(lists, rows, dim, most, capacity, dtype, device, uneven=uneven)]
-    size = 2 * dtype.itemsize * max(16, power_of_two(dim))
-    shapes = [(32, 4, 4), (32, 4, 5), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 4, 5), (64, 8, 3), (128, 4, 2)]
-    shapes += [(128, 4, 3), (128, 4, 4), (128, 8, 2), (128, 8, 3), (128, 8, 4), (256, 4, 2), (256, 8, 2)]
-    for (tokens, warps, stages), waves in product(shapes, (1, 2, 3)):
-        # Programs that share a multiprocessor share its 227 KiB.
-        if tokens * size * max(1, stages - 1) * waves > 208 << 10:
-            continue
-        launch = SparseLaunch(max(16, power_of_two(min(rows, 64))), tokens, warps, stages, 1, balanced=uneven)
-        found.append(_spread(launch, lists, rows, most, capacity, waves, device))
+    least = _least_rows(rows)
+    if dtype == torch.float32:
+        shapes = [(16, tokens, warps, 2) for tokens in (16, 32) for warps in (4, 8)]
+    else:
+        shapes = [(least, 32, 4, 4), (least, 64, 4, 2), (least, 64, 4, 3), (least, 64, 4, 4), (least, 64, 4, 5)]
+        shapes += [(least, 128, 4, 2), (least, 128, 4, 3), (least, 128, 8, 2), (least, 128, 8, 3), (least, 256, 8, 2)]
+        shapes += [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3)]
+    for (tile, tokens, warps, stages), waves in product(shapes, (1, 2, 3)):
+        if waves <= resident(tile, tokens, stages, dim, dtype):
+            launch = SparseLaunch(tile, tokens, warps, stages, 1, balanced=uneven)
+            found.append(_spread(launch, lists, rows, most, capacity, waves, device))
     return list(dict.fromkeys(found))[:40]
+
+
+def _least_rows(rows: int) -> int:
+    return min(64, max(16, power_of_two(rows)))
 
 
 def _spread(
     launch: SparseLaunch, lists: int, rows: int, most: int, capacity: int, waves: int, device: torch.device
 ) -> SparseLaunch:
     """``launch`` with as many splits as make ``waves`` programs a multiprocessor, each with a tile of a full list."""
+    launch = replace(launch, registers=registers(launch.num_warps, waves))
     programs = max(1, round(waves * multiprocessors(device) / -(-rows // launch.rows)))
     if launch.balanced:
         return replace(launch, splits=min(programs, lists * -(-capacity // launch.tokens)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from compile_only import SHARED_LIMIT_BYTES, compile_only
@@ -33,11 +34,15 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
     """Every launch that decoding at this shape makes, and those of 16 query rows."""
     tensor = floats(dtype)
     cache, lengths, q = tensor(batch, kv_heads, capacity, dim), integers(batch), tensor(batch, heads, 1, dim)
-    decode_attention_gpu(q, cache, cache, lengths)
+    decode_attention_gpu(q, cache, cache, lengths, tally=lengths)
     decode_attention_gpu(tensor(batch, heads, 16, dim), cache, cache, lengths)
     for lists, block in ((kv_heads, 16), (kv_heads, 1), (heads, 16)):
         indices, counts = integers(batch, lists, 2048 // block), integers(batch, lists)
-        sparse_decode_attention_gpu(q, cache, cache, indices, counts, block_size=block, lengths=lengths)
+        plan: dict[str, Any] = {"block_size": block, "lengths": lengths, "tally": lengths}
+        for uneven in (False, True):
+            sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, uneven=uneven)
+        bias = floats(torch.float32)(batch, lists, capacity)
+        sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, bias=bias)
     bounds = PageBounds(cache[:, :, : capacity // 16], cache[:, :, : capacity // 16])
     for group in (None, "max", "mean"):
         page_score_gpu(q, bounds, lengths, group=group)
