@@ -89,10 +89,12 @@ def add_rms_norm_gpu(
         return out, total
     rows = residual.reshape(-1, width)
     deltas = rows if delta is None else delta.reshape(-1, width)
+    # Triton's interpreter, which CPU tensors imply, runs one kernel after the other.
+    overlap = launch.launch_pdl and residual.device.type != "cpu"
     with torch.cuda.device_of(residual):
         add_rms_norm_kernel[(rows.shape[0],)](
             deltas, rows, weight.contiguous(), out, total, *deltas.stride(), *rows.stride(), eps,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), DELTA=delta is not None, PDL=launch.launch_pdl,
-            num_warps=launch.num_warps, **({"launch_pdl": True} if launch.launch_pdl else {}),
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), DELTA=delta is not None, PDL=overlap,
+            num_warps=launch.num_warps, **({"launch_pdl": True} if overlap else {}),
         )  # fmt: skip
     return out, total

@@ -22,25 +22,27 @@ from longdecode.kernels.silu_mul import silu_mul
 
 
 @triton.jit
-def prefetch_tile(p_weight, o_from, w_row, o_k, K: tl.constexpr):
-    """Ask for lines of the weight to be brought to L2; the answer is not waited for."""
-    p_lines = p_weight + o_from[:, None] * w_row + tl.minimum(o_k, K - 1)[None, :]
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p_lines], dtype=tl.int32, is_pure=False, pack=1
-    )
+def prefetch_rows(
+    p_rows, w_channel, up, FIRST: tl.constexpr, LAST: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+    VECTOR: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Ask for tiles ``FIRST .. LAST - 1`` of weight rows ``[BLOCK_N, 1]`` to be brought to L2, without waiting."""
+    # A pointer for each sector of 32 bytes: whether the instruction brings whole lines is not documented.
+    SECTOR: tl.constexpr = min(BLOCK_K, 2 * VECTOR)
+    for i_tile in tl.static_range(FIRST, LAST):
+        o_k = i_tile * BLOCK_K + tl.arange(0, BLOCK_K // SECTOR) * SECTOR
+        p_sectors = p_rows + (tl.minimum(o_k, K - 1) * w_channel)[None, :]
+        prefetch(p_sectors)
+        if GATED:
+            prefetch(p_sectors + up)
 
 
 @triton.jit
-def prefetch_weight(
-    p_weight, o_from, w_row, up, K: tl.constexpr, BLOCK_K: tl.constexpr, LINE: tl.constexpr, GATED: tl.constexpr,
-    PREFETCH: tl.constexpr,
-):  # fmt: skip
-    """Bring the first ``PREFETCH`` tiles of a program's weight rows to L2, a line of ``LINE`` channels a pointer."""
-    for i_tile in tl.static_range(PREFETCH):
-        o_k = i_tile * BLOCK_K + tl.arange(0, BLOCK_K // LINE) * LINE
-        prefetch_tile(p_weight, o_from, w_row, o_k, K)
-        if GATED:
-            prefetch_tile(p_weight + up, o_from, w_row, o_k, K)
+def prefetch(p):
+    """Bring what the pointers point at to L2."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -48,6 +50,23 @@ def gate(b_gate, b_up, dtype: tl.constexpr):
     """``silu(g) * u`` of projections rounded to the dtype, as where they are stored in between."""
     b_gate = b_gate.to(dtype).to(tl.float32)
     return b_gate * tl.sigmoid(b_gate) * b_up.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def load_weight(p_rows, w_channel, up, o_k, K: tl.constexpr, EVICTION: tl.constexpr, GATED: tl.constexpr):
+    """A tile of weight rows ``[BLOCK_N, BLOCK_K]``, and of up rows where gated (elsewhere the same tile)."""
+    b_weight = tl.load(p_rows + o_k * w_channel, mask=o_k < K, other=0.0, eviction_policy=EVICTION)
+    b_up = b_weight
+    if GATED:
+        b_up = tl.load(p_rows + up + o_k * w_channel, mask=o_k < K, other=0.0, eviction_policy=EVICTION)
+    return b_weight, b_up
+
+
+@triton.jit
+def add_product(b_acc, b_weight, b_x, VECTOR: tl.constexpr):
+    """Add ``w * x`` to sums ``[BLOCK_N, BLOCK_K / VECTOR]``: a vector's elements stay in the thread that loaded it."""
+    b_product = b_weight.to(tl.float32) * b_x
+    return b_acc + tl.sum(tl.reshape(b_product, [b_acc.shape[0], b_acc.shape[1], VECTOR]), 2)
 
 
 @triton.jit
@@ -70,26 +89,28 @@ def linear_fma_kernel(
     o_n = (tl.program_id(0) // rows) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Programs past the edge repeat the last row: loads without a mask stay whole vectors.
     o_from = tl.minimum(o_n, width - 1).to(tl.int64)
-    if PDL:
-        prefetch_weight(p_weight, o_from, w_row, up, K, BLOCK_K, 8 * VECTOR, GATED, PREFETCH)
-        tl.extra.cuda.gdc_wait()
     p_rows = p_weight + o_from[:, None] * w_row
     p_x += i_row * x_row
-    # Sums over the elements of one vector stay in the thread that loaded it: an eighth of the registers.
     b_first = tl.zeros([BLOCK_N, BLOCK_K // VECTOR], dtype=tl.float32)
     b_second = tl.zeros([BLOCK_N, BLOCK_K // VECTOR], dtype=tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+    if PDL:
+        # The first tile waits in registers, the next ones in L2, for ``x`` to be written.
+        o_k = tl.arange(0, BLOCK_K)[None, :]
+        b_weight, b_up = load_weight(p_rows, w_channel, up, o_k, K, EVICTION, GATED)
+        prefetch_rows(p_rows, w_channel, up, 1, 1 + PREFETCH, K, BLOCK_K, VECTOR, GATED)
+        tl.extra.cuda.gdc_wait()
+        b_x = tl.load(p_x + o_k * x_channel, mask=o_k < K, other=0.0).to(tl.float32)
+        b_first = add_product(b_first, b_weight, b_x, VECTOR)
+        if GATED:
+            b_second = add_product(b_second, b_up, b_x, VECTOR)
+    START: tl.constexpr = BLOCK_K if PDL else 0
+    for start in tl.range(START, K, BLOCK_K, num_stages=STAGES):
         o_k = start + tl.arange(0, BLOCK_K)[None, :]
-        inside = o_k < K
-        b_x = tl.load(p_x + o_k * x_channel, mask=inside, other=0.0).to(tl.float32)
-        b_weight = tl.load(p_rows + o_k * w_channel, mask=inside, other=0.0, eviction_policy=EVICTION)
+        b_x = tl.load(p_x + o_k * x_channel, mask=o_k < K, other=0.0).to(tl.float32)
+        b_weight, b_up = load_weight(p_rows, w_channel, up, o_k, K, EVICTION, GATED)
+        b_first = add_product(b_first, b_weight, b_x, VECTOR)
         if GATED:
-            b_up = tl.load(p_rows + up + o_k * w_channel, mask=inside, other=0.0, eviction_policy=EVICTION)
-        b_product = tl.reshape(b_weight.to(tl.float32) * b_x, [BLOCK_N, BLOCK_K // VECTOR, VECTOR])
-        b_first += tl.sum(b_product, 2)
-        if GATED:
-            b_product = tl.reshape(b_up.to(tl.float32) * b_x, [BLOCK_N, BLOCK_K // VECTOR, VECTOR])
-            b_second += tl.sum(b_product, 2)
+            b_second = add_product(b_second, b_up, b_x, VECTOR)
     b_out = tl.sum(b_first, 1)
     if BIAS:
         b_out += tl.load(p_bias + o_from).to(tl.float32)
@@ -133,7 +154,8 @@ def linear_dot_kernel(
     # Programs past the edge repeat the last row: loads without a mask stay whole vectors.
     o_from = tl.minimum(o_n, width - 1).to(tl.int64)
     if PDL:
-        prefetch_weight(p_weight, o_from, w_row, up, K, BLOCK_K, 8 * VECTOR, GATED, PREFETCH)
+        p_first = p_weight + o_from[:, None] * w_row
+        prefetch_rows(p_first, w_channel, up, 0, PREFETCH, K, BLOCK_K, VECTOR, GATED)
         tl.extra.cuda.gdc_wait()
     o_row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     i_rows = o_row.to(tl.int64)
@@ -217,6 +239,8 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
     if not out.numel():
         return out
     rows = x.reshape(-1, channels)
+    # Triton's interpreter, which CPU tensors imply, runs one kernel after the other.
+    overlap = launch.launch_pdl and x.device.type != "cpu"
     arguments = (
         rows, weight, weight if bias is None else bias.contiguous(), out, *rows.stride(), *weight.stride(), count,
         width, width * weight.stride(0),
@@ -224,12 +248,12 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
     settings: dict[str, Any] = {
         "K": channels, "BIAS": bias is not None, "GATED": gated, "BLOCK_N": launch.block_n, "BLOCK_K": launch.block_k,
         "VECTOR": min(launch.block_k, 16 // x.element_size()), "EVICTION": launch.eviction,
-        "STAGES": launch.num_stages, "PDL": launch.launch_pdl, "PREFETCH": launch.prefetch,
+        "STAGES": launch.num_stages, "PDL": overlap, "PREFETCH": launch.prefetch,
         "num_warps": launch.num_warps,
     }  # fmt: skip
     if launch.max_registers is not None:
         settings["maxnreg"] = launch.max_registers
-    if launch.launch_pdl:
+    if settings["PDL"]:
         settings["launch_pdl"] = True
     tiles = triton.cdiv(width, launch.block_n)
     with torch.cuda.device_of(x):

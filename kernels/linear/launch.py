@@ -30,9 +30,9 @@ class Launch:
     ``num_stages`` tiles are in flight through shared memory; with 1 they go straight to registers, of which a thread
     has ``max_registers`` (the compiler's choice where ``None``).
 
-    ``launch_pdl`` starts the kernel before those ahead of it have ended (programmatic dependent launch): each program
-    asks for the first ``prefetch`` tiles of its weight rows to be brought to L2, then waits for all that came before.
-    ``gpu.py`` says why that is safe.
+    ``launch_pdl`` starts the kernel before those ahead of it have ended (programmatic dependent launch): a program
+    loads its first tile of weight (body ``fma``), asks for the next ``prefetch`` tiles to be brought to L2, then waits
+    for all that came before. ``gpu.py`` says why that is safe.
     """
 
     body: Literal["fma", "dot"]

@@ -68,8 +68,9 @@ def faults(binary: Binary, pdl: bool) -> list[str]:
     if binary.kernel.startswith("linear") and NARROW.search(binary.ptx):
         found.append(f"loads narrower than 16 bytes: {sorted(set(NARROW.findall(binary.ptx)))}")
     before, wait, after = binary.ptx.partition(WAIT)
-    # The norm's weight may be read early; what else a kernel reads or writes belongs to a step.
-    early = ("st.global",) if binary.kernel.startswith("add") else ("st.global", "ld.global", "cp.async")
+    # Weights may be read early, by the norm and into registers; what else a kernel reads or writes belongs to a step.
+    weights = binary.kernel in ("add_rms_norm_kernel", "linear_fma_kernel")
+    early = ("st.global",) if weights else ("st.global", "ld.global", "cp.async")
     if pdl and (not wait or WAIT in after or any(access in before for access in early)):
         found.append("does not wait once, before its first access, for the kernels ahead of it")
     if not pdl and wait:

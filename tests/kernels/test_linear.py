@@ -27,6 +27,8 @@ LAUNCHES = {
     "fma": Launch("fma", block_n=16, block_k=64, num_warps=1),
     "fma staged": Launch("fma", block_n=8, block_k=512, num_warps=4, num_stages=3),
     "dot": Launch("dot", block_n=16, block_k=64, num_warps=2, num_stages=3),
+    "fma overlapping": Launch("fma", block_n=16, block_k=128, num_warps=2, launch_pdl=True, prefetch=2),
+    "dot overlapping": Launch("dot", block_n=32, block_k=64, num_warps=1, launch_pdl=True, prefetch=2),
     "dot in parts": Launch("dot", block_n=16, block_k=64, num_warps=4, num_stages=2, k_parts=4, block_rows=8),
 }
 SHAPES = [(1, 96, 256), (3, 37, 100), (16, 16, 300), (1, 1, 17)]
