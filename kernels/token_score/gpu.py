@@ -162,6 +162,7 @@ def block_max_score_gpu(
             BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
             BLOCK_TOKENS=tile, TILES=launch.tiles, STAGES=launch.num_stages,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16, num_warps=launch.num_warps,
+            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+            num_warps=min(16, launch.num_warps * (tile // launch.keys)),
         )  # fmt: skip
     return out

@@ -20,21 +20,22 @@ _LONGEST = 32_768
 
 @dataclass(frozen=True, slots=True)
 class TopkLaunch:
-    """Launch constants: warps a program; for long lists the entries of a program and the bits a pass settles.
+    """Launch constants: warps a program, entries a program takes at once, bits of the threshold that a pass settles.
 
-    ``chunk`` 0: one program holds a whole list, of at most 32,768 entries.
+    ``digit_bits`` 0: one program holds a whole list, of at most 32,768 entries, and scans it by ``chunk`` to write.
     """
 
     num_warps: int
-    chunk: int = 0
+    chunk: int
     digit_bits: int = 0
 
 
 def choose_launch(size: int) -> TopkLaunch:
     """Launch constants for lists of ``size``; sized by hand, not tuned."""
-    if size <= _LONGEST:
-        return TopkLaunch(min(32, max(4, triton.next_power_of_2(size) // 512)))
-    return TopkLaunch(8, chunk=8192, digit_bits=6)
+    if size > _LONGEST:
+        return TopkLaunch(8, 8192, digit_bits=6)
+    warps = min(16, max(4, triton.next_power_of_2(size) // 512))
+    return TopkLaunch(warps, 8192 if size <= 8192 else 4096)
 
 
 def candidates(size: int) -> list[TopkLaunch]:
@@ -42,7 +43,12 @@ def candidates(size: int) -> list[TopkLaunch]:
     found = []
     if size <= _LONGEST:
         block = triton.next_power_of_2(size)
-        found += [TopkLaunch(warps) for warps in (4, 8, 16, 32) if 4 <= block // (32 * warps) <= 64]
+        for warps in (4, 8, 16, 32):
+            if 4 <= block // (32 * warps) <= 64:
+                # A thread has 64 registers at 32 warps, and the scan's temporaries beside its part of the list.
+                found += [
+                    TopkLaunch(warps, 32 * warps * entries) for entries in ((4, 8) if warps == 32 else (4, 8, 16))
+                ]
     if size > 8192:
         chunks = [(4096, 4), (4096, 8), (8192, 8), (8192, 16), (16_384, 16), (16_384, 32)]
         found += [TopkLaunch(warps, chunk, bits) for chunk, warps in chunks for bits in (4, 5, 6, 7, 8)]
@@ -53,15 +59,14 @@ def candidates(size: int) -> list[TopkLaunch]:
 def topk_select_kernel(
     p_scores, p_valid, p_indices, p_counts,
     score_batch, score_head, score_entry, heads, size, width, keep_first, keep_last,
-    BLOCK: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr, GROUPED: tl.constexpr,
-    TILE: tl.constexpr,
+    BLOCK: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``{i : s_i among the width largest of s_0 ... s_{valid-1}}`` of one list held in registers; grid ``(B * H,)``.
 
     Bisects for the largest key ``t`` with ``#{key >= t} >= width``, between a lower bound and the largest key: each
     step counts at three thresholds at once, packed first in 10 bits a count within a thread, then in 21 bits a count
-    across threads, and the search ends early where a count is exact. The lower bound is the smallest maximum of
-    strided groups, when there are as many groups as entries to take (``GROUPED``), else the smallest key.
+    across threads, and the search ends early where a count is exact. The lower bound is the smallest of the threads'
+    own maxima where as many threads hold entries as are to be taken, else that of all floats.
 
     ``p_scores`` ``[B, H, N]`` float32, float16 or bfloat16; ``p_valid`` ``[B]`` integer; ``p_indices``
     ``[B, H, width]`` and ``p_counts`` ``[B, H]`` int64, contiguous. Moves ``N`` scores in and ``width`` indices out.
@@ -76,11 +81,13 @@ def topk_select_kernel(
 
     rivals = last - first
     need = tl.minimum(width - first - (valid - last), rivals)
-    b_bound = tl.max(b_tile, 0) if GROUPED else b_tile
+    b_bound = tl.max(tl.max(b_tile, 2), 0)
     # Thresholds are int64, so that sums and differences of int32 keys hold. `low` never exceeds the key sought and
     # `high` always does; `reached` and `over` are how many keys are at least `low` and `high`.
     high = tl.max(b_bound).to(tl.int64) + 1
     low = tl.min(tl.where(b_bound == -2147483648, 2147483647, b_bound)).to(tl.int64)
+    if tl.minimum(THREADS, valid // VECTOR) < width:
+        low = low * 0 - 2147483647
     over = need * 0
     reached = over - 1
     if need == rivals:
@@ -166,13 +173,13 @@ def topk_select_gpu(
     batch, heads, size = scores.shape
     width = min(k, size)
     launch = launch or choose_launch(size)
-    if launch.chunk == 0 and size > _LONGEST:
+    if launch.digit_bits == 0 and size > _LONGEST:
         raise ValueError(f"{size} entries do not fit one program, which holds {_LONGEST} at most")
     indices = torch.empty(batch, heads, width, dtype=torch.int64, device=scores.device)
     counts = torch.empty(batch, heads, dtype=torch.int64, device=scores.device)
     valid = valid.contiguous()
     with torch.cuda.device_of(scores):
-        if launch.chunk:
+        if launch.digit_bits:
             radix_select(
                 scores, valid, indices, counts, keep_first, keep_last, launch.chunk, launch.digit_bits, launch.num_warps
             )
@@ -181,10 +188,9 @@ def topk_select_gpu(
         threads = min(32 * launch.num_warps, block // _VECTOR)
         topk_select_kernel[(batch * heads,)](
             scores, valid, indices, counts, *scores.stride(), heads, size, width, keep_first, keep_last,
-            BLOCK=block, THREADS=threads, VECTOR=_VECTOR, GROUPED=threads * _VECTOR >= width,
+            BLOCK=block, THREADS=threads, VECTOR=_VECTOR,
             # A warp's packed counts have 10 bits.
             WARP=32 if block * 32 // threads < 1024 else 1,
-            # 1,024 threads have 64 registers each.
-            TILE=min(block, (16 if threads < 1024 else 8) * threads), num_warps=launch.num_warps,
+            TILE=min(block, launch.chunk), num_warps=launch.num_warps,
         )  # fmt: skip
     return indices, counts

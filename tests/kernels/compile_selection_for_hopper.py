@@ -54,8 +54,8 @@ def main() -> None:
         with compile_only() as binaries:
             launch()
         for binary in binaries:
-            usage = f"{getattr(launch, 'args', '')} {binary.kernel}: {binary.registers} registers, {binary.stack_bytes} B stack, "
-            usage += f"{binary.local_bytes} B local, {binary.shared_bytes} B shared"
+            usage = f"{getattr(launch, 'args', '')} {binary.kernel}: {binary.registers} registers, "
+            usage += f"{binary.stack_bytes} B stack, {binary.local_bytes} B local, {binary.shared_bytes} B shared"
             if VERBOSE:
                 print(usage)
             if binary.stack_bytes or binary.local_bytes or binary.shared_bytes > SHARED_LIMIT_BYTES:

@@ -11,7 +11,7 @@ from longdecode.kernels.topk_select.gpu import TopkLaunch, topk_select_gpu
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN, INFINITY = float("nan"), float("inf")
-WHOLE, WIDE = TopkLaunch(4), TopkLaunch(8)
+WHOLE, WIDE = TopkLaunch(4, 1024), TopkLaunch(8, 512)
 LONG = [TopkLaunch(4, chunk=256, digit_bits=8), TopkLaunch(4, chunk=1024, digit_bits=6)]
 
 
@@ -74,7 +74,7 @@ def test_every_kind_of_scores(
 ) -> None:
     scores, valid = some(rng, (3, 2), 1000, kind)
     poison(monkeypatch)
-    for k in (37,) if launch.chunk else (1, 37, 999):
+    for k in (37,) if launch.digit_bits else (1, 37, 999):
         check(scores, k, valid, launch)
 
 
@@ -91,7 +91,7 @@ def test_odd_sizes(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, size: 
 def test_shapes_of_long_contexts(rng: torch.Generator, size: int) -> None:
     """As many entries to take as leave fewer groups than that, and lists that fill a fraction of their capacity."""
     scores, valid = some(rng, (3, 1), size, "normal", (300,))
-    for k, launch in ((256, None), (4000, TopkLaunch(8)), (256, TopkLaunch(8, chunk=2048, digit_bits=5))):
+    for k, launch in ((256, None), (4000, TopkLaunch(8, 4096)), (256, TopkLaunch(8, chunk=2048, digit_bits=5))):
         check(scores, k, valid, launch)
 
 
