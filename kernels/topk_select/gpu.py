@@ -13,33 +13,38 @@ from torch import Tensor
 from longdecode.kernels.topk_select.entries import kept_borders, load_keys, write_chosen
 from longdecode.kernels.topk_select.naive import check_budget
 from longdecode.kernels.topk_select.radix import radix_select
+from longdecode.kernels.topk_select.search import VECTOR, bisect
+from longdecode.kernels.topk_select.sieve import sieve_select, warp_of
 
-_VECTOR = 4
 _LONGEST = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class TopkLaunch:
-    """Launch constants: warps a program, entries a program takes at once, bits of the threshold that a pass settles.
+    """Launch constants: warps of a program, entries it takes at once, and which of three ways a list goes.
 
-    ``digit_bits`` 0: one program holds a whole list, of at most 32,768 entries, and scans it by ``chunk`` to write.
+    With neither ``groups`` nor ``digit_bits`` one program holds a whole list, of at most 32,768 entries, and scans it
+    by ``chunk`` to write. ``groups``: a sieve by the maxima of so many groups. ``digit_bits``: passes that settle so
+    many bits of the threshold each.
     """
 
     num_warps: int
     chunk: int
+    groups: int = 0
     digit_bits: int = 0
 
 
-def choose_launch(size: int) -> TopkLaunch:
-    """Launch constants for lists of ``size``; sized by hand, not tuned."""
-    if size > _LONGEST:
-        return TopkLaunch(8, 8192, digit_bits=6)
-    warps = min(16, max(4, triton.next_power_of_2(size) // 512))
-    return TopkLaunch(warps, 8192 if size <= 8192 else 4096)
+def choose_launch(size: int, width: int) -> TopkLaunch:
+    """Launch constants for ``width`` of ``size`` entries; sized by hand, not tuned."""
+    if size <= _LONGEST:
+        warps = min(16, max(4, triton.next_power_of_2(size) // 512))
+        return TopkLaunch(warps, 8192 if size <= 8192 else 4096)
+    groups = max(4096, 2 * triton.next_power_of_2(width))
+    return TopkLaunch(16, 8192, groups=groups) if groups <= _LONGEST else TopkLaunch(8, 8192, digit_bits=8)
 
 
-def candidates(size: int) -> list[TopkLaunch]:
-    """Launches worth timing for lists of ``size``."""
+def candidates(size: int, width: int) -> list[TopkLaunch]:
+    """Launches worth timing for ``width`` of ``size`` entries."""
     found = []
     if size <= _LONGEST:
         block = triton.next_power_of_2(size)
@@ -50,9 +55,15 @@ def candidates(size: int) -> list[TopkLaunch]:
                     TopkLaunch(warps, 32 * warps * entries) for entries in ((4, 8) if warps == 32 else (4, 8, 16))
                 ]
     if size > 8192:
-        chunks = [(4096, 4), (4096, 8), (8192, 8), (8192, 16), (16_384, 16), (16_384, 32)]
-        found += [TopkLaunch(warps, chunk, bits) for chunk, warps in chunks for bits in (4, 5, 6, 7, 8)]
-    return found or [choose_launch(size)]
+        least = triton.next_power_of_2(width)
+        for groups in (max(2048, least * 2), max(4096, least * 4)):
+            if groups <= _LONGEST:
+                found += [
+                    TopkLaunch(warps, chunk, groups=groups) for warps in (8, 16, 32) for chunk in (2048, 4096, 8192)
+                ]
+        chunks = [(4096, 4), (4096, 8), (8192, 8), (8192, 16), (16_384, 16)]
+        found += [TopkLaunch(warps, chunk, digit_bits=bits) for chunk, warps in chunks for bits in (6, 7, 8)]
+    return found or [choose_launch(size, width)]
 
 
 @triton.jit
@@ -82,44 +93,18 @@ def topk_select_kernel(
     rivals = last - first
     need = tl.minimum(width - first - (valid - last), rivals)
     b_bound = tl.max(tl.max(b_tile, 2), 0)
-    # Thresholds are int64, so that sums and differences of int32 keys hold. `low` never exceeds the key sought and
-    # `high` always does; `reached` and `over` are how many keys are at least `low` and `high`.
     high = tl.max(b_bound).to(tl.int64) + 1
     low = tl.min(tl.where(b_bound == -2147483648, 2147483647, b_bound)).to(tl.int64)
     if tl.minimum(THREADS, valid // VECTOR) < width:
         low = low * 0 - 2147483647
-    over = need * 0
-    reached = over - 1
+    reached = need * 0 - 1
     if need == rivals:
         low = low * 0 - 2147483647
         reached = need
     elif need == 0:
         low = low * 0 + 2147483647
         reached = need
-    while (high - low > 1) & (reached != need):
-        span = high - low
-        one = low + tl.maximum(span >> 2, 1)
-        two = low + tl.maximum(span >> 1, 1)
-        three = low + tl.maximum((3 * span) >> 2, 1)
-        b_hits = tl.where(b_tile >= one.to(tl.int32), 1, 0) + tl.where(b_tile >= two.to(tl.int32), 1 << 10, 0)
-        b_hits += tl.where(b_tile >= three.to(tl.int32), 1 << 20, 0)
-        b_hits = tl.sum(tl.sum(b_hits, 2), 0)
-        if WARP > 1:
-            # Whole warps sum int32 in one instruction.
-            b_hits = tl.sum(tl.reshape(b_hits, [THREADS // WARP, WARP]), 1)
-        b_wide = (b_hits & 1023).to(tl.int64) | (((b_hits >> 10) & 1023).to(tl.int64) << 21)
-        hits = tl.sum(b_wide | ((b_hits >> 20).to(tl.int64) << 42), 0)
-        at_one = (hits & 0x1FFFFF).to(tl.int32)
-        at_two = ((hits >> 21) & 0x1FFFFF).to(tl.int32)
-        at_three = (hits >> 42).to(tl.int32)
-        if at_three >= need:
-            low, reached = three, at_three
-        elif at_two >= need:
-            low, reached, high, over = two, at_two, three, at_three
-        elif at_one >= need:
-            low, reached, high, over = one, at_one, two, at_two
-        else:
-            high, over = one, at_one
+    low, reached, over = bisect(b_tile, need, 0, low, high, reached, THREADS, WARP)
 
     exact = reached == need
     threshold = low.to(tl.int32)
@@ -172,25 +157,25 @@ def topk_select_gpu(
     check_budget(k, keep_first, keep_last)
     batch, heads, size = scores.shape
     width = min(k, size)
-    launch = launch or choose_launch(size)
-    if launch.digit_bits == 0 and size > _LONGEST:
+    launch = launch or choose_launch(size, width)
+    if not (launch.groups or launch.digit_bits) and size > _LONGEST:
         raise ValueError(f"{size} entries do not fit one program, which holds {_LONGEST} at most")
     indices = torch.empty(batch, heads, width, dtype=torch.int64, device=scores.device)
     counts = torch.empty(batch, heads, dtype=torch.int64, device=scores.device)
     valid = valid.contiguous()
+    filled = (scores, valid, indices, counts, keep_first, keep_last)
     with torch.cuda.device_of(scores):
+        if launch.groups:
+            sieve_select(*filled, launch.chunk, launch.groups, launch.num_warps)
+            return indices, counts
         if launch.digit_bits:
-            radix_select(
-                scores, valid, indices, counts, keep_first, keep_last, launch.chunk, launch.digit_bits, launch.num_warps
-            )
+            radix_select(*filled, launch.chunk, launch.digit_bits, launch.num_warps)
             return indices, counts
         block = max(128, triton.next_power_of_2(size))
-        threads = min(32 * launch.num_warps, block // _VECTOR)
+        threads = min(32 * launch.num_warps, block // VECTOR)
         topk_select_kernel[(batch * heads,)](
             scores, valid, indices, counts, *scores.stride(), heads, size, width, keep_first, keep_last,
-            BLOCK=block, THREADS=threads, VECTOR=_VECTOR,
-            # A warp's packed counts have 10 bits.
-            WARP=32 if block * 32 // threads < 1024 else 1,
-            TILE=min(block, launch.chunk), num_warps=launch.num_warps,
+            BLOCK=block, THREADS=threads, VECTOR=VECTOR, WARP=warp_of(block, threads), TILE=min(block, launch.chunk),
+            num_warps=launch.num_warps,
         )  # fmt: skip
     return indices, counts

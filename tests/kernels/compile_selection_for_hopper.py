@@ -24,7 +24,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def launch_topk() -> None:
     """Lists in registers and in radix passes."""
-    for size, k in ((63, 16), (8192, 256), (16_384, 1024), (32_768, 3277), (131_072, 4096)):
+    for size, k in ((63, 16), (8192, 256), (16_384, 1024), (32_768, 3277), (131_072, 4096), (524_288, 52_429)):
         topk.topk_select_gpu(meta(1, 8, size), k, meta(1, dtype=torch.int64), keep_last=1)
 
 

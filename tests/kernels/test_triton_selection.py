@@ -12,7 +12,8 @@ from longdecode.kernels.topk_select.gpu import TopkLaunch, topk_select_gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN, INFINITY = float("nan"), float("inf")
 WHOLE, WIDE = TopkLaunch(4, 1024), TopkLaunch(8, 512)
-LONG = [TopkLaunch(4, chunk=256, digit_bits=8), TopkLaunch(4, chunk=1024, digit_bits=6)]
+RADIX, SIEVE = TopkLaunch(4, 512, digit_bits=8), TopkLaunch(4, 512, groups=512)
+WAYS = {"whole": WHOLE, "radix": RADIX, "sieve": SIEVE}
 
 
 def by_sort(scores: Tensor, k: int, valid: int, first: int = 0, last: int = 0) -> list[int]:
@@ -68,22 +69,22 @@ KINDS = ["normal", "ties", "equal", "zeros", "infinite", "tiny"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("launch", [WHOLE, LONG[0]], ids=["whole", "long"])
+@pytest.mark.parametrize("launch", WAYS.values(), ids=WAYS)
 def test_every_kind_of_scores(
     rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, kind: str, launch: TopkLaunch
 ) -> None:
-    scores, valid = some(rng, (3, 2), 1000, kind)
+    scores, valid = some(rng, (3, 2 if launch == WHOLE else 1), 1000, kind)
     poison(monkeypatch)
-    for k in (37,) if launch.digit_bits else (1, 37, 999):
+    for k in (1, 37, 999) if launch == WHOLE else (37,):
         check(scores, k, valid, launch)
 
 
 @pytest.mark.parametrize("size", [1, 2, 15, 63, 129, 2047])
-@pytest.mark.parametrize("launch", [WHOLE, WIDE, *LONG], ids=str)
+@pytest.mark.parametrize("launch", [WHOLE, WIDE, RADIX, SIEVE], ids=str)
 def test_odd_sizes(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, size: int, launch: TopkLaunch) -> None:
     scores, valid = some(rng, (2, 1), size, "normal", (size // 2,))
     poison(monkeypatch)
-    for k in sorted({1, size // 3 + 1, size, size + 5}):
+    for k in (size // 3 + 1, size + 5):
         check(scores, k, valid, launch)
 
 
@@ -91,11 +92,11 @@ def test_odd_sizes(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, size: 
 def test_shapes_of_long_contexts(rng: torch.Generator, size: int) -> None:
     """As many entries to take as leave fewer groups than that, and lists that fill a fraction of their capacity."""
     scores, valid = some(rng, (3, 1), size, "normal", (300,))
-    for k, launch in ((256, None), (4000, TopkLaunch(8, 4096)), (256, TopkLaunch(8, chunk=2048, digit_bits=5))):
+    for k, launch in ((256, None), (4000, TopkLaunch(8, 4096)), (256, TopkLaunch(8, 2048, groups=512))):
         check(scores, k, valid, launch)
 
 
-@pytest.mark.parametrize("launch", [WHOLE, LONG[0]], ids=["whole", "long"])
+@pytest.mark.parametrize("launch", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("kind", ["normal", "ties"])
 @pytest.mark.parametrize(("k", "first", "last"), [(8, 0, 1), (8, 4, 4), (40, 3, 30), (300, 130, 140), (1, 1, 0)])
 def test_entries_kept_always(
@@ -106,7 +107,7 @@ def test_entries_kept_always(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("launch", [WHOLE, LONG[0]], ids=["whole", "long"])
+@pytest.mark.parametrize("launch", WAYS.values(), ids=WAYS)
 def test_half_precision_and_strides(rng: torch.Generator, launch: TopkLaunch, dtype: torch.dtype) -> None:
     scores = torch.randn(2, 300, 3, generator=rng).to(dtype).transpose(1, 2)
     check(scores, 20, torch.tensor([300, 77]), launch)
@@ -117,7 +118,7 @@ def test_launches_agree(rng: torch.Generator) -> None:
     for size in (200, 9000):
         scores, valid = some(rng, (2, 1), size, "ties")
         want = naive.topk_select(scores, 100, valid, keep_first=2, keep_last=1)
-        for launch in gpu.candidates(size)[:: 1 if size < 1000 else 11]:
+        for launch in gpu.candidates(size, 100)[:: 1 if size < 1000 else 11]:
             got = topk_select_gpu(
                 scores.to(DEVICE), 100, valid.to(DEVICE), keep_first=2, keep_last=1, launch=launch
             )  # fmt: skip
@@ -151,7 +152,7 @@ def test_equals_naive_on_the_device_and_in_a_graph(seed: int, size: int, k: int,
     scores, valid = on_the_device(seed, 4, 8, size)
     if levels:
         scores = (scores * levels).round()
-    for launch in (None, *gpu.candidates(size)):
+    for launch in (None, *gpu.candidates(size, k)):
         got = topk_select_gpu(scores, k, valid, keep_last=1, launch=launch)
         want = naive.topk_select(scores, k, valid, keep_last=1)
         assert got[0].equal(want[0]) and got[1].equal(want[1]), launch
