@@ -82,7 +82,7 @@ class _Build:
         self.figures = FigureWriter(folder, drawn)
         known = results.config.get("models") or {}
         self.models = {name: checkpoint.describe(name, known.get(name)) for name in results.models}
-        self.timed = {name: checkpoint.describe(name, known.get(name)) for name in _timed_models(results.speed)}
+        self.timed = _timed_models(results.speed, known)
         carded = set(method_names())
         self.labels = [label for label, kind in self.kinds.items() if label in results.labels or kind in carded]
         self.words: Mapping[str, Mapping[str, str]] = yaml.safe_load((_HERE / "descriptions.yaml").read_text("utf-8"))
@@ -225,8 +225,8 @@ class _Build:
 
     def _provenance(self) -> None:
         results = self.results
-        origins = [record.provenance for record in (*results.records, *results.speed_records)]
-        moments = sorted(origin.started_at.replace("T", " ") for origin in origins) or ["unknown"]
+        origins = [r.provenance for r in results.records] + [r.provenance for r in results.speed_records]
+        moments = sorted(origin.started_at.replace("T", " ") for origin in origins)
         self._page(
             "provenance.html",
             "provenance.html",
@@ -235,7 +235,7 @@ class _Build:
             facts=tables.provenance_facts(results.records),
             hashes=tables.hashes(results.records),
             record_count=len(results.records),
-            started=(moments[0], moments[-1]),
+            started=(moments[0], moments[-1]) if moments else None,
             models=results.models,
             config_text=results.config_text.strip(),
             resamples=int(results.config.get("bootstrap_resamples", 2000)),
@@ -322,8 +322,16 @@ def _kinds(results: Results) -> dict[str, str]:
     return {**scored, **{label: kind for label, kind in timed.items() if label not in scored}}
 
 
-def _timed_models(speed: Speed | None) -> list[str]:
-    return [] if speed is None else list(dict.fromkeys([*speed.models, *speed_page.kernel_models(speed)]))
+def _timed_models(speed: Speed | None, known: Mapping[str, Any]) -> dict[str, checkpoint.ModelWords]:
+    """Models and shapes that were timed, in words."""
+    names = [] if speed is None else list(dict.fromkeys([*speed.models, *speed_page.kernel_models(speed)]))
+    shape = "{} shape, random weights"
+    return {
+        name: checkpoint.describe(name, known[name])
+        if name in known
+        else checkpoint.ModelWords(shape.format(name), "", False)
+        for name in names
+    }
 
 
 def _subjects(results: Results) -> str:

@@ -46,7 +46,7 @@ def percent_axis(axes: Axes, shares: Iterable[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value / 100)))
 
 
-def token_axis(axes: Axes, values: Iterable[float], text: Sequence[str] | None = None) -> None:
+def token_axis(axes: Axes, values: Iterable[float], text: Sequence[str] | None = None, least: float = 0.16) -> None:
     """A logarithmic axis of token counts, with a tick at every count that has room for its label."""
     counts = sorted(set(values))
     axes.set_xscale("log")
@@ -54,7 +54,7 @@ def token_axis(axes: Axes, values: Iterable[float], text: Sequence[str] | None =
         return
     low, high = counts[0] / 1.3, counts[-1] * 1.3
     axes.set_xlim(low, high)
-    kept = _spaced(counts, math.log(high / low), 0.16)
+    kept = _spaced(counts, math.log(high / low), least)
     names = dict(zip(counts, text, strict=True)) if text is not None else {count: f"{count:,.0f}" for count in counts}
     axes.xaxis.set_major_locator(FixedLocator(kept))
     axes.xaxis.set_minor_locator(NullLocator())

@@ -56,9 +56,9 @@ def judge(speed: Speed, path: Path = BARS_PATH) -> list[Verdict]:
 def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:
     bar, moonshot, unit = entry["bar"], entry["moonshot"], entry["unit"]
     found, why = _measured(speed, entry)
-    shown = [_shown(text, unit) for text in (bar, moonshot)]
+    goal, harder = _shown(bar, unit), _shown(moonshot, unit)
     if found is None:
-        return Verdict(entry["what"], *shown, wording.DASH, "", "absent", why)
+        return Verdict(entry["what"], goal, harder, wording.DASH, "", "absent", why)
     value, low, high = found
     bounds = "" if pd.isna(low) or pd.isna(high) else f"[{_number(low, unit)}, {_number(high, unit)}]"
     if bar is None:
@@ -67,7 +67,7 @@ def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:
         level, words = "moonshot", "harder met"
     else:
         level, words = ("met", "met") if _holds(value, bar) else ("missed", "missed")
-    return Verdict(entry["what"], *shown, _with_unit(_number(value, unit), unit), bounds, level, words)
+    return Verdict(entry["what"], goal, harder, _with_unit(_number(value, unit), unit), bounds, level, words)
 
 
 def _measured(speed: Speed, entry: Mapping[str, Any]) -> tuple[tuple[float, float, float] | None, str]:

@@ -85,12 +85,14 @@ class Speed:
         return rows[rows["status"] == "ok"]
 
     def kernels(self) -> pd.DataFrame:
-        """Rows of the kernel bench, ours first at each size."""
+        """Rows of the kernel bench: ops in the file's order, then by size, ours first at each."""
         rows = self.table[self.table["bench"] == "kernel"]
-        ours_first = rows["label"] != OURS
-        keys = rows.assign(_rival=ours_first, _budget=rows["budget"].map(budget_order))
-        ordered = keys.sort_values(["context", "batch", "_budget", "_rival"], kind="stable")
-        return ordered.drop(columns=["_rival", "_budget"])
+        place = {op: number for number, op in enumerate(dict.fromkeys(rows["subject"]))}
+        keys = rows.assign(
+            _op=rows["subject"].map(place), _rival=rows["label"] != OURS, _budget=rows["budget"].map(budget_order)
+        )
+        ordered = keys.sort_values(["_op", "context", "batch", "_budget", "_rival"], kind="stable")
+        return ordered.drop(columns=["_op", "_rival", "_budget"])
 
     def sorted(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Rows by context, batch, method and budget."""
@@ -108,14 +110,14 @@ class Speed:
         """The budget for headlines: the largest count of tokens, as papers give it; else the largest share."""
         budgets = self.budgets(model)
         counts = [text for text in budgets if text.isdigit()]
-        return (counts or budgets or [None])[-1]
+        return (counts or budgets)[-1] if budgets else None
 
     def ceiling(self) -> Ceiling | None:
         """The fastest probe of the device's read rate."""
         probes = self.table[(self.table["bench"] == "ceiling") & (self.table["status"] == "ok")]
         if probes.empty:
             return None
-        best = probes.loc[probes["gb_per_s"].idxmax()]
+        best = probes.sort_values("gb_per_s").iloc[-1]
         return Ceiling(float(best["gb_per_s"]), str(best["label"]), str(best["device"]))
 
     def clocks(self) -> tuple[int, int] | None:

@@ -16,12 +16,6 @@ from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.speed import bars, parts, steps, tables
 from longdecode.reporting.speed.measured import STOCK_LOOP, Speed, common_context
 
-WEIGHTS = {
-    "random": "random weights",
-    "checkpoint": "its own weights",
-    "none": "no weights",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class StepSection:
@@ -31,7 +25,7 @@ class StepSection:
     words: str
     figures: list[Figure]
     breakdown: Figure | None
-    tables: list[tables.SpeedTable]
+    every: list[tables.SpeedTable]
     stages: tables.SpeedTable | None
     start: tables.SpeedTable | None
     growth: list[tables.Growth]
@@ -46,7 +40,7 @@ class KernelSection:
 
     model: str
     figure: Figure | None
-    tables: list[tables.SpeedTable]
+    ops: list[tables.SpeedTable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ def speed_page(
         "speed": facts(speed, name),
         "bars": bars.judge(speed, bars_path),
         "sections": [_steps(speed, writer, model, name) for model in speed.models],
-        "kernels": [_kernels(speed, writer, model, name) for model in kernel_models(speed)],
+        "kernels": [_kernels(speed, writer, model) for model in kernel_models(speed)],
         "probes": _probes(speed),
         "speed_holes": tables.holes(speed),
         "disturbed": _disturbed(speed),
@@ -88,7 +82,7 @@ def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
     return {
         "devices": speed.devices,
         "ceiling": None if ceiling is None else (wording.number(ceiling.gb_per_s / 1e3, 2), ceiling.probe),
-        "models": [_model_words(speed, model, name) for model in speed.models],
+        "models": [name(model) for model in speed.models],
         "random": bool((steps_["weights"] == "random").any()),
         "labels": speed.labels,
         "stock": [label for label in speed.labels if speed.kind(label) == STOCK_LOOP],
@@ -114,7 +108,7 @@ def headlines(speed: Speed, name: Callable[[str], str]) -> list[Headline]:
         rows = rows[rows["budget"].isin(["full", speed.main_budget(model)])]
         size = wording.plural(batch, "sequence")
         lines = tables.decode_lines(rows)
-        found.append(Headline(model, _model_words(speed, model, name), f"{context:,}", size, lines))
+        found.append(Headline(model, name(model), f"{context:,}", size, lines))
     return found
 
 
@@ -131,9 +125,9 @@ def method_sections(
 
 
 def about(speed: Speed, model: str, name: Callable[[str], str]) -> str:
-    """The end of every caption: model, whose weights, device."""
+    """The end of every caption: the model, in words that say whose weights, and the device."""
     rows = speed.table[speed.table["model"] == model]
-    return f"Model: {_model_words(speed, model, name)}. Device: {wording.listing(_set(rows['device']))}."
+    return f"Model: {name(model)}. Device: {wording.listing(_set(rows['device']))}."
 
 
 def kernel_models(speed: Speed) -> list[str]:
@@ -170,7 +164,7 @@ def _steps(speed: Speed, writer: FigureWriter, model: str, name: Callable[[str],
     figures = [figure for draw in drawn if (figure := draw(speed, writer, model, words)) is not None]
     return StepSection(
         model,
-        _model_words(speed, model, name),
+        name(model),
         figures,
         parts.breakdown(speed, writer, model, words),
         tables.decode_tables(speed, model),
@@ -182,9 +176,9 @@ def _steps(speed: Speed, writer: FigureWriter, model: str, name: Callable[[str],
     )
 
 
-def _kernels(speed: Speed, writer: FigureWriter, model: str, name: Callable[[str], str]) -> KernelSection:
+def _kernels(speed: Speed, writer: FigureWriter, model: str) -> KernelSection:
     devices = speed.table.loc[speed.table["bench"] == "kernel", "device"]
-    words = f"Shapes of {name(model)}, random values. Device: {wording.listing(_set(devices))}."
+    words = f"Shapes of {model}, random values. Device: {wording.listing(_set(devices))}."
     return KernelSection(model, parts.bandwidth(speed, writer, model, words), tables.kernel_tables(speed, model))
 
 
@@ -216,14 +210,6 @@ def _disturbed(speed: Speed) -> list[dict[str, str]]:
         }
         for _, row in ordered.iterrows()
     ]
-
-
-def _model_words(speed: Speed, model: str, name: Callable[[str], str]) -> str:
-    kinds = _set(speed.table.loc[speed.table["model"] == model, "weights"])
-    words = [WEIGHTS[kind] for kind in kinds if kind != "none"]
-    if "random" in kinds:
-        return f"{name(model)} shape, {wording.listing(words)}"
-    return name(model)
 
 
 def _budgets(speed: Speed) -> list[str]:

@@ -86,8 +86,9 @@ def _places(rows: pd.DataFrame) -> list[Place]:
     """A few contexts at the smallest batch, and the largest batch at the longest context where no method is missing."""
     if rows.empty:
         return []
-    counts = {place: len(_bars(mine)) for place, mine in rows.groupby(["batch", "context"])}
-    full = [(int(batch), int(context)) for (batch, context), count in counts.items() if count == max(counts.values())]
+    keys = list(dict.fromkeys(zip(rows["batch"].astype(int), rows["context"].astype(int), strict=True)))
+    counts = [len(_bars(rows[(rows["batch"] == batch) & (rows["context"] == context)])) for batch, context in keys]
+    full = [key for key, count in zip(keys, counts, strict=True) if count == max(counts)]
     least = int(rows["batch"].min())
     wider = [place for place in full if place[0] > least]
     contexts = sorted(set(rows.loc[rows["batch"] == least, "context"]))

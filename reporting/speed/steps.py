@@ -22,6 +22,11 @@ DATA_COLUMNS = [
     *("median_us", "p5_us", "p95_us", "reference", "ratio", "ratio_low", "ratio_high", "floor_us", "fraction"),
     *("status", "device"),
 ]
+_CEILING_WORDS = {
+    "context": ", and how near it comes to the dash-dotted ceiling of the same budget: sparse attention given its "
+    "tokens for free, so that the distance is what choosing costs",
+    "batch": ", up to the dash-dotted ceiling (tokens given for free)",
+}
 Draw = Callable[[Axes], None]
 Place = tuple[str, str, int]
 """A panel: the budget, the column that is held, and its value."""
@@ -36,7 +41,15 @@ def latency(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figur
     data = _data(rows, places)
     low, high = min(data["floor_us"].min(), data["p5_us"].min()) / 1e3, data["p95_us"].max() / 1e3
     panels = [_latency_panel(writer.looks, _panel_rows(rows, *place), place, (low, high)) for place in places]
-    words = Words("speed_latency", about, {"readings": _readings(data, "median_us", "ms", 1e-3), "n": _samples(data)})
+    stock = " The stock loop is far above and stands in the table only." if STOCK_LOOP in _kinds(speed, model) else ""
+    ceiling = ", dash-dotted the limit of any selector: sparse attention given its tokens for free"
+    fields = {
+        "readings": _readings(data, "median_us", "ms", 1e-3),
+        "n": _samples(data),
+        "ceiling": ceiling if _has_ceiling(data) else "",
+        "stock": stock,
+    }
+    words = Words("speed_latency", about, fields)
     return _write(
         writer, f"speed-latency-{slug(model)}", words, panels, data, Layout("context (tokens)", "ms per step")
     )
@@ -73,7 +86,9 @@ def one_method(speed: Speed, writer: FigureWriter, model: str, label: str, about
     limits = _ratio_limits(data)
     panels = [_speedup_panel(grey, _panel_rows(rows, *place), place, limits, label) for place in places]
     data = data[(data["label"] == label) | (data["subject"] == CEILING_METHOD)]
-    words = Words("speed_method", about, {"name": label, "readings": _readings(data, "ratio", "times", 1.0)})
+    ceiling = ", dash-dotted the ceiling of any selector at the same budget" if _has_ceiling(data) else ""
+    readings = _readings(data, "ratio", "times", 1.0)
+    words = Words("speed_method", about, {"name": label, "readings": readings, "ceiling": ceiling})
     layout = Layout("context (tokens)", "times as fast as Full")
     return _write(writer, f"speed-method-{slug(model)}-{slug(label)}", words, panels, data, layout)
 
@@ -87,7 +102,12 @@ def _speedup(
     data = _data(rows, places)
     limits = _ratio_limits(data)
     panels = [_speedup_panel(writer.looks, _panel_rows(rows, *place), place, limits) for place in places]
-    words = Words(f"speed_{axis}", about, {"readings": _readings(data, "ratio", "times", 1.0), "n": _samples(data)})
+    fields = {
+        "readings": _readings(data, "ratio", "times", 1.0),
+        "n": _samples(data),
+        "ceiling": _CEILING_WORDS[axis] if _has_ceiling(data) else "",
+    }
+    words = Words(f"speed_{axis}", about, fields)
     return _write(writer, f"speed-by-{axis}-{slug(model)}", words, panels, data, layout)
 
 
@@ -107,10 +127,13 @@ def _places(rows: pd.DataFrame, budgets: Sequence[str], axis: str) -> list[Place
     found: list[Place] = []
     for text in budgets:
         mine = rows[rows["budget"].isin([text, "full"])]
-        sizes = mine.groupby([held, "label", "budget"])[axis].nunique()
-        values = sorted({int(str(key[0])) for key, count in sizes.items() if count > 1})
-        found += [(text, held, value) for value in few(values, most)]
+        values = [value for value in sorted(set(mine[held])) if _makes_a_line(mine[mine[held] == value], axis)]
+        found += [(text, held, int(value)) for value in few(values, most)]
     return found
+
+
+def _makes_a_line(rows: pd.DataFrame, axis: str) -> bool:
+    return bool((rows.groupby(["label", "budget"])[axis].nunique() > 1).any())
 
 
 def _data(rows: pd.DataFrame, places: Sequence[Place]) -> pd.DataFrame:
@@ -168,7 +191,7 @@ def _speedup_panel(
 
 def _size_axis(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
     sizes = sorted(set(rows[axis]))
-    drawing.token_axis(axes, sizes, [short_tokens(n) if axis == "context" else f"{n:,}" for n in sizes])
+    drawing.token_axis(axes, sizes, [short_tokens(n) if axis == "context" else f"{n:,}" for n in sizes], 0.2)
 
 
 def _lines(looks: dict[str, Look], rows: pd.DataFrame, axis: str) -> list[tuple[str, pd.DataFrame]]:
@@ -183,10 +206,18 @@ def _readings(data: pd.DataFrame, column: str, unit: str, factor: float) -> str:
     parts = []
     for (label, text), mine in data[data["batch"] == batch].groupby(["label", "budget"], sort=False):
         ordered = mine.sort_values("context")[column]
-        name = label if text == "full" else f"{label} at budget {_short_budget(text)}"
+        name = label if text == "full" else f"{label} at budget {_short_budget(str(text))}"
         parts.append(f"{name} {significant(factor * ordered.iloc[0])} to {significant(factor * ordered.iloc[-1])}")
     sizes = f"{short_tokens(int(data['context'].min()))} to {short_tokens(int(data['context'].max()))} context"
     return f"{unit} at batch {batch}, {sizes}: {', '.join(parts)}"
+
+
+def _has_ceiling(data: pd.DataFrame) -> bool:
+    return bool((data["subject"] == CEILING_METHOD).any())
+
+
+def _kinds(speed: Speed, model: str) -> set[str]:
+    return set(speed.ok(model)["subject"])
 
 
 def _samples(data: pd.DataFrame) -> str:

@@ -143,7 +143,8 @@ def growth_tables(speed: Speed, model: str) -> tuple[list[Growth], list[Growth]]
     place = {label: number for number, label in enumerate(speed.labels)}
     ordered = rows.assign(_place=rows["label"].map(place), _size=rows["budget"].map(wording.budget_order))
     ordered = ordered.sort_values(["fixed", "_place", "_size"], kind="stable")
-    first, rest = [], []
+    first: list[Growth] = []
+    rest: list[Growth] = []
     for axis in ("context", "batch"):
         mine = ordered[ordered["axis"] == axis]
         full = mine.loc[mine["label"].map(speed.kind) == REFERENCE_METHOD, "fixed"] if len(mine) else mine["fixed"]
