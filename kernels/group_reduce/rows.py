@@ -53,16 +53,15 @@ def score_candidates(keys: int, lists: int, dim: int, dtype: torch.dtype, arrays
     if dtype == torch.float32:
         return [chosen]
     found = [chosen]
-    for tile in (32, 64, 128, 256):
-        for stages in (1, 2, 3, 4, 5):
+    for tile, warps in ((32, 4), (64, 4), (128, 4), (128, 8)):
+        total = triton.cdiv(keys, tile) * lists
+        found.append(ScoreLaunch(tile, 1, warps, 1))
+        for stages in (2, 3, 4):
             if tile * max(16, dim) * 2 * arrays * stages > 200 * 1024:
                 continue
-            total = triton.cdiv(keys, tile) * lists
-            for programs in (132, 264, 396, 528, total):
-                tiles = max(1, min(64, triton.cdiv(total, programs)))
-                if stages > 1 and tiles < 2:
-                    continue
-                for warps in (4, 8):
+            for programs in (132, 264, 528, 1056):
+                tiles = min(64, triton.cdiv(total, programs))
+                if tiles > 1:
                     found.append(ScoreLaunch(tile, tiles, warps, stages))
     return list(dict.fromkeys(found))
 

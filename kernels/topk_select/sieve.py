@@ -222,7 +222,7 @@ def sieve_select(
     for write in (False, True):
         sieve_kernel[(chunks, lists)](
             scores, valid, bound, passed, entries, keys, *list_of, *kept,
-            WRITE=write, CHUNK=chunk, TILE=64, num_warps=min(16, max(4, chunk // 1024)),
+            WRITE=write, CHUNK=chunk, TILE=64, num_warps=min(16, max(4, chunk // 512)),
         )  # fmt: skip
     # Twice as many groups as wanted entries let some 1.4 times those pass.
     block = groups

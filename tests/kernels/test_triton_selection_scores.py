@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -166,6 +171,15 @@ def test_update_refuses_another_dtype() -> None:
     bounds = PageBounds(torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 1, 8))
     with pytest.raises(ValueError, match="float16"):
         minmax_gpu.update_page_minmax_gpu(bounds, torch.zeros(1, 1, 1, 8).half(), torch.tensor([0]), 16)
+
+
+def test_selection_compiles_for_hopper_without_spills() -> None:
+    """In a process of its own: functions decorated under the interpreter cannot be compiled."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
+    script = Path(__file__).with_name("compile_selection_for_hopper.py")
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.gpu
