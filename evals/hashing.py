@@ -30,6 +30,21 @@ def code_hash(method: str, root: Path = REPOSITORY) -> str:
     return hash_texts(hashes)
 
 
+_AFTER_TIMING = ("summary.py", "derived.py", "compare.py", "cli.py")
+
+
+def speed_code_hash(root: Path = REPOSITORY) -> str:
+    """Hash of the Python and YAML files that can change a time; what only reads speed records is left out.
+
+    Args:
+        root: where the rooms are.
+    """
+    folders = ("engine", "kernels", "methods", "evals/throughput")
+    files = (path for folder in folders for path in (root / folder).rglob("*"))
+    after = {root / "evals" / "throughput" / name for name in _AFTER_TIMING}
+    return hash_files((path for path in files if _is_code(path) and path not in after), root)
+
+
 def hash_files(files: Iterable[Path], root: Path) -> str:
     """SHA-256 over names (relative to ``root``) and contents, in name order; times and owners play no part."""
     digest = hashlib.sha256()

@@ -14,7 +14,7 @@ from pathlib import Path
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.evals.throughput.ledger import SpeedCell, told
+from longdecode.evals.throughput.ledger import SpeedCell
 from longdecode.evals.throughput.run import Choose, run_speed_job
 from longdecode.evals.throughput.spec import KERNELS_JOB, OPS
 from longdecode.evals.throughput.summary import summary_table, write_speed_summary
@@ -35,8 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.summary:
             written = sorted(folder.glob("*.parquet"))
             write_speed_summary(written, asked.summary, run)
-        for record in fresh:
-            print(told(record))
         print(summary_table(fresh, run))
     except LongDecodeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

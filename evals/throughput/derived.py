@@ -80,8 +80,9 @@ def breakdown_table(speed: pd.DataFrame) -> pd.DataFrame:
     """What a step's time is made of, by differences between steps with stages left out.
 
     ``weights`` is the projections alone; ``rest`` the step without attention less those; ``attention`` the step whose
-    selection is given less the one without attention; ``selection`` what is left. A small part may come out below
-    zero: that is the noise of a difference.
+    selection is given less the one without attention; ``selection`` what is left. Times are taken through their pairs
+    (full's median over the ratio), so that slow drift between them cancels. A small part may still come out below zero:
+    that is the noise of a difference.
     """
     decode = speed[(speed["bench"] == "decode") & (speed["n"] > 0)]
     rows = [
@@ -98,24 +99,25 @@ def _parts(place: pd.DataFrame) -> Iterator[tuple[str, str, dict[str, float]]]:
     by_stage = {str(stage): found for stage, found in place.groupby("stage")}
     if not {"step", "no_attention", "projections"} <= set(by_stage):
         return
-    bare = float(by_stage["no_attention"]["median_us"].iloc[0])
-    weights = float(by_stage["projections"]["median_us"].iloc[0])
-    given = {(label, budget): us for label, budget, us in _times(by_stage.get("no_selection", place.iloc[:0]))}
-    ours = by_stage["step"][by_stage["step"]["subject"] != "hf_full"]
-    for label, budget, whole in _times(ours):
-        unselected = given.get((label, budget), whole)
-        yield label, budget, {
-            "weights": weights,
-            "selection": whole - unselected,
-            "attention": unselected - bare,
-            "rest": bare - weights,
-        }
+    full = by_stage["step"][by_stage["step"]["label"] == "full"]
+    if full.empty:
+        return
+    base = float(full["median_us"].iloc[0])
+    bare = next(us for _, _, us in _times(by_stage["no_attention"], base))
+    weights = next(us for _, _, us in _times(by_stage["projections"], base))
+    unselected = {
+        (label, budget): us for label, budget, us in _times(by_stage.get("no_selection", full.iloc[:0]), base)
+    }
+    for label, budget, whole in _times(by_stage["step"][by_stage["step"]["subject"] != "hf_full"], base):
+        given = unselected.get((label, budget), whole)
+        parts = {"weights": weights, "selection": whole - given, "attention": given - bare, "rest": bare - weights}
+        yield label, budget, parts
 
 
-def _times(found: pd.DataFrame) -> Iterator[tuple[str, str, float]]:
-    """Label, budget and median of each row."""
-    for label, budget, us in zip(found["label"], found["budget"], found["median_us"], strict=True):
-        yield str(label), str(budget), float(us)
+def _times(found: pd.DataFrame, base: float) -> Iterator[tuple[str, str, float]]:
+    """Label, budget and time of each row: full's median over the row's ratio; full's own is its median."""
+    for label, budget, ratio in zip(found["label"], found["budget"], found["ratio"], strict=True):
+        yield str(label), str(budget), base if label == "full" else base / float(ratio)
 
 
 def _verdict(faster: list[bool], sizes: list[int]) -> tuple[str, int | None]:

@@ -14,7 +14,7 @@ import torch
 from longdecode.engine.device import NvmlMonitor, device_name, resolve_dtype
 from longdecode.engine.errors import DeviceMemoryError, GateError, MonitorError, UnsupportedCellError
 from longdecode.evals import provenance
-from longdecode.evals.hashing import REPOSITORY, hash_files
+from longdecode.evals.hashing import speed_code_hash
 from longdecode.evals.records import Provenance, Status
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.guard import Guard
@@ -25,7 +25,6 @@ from longdecode.evals.throughput.spec import KERNELS_JOB, ThroughputSpec
 from longdecode.evals.throughput.timing import Block, Clock, clock_for, time_pair
 
 Weights = Literal["none", "random", "checkpoint"]
-_CODE = ("engine", "kernels", "methods", "evals/throughput")
 
 
 class SpeedJob:
@@ -46,7 +45,7 @@ class SpeedJob:
         self.clock: Clock = clock_for(device)
         self.guard = make_guard(device)
         self.model_hash = "none" if name == KERNELS_JOB else model_hash(run, name)
-        self.code_hash = code_hash()
+        self.code_hash = speed_code_hash()
         self._origin: Provenance | None = None
 
     @property
@@ -138,9 +137,3 @@ def free_memory(device: torch.device, error: BaseException | None = None) -> Non
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def code_hash() -> str:
-    """Hash of the Python and YAML files that can change a time."""
-    files = (path for folder in _CODE for path in (REPOSITORY / folder).rglob("*"))
-    return hash_files((path for path in files if path.suffix in (".py", ".yaml")), REPOSITORY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +60,9 @@ def run_speed_job(
             todo = ledger.open(cells)
             print(f"{name}: {len(todo)} of {len(cells)} cells to time", file=sys.stderr, flush=True)
             if todo:
+                # What is loaded by now stays; collecting it over and over between cells would take longer than timing.
+                gc.collect()
+                gc.freeze()
                 job.guard.wait_until_idle()
                 _time(job, spec, ledger, todo)
             write_speed_records(output, ledger.final())
@@ -71,7 +75,7 @@ def _cells(job: SpeedJob, spec: ThroughputSpec) -> list[SpeedCell]:
     if job.name == KERNELS_JOB:
         from longdecode.evals.throughput.kernels import kernel_cells
 
-        return kernel_cells(spec.kernels)
+        return kernel_cells(spec.kernels, job.device)
     from longdecode.engine.config_reader import read_config, resolve_checkpoint
     from longdecode.evals.throughput.decode_cells import Labels, decode_cells
     from longdecode.evals.throughput.models import shape_config

@@ -18,7 +18,7 @@ os.environ.update(
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.names import unknown_name
-from longdecode.evals.hashing import code_hash, hash_files
+from longdecode.evals.hashing import code_hash, hash_files, speed_code_hash
 from longdecode.evals.run_config import ModelSpec, RunConfig, build_run_config
 
 
@@ -127,6 +127,38 @@ def evaluate_threads() -> tuple[int, int]:
     return threads, max(1, threads * processors // cores)
 
 
+def speed_files(job: str) -> list[str]:
+    """Files of the checkpoint that a throughput job times; none for kernels and for shapes with random weights."""
+    return model_files(RUN.models[job]) if job in RUN.models else []
+
+
+def speed_settings(job: str) -> str:
+    """All settings that a throughput job's records depend on, and no others."""
+    below = config["throughput"]
+    timed = below.get("kernels") if job == "kernels" else below["decode"][job]
+    methods = {label: [spec.method, spec.params] for label, spec in RUN.methods.items()}
+    settings = {
+        "device": RUN.device,
+        "dtype": RUN.dtype,
+        "job": timed,
+        "methods": {} if job == "kernels" else methods,
+        "seed": RUN.seed,
+    }
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def speed_threads() -> tuple[int, int]:
+    """Threads that a throughput job asks for, and torch's: all of them on a CPU, where jobs side by side would slow each other."""
+    if GPUS:
+        return THREADS, TORCH_THREADS
+    processors = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
+    return workflow.cores or processors, processors
+
+
 if not workflow.configfiles:
 
     configfile: str(config_path(config.get("profile", "demo")))
@@ -148,8 +180,19 @@ RECORDS = [
     for suite in RUN.suites
 ]
 
+SPEED_JOBS = RUN.throughput.jobs if RUN.throughput else ()
+SPEED_RECORDS = [f"{RESULTS}/speed/{job}.parquet" for job in SPEED_JOBS]
+SPEED_TABLES = (
+    [f"{RESULTS}/{name}.csv" for name in ("speed", "growth", "breakeven", "breakdown")]
+    if SPEED_JOBS
+    else []
+)
+SPEED_THREADS = speed_threads()
+SPEED_CODE = speed_code_hash() if SPEED_JOBS else ""
+
 
 wildcard_constraints:
+    job="|".join(map(re.escape, SPEED_JOBS)) or "none",
     model="|".join(map(re.escape, RUN.models)),
     label="|".join(map(re.escape, RUN.methods)),
     suite="|".join(map(re.escape, RUN.suites)),

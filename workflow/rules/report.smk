@@ -6,6 +6,7 @@ rule report:
         summary=rules.aggregate.output.summary,
         instrument=rules.check_instrument.output[0],
         passed=rules.require_instrument.output[0],
+        speed=SPEED_TABLES,
     output:
         report(
             f"{REPORT}/index.html",

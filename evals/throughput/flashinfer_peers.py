@@ -1,0 +1,101 @@
+"""FlashInfer's paged decode attention and top-k on the inputs of our cases (read for release 0.6.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdecode.evals.throughput.kernel_case import Inputs, Size
+
+_WORKSPACE_BYTES = 256 << 20
+Calls = list[Callable[[], Any]]
+
+
+def dense(flashinfer: Any, size: Size, sets: Sequence[Inputs], page: int) -> Calls:
+    """Every page of each row, in FlashInfer's own layout ``[pages, page, Hkv, D]``, on tensor cores."""
+    config, pages = size.config, size.context // page
+    workspace = _workspace(size)
+    calls: Calls = []
+    for x in sets:
+        keys, values = (_paged(x[name], page) for name in ("k", "v"))
+        indptr = torch.arange(size.batch + 1, device=size.device, dtype=torch.int32) * pages
+        indices = torch.arange(size.batch * pages, device=size.device, dtype=torch.int32)
+        plan = _Plan(flashinfer, workspace, indptr, indices, page)
+        plan.prepare(config.num_heads, config.num_kv_heads, config.head_dim, size.dtype)
+        queries = x["q"][:, :, 0].contiguous()
+        calls.append(partial(plan.run, queries, (keys, values), x["q"].shape))
+    return calls
+
+
+def sparse(flashinfer: Any, size: Size, sets: Sequence[Inputs]) -> Calls:
+    """Each KV head as a request of its own with its own pages; our cache serves as it is, one head a page."""
+    config = size.config
+    group = config.num_heads // config.num_kv_heads
+    requests = size.batch * config.num_kv_heads
+    workspace = _workspace(size)
+    calls: Calls = []
+    for x in sets:
+        block, picked = x["block"], x["indices"].shape[-1]
+        blocks = size.context // block
+        first = torch.arange(requests, device=size.device)[:, None] * blocks
+        indices = (x["indices"].view(requests, picked) + first).flatten().to(torch.int32)
+        indptr = torch.arange(requests + 1, device=size.device, dtype=torch.int32) * picked
+        plan = _Plan(flashinfer, workspace, indptr, indices, block)
+        plan.prepare(group, 1, config.head_dim, size.dtype)
+        keys, values = (x[name].view(requests * blocks, block, 1, config.head_dim) for name in ("k", "v"))
+        queries = x["q"].view(requests, group, config.head_dim)
+        calls.append(partial(plan.run, queries, (keys, values), x["q"].shape))
+    return calls
+
+
+def top_k(flashinfer: Any, sets: Sequence[Inputs]) -> Calls:
+    """Radix top-k over the lists as rows, unsorted, as fast as it goes."""
+
+    def select(x: Inputs) -> Tensor:
+        indices: Tensor = flashinfer.top_k(x["scores"].flatten(0, 1), x["k"])[1]
+        return indices
+
+    return [partial(select, x) for x in sets]
+
+
+class _Plan:
+    """One wrapper with its page table, planned once on the host so that ``run`` can be captured."""
+
+    def __init__(self, flashinfer: Any, workspace: Tensor, indptr: Tensor, indices: Tensor, page: int):
+        requests = len(indptr) - 1
+        self.page = page
+        self.indptr, self.indices = indptr, indices
+        self.last = torch.full((requests,), page, device=indptr.device, dtype=torch.int32)
+        self.wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, "NHD", use_cuda_graph=True, use_tensor_cores=True,
+            paged_kv_indptr_buffer=torch.empty_like(indptr), paged_kv_indices_buffer=torch.empty_like(indices),
+            paged_kv_last_page_len_buffer=torch.empty_like(self.last),
+        )  # fmt: skip
+
+    def prepare(self, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+        """FlashInfer's host-side plan."""
+        self.wrapper.plan(
+            self.indptr, self.indices, self.last, heads, kv_heads, dim, self.page, q_data_type=dtype,
+            kv_data_type=dtype,
+        )  # fmt: skip
+
+    def run(self, q: Tensor, kv: tuple[Tensor, Tensor], shape: torch.Size) -> Tensor:
+        """Attention of ``q`` ``[requests, heads, D]`` over the planned pages, in the shape that ours has."""
+        out: Tensor = self.wrapper.run(q, kv)
+        return out.view(shape)
+
+
+def _workspace(size: Size) -> Tensor:
+    """Scratch of the splits; wrappers that run one after the other can share it."""
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=size.device)
+
+
+def _paged(cache: Tensor, page: int) -> Tensor:
+    """``[B, H, S, D]`` as pages ``[B * S / page, page, H, D]``, row by row."""
+    batch, heads, size, dim = cache.shape
+    paged = cache.view(batch, heads, size // page, page, dim).permute(0, 2, 3, 1, 4)
+    return paged.reshape(batch * (size // page), page, heads, dim)

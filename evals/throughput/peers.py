@@ -1,0 +1,173 @@
+"""Public rivals of our kernels, set up on the same inputs: torch's flash SDPA, cuBLAS, torch.topk, FlashInfer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from longdecode.engine.errors import LongDecodeError
+from longdecode.evals.throughput import flashinfer_peers
+from longdecode.evals.throughput.attention_cases import PAGE
+from longdecode.evals.throughput.kernel_case import Case, Inputs
+from longdecode.evals.throughput.step_cases import EPS
+from longdecode.kernels.dispatch import naive_kernels
+from longdecode.kernels.layout import fold_group
+from longdecode.kernels.page_score import page_score
+from longdecode.kernels.rope_append import rope_append
+
+Calls = list[Callable[[], Any]]
+Setup = Callable[[Case, Sequence[Inputs]], Calls]
+"""Makes one call a set; a call returns what ``Case.same`` compares with ours."""
+
+
+class PeerUnavailableError(LongDecodeError):
+    """A peer cannot run here; its row says why."""
+
+
+def peers_of(subject: str) -> dict[str, Setup]:
+    """The peers of an op by label; the first is the one that our own row is compared with."""
+    return _PEERS[subject]
+
+
+def _flash(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Flash SDPA and nothing else: torch raises where its flash kernel does not take the inputs."""
+
+    def attend(x: Inputs) -> Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], enable_gqa=True)
+
+    return [partial(attend, x) for x in sets]
+
+
+def _flash_contiguous(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Flash SDPA over the selected tokens laid out one after the other: what gathering for free would give."""
+    gathered = []
+    for x in sets:
+        block, indices = x["block"], x["indices"]
+        offsets = torch.arange(block, device=indices.device)
+        tokens = (indices[..., None] * block + offsets).flatten(2)[..., None].expand(-1, -1, -1, x["k"].shape[-1])
+        gathered.append({"q": x["q"], "k": x["k"].gather(2, tokens), "v": x["v"].gather(2, tokens)})
+    return _flash(case, gathered)
+
+
+def _matmul_logits(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """The mean query of a group against all keys, by cuBLAS in the keys' dtype."""
+    scale = case.size.config.head_dim**-0.5
+
+    def logits(x: Inputs) -> Tensor:
+        grouped = fold_group(x["q"], x["k"].shape[1]).mean(dim=2, keepdim=True)
+        return (grouped @ x["k"].transpose(-1, -2))[:, :, 0].float() * scale
+
+    return [partial(logits, x) for x in sets]
+
+
+def _matmul_pages(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Page bounds by two products of cuBLAS in the bounds' dtype, then the largest of each group."""
+
+    def scores(x: Inputs) -> Tensor:
+        bounds = x["bounds"]
+        grouped = fold_group(x["q"], bounds.minimum.shape[1])
+        found = grouped.clamp(min=0) @ bounds.maximum.transpose(-1, -2)
+        found = found + grouped.clamp(max=0) @ bounds.minimum.transpose(-1, -2)
+        return found.amax(dim=2).float()
+
+    return [partial(scores, x) for x in sets]
+
+
+def _topk_indices(x: Inputs) -> Tensor:
+    return torch.topk(x["scores"], x["k"], dim=-1, sorted=False).indices
+
+
+def _torch_topk(case: Case, sets: Sequence[Inputs]) -> Calls:
+    return [partial(_topk_indices, x) for x in sets]
+
+
+def _flashinfer_topk(case: Case, sets: Sequence[Inputs]) -> Calls:
+    return flashinfer_peers.top_k(_flashinfer(), sets)
+
+
+def _torch_selection(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Our page scores, then ``torch.topk``: what selection costs without a kernel of its own."""
+
+    def select(x: Inputs) -> Tensor:
+        scores = page_score(x["q"], x["bounds"], x["pages"], group="max")
+        return torch.topk(scores, x["k"], dim=-1, sorted=False).indices
+
+    return [partial(select, x) for x in sets]
+
+
+def _torch_norm(case: Case, sets: Sequence[Inputs]) -> Calls:
+    def norm(x: Inputs) -> tuple[Tensor, Tensor]:
+        total = x["residual"] + x["delta"]
+        return F.rms_norm(total, total.shape[-1:], x["weight"], EPS), total
+
+    return [partial(norm, x) for x in sets]
+
+
+def _torch_rope(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """The op's definition in plain torch."""
+
+    def rotate(x: Inputs) -> Tensor:
+        with naive_kernels():
+            return rope_append(x["q"], x["k"], x["v"], x["cos"], x["sin"], x["keys"], x["values"], x["slots"])
+
+    return [partial(rotate, x) for x in sets]
+
+
+def _cublas(case: Case, sets: Sequence[Inputs]) -> Calls:
+    return [partial(F.linear, x["x"], x["weight"]) for x in sets]
+
+
+def _cublas_gated(case: Case, sets: Sequence[Inputs]) -> Calls:
+    def gated(x: Inputs) -> Tensor:
+        gate, up = F.linear(x["x"], x["weight"]).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    return [partial(gated, x) for x in sets]
+
+
+def _flashinfer_dense(case: Case, sets: Sequence[Inputs]) -> Calls:
+    return flashinfer_peers.dense(_flashinfer(), case.size, sets, PAGE)
+
+
+def _flashinfer_sparse(case: Case, sets: Sequence[Inputs]) -> Calls:
+    return flashinfer_peers.sparse(_flashinfer(), case.size, sets)
+
+
+def _flashinfer() -> Any:
+    """The package, where it is installed and there is a device for it.
+
+    Raises:
+        PeerUnavailableError: it is not.
+    """
+    if not torch.cuda.is_available():
+        raise PeerUnavailableError("FlashInfer needs a CUDA device")
+    try:
+        import flashinfer
+    except Exception as error:  # an import of compiled parts can fail in many ways, each a reason to report
+        raise PeerUnavailableError(f"flashinfer cannot be imported: {type(error).__name__}: {error}") from error
+    return flashinfer
+
+
+_PEERS: dict[str, dict[str, Setup]] = {
+    "decode_attention": {"torch_flash": _flash, "flashinfer": _flashinfer_dense},
+    "sparse_decode_attention": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
+    "sparse_decode_attention_tokens": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
+    "page_score": {"torch_matmul": _matmul_pages},
+    "topk_select": {"torch_topk": _torch_topk, "flashinfer": _flashinfer_topk},
+    "selection": {"torch_topk": _torch_selection},
+    "token_logits": {"torch_matmul": _matmul_logits},
+    "add_rms_norm": {"torch": _torch_norm},
+    "rope_append": {"torch": _torch_rope},
+    "linear_qkv": {"cublas": _cublas},
+    "linear_o": {"cublas": _cublas},
+    "linear_down": {"cublas": _cublas},
+    "linear_lm_head": {"cublas": _cublas},
+    "gated_linear": {"cublas": _cublas_gated},
+}

@@ -1,0 +1,25 @@
+"""Run one throughput job; journalled, so that a killed job goes on at its next record."""
+
+import sys
+import time
+from pathlib import Path
+
+from job import job
+
+with job(snakemake):
+    from longdecode.evals.journal import JournalLockedError
+    from longdecode.evals.run_config import build_run_config
+    from longdecode.evals.throughput.run import run_speed_job
+
+    config = build_run_config(snakemake.config, "configuration")
+    waiting = False
+    while True:
+        try:
+            run_speed_job(config, snakemake.wildcards.job, Path(snakemake.output[0]))
+            break
+        except JournalLockedError as error:
+            # A job may outlive a workflow that was killed; what it writes is taken over when it ends.
+            if not waiting:
+                print(f"{error}; waiting for it to end", file=sys.stderr)
+            waiting = True
+            time.sleep(1)

@@ -1,0 +1,12 @@
+"""Write speed.csv and its companions from all speed records."""
+
+from pathlib import Path
+
+from job import job
+
+with job(snakemake):
+    from longdecode.evals.run_config import load_run_config
+    from longdecode.evals.throughput.summary import write_speed_summary
+
+    records = [Path(path) for path in snakemake.input.records]
+    write_speed_summary(records, Path(snakemake.output.speed), load_run_config(snakemake.input.config))
