@@ -10,13 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.overlap import overlap_settings
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Warps that share a row, and whether the kernel may start before its predecessors end (``kernels/linear``)."""
+    """Warps that share a row, and whether the kernel may start before its predecessors end (``kernels/overlap.py``)."""
 
     num_warps: int
-    launch_pdl: bool = False
+    launch_pdl: bool = True
 
 
 def choose_launch(width: int) -> Launch:
@@ -89,12 +91,10 @@ def add_rms_norm_gpu(
         return out, total
     rows = residual.reshape(-1, width)
     deltas = rows if delta is None else delta.reshape(-1, width)
-    # Triton's interpreter, which CPU tensors imply, runs one kernel after the other.
-    overlap = launch.launch_pdl and residual.device.type != "cpu"
     with torch.cuda.device_of(residual):
         add_rms_norm_kernel[(rows.shape[0],)](
             deltas, rows, weight.contiguous(), out, total, *deltas.stride(), *rows.stride(), eps,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), DELTA=delta is not None, PDL=overlap,
-            num_warps=launch.num_warps, **({"launch_pdl": True} if overlap else {}),
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), DELTA=delta is not None,
+            num_warps=launch.num_warps, **overlap_settings(launch.launch_pdl, residual.device),
         )  # fmt: skip
     return out, total

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.linear.launch import Launch, choose_launch
+from longdecode.kernels.overlap import overlap_settings
 from longdecode.kernels.silu_mul import silu_mul
 
 
@@ -239,8 +240,6 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
     if not out.numel():
         return out
     rows = x.reshape(-1, channels)
-    # Triton's interpreter, which CPU tensors imply, runs one kernel after the other.
-    overlap = launch.launch_pdl and x.device.type != "cpu"
     arguments = (
         rows, weight, weight if bias is None else bias.contiguous(), out, *rows.stride(), *weight.stride(), count,
         width, width * weight.stride(0),
@@ -248,13 +247,11 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
     settings: dict[str, Any] = {
         "K": channels, "BIAS": bias is not None, "GATED": gated, "BLOCK_N": launch.block_n, "BLOCK_K": launch.block_k,
         "VECTOR": min(launch.block_k, 16 // x.element_size()), "EVICTION": launch.eviction,
-        "STAGES": launch.num_stages, "PDL": overlap, "PREFETCH": launch.prefetch,
-        "num_warps": launch.num_warps,
+        "STAGES": launch.num_stages, "PREFETCH": launch.prefetch, "num_warps": launch.num_warps,
+        **overlap_settings(launch.launch_pdl, x.device),
     }  # fmt: skip
     if launch.max_registers is not None:
         settings["maxnreg"] = launch.max_registers
-    if settings["PDL"]:
-        settings["launch_pdl"] = True
     tiles = triton.cdiv(width, launch.block_n)
     with torch.cuda.device_of(x):
         if launch.body == "fma":

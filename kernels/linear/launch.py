@@ -44,17 +44,17 @@ class Launch:
     block_rows: int = 16
     max_registers: int | None = None
     eviction: str = "evict_first"
-    launch_pdl: bool = False
+    launch_pdl: bool = True
     prefetch: int = 1
 
 
 def choose_launch(n: int, k: int, rows: int, dtype: torch.dtype, gated: bool = False) -> Launch | None:
     """Settings by shape, or ``None`` where torch serves: float32, and more rows than ``MAX_ROWS``.
 
-    An H200 has 132 multiprocessors and needs about 64 KB in flight on each to read at full rate. One row: a thread has
-    eight loads of 16 bytes in flight, or more where ``ptxas``, given 128 registers, overlaps two tiles; four programs
-    of 128 threads fit a multiprocessor, so that 4,096 outputs run in one wave. More rows: two or three programs with
-    three tiles of 16 KB each. Tiles are as tall as leaves every multiprocessor one, for ``x`` is read again for each.
+    Chosen on an H200 among ``candidates`` at the shapes of Llama-3-8B. One row: small programs fill the device to the
+    last multiprocessor; larger tiles where the channels are many or the outputs outnumber all programs. More rows:
+    tall tiles for large weights, because ``x`` is read again for each; groups of warps share the channels of a short
+    one.
 
     Args:
         n: outputs; ``F`` where gated.
@@ -66,14 +66,16 @@ def choose_launch(n: int, k: int, rows: int, dtype: torch.dtype, gated: bool = F
     if not 1 <= rows <= MAX_ROWS or dtype == torch.float32 or k < 1:
         return None
     matrices = 2 if gated else 1
+    outputs = n * matrices
     if rows == 1:
-        return Launch("fma", 8 // matrices, 1024, num_warps=4, max_registers=128)
+        weight_rows, block_k, warps = (8, 2048, 8) if k >= 8192 else (8, 4096, 8) if outputs >= 65_536 else (4, 512, 2)
+        return Launch("fma", weight_rows // matrices, block_k, warps, max_registers=128)
     block_rows = 8 if rows <= 8 else 16
-    if n * matrices >= 2 * 132 * 64:
-        return Launch("dot", 64 // matrices, 128, num_warps=4, num_stages=4, block_rows=block_rows)
-    if rows <= 8:
-        return Launch("dot", 16 // matrices, 512, num_warps=4, num_stages=4, k_parts=4, block_rows=block_rows)
-    return Launch("dot", 32 // matrices, 256, num_warps=4, num_stages=5, k_parts=2, block_rows=block_rows)
+    if outputs >= 16_384:
+        return Launch("dot", 128 // matrices, 128, num_warps=4, num_stages=4, block_rows=block_rows)
+    if rows <= 8 or k >= 8192:
+        return Launch("dot", 32 // matrices, 512, num_warps=4, num_stages=4, k_parts=4, block_rows=block_rows)
+    return Launch("dot", 64 // matrices, 256, num_warps=4, num_stages=4, block_rows=block_rows)
 
 
 def candidates(n: int, k: int, rows: int, gated: bool = False) -> list[Launch]:

@@ -10,15 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.overlap import overlap_settings
 from longdecode.kernels.page_minmax import PageBounds
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Warps that share a head, and whether the kernel may start before its predecessors end (``kernels/linear``)."""
+    """Warps that share a head, and whether the kernel may start before those ahead end (``kernels/overlap.py``)."""
 
     num_warps: int = 1
-    launch_pdl: bool = False
+    launch_pdl: bool = True
 
 
 def choose_launch() -> Launch:
@@ -178,14 +179,12 @@ def rope_append_gpu(
     strides += [s for x in (k_cache, v_cache, low, high) for s in x.stride()]
     half = dim // 2
     norms = [x if norm is None else norm.contiguous() for x, norm in ((q, q_norm), (k, k_norm))]
-    # Triton's interpreter, which CPU tensors imply, runs one kernel after the other.
-    overlap = launch.launch_pdl and q.device.type != "cpu"
     with torch.cuda.device_of(q):
         rope_append_kernel[(heads + k.shape[1], batch)](
             q, k, v, cos, sin, *norms, slots.contiguous(), out, k_cache, v_cache, low, high, *strides,
             heads, k_cache.shape[2], low.shape[2], eps,
             HALF=half, BLOCK_HALF=triton.next_power_of_2(half), Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
-            PAGE_SIZE=0 if bounds is None else page_size, PDL=overlap,
-            num_warps=launch.num_warps, **({"launch_pdl": True} if overlap else {}),
+            PAGE_SIZE=0 if bounds is None else page_size,
+            num_warps=launch.num_warps, **overlap_settings(launch.launch_pdl, q.device),
         )  # fmt: skip
     return out

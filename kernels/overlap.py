@@ -1,0 +1,31 @@
+"""Programmatic dependent launch: a kernel may start while those ahead of it still run, and then waits for their end.
+
+Every kernel launched so waits (``gdc_wait``) before it reads what another kernel wrote and before it writes anything,
+so that completion is transitive: when a kernel's wait returns, all before it have ended. None may skip the wait.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+HOPPER = (9, 0)
+"""The compute capability from which on the hardware does it."""
+
+
+@cache
+def can_overlap(device: torch.device) -> bool:
+    """Whether launches on a device may overlap.
+
+    On ``meta`` they do: there a kernel is only compiled, for Hopper. Triton's interpreter, which CPU tensors imply, runs
+    one kernel after the other.
+    """
+    if device.type != "cuda":
+        return device.type == "meta"
+    return torch.cuda.get_device_capability(device) >= HOPPER
+
+
+def overlap_settings(wanted: bool, device: torch.device) -> dict[str, bool]:
+    """Launch arguments of a kernel with the constant ``PDL``, for a launch that wants to overlap or not."""
+    return {"PDL": True, "launch_pdl": True} if wanted and can_overlap(device) else {"PDL": False}
