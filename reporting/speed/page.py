@@ -16,6 +16,12 @@ from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.speed import bars, parts, steps, tables
 from longdecode.reporting.speed.measured import STOCK_LOOP, Speed, common_context
 
+PROBES = {
+    "torch_sum": "torch's sum",
+    "torch_flash": "torch's flash attention",
+    "longdecode": "our dense attention",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StepSection:
@@ -81,7 +87,7 @@ def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
     steps_, ceiling, clocks = speed.table[speed.table["bench"] == "decode"], speed.ceiling(), speed.clocks()
     return {
         "devices": speed.devices,
-        "ceiling": None if ceiling is None else (wording.number(ceiling.gb_per_s / 1e3, 2), ceiling.probe),
+        "ceiling": None if ceiling is None else (wording.number(ceiling.gb_per_s / 1e3, 2), _probe(ceiling.probe)),
         "models": [name(model) for model in speed.models],
         "random": bool((steps_["weights"] == "random").any()),
         "labels": speed.labels,
@@ -186,14 +192,18 @@ def _probes(speed: Speed) -> list[dict[str, str]]:
     rows = speed.table[speed.table["bench"] == "ceiling"]
     return [
         {
-            "subject": row["subject"],
-            "label": row["label"],
+            "label": _probe(row["label"]),
+            "size": tables.size_of(row) if row["context"] > 0 else "",
             "rate": wording.number(row["gb_per_s"] / 1e3, 2) if row["status"] == "ok" else row["status"],
             "us": wording.microseconds(row["median_us"]) if row["status"] == "ok" else "",
             "bytes": wording.megabytes(row["bytes_min"]),
         }
         for _, row in rows.iterrows()
     ]
+
+
+def _probe(label: str) -> str:
+    return PROBES.get(label, label)
 
 
 def _disturbed(speed: Speed) -> list[dict[str, str]]:

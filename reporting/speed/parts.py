@@ -139,18 +139,17 @@ def _said(rows: pd.DataFrame, place: Place) -> str:
 
 
 def _one_size(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of one op, the rows at its main budget and at its smallest and largest batch, one variant each."""
+    """Of one op, the rows at its largest budget in tokens and at its smallest and largest batch."""
     budgets = [text for text in dict.fromkeys(rows["budget"]) if text != "full"]
     counts = sorted((text for text in budgets if text.isdigit()), key=int)
     main = (counts or budgets or ["full"])[-1]
     chosen = rows[rows["budget"] == main]
-    chosen = chosen[chosen["params"] == chosen["params"].iloc[0]]
     return chosen[chosen["batch"].isin(few(sorted(set(chosen["batch"])), MAX_BATCHES))]
 
 
 def _share_panel(found: dict[str, Look], rows: pd.DataFrame, op: str) -> Callable[[Axes], None]:
     def draw(axes: Axes) -> None:
-        axes.set_title(op)
+        axes.set_title(op.replace("_decode_attention", "_attention") if op.startswith("sparse") else op)  # fits a phone
         contexts = sorted(set(rows["context"]))
         drawing.token_axis(axes, contexts, [short_tokens(context) for context in contexts])
         least = rows["batch"].min()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +101,7 @@ def kernel_tables(speed: Speed, model: str) -> list[SpeedTable]:
         notes: list[str] = []
         groups = [
             Group(size_of(mine.iloc[0]), _lines(mine, notes, lambda row, mine=mine: _kernel_more(row, mine)))
-            for _, mine in of_op.groupby(["context", "batch", "budget", "params"], sort=False)
+            for _, mine in of_op.groupby(["context", "batch", "budget"], sort=False)
         ]
         peers = [label for label in dict.fromkeys(of_op["label"]) if label != OURS]
         found.append(SpeedTable(str(op), groups, notes, peers))
@@ -336,13 +337,10 @@ def size_of(row: pd.Series) -> str:
     parts.append(wording.plural(int(row["batch"]), "sequence"))
     if row["budget"] != "full":
         parts.append(f"budget {wording.budget(row['budget'])}")
-    if pd.notna(row["params"]) and row["params"] not in ("", "{}"):
-        parts.append(_params(row["params"]))
+    params = json.loads(row["params"]) if row["bench"] == "kernel" else {}
+    parts += [f"{name} {value:,}" for name, value in params.items() if name not in ("sets", "cold")]
+    parts += ["inputs in cache"] if params.get("cold") is False else []
     return ", ".join(parts)
-
-
-def _params(text: str) -> str:
-    return text.strip("{}").replace('"', "").replace(": ", " ")
 
 
 def _along(row: pd.Series) -> str:

@@ -18,7 +18,7 @@ LAYERS, KV_BYTES, WEIGHT_BYTES = 32, 4096, 15.0e9  # of Llama-3-8B: bytes of a t
 CONTEXTS, BATCHES, BUDGETS = (4096, 16384, 32768, 131072, 524288), (1, 4, 16), ("1024", "4096", "0.1")
 MEMORY = 140e9
 DEVICE, REVISION = "NVIDIA H200", "0123456789abcdef0123456789abcdef01234567"
-METHODS = {"full": 0, "oracle_budget": 2, "streaming": 0, "quest": 2, "tidal": 4, "hf_full": 0}
+METHODS = {"full": 0, "quest": 2, "tidal": 4, "streaming": 0, "oracle_budget": 0, "hf_full": 0}
 COLUMNS = (
     "bench model weights subject label params stage context batch budget budget_tokens status reason n disturbed "
     "median_us p5_us p95_us reference ratio ratio_low ratio_high bytes_min floor_us fraction gb_per_s tokens_per_s "
@@ -60,53 +60,60 @@ def _pair(mine: float, theirs: float, reference: str, rng: np.random.Generator) 
 
 def _ceilings() -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(0)
-    base = {"bench": "ceiling", "model": "none", "weights": "none", "stage": "op", "budget": "full"}
-    for label, rate in (("sum", 4.22e6), ("copy", 4.28e6), ("longdecode decode_attention", RATE)):
-        least = 2.1e9
-        yield _row(least / rate, least, rng, **base, subject="2 GB read", label=label, context=0, batch=1)
+    base = {"bench": "ceiling", "model": "llama3-8b", "weights": "none", "subject": "read_bandwidth", "stage": "op"}
+    for label, rate, context in (
+        ("torch_sum", 4.22e6, 0),
+        ("torch_flash", RATE, 131072),
+        ("longdecode", 4.58e6, 131072),
+    ):
+        place = {"label": label, "context": context, "batch": 4 if context else 1, "budget": "full"}
+        yield _row(2.1e9 / rate, 2.1e9, rng, **base, **place)
 
 
 def _kernels(rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     peers = {
         "decode_attention": {"torch_flash": 1.01, "flashinfer": 1.06},
         "sparse_decode_attention": {"flashinfer": 1.2},
-        "page_score": {}, "topk_select": {"torch_topk": 5.0, "flashinfer": 1.4}, "selection": {}, "rope_append": {},
+        "sparse_decode_attention_tokens": {"flashinfer": 1.3},
+        "page_score": {}, "topk_select": {"torch_topk": 5.0, "flashinfer": 1.4}, "selection": {},
     }  # fmt: skip
     for op, rivals in peers.items():
         for context in CONTEXTS[1:]:
             for batch in (1, 4):
-                budgets = ["full"] if op in ("decode_attention", "page_score", "rope_append") else ["1024", "4096"]
-                for budget in budgets:
+                for budget in ["full"] if op in ("decode_attention", "page_score") else ["1024", "4096"]:
                     yield from _kernel(op, rivals, context, batch, budget, rng)
-    base = {"bench": "kernel", "model": "llama3-8b", "weights": "none", "stage": "op", "context": 0, "budget": "full"}
     for batch in (1, 4):
-        ours = 218.1e6 / RATE * 1.06
-        linear = base | {"subject": "linear_down", "batch": batch, "params": '{"k": 14336, "n": 4096}'}
-        yield _row(ours, 117.4e6, rng, **linear | {"label": "longdecode"})
-        yield _row(ours * 1.1, 117.4e6, rng, **linear, label="cublas", **_pair(ours * 1.1, ours, "longdecode", rng))
+        yield from _kernel("linear_down", {"cublas": 1.1}, 0, batch, "full", rng)
 
 
 def _kernel(
     op: str, rivals: dict[str, float], context: int, batch: int, budget: str, rng: np.random.Generator
 ) -> Iterator[dict[str, Any]]:
     tokens = context if budget == "full" else int(budget)
-    least = {
-        "decode_attention": tokens * KV_BYTES, "sparse_decode_attention": tokens * KV_BYTES,
-        "page_score": context / 16 * KV_BYTES, "topk_select": context / 16 * 32.0, "rope_append": 40e3,
-        "selection": context / 16 * KV_BYTES,
-    }[op] * batch  # fmt: skip
-    own = least / RATE * 1.05 + {"topk_select": 7.0, "rope_append": 1.5, "selection": 9.0}.get(op, 3.0)
+    pages, fixed = context / 16, {"topk_select": 7.0, "selection": 9.0}.get(op, 3.0)
+    least = {"page_score": pages * KV_BYTES, "selection": pages * KV_BYTES, "topk_select": pages * 32.0}.get(
+        op, tokens * KV_BYTES
+    )
+    least = 117.4e6 if op == "linear_down" else least * batch
+    own = least / RATE * 1.05 + fixed
+    params = (
+        {"block": 16} if op == "sparse_decode_attention" else {"rows": 4096, "columns": 14336} if not context else {}
+    )
+    params |= {"sets": int(200e6 / least) + 1, "cold": op != "topk_select"}
     base = {
         "bench": "kernel", "model": "llama3-8b", "weights": "none", "subject": op, "stage": "op", "context": context,
         "batch": batch, "budget": budget, "budget_tokens": None if budget == "full" else tokens,
     }  # fmt: skip
-    launch = {"launch": json.dumps({"splits": 16, "num_warps": 4})}
-    yield _row(own, least, rng, **base | launch | {"label": "longdecode"})
+    more = base | {"params": json.dumps(params)}
+    first = next(iter(rivals), None)
+    paired = {} if first is None else _pair(own, own * rivals[first], first, rng)
+    launch = json.dumps({"splits": 16, "num_warps": 4})
+    yield _row(own, least, rng, **more | {"label": "longdecode", "launch": launch} | paired)
     for label, factor in rivals.items():
         if label == "flashinfer" and context == 524288:
-            yield _hole("unsupported", "flashinfer: k=32768 is over its limit of 2048", **base, label=label)
+            yield _hole("unsupported", "RuntimeError: k=32768 is over its limit of 2048", **base, label=label)
         else:
-            yield _row(own * factor, least, rng, **base, label=label, **_pair(own * factor, own, "longdecode", rng))
+            yield _row(own * factor, least, rng, **more, label=label, **_pair(own * factor, own, "longdecode", rng))
 
 
 def _steps(rng: np.random.Generator) -> Iterator[dict[str, Any]]:
