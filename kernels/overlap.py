@@ -18,8 +18,8 @@ HOPPER = (9, 0)
 def can_overlap(device: torch.device) -> bool:
     """Whether launches on a device may overlap.
 
-    On ``meta`` they do: there a kernel is only compiled, for Hopper. Triton's interpreter, which CPU tensors imply, runs
-    one kernel after the other.
+    On ``meta`` they do: there a kernel is only compiled, for Hopper. Triton's interpreter, which CPU tensors imply,
+    runs one kernel after the other.
     """
     if device.type != "cuda":
         return device.type == "meta"
