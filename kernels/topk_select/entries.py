@@ -6,8 +6,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NO_KEY = -(2**31)
-"""Below the key of every float: entries that do not compete. Minus infinity's key is -2139095041."""
+NO_KEY = tl.constexpr(-(2**31))
+"""Key of entries that do not compete, below that of minus infinity, which is -2139095041."""
+LEAST_KEY = tl.constexpr(1 - 2**31)
+"""Not above the key of any float."""
+KEPT_KEY = tl.constexpr(2**31 - 1)
+"""Above the key of infinity, which is 2139095040; marks entries always taken."""
 
 
 @triton.jit
@@ -26,12 +30,12 @@ def kept_borders(valid, keep_first, keep_last):
 
 @triton.jit
 def load_keys(p_scores, score_entry, o_entry, size, valid, first, last):
-    """Keys of the entries that compete, ``-(2**31)`` (``NO_KEY``) for the others."""
+    """Keys of the entries that compete, ``NO_KEY`` for the others."""
     b_scores = tl.load(p_scores + o_entry.to(tl.int64) * score_entry, mask=o_entry < size, other=0.0)
     competes = (o_entry >= first) & (o_entry < last)
     # The mask of the load is the list's static size, so that it stays one of whole vectors; what lies past `valid`
     # may be NaN and is dropped here.
-    return tl.where(competes, order_keys(b_scores.to(tl.float32)), -2147483648)
+    return tl.where(competes, order_keys(b_scores.to(tl.float32)), NO_KEY)
 
 
 @triton.jit

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.topk_select.entries import kept_borders, load_keys, write_chosen
-from longdecode.kernels.topk_select.naive import check_budget
+from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, load_keys, write_chosen
+from longdecode.kernels.topk_select.naive import check_request
 from longdecode.kernels.topk_select.radix import radix_select
 from longdecode.kernels.topk_select.search import VECTOR, bisect
 from longdecode.kernels.topk_select.sieve import sieve_select, warp_of
@@ -94,16 +94,10 @@ def topk_select_kernel(
     need = tl.minimum(width - first - (valid - last), rivals)
     b_bound = tl.max(tl.max(b_tile, 2), 0)
     high = tl.max(b_bound).to(tl.int64) + 1
-    low = tl.min(tl.where(b_bound == -2147483648, 2147483647, b_bound)).to(tl.int64)
-    if tl.minimum(THREADS, valid // VECTOR) < width:
-        low = low * 0 - 2147483647
-    reached = need * 0 - 1
-    if need == rivals:
-        low = low * 0 - 2147483647
-        reached = need
-    elif need == 0:
-        low = low * 0 + 2147483647
-        reached = need
+    low = tl.min(tl.where(b_bound == NO_KEY, KEPT_KEY, b_bound)).to(tl.int64)
+    unbounded = (need == rivals) | (tl.minimum(THREADS, valid // VECTOR) < width)
+    low = tl.where(unbounded, LEAST_KEY, tl.where(need == 0, KEPT_KEY, low))
+    reached = tl.where((need == rivals) | (need == 0), need, -1)
     low, reached, over = bisect(b_tile, need, 0, low, high, reached, THREADS, WARP)
 
     exact = reached == need
@@ -152,9 +146,10 @@ def topk_select_gpu(
         ``indices`` ``[B, H, min(k, N)]`` and ``counts`` ``[B, H]``, int64.
 
     Raises:
-        ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, or a list is too long for the launch.
+        ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, ``valid`` is not one number a row, or a list
+            is too long for the launch.
     """
-    check_budget(k, keep_first, keep_last)
+    check_request(scores, k, valid, keep_first, keep_last)
     batch, heads, size = scores.shape
     width = min(k, size)
     launch = launch or choose_launch(size, width)

@@ -8,16 +8,19 @@ from torch import Tensor
 from longdecode.kernels.layout import before
 
 
-def check_budget(k: int, keep_first: int, keep_last: int) -> None:
-    """Refuse a budget that nothing, or not even the entries always kept, fits into.
+def check_request(scores: Tensor, k: int, valid: Tensor, keep_first: int, keep_last: int) -> None:
+    """Refuse a budget that nothing, or not even the entries always kept, fits into, and lengths of another batch.
 
     Raises:
-        ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, or one of these is negative.
+        ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, one of these is negative, or ``valid`` is not
+            one number a row.
     """
     if k < 1:
         raise ValueError(f"k = {k}; at least 1 is needed")
     if keep_first < 0 or keep_last < 0 or keep_first + keep_last > k:
         raise ValueError(f"k = {k} does not hold {keep_first} leading and {keep_last} trailing entries kept always")
+    if valid.shape != scores.shape[:1]:
+        raise ValueError(f"valid entries of shape {tuple(valid.shape)} for scores {tuple(scores.shape)}: one a row")
 
 
 def topk_select(
@@ -41,9 +44,9 @@ def topk_select(
         after them are 0.
 
     Raises:
-        ValueError: ``k`` is below 1 or below ``keep_first + keep_last``.
+        ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, or ``valid`` is not one number a row.
     """
-    check_budget(k, keep_first, keep_last)
+    check_request(scores, k, valid, keep_first, keep_last)
     batch, heads, size = scores.shape
     width = min(k, size)
     place = torch.arange(size, device=scores.device)

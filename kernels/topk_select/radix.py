@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.topk_select.entries import kept_borders, load_keys, write_chosen
+from longdecode.kernels.topk_select.entries import NO_KEY, kept_borders, load_keys, write_chosen
 
 _KEY_BITS = 32
 _TILE = 16
@@ -112,7 +112,7 @@ def radix_count_kernel(
             b_keys = load_keys(p_scores, score_entry, o_entry, size, valid, first, last)
             # Below the digit the prefix is zero, above it a key that differs leaves more than a digit.
             b_digit = (unsigned_keys(b_keys) ^ prefix.to(tl.uint32)) >> shift.to(tl.uint32)
-            counted = (b_digit < bins.to(tl.uint32)) & (b_keys != -2147483648)
+            counted = (b_digit < bins.to(tl.uint32)) & (b_keys != NO_KEY)
             b_count = tl.histogram(tl.where(counted, b_digit.to(tl.int32), 0), BINS, mask=counted)
         tl.store(p_digits + o_mine * BINS + tl.arange(0, BINS), b_count)
 
@@ -154,7 +154,7 @@ def radix_write_kernel(
         o_entry = start + tl.arange(0, CHUNK)
         p_scores += (i_list // heads) * score_batch + (i_list % heads) * score_head
         b_keys = load_keys(p_scores, score_entry, o_entry, size, valid, first, last)
-        competes = b_keys != -2147483648
+        competes = b_keys != NO_KEY
         b_unsigned = unsigned_keys(b_keys)
         threshold = prefix.to(tl.uint32)
         b_kept = ((o_entry < first) | (o_entry >= last)) & (o_entry < valid)

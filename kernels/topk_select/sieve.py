@@ -8,13 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.topk_select.entries import kept_borders, load_keys, write_chosen
+from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, load_keys, write_chosen
 from longdecode.kernels.topk_select.search import VECTOR, bisect, count_at_least, narrow, quarters
 
 _COLUMNS = 512
 _ROWS = 8
-_KEPT = tl.constexpr(2147483647)
-_NONE = tl.constexpr(-2147483648)
 
 
 @triton.jit
@@ -31,7 +29,7 @@ def group_max_kernel(
     first, last = kept_borders(valid, keep_first, keep_last)
     p_scores += (i_list // heads) * score_batch + (i_list % heads) * score_head
     o_group = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    b_most = tl.full([COLUMNS], _NONE, dtype=tl.int32)
+    b_most = tl.full([COLUMNS], NO_KEY, dtype=tl.int32)
     for i_row in range(0, tl.cdiv(last, groups), ROWS):
         o_entry = (i_row + tl.arange(0, ROWS))[:, None] * groups + o_group[None, :]
         b_most = tl.maximum(b_most, tl.max(load_keys(p_scores, score_entry, o_entry, size, valid, first, last), 0))
@@ -45,7 +43,7 @@ def bound_kernel(
 ):  # fmt: skip
     """A key that at least as many group maxima reach as entries are wanted, and few more; grid ``(lists,)``.
 
-    ``p_bound`` ``[lists]`` int32. Lists with fewer groups than that keep everything.
+    ``p_maxima`` ``[lists, GROUPS]`` and ``p_bound`` ``[lists]`` int32. Lists with fewer groups in use keep everything.
     """
     i_list = tl.program_id(0).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
@@ -54,15 +52,10 @@ def bound_kernel(
     b_maxima = tl.load(p_maxima + i_list * GROUPS + tl.arange(0, GROUPS))
     b_tile = tl.reshape(b_maxima, [GROUPS // (THREADS * VECTOR), THREADS, VECTOR])
     high = tl.max(b_maxima).to(tl.int64) + 1
-    low = tl.min(tl.where(b_maxima == _NONE, _KEPT, b_maxima)).to(tl.int64)
-    # A group is empty only where none of its entries is among the last - first that compete.
-    reached = need * 0 - 1
-    if tl.sum((b_maxima != _NONE).to(tl.int32), 0) < need:
-        low = low * 0 - 2147483647
-        reached = need
-    elif need <= 0:
-        low = low * 0 + 2147483647
-        reached = need
+    low = tl.min(tl.where(b_maxima == NO_KEY, KEPT_KEY, b_maxima)).to(tl.int64)
+    few = tl.sum((b_maxima != NO_KEY).to(tl.int32), 0) < need
+    low = tl.where(few, LEAST_KEY, tl.where(need <= 0, KEPT_KEY, low))
+    reached = tl.where(few | (need <= 0), need, -1)
     low, _, _ = bisect(b_tile, need, need // 16, low, high, reached, THREADS, WARP)
     tl.store(p_bound + i_list, low.to(tl.int32))
 
@@ -76,8 +69,8 @@ def sieve_kernel(
     """Count a chunk's entries that reach the bound or are always kept, or ``WRITE`` them; grid ``(chunks, lists)``.
 
     Written in order, after those of the chunks before: their places (``p_entries`` ``[lists, N]`` int32) and keys
-    (``p_keys`` likewise; 2^31 - 1 for those always kept). ``p_passed`` ``[lists, chunks]`` int32 has the counts. Moves
-    ``N`` scores a list in.
+    (``p_keys`` likewise; ``KEPT_KEY`` for those always taken). ``p_passed`` ``[lists, chunks]`` int32 has the counts.
+    Moves ``N`` scores a list in.
     """
     i_chunk = tl.program_id(0)
     i_list = tl.program_id(1).to(tl.int64)
@@ -98,7 +91,7 @@ def sieve_kernel(
             rank += tl.sum(tl.load(p_passed + o_chunk, mask=o_chunk < i_chunk, other=0), 0)
         o_out = i_list * size + rank + tl.cumsum(b_pass, 0) - b_pass
         tl.store(p_entries + o_out, o_entry, mask=passes)
-        tl.store(p_keys + o_out, tl.where(b_kept, _KEPT, b_keys), mask=passes)
+        tl.store(p_keys + o_out, tl.where(b_kept, KEPT_KEY, b_keys), mask=passes)
     else:
         tl.store(p_passed + i_chunk, tl.sum(b_pass, 0))
 
@@ -106,8 +99,8 @@ def sieve_kernel(
 @triton.jit
 def sieved_keys(p_keys, o_place, total):
     """Keys of what passed, none for those always kept and past the end."""
-    b_keys = tl.load(p_keys + o_place, mask=o_place < total, other=_NONE)
-    return tl.where(b_keys == _KEPT, _NONE, b_keys)
+    b_keys = tl.load(p_keys + o_place, mask=o_place < total, other=NO_KEY)
+    return tl.where(b_keys == KEPT_KEY, NO_KEY, b_keys)
 
 
 @triton.jit
@@ -133,7 +126,7 @@ def sieved_select_kernel(
         total += tl.sum(tl.load(p_passed + i_list * chunks + o_chunk, mask=o_chunk < chunks, other=0), 0)
     need = tl.minimum(width, valid) - kept
     low = tl.load(p_bound + i_list).to(tl.int64)
-    high = low * 0 + 2147483647
+    high = low * 0 + KEPT_KEY
     # All that passed and compete reach the bound.
     reached = total - kept
     over = need * 0
@@ -161,11 +154,11 @@ def sieved_select_kernel(
     p_indices += i_list * width
     for i_tile in range(0, total, TILE):
         o_tile = i_tile + tl.arange(0, TILE)
-        b_keys = tl.load(p_keys + o_tile, mask=o_tile < total, other=_NONE)
+        b_keys = tl.load(p_keys + o_tile, mask=o_tile < total, other=NO_KEY)
         b_entry = tl.load(p_entries + o_tile, mask=o_tile < total, other=0)
-        above = (b_keys > threshold) | ((b_keys == threshold) & exact) | (b_keys == _KEPT)
-        above = above & (b_keys != _NONE)
-        tied = (b_keys == threshold) & (exact == 0) & (b_keys != _KEPT) & (b_keys != _NONE)
+        above = (b_keys > threshold) | ((b_keys == threshold) & exact) | (b_keys == KEPT_KEY)
+        above = above & (b_keys != NO_KEY)
+        tied = (b_keys == threshold) & (exact == 0) & (b_keys != KEPT_KEY) & (b_keys != NO_KEY)
         b_step = write_chosen(
             p_indices, b_entry, above, tied, above_before, tied_before, need - over, width, width, TILE
         )  # fmt: skip

@@ -131,6 +131,9 @@ def test_refuses_what_does_not_fit() -> None:
         for select in (naive.topk_select, topk_select_gpu):
             with pytest.raises(ValueError, match=f"k = {k}"):
                 select(scores, k, valid, keep_first=first, keep_last=last)
+    for select in (naive.topk_select, topk_select_gpu):
+        with pytest.raises(ValueError, match="one a row"):
+            select(scores, 1, torch.ones(1, 1, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="40000 entries"):
         topk_select_gpu(torch.zeros(1, 1, 40_000), 3, valid, launch=WHOLE)
 
