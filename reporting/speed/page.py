@@ -13,7 +13,7 @@ import pandas as pd
 from longdecode.evals.throughput.records import SpeedRecord
 from longdecode.reporting import wording
 from longdecode.reporting.figure import Figure, FigureWriter
-from longdecode.reporting.speed import bars, parts, steps, tables
+from longdecode.reporting.speed import bars, growth, parts, steps, tables
 from longdecode.reporting.speed.measured import STOCK_LOOP, Speed, common_context
 
 PROBES = {
@@ -34,8 +34,8 @@ class StepSection:
     every: list[tables.SpeedTable]
     stages: tables.SpeedTable | None
     start: tables.SpeedTable | None
-    growth: list[tables.Growth]
-    more_growth: list[tables.Growth]
+    slopes: list[growth.Growth]
+    more_slopes: list[growth.Growth]
     breakeven: list[dict[str, str]]
     stock: list[str]
 
@@ -176,9 +176,9 @@ def _steps(speed: Speed, writer: FigureWriter, model: str, name: Callable[[str],
         tables.decode_tables(speed, model),
         tables.stage_table(speed, model),
         tables.start_table(speed, model),
-        *tables.growth_tables(speed, model),
-        tables.breakeven_table(speed, model),
-        tables.stock_notes(speed, model),
+        *growth.growth_tables(speed, model),
+        growth.breakeven_table(speed, model),
+        growth.stock_notes(speed, model),
     )
 
 

@@ -151,7 +151,7 @@ def _share_panel(found: dict[str, Look], rows: pd.DataFrame, op: str) -> Callabl
     def draw(axes: Axes) -> None:
         axes.set_title(op.replace("_decode_attention", "_attention") if op.startswith("sparse") else op)  # fits a phone
         contexts = sorted(set(rows["context"]))
-        drawing.token_axis(axes, contexts, [short_tokens(context) for context in contexts])
+        drawing.token_axis(axes, contexts, [short_tokens(context) for context in contexts], 0.22)
         least = rows["batch"].min()
         for (label, batch), mine in rows.groupby(["label", "batch"], sort=False):
             look = replace(found[str(label)], hollow=batch != least)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from longdecode.reporting import wording
-from longdecode.reporting.speed.measured import OURS, REFERENCE_METHOD, STEP, STOCK_LOOP, Speed
+from longdecode.reporting.speed.measured import OURS, STOCK_LOOP, Speed
 
 STAGES = {
     "no_selection": "without selection",
@@ -54,14 +57,6 @@ class SpeedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """Slopes along one size while the other is held."""
-
-    along: str
-    lines: list[dict[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
 class SpeedHole:
     """Timings that could not be taken, for one status and reason."""
 
@@ -100,7 +95,7 @@ def kernel_tables(speed: Speed, model: str) -> list[SpeedTable]:
     for op, of_op in rows.groupby("subject", sort=False):
         notes: list[str] = []
         groups = [
-            Group(size_of(mine.iloc[0]), _lines(mine, notes, lambda row, mine=mine: _kernel_more(row, mine)))
+            Group(size_of(mine.iloc[0]), _lines(mine, notes, partial(_kernel_more, size=mine)))
             for _, mine in of_op.groupby(["context", "batch", "budget"], sort=False)
         ]
         peers = [label for label in dict.fromkeys(of_op["label"]) if label != OURS]
@@ -137,104 +132,31 @@ def stage_table(speed: Speed, model: str) -> SpeedTable | None:
     return SpeedTable("stages", groups, notes)
 
 
-def growth_tables(speed: Speed, model: str) -> tuple[list[Growth], list[Growth]]:
-    """Slopes of a whole step's time: first at the smallest batch and at the longest context of Full, then elsewhere."""
-    growth = speed.growth
-    rows = growth[(growth["model"] == model) & (growth["bench"] == "decode") & (growth["stage"] == STEP)]
-    place = {label: number for number, label in enumerate(speed.labels)}
-    ordered = rows.assign(_place=rows["label"].map(place), _size=rows["budget"].map(wording.budget_order))
-    ordered = ordered.sort_values(["fixed", "_place", "_size"], kind="stable")
-    first: list[Growth] = []
-    rest: list[Growth] = []
-    for axis in ("context", "batch"):
-        mine = ordered[ordered["axis"] == axis]
-        full = mine.loc[mine["label"].map(speed.kind) == REFERENCE_METHOD, "fixed"] if len(mine) else mine["fixed"]
-        known = full if len(full) else mine["fixed"]
-        main = None if known.empty else known.min() if axis == "context" else known.max()
-        for fixed, lines in mine.groupby("fixed"):
-            (first if fixed == main else rest).append(_growth(axis, int(str(fixed)), lines))
-    return first, rest
-
-
-def _growth(axis: str, fixed: int, rows: pd.DataFrame) -> Growth:
-    at = wording.plural(fixed, "sequence") if axis == "context" else f"{fixed:,} tokens of context"
-    unit = "us per 1,024 tokens of context" if axis == "context" else "us per sequence"
-    lines = [
-        {
-            "label": row["label"],
-            "budget": wording.budget(row["budget"]),
-            "slope": wording.slope(row["slope_us"]),
-            "bounds": _pair(row["slope_low"], row["slope_high"], wording.slope),
-            "intercept": wording.milliseconds(row["intercept_us"]),
-            "r2": wording.number(row["r2"], 4),
-            "points": wording.tokens(row["points"]),
-        }
-        for _, row in rows.iterrows()
-    ]
-    return Growth(f"{unit}, at {at}", lines)
-
-
-def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
-    """From which context or batch on a method is faster than Full."""
-    rows = speed.breakeven[speed.breakeven["model"] == model]
-    found = []
-    for _, row in rows.iterrows():
-        unit = "tokens of context" if row["axis"] == "context" else "sequences"
-        words = {
-            "always": "at every size timed",
-            "never": "at no size timed",
-            "unknown": "cannot be told from the sizes timed",
-        }
-        value = wording.tokens(row["value"])
-        found.append(
-            {
-                "label": row["label"],
-                "budget": wording.budget(row["budget"]),
-                "along": _along(row),
-                "verdict": f"from {value} {unit}" if row["verdict"] == "from" else words[row["verdict"]],
-                "level": {"always": "shown", "from": "shown", "never": "worse"}.get(row["verdict"], "muted"),
-            }
-        )
-    return found
-
-
-def stock_notes(speed: Speed, model: str) -> list[str]:
-    """How our Full compares with the stock loop, said for the record: a sentence for each way of running it."""
-    rows = speed.ok(model)
-    rows = rows[(rows["subject"] == STOCK_LOOP) & rows["ratio"].notna()]
-    found = []
-    for label, mine in rows.groupby("label", sort=False):
-        parts = []
-        for _, row in mine.iterrows():
-            times = wording.ratio(1 / row["ratio"])
-            bounds = _pair(1 / row["ratio_high"], 1 / row["ratio_low"], wording.ratio)
-            size = f"{int(row['context']):,} tokens, {wording.plural(int(row['batch']), 'sequence')}"
-            parts.append(
-                f"{times} {bounds} times as fast at {size} ({wording.milliseconds(row['median_us'])} ms a step)"
-            )
-        text = f"For the record: beside {label}, a stock loop of transformers, our Full is {'; '.join(parts)}."
-        found.append(f"{text} No other ratio is taken against it.")
-    return found
-
-
 def holes(speed: Speed) -> list[SpeedHole]:
-    """Every timing that has no number, grouped by what kept it from one."""
+    """Every timing without a number, grouped by what kept it from one; reasons that differ only in figures are one."""
     lost = speed.table[speed.table["status"] != "ok"].fillna({"reason": "no reason recorded"})
+    kinds = lost["reason"].map(lambda reason: re.sub(r"\d[\d,.]*", "#", reason))
     found = []
-    for (status, reason), rows in lost.groupby(["status", "reason"]):
-        parts = []
-        for (model, name), mine in rows.assign(name=[name_of(row) for _, row in rows.iterrows()]).groupby(
-            ["model", "name"]
-        ):
-            contexts = ", ".join(wording.short_tokens(int(c)) for c in sorted(set(mine["context"])))
-            batches = ", ".join(str(int(b)) for b in sorted(set(mine["batch"])))
-            parts.append(f"{name} ({model}) at {contexts}, batch {batches}")
+    for (status, _), rows in lost.groupby(["status", kinds], sort=False):
+        reasons = list(dict.fromkeys(rows["reason"]))
+        reason = reasons[0] + (f" (and {len(reasons) - 1} like it with other figures)" if len(reasons) > 1 else "")
+        where = "; ".join(_where(str(model), mine) for model, mine in rows.groupby("model", sort=False))
         meaning = wording.STATUS_WORDS.get(str(status), str(status))
-        found.append(SpeedHole(str(status), meaning, str(reason), len(rows), "; ".join(parts)))
+        found.append(SpeedHole(str(status), meaning, reason, len(rows), where))
     return found
 
 
-def _lines(rows: pd.DataFrame, notes: list[str], more: Any) -> list[Line]:
+def _where(model: str, rows: pd.DataFrame) -> str:
+    names = ", ".join(dict.fromkeys(name_of(row) for _, row in rows.iterrows()))
+    contexts = [wording.short_tokens(int(c)) for c in sorted(set(rows["context"])) if c > 0]
+    sizes = [f"context {', '.join(contexts)}"] if contexts else []
+    sizes.append(f"batch {', '.join(str(int(b)) for b in sorted(set(rows['batch'])))}")
+    budgets = sorted(set(rows["budget"]) - {"full"}, key=wording.budget_order)
+    sizes += [f"budget {', '.join(wording.budget(text) for text in budgets)}"] if budgets else []
+    return f"{model}: {names} at {', '.join(sizes)}"
+
+
+def _lines(rows: pd.DataFrame, notes: list[str], more: Callable[[pd.Series], dict[str, str]]) -> list[Line]:
     lines: list[Line] = []
     for _, row in rows.iterrows():
         ok = row["status"] == "ok"
@@ -261,7 +183,7 @@ def _decode_more(row: pd.Series) -> dict[str, str]:
     return {
         "tokens_per_s": wording.significant(row["tokens_per_s"]),
         "ratio": wording.ratio(row["ratio"]) if compared else "",
-        "ratio_bounds": _pair(row["ratio_low"], row["ratio_high"], wording.ratio) if compared else "",
+        "ratio_bounds": pair(row["ratio_low"], row["ratio_high"], wording.ratio) if compared else "",
         "floor": wording.milliseconds(row["floor_us"]),
         "fraction": _percent(row["fraction"]),
         "peak": wording.gigabytes(row["peak_bytes"]),
@@ -277,7 +199,7 @@ def _kernel_more(row: pd.Series, size: pd.DataFrame) -> dict[str, str]:
         "floor": wording.microseconds(row["floor_us"]),
         "fraction": _percent(row["fraction"]),
         "ratio": "" if ratio is None else wording.ratio(ratio[0]),
-        "ratio_bounds": "" if ratio is None else _pair(ratio[1], ratio[2], wording.ratio),
+        "ratio_bounds": "" if ratio is None else pair(ratio[1], ratio[2], wording.ratio),
     }
 
 
@@ -306,10 +228,11 @@ def _start_words(stage: str) -> str:
 
 def _spread(row: pd.Series) -> str:
     write = wording.microseconds if row["bench"] == "kernel" else wording.milliseconds
-    return _pair(row["p5_us"], row["p95_us"], write)
+    return pair(row["p5_us"], row["p95_us"], write)
 
 
-def _pair(low: Any, high: Any, write: Any) -> str:
+def pair(low: Any, high: Any, write: Callable[[Any], str]) -> str:
+    """``[low, high]``, or nothing where there is no interval."""
     return "" if pd.isna(low) or pd.isna(high) else f"[{write(low)}, {write(high)}]"
 
 
@@ -343,15 +266,9 @@ def size_of(row: pd.Series) -> str:
     return ", ".join(parts)
 
 
-def _along(row: pd.Series) -> str:
-    held = int(row["fixed"])
-    return f"context, batch {held}" if row["axis"] == "context" else f"batch, {wording.short_tokens(held)} context"
-
-
 def name_of(row: pd.Series) -> str:
     """What was timed, in words: the method and what was left out of its step, or the op and who did it."""
     if row["bench"] == "decode":
-        extra = "" if row["budget"] == "full" else f" with budget {wording.budget(row['budget'])}"
-        stage = "" if row["stage"] == "step" else f", {STAGES.get(row['stage'], row['stage'])}"
-        return f"{row['label']}{extra}{stage}"
+        stage = "" if row["stage"] in ("step", row["label"]) else f" ({STAGES.get(row['stage'], row['stage'])})"
+        return f"{row['label']}{stage}"
     return f"{row['subject']} by {row['label']}"
