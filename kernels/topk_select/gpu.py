@@ -70,14 +70,16 @@ def candidates(size: int, width: int) -> list[TopkLaunch]:
 def topk_select_kernel(
     p_scores, p_valid, p_indices, p_counts,
     score_batch, score_head, score_entry, heads, size, width, keep_first, keep_last,
-    BLOCK: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr, GROUPS: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """``{i : s_i among the width largest of s_0 ... s_{valid-1}}`` of one list held in registers; grid ``(B * H,)``.
 
     Bisects for the largest key ``t`` with ``#{key >= t} >= width``, between a lower bound and the largest key: each
     step counts at three thresholds at once, packed first in 10 bits a count within a thread, then in 21 bits a count
-    across threads, and the search ends early where a count is exact. The lower bound is the smallest of the threads'
-    own maxima where as many threads hold entries as are to be taken, else that of all floats.
+    across threads, and the search ends early where a count is exact. The lower bound is the smallest maximum of
+    ``GROUPS`` strided groups, of the threads' own entries where those are as many: as long as no fewer groups hold
+    entries than are to be taken, so many entries reach it.
 
     ``p_scores`` ``[B, H, N]`` float32, float16 or bfloat16; ``p_valid`` ``[B]`` integer; ``p_indices``
     ``[B, H, width]`` and ``p_counts`` ``[B, H]`` int64, contiguous. Moves ``N`` scores in and ``width`` indices out.
@@ -92,11 +94,15 @@ def topk_select_kernel(
 
     rivals = last - first
     need = tl.minimum(width - first - (valid - last), rivals)
-    b_bound = tl.max(tl.max(b_tile, 2), 0)
+    if GROUPS == THREADS:
+        b_bound = tl.max(tl.max(b_tile, 2), 0)
+        few = valid // VECTOR < width
+    else:
+        b_bound = tl.max(tl.reshape(b_keys, [BLOCK // GROUPS, GROUPS]), 0)
+        few = width > GROUPS
     high = tl.max(b_bound).to(tl.int64) + 1
     low = tl.min(tl.where(b_bound == NO_KEY, KEPT_KEY, b_bound)).to(tl.int64)
-    unbounded = (need == rivals) | (tl.minimum(THREADS, valid // VECTOR) < width)
-    low = tl.where(unbounded, LEAST_KEY, tl.where(need == 0, KEPT_KEY, low))
+    low = tl.where(few | (need == rivals), LEAST_KEY, tl.where(need == 0, KEPT_KEY, low))
     reached = tl.where((need == rivals) | (need == 0), need, -1)
     low, reached, over = bisect(b_tile, need, 0, low, high, reached, THREADS, WARP)
 
@@ -168,9 +174,10 @@ def topk_select_gpu(
             return indices, counts
         block = max(128, triton.next_power_of_2(size))
         threads = min(32 * launch.num_warps, block // VECTOR)
+        groups = threads if threads >= width else max(VECTOR * threads, triton.next_power_of_2(width))
         topk_select_kernel[(batch * heads,)](
             scores, valid, indices, counts, *scores.stride(), heads, size, width, keep_first, keep_last,
-            BLOCK=block, THREADS=threads, VECTOR=VECTOR, WARP=warp_of(block, threads), TILE=min(block, launch.chunk),
-            num_warps=launch.num_warps,
+            BLOCK=block, THREADS=threads, VECTOR=VECTOR, WARP=warp_of(block, threads), GROUPS=groups,
+            TILE=min(block, launch.chunk), num_warps=launch.num_warps,
         )  # fmt: skip
     return indices, counts
