@@ -9,6 +9,8 @@ import torch
 H200_MULTIPROCESSORS = 132
 SHARED_BYTES = 228 << 10
 """Shared memory of a Hopper multiprocessor; a program may have 1 KiB less (CUDA C++ programming guide, table 27)."""
+MERGE_PARTS = 32
+"""Parts of a list that one step of a merge reads; with more it waits for memory twice."""
 _RESERVED_BYTES = 1 << 10
 
 
@@ -48,3 +50,12 @@ def registers(num_warps: int, waves: int) -> int:
     Left to itself, ptxas stops short of some count and spills a few bytes to stay there.
     """
     return min(255, 65_536 // (32 * num_warps * waves) // 8 * 8)
+
+
+def share_out(programs: int, lists: int, tiles: int) -> int:
+    """Programs for each list when about ``programs`` share ``lists`` lists of ``tiles`` tiles.
+
+    None without a tile, and not a few more than a merge reads at once.
+    """
+    wanted = min(round(programs / lists), tiles, 4 * MERGE_PARTS)
+    return max(1, MERGE_PARTS if MERGE_PARTS < wanted <= MERGE_PARTS * 5 // 4 else wanted)

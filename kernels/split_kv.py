@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.multiprocessors import MERGE_PARTS
+
 LOG2E = 1.4426950408889634
 COUNTERS = 1 << 16
 """Lists times row tiles that may be under way in one launch with a fused merge."""
 _LN2 = tl.constexpr(0.6931471805599453)
-_MERGE_PARTS = 16
-_MERGE_ELEMENTS_A_THREAD = 64
+_MERGE_ELEMENTS_A_THREAD = 128
 
 
 class Partials(NamedTuple):
@@ -38,8 +39,8 @@ def new_partials(parts: int, rows: int, dim: int, device: torch.device) -> Parti
 
 
 def merge_tile(rows: int, parts: int, dim: int, num_warps: int) -> tuple[int, int]:
-    """Rows and parts that one step of a merge loads at once: ``rows * parts * dim`` numbers, 64 a thread at most."""
-    parts = min(_MERGE_PARTS, triton.next_power_of_2(parts))
+    """Rows and parts that one step of a merge loads at once: ``rows * parts * dim`` numbers, 128 a thread at most."""
+    parts = min(MERGE_PARTS, triton.next_power_of_2(parts))
     most = _MERGE_ELEMENTS_A_THREAD * 32 * num_warps // (parts * dim)
     return max(1, min(triton.next_power_of_2(rows), most)), parts
 
@@ -114,16 +115,16 @@ def store_rows(p_out, p_lse, b_sum, b_top, b_total, o_out, live, o_dim, DIM: tl.
 
 @triton.jit
 def merge_parts(
-    p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_row, rows,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
+    p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_row,
+    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Join ``parts`` parts from ``i_first`` on, for the rows from ``i_row`` on: see ``merge_parts_kernel``."""
     o_row = i_row + tl.arange(0, MERGE_ROWS)
     o_dim = tl.arange(0, BLOCK_DIM)
     o_part = tl.arange(0, MERGE_PARTS)
-    live = o_row < rows
+    live = o_row < ROWS
     # One list's parts fit 32-bit offsets from a 64-bit start.
-    i_first = tl.cast(i_first, tl.int64) * rows
+    i_first = tl.cast(i_first, tl.int64) * ROWS
     p_acc += i_first * DIM
     p_top += i_first
     p_total += i_first
@@ -131,7 +132,7 @@ def merge_parts(
     b_total = tl.zeros([MERGE_ROWS], dtype=tl.float32)
     b_sum = tl.zeros([MERGE_ROWS, BLOCK_DIM], dtype=tl.float32)
     for i_part in range(0, parts, MERGE_PARTS):
-        o_at = (i_part + o_part)[:, None] * rows + o_row[None, :]
+        o_at = (i_part + o_part)[:, None] * ROWS + o_row[None, :]
         held = (i_part + o_part < parts)[:, None] & live[None, :]
         # Other programs wrote these: they are in L2, never in this multiprocessor's L1.
         b_tops = tl.load(p_top + o_at, mask=held, other=float("-inf"), cache_modifier=".cg")
@@ -146,14 +147,14 @@ def merge_parts(
         b_total = b_total * b_shrink + tl.sum(b_weights * b_totals, 0)
         b_sum = b_sum * b_shrink[:, None] + tl.sum(b_weights[:, :, None] * b_accs, 0)
         b_top = b_new
-    store_rows(p_out, p_lse, b_sum, b_top, b_total, i_list * rows + o_row, live, o_dim, DIM)
+    store_rows(p_out, p_lse, b_sum, b_top, b_total, i_list * ROWS + o_row, live, o_dim, DIM)
 
 
 @triton.jit
 def finish_part(
     p_acc, p_top, p_total, p_counter, p_out, p_lse, b_acc, b_top, b_total,
-    i_list, i_slot, i_first, parts, i_row, rows,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, MERGE_ROWS: tl.constexpr,
+    i_list, i_slot, i_first, parts, i_row,
+    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, MERGE_ROWS: tl.constexpr,
     MERGE_PARTS: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
     """Write one part of a list; with ``FUSED``, whoever writes the list's last part joins them all.
@@ -163,11 +164,11 @@ def finish_part(
     """
     o_row = i_row + tl.arange(0, BLOCK_ROWS)
     o_dim = tl.arange(0, BLOCK_DIM)
-    live = o_row < rows
+    live = o_row < ROWS
     if parts == 1:
-        store_rows(p_out, p_lse, b_acc, b_top, b_total, i_list * rows + o_row, live, o_dim, DIM)
+        store_rows(p_out, p_lse, b_acc, b_top, b_total, i_list * ROWS + o_row, live, o_dim, DIM)
     else:
-        i_at = tl.cast(i_slot, tl.int64) * rows
+        i_at = tl.cast(i_slot, tl.int64) * ROWS
         o_acc = o_row[:, None] * DIM + o_dim[None, :]
         tl.store(p_top + i_at + o_row, b_top, mask=live)
         tl.store(p_total + i_at + o_row, b_total, mask=live)
@@ -178,17 +179,23 @@ def finish_part(
             arrived = tl.atomic_add(p_counter, 1, sem="acq_rel", scope="gpu")
             if arrived == parts - 1:
                 tl.store(p_counter, 0)
-                for i_block in range(i_row, tl.minimum(i_row + BLOCK_ROWS, rows), MERGE_ROWS):
+                if ROWS <= MERGE_ROWS:
                     merge_parts(
-                        p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_block, rows,
-                        DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+                        p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, 0,
+                        ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
                     )  # fmt: skip
+                else:
+                    for i_block in range(i_row, tl.minimum(i_row + BLOCK_ROWS, ROWS), MERGE_ROWS):
+                        merge_parts(
+                            p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_block,
+                            ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+                        )  # fmt: skip
 
 
 @triton.jit
 def merge_parts_kernel(
-    p_acc, p_top, p_total, p_out, p_lse, parts, rows,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
+    p_acc, p_top, p_total, p_out, p_lse, parts,
+    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of lists: ``out = sum_s 2^{m_s - m} acc_s / sum_s 2^{m_s - m} l_s``; grid ``(lists, row blocks)``.
 
@@ -201,8 +208,8 @@ def merge_parts_kernel(
     """
     i_list = tl.program_id(0).to(tl.int64)
     merge_parts(
-        p_acc, p_top, p_total, p_out, p_lse, i_list, i_list * parts, parts, tl.program_id(1) * MERGE_ROWS, rows,
-        DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+        p_acc, p_top, p_total, p_out, p_lse, i_list, i_list * parts, parts, tl.program_id(1) * MERGE_ROWS,
+        ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
     )  # fmt: skip
 
 
@@ -219,6 +226,6 @@ def merge_partials(partials: Partials, parts: int, out: Tensor, lse: Tensor) -> 
     padded = triton.next_power_of_2(dim)
     merge_rows, merge_some = merge_tile(1, parts, padded, num_warps=4)
     merge_parts_kernel[(slots // parts, triton.cdiv(rows, merge_rows))](
-        *partials, out, lse, parts, rows,
-        DIM=dim, BLOCK_DIM=padded, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some, num_warps=4,
+        *partials, out, lse, parts,
+        ROWS=rows, DIM=dim, BLOCK_DIM=padded, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some, num_warps=4,
     )  # fmt: skip

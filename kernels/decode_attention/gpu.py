@@ -52,16 +52,16 @@ def dense_tile(
 def decode_attention_kernel(
     p_q, p_k, p_v, p_lengths, p_acc, p_top, p_total, p_counters, p_out, p_lse, p_tally,
     q_batch, q_head, q_row, q_dim, k_batch, k_head, v_batch, v_head, tally_batch,
-    scale_log2, rows, queries, capacity, kv_heads,
+    scale_log2, queries, capacity, kv_heads,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    SPLITS: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
-    UPCAST: tl.constexpr,
+    ROWS: tl.constexpr, ROW_TILES: tl.constexpr, SPLITS: tl.constexpr, FUSED: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``.
 
     ``s_i = log2(e) * scale * q . k_i``; query ``t`` of head ``h`` in the group is row ``h * T + t``. Grid
-    ``(row tiles, splits, B * Hkv)``. Each list's own whole tiles are dealt out over the splits, the first ones taking
+    ``(ROW_TILES * SPLITS, Hkv, B)``. Each list's own whole tiles are dealt out over the splits, the first ones taking
     what is left over; the last takes the tokens after the last whole tile, the only ones under a mask. The last
     program of a list to finish joins the parts (``finish_part``).
 
@@ -73,11 +73,12 @@ def decode_attention_kernel(
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog).
     """
-    i_tile = tl.program_id(0)
-    i_split = tl.program_id(1)
-    i_list = tl.program_id(2).to(tl.int64)
-    i_batch = i_list // kv_heads
-    i_head = i_list % kv_heads
+    # The row tiles of a split run side by side: what one has read, the next finds in L2.
+    i_tile = tl.program_id(0) % ROW_TILES
+    i_split = tl.program_id(0) // ROW_TILES
+    i_head = tl.program_id(1).to(tl.int64)
+    i_batch = tl.program_id(2).to(tl.int64)
+    i_list = i_batch * kv_heads + i_head
     i_row = i_tile * BLOCK_ROWS
     o_row = i_row + tl.arange(0, BLOCK_ROWS)
     o_dim = tl.arange(0, BLOCK_DIM)
@@ -89,9 +90,9 @@ def decode_attention_kernel(
     start = i_split * share + tl.minimum(i_split, spare)
     stop = start + share + tl.where(i_split < spare, 1, 0)
 
-    o_head = i_head * (rows // queries) + o_row // queries
+    o_head = i_head * (ROWS // queries) + o_row // queries
     o_q = (i_batch * q_batch + o_head * q_head + (o_row % queries) * q_row)[:, None] + (o_dim * q_dim)[None, :]
-    b_q = tl.load(p_q + o_q, mask=(o_row < rows)[:, None] & (o_dim < DIM)[None, :], other=0.0)
+    b_q = tl.load(p_q + o_q, mask=(o_row < ROWS)[:, None] & (o_dim < DIM)[None, :], other=0.0)
     if UPCAST:
         b_q = b_q.to(tl.float32)
     b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
@@ -116,9 +117,9 @@ def decode_attention_kernel(
         if (i_tile == 0) & (i_split == 0):
             tl.atomic_add(p_tally + i_batch * tally_batch, length.to(tl.int64), sem="relaxed")
     finish_part(
-        p_acc, p_top, p_total, p_counters + i_list * tl.num_programs(0) + i_tile, p_out, p_lse,
-        b_acc, b_top, tl.sum(b_total, 1), i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row, rows,
-        DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
+        p_acc, p_top, p_total, p_counters + i_list * ROW_TILES + i_tile, p_out, p_lse,
+        b_acc, b_top, tl.sum(b_total, 1), i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row,
+        ROWS, DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
     )  # fmt: skip
 
 
@@ -168,13 +169,14 @@ def decode_attention_gpu(
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     merge_rows, merge_some = merge_tile(min(rows, launch.rows), launch.splits, padded, launch.num_warps)
     with torch.cuda.device_of(q):
-        decode_attention_kernel[(row_tiles, launch.splits, lists)](
+        decode_attention_kernel[(row_tiles * launch.splits, kv_heads, batch)](
             q, k, v, lengths.contiguous(), *partials, lse if counters is None else counters, out, lse, tally,
             *q.stride(), k.stride(0), k.stride(1), v.stride(0), v.stride(1), 0 if tally is None else tally.stride(0),
-            LOG2E * (dim**-0.5 if scale is None else scale), rows, queries, capacity, kv_heads,
+            LOG2E * (dim**-0.5 if scale is None else scale), queries, capacity, kv_heads,
             K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3),
             DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens,
-            SPLITS=launch.splits, FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
+            ROWS=rows, ROW_TILES=row_tiles, SPLITS=launch.splits, FUSED=launch.fused_merge,
+            MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,

@@ -7,9 +7,7 @@ from itertools import product
 
 import torch
 
-from longdecode.kernels.multiprocessors import multiprocessors, padded_dim, registers, resident
-
-MOST_SPLITS = 128
+from longdecode.kernels.multiprocessors import multiprocessors, padded_dim, registers, resident, share_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +75,6 @@ def _spread(
     launch: DecodeLaunch, lists: int, rows: int, capacity: int, waves: int, device: torch.device
 ) -> DecodeLaunch:
     """``launch`` with splits that make ``waves`` programs a multiprocessor, each with a tile of a full row."""
-    wanted = round(waves * multiprocessors(device) / (lists * -(-rows // launch.rows)))
-    splits = max(1, min(wanted, -(-capacity // launch.tokens), MOST_SPLITS))
+    programs = waves * multiprocessors(device)
+    splits = share_out(programs, lists * -(-rows // launch.rows), -(-capacity // launch.tokens))
     return replace(launch, splits=splits, registers=registers(launch.num_warps, waves))

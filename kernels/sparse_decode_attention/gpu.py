@@ -25,13 +25,13 @@ _LOG2E = tl.constexpr(LOG2E)
 
 @triton.jit
 def load_queries(
-    p_q, q_batch, q_head, q_dim, i_batch, i_list, o_row, rows,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, UPCAST: tl.constexpr,
+    p_q, q_batch, q_head, q_dim, i_batch, i_list, o_row,
+    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """The query heads ``[R, D]`` that a list serves."""
     o_dim = tl.arange(0, BLOCK_DIM)
-    o_q = (i_batch * q_batch + (i_list * rows + o_row) * q_head)[:, None] + (o_dim * q_dim)[None, :]
-    b_q = tl.load(p_q + o_q, mask=(o_row < rows)[:, None] & (o_dim < DIM)[None, :], other=0.0)
+    o_q = (i_batch * q_batch + (i_list * ROWS + o_row) * q_head)[:, None] + (o_dim * q_dim)[None, :]
+    b_q = tl.load(p_q + o_q, mask=(o_row < ROWS)[:, None] & (o_dim < DIM)[None, :], other=0.0)
     return b_q.to(tl.float32) if UPCAST else b_q
 
 
@@ -42,7 +42,11 @@ def load_blocks(p_indices, index_slot, i_tile, width, BLOCK_SIZE: tl.constexpr, 
     Only the width of the lists bounds the load, so that it need not wait for a count; what lies past the count is
     loaded and not used, and past the width it is 0.
     """
-    o_block = (i_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)) // BLOCK_SIZE
+    o_slot = tl.arange(0, BLOCK_TOKENS)
+    if BLOCK_TOKENS % BLOCK_SIZE == 0:
+        o_block = i_tile * (BLOCK_TOKENS // BLOCK_SIZE) + o_slot // BLOCK_SIZE
+    else:
+        o_block = (i_tile * BLOCK_TOKENS + o_slot) // BLOCK_SIZE
     return tl.load(p_indices + o_block.to(tl.int64) * index_slot, mask=o_block < width, other=0)
 
 
@@ -74,7 +78,9 @@ def attend_tiles(
     b_read = tl.zeros([BLOCK_TOKENS], dtype=tl.int32)
     for i_tile in range(first, stop, step):
         o_slot = i_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-        b_token = tl.where(everything, o_slot, b_block.to(tl.int32) * BLOCK_SIZE + o_slot % BLOCK_SIZE)
+        # Slots within a tile are known when compiling, unless a block may straddle two tiles.
+        o_inside = (tl.arange(0, BLOCK_TOKENS) if BLOCK_TOKENS % BLOCK_SIZE == 0 else o_slot) % BLOCK_SIZE
+        b_token = tl.where(everything, o_slot, b_block.to(tl.int32) * BLOCK_SIZE + o_inside)
         # One number says which token and, by its sign, whether: it crosses to the layout of the tile only once.
         b_token = tl.where((o_slot < listed) & (b_token < length), b_token, -1)
         b_block = load_blocks(p_indices, index_slot, i_tile + step, width, BLOCK_SIZE, BLOCK_TOKENS)
@@ -103,11 +109,12 @@ def sparse_decode_attention_kernel(
     p_acc, p_top, p_total, p_counters, p_out, p_lse,
     q_batch, q_head, q_dim, k_batch, k_head, v_batch, v_head, index_batch, index_list, index_slot,
     count_batch, count_list, bias_batch, bias_list, bias_token, tally_batch,
-    scale_log2, rows, capacity, width, lists, lists_per_kv_head, all_lists,
+    scale_log2, capacity, width, lists, lists_per_kv_head, all_lists,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, BLOCK_LISTS: tl.constexpr, SPLITS: tl.constexpr, BALANCED: tl.constexpr,
-    FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_LISTS: tl.constexpr, SPLITS: tl.constexpr,
+    BALANCED: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Parts of index lists: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``, then joined.
 
@@ -115,9 +122,9 @@ def sparse_decode_attention_kernel(
     the count is -1, and ``s_i = log2(e) * (scale * q . k_i + bias_i)``. The query heads that a list serves are its
     rows. Tiles of ``BLOCK_TOKENS`` slots are what programs share out:
 
-    - otherwise than ``BALANCED``, grid ``(SPLITS, B * Hs, row tiles)``: program ``s`` takes tiles ``s, s + SPLITS,
+    - otherwise than ``BALANCED``, grid ``(SPLITS * row tiles, Hs, B)``: program ``s`` takes tiles ``s, s + SPLITS,
       ...`` of its list, so that where it begins does not wait for the count;
-    - ``BALANCED``, grid ``(SPLITS, 1, row tiles)``: the tiles of all lists, one list after the other and at least one
+    - ``BALANCED``, grid ``(SPLITS * row tiles,)``: the tiles of all lists, one list after the other and at least one
       a list, are cut into ``SPLITS`` (or as many as there are tiles) contiguous shares, equal within one tile; a
       program walks the lists that its share overlaps and leaves a part for each in slot ``program + list``, which no
       other pair has and which keeps the parts of a list together.
@@ -134,11 +141,11 @@ def sparse_decode_attention_kernel(
     all work: Osama et al. 2023, Stream-K (arXiv 2301.03598); Tang et al. 2024, Quest (arXiv 2406.10774), section 3.3:
     attention over selected pages.
     """
-    i_row = tl.program_id(2) * BLOCK_ROWS
+    i_program = tl.program_id(0) % SPLITS
+    i_row = tl.program_id(0) // SPLITS * BLOCK_ROWS
     o_row = i_row + tl.arange(0, BLOCK_ROWS)
-    p_counters += tl.program_id(2) * all_lists
+    p_counters += tl.program_id(0) // SPLITS * all_lists
     if BALANCED:
-        i_program = tl.program_id(0)
         o_list = tl.arange(0, BLOCK_LISTS)
         known = o_list < all_lists
         o_count = (o_list // lists).to(tl.int64) * count_batch + (o_list % lists) * count_list
@@ -148,7 +155,7 @@ def sparse_decode_attention_kernel(
         b_listed = listed_tokens(b_count, b_length, width, BLOCK_SIZE)
         b_tiles = tl.where(known, tl.maximum(tl.cdiv(b_listed, BLOCK_TOKENS), 1), 0)
         b_end = tl.cumsum(b_tiles, 0)
-        tiles = tl.sum(b_tiles, 0).to(tl.int64)
+        tiles = tl.sum(b_tiles, 0)
         workers = tl.minimum(tiles, SPLITS)
         i_tile = tl.minimum(i_program, workers) * tiles // workers
         last = tl.minimum(i_program + 1, workers) * tiles // workers
@@ -160,20 +167,20 @@ def sparse_decode_attention_kernel(
             listed = tl.sum(tl.where(here, b_listed, 0), 0)
             length = tl.sum(tl.where(here, b_length, 0), 0)
             everything = tl.sum((here & (b_count < 0)).to(tl.int32), 0) > 0
-            until = tl.minimum(last, end.to(tl.int64))
+            until = tl.minimum(last, end)
             i_batch = (i_list // lists).to(tl.int64)
-            i_in_row = i_list % lists
+            i_in_row = (i_list % lists).to(tl.int64)
             i_head = i_in_row // lists_per_kv_head
             p_list = p_indices + i_batch * index_batch + i_in_row * index_list
-            first = (i_tile - begin).to(tl.int32)
+            first = i_tile - begin
             b_block = load_blocks(p_list, index_slot, first, width, BLOCK_SIZE, BLOCK_TOKENS)
-            b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, rows, DIM, BLOCK_DIM, UPCAST)
+            b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, ROWS, DIM, BLOCK_DIM, UPCAST)
             b_top, b_total, b_acc = attend_tiles(
                 b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head,
                 p_list,
                 None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
                 None if p_tally is None else p_tally + i_batch * tally_batch,
-                first, (until - begin).to(tl.int32), 1, everything, listed, length, width,
+                first, until - begin, 1, everything, listed, length, width,
                 index_slot, bias_token, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
                 BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST,
             )  # fmt: skip
@@ -182,35 +189,34 @@ def sparse_decode_attention_kernel(
             parts = (end * workers - 1) // tiles - i_first + 1
             finish_part(
                 p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, b_total,
-                i_list.to(tl.int64), i_program + i_list.to(tl.int64), i_first + i_list, parts, i_row, rows,
+                i_list.to(tl.int64), i_program + i_list, i_first + i_list, parts, i_row, ROWS,
                 DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, True,
             )  # fmt: skip
             i_tile = until
     else:
-        i_split = tl.program_id(0)
-        i_list = tl.program_id(1).to(tl.int64)
-        i_batch = i_list // lists
-        i_in_row = i_list % lists
+        i_batch = tl.program_id(2).to(tl.int64)
+        i_in_row = tl.program_id(1).to(tl.int64)
+        i_list = i_batch * lists + i_in_row
         i_head = i_in_row // lists_per_kv_head
         # Where a program begins and how wide the lists are is known at once: the first block numbers are loaded beside
         # the count, not after it.
         p_list = p_indices + i_batch * index_batch + i_in_row * index_list
-        b_block = load_blocks(p_list, index_slot, i_split, width, BLOCK_SIZE, BLOCK_TOKENS)
+        b_block = load_blocks(p_list, index_slot, i_program, width, BLOCK_SIZE, BLOCK_TOKENS)
         length = tl.maximum(tl.minimum(tl.load(p_lengths + i_batch), capacity), 0).to(tl.int32)
         count = tl.load(p_counts + i_batch * count_batch + i_in_row * count_list)
         listed = listed_tokens(count, length, width, BLOCK_SIZE)
-        b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, rows, DIM, BLOCK_DIM, UPCAST)
+        b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, ROWS, DIM, BLOCK_DIM, UPCAST)
         b_top, b_total, b_acc = attend_tiles(
             b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head, p_list,
             None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
             None if p_tally is None else p_tally + i_batch * tally_batch,
-            i_split, tl.cdiv(listed, BLOCK_TOKENS), SPLITS, count < 0, listed, length, width,
+            i_program, tl.cdiv(listed, BLOCK_TOKENS), SPLITS, count < 0, listed, length, width,
             index_slot, bias_token, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
             BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST,
         )  # fmt: skip
         finish_part(
             p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, b_total,
-            i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row, rows,
+            i_list, i_list * SPLITS + i_program, i_list * SPLITS, SPLITS, i_row, ROWS,
             DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
         )  # fmt: skip
 
@@ -254,8 +260,8 @@ def sparse_decode_attention_gpu(
         ``out`` ``[B, Hq, 1, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, 1]`` in float32.
 
     Raises:
-        ValueError: ``Hs`` is neither the number of KV heads nor of query heads, there is more than one query row, or
-            the dtypes differ.
+        ValueError: ``Hs`` is neither the number of KV heads nor of query heads, there is more than one query row, the
+            dtypes differ, or a balanced launch is given more tiles than it can number.
     """
     batch, heads, queries, dim = q.shape
     kv_heads, capacity, lists, width = k.shape[1], k.shape[2], indices.shape[1], indices.shape[2]
@@ -269,6 +275,8 @@ def sparse_decode_attention_gpu(
     launch = launch or choose_launch(
         all_lists, rows, dim, width * block_size, capacity, q.dtype, q.device, uneven=uneven
     )
+    if launch.balanced and all_lists * triton.cdiv(capacity, launch.tokens) * launch.splits >= 1 << 31:
+        raise ValueError(f"{all_lists} lists of up to {capacity} tokens are more than a balanced launch can share out")
     row_tiles, padded = triton.cdiv(rows, launch.rows), max(16, triton.next_power_of_2(dim))
     alone = launch.splits == 1 and not launch.balanced
     slots = launch.splits + all_lists if launch.balanced else 0 if alone else launch.splits * all_lists
@@ -277,17 +285,18 @@ def sparse_decode_attention_gpu(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     merge_rows, merge_some = merge_tile(min(rows, launch.rows), launch.splits, padded, launch.num_warps)
+    grid = (launch.splits * row_tiles,) if launch.balanced else (launch.splits * row_tiles, lists, batch)
     with torch.cuda.device_of(q):
-        sparse_decode_attention_kernel[(launch.splits, 1 if launch.balanced else all_lists, row_tiles)](
+        sparse_decode_attention_kernel[grid](
             q, k, v, indices, counts, lengths.contiguous(), bias, tally,
             *partials, lse if counters is None else counters, out, lse,
             q.stride(0), q.stride(1), q.stride(3), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             *indices.stride(), *counts.stride(), *((0, 0, 0) if bias is None else bias.stride()),
             0 if tally is None else tally.stride(0),
-            LOG2E * (dim**-0.5 if scale is None else scale), rows, capacity, width, lists, lists // kv_heads,
+            LOG2E * (dim**-0.5 if scale is None else scale), capacity, width, lists, lists // kv_heads,
             all_lists,
             K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3), BLOCK_SIZE=block_size,
-            DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens,
+            DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens, ROWS=rows,
             BLOCK_LISTS=triton.next_power_of_2(all_lists), SPLITS=launch.splits, BALANCED=launch.balanced,
             FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.

@@ -7,9 +7,7 @@ from itertools import product
 
 import torch
 
-from longdecode.kernels.multiprocessors import multiprocessors, padded_dim, power_of_two, registers, resident
-
-MOST_SPLITS = 128
+from longdecode.kernels.multiprocessors import multiprocessors, padded_dim, power_of_two, registers, resident, share_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,9 @@ def candidates(
     else:
         shapes = [(least, 32, 4, 4), (least, 64, 4, 2), (least, 64, 4, 3), (least, 64, 4, 4), (least, 64, 4, 5)]
         shapes += [(least, 128, 4, 2), (least, 128, 4, 3), (least, 128, 8, 2), (least, 128, 8, 3), (least, 256, 8, 2)]
-        shapes += [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3)]
+        shapes += [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4)]
+        if not uneven:  # there it would spill
+            shapes += [(64, 128, 4, 2), (64, 128, 4, 3)]
     for (tile, tokens, warps, stages), waves in product(shapes, (1, 2, 3)):
         if waves <= resident(tile, tokens, stages, dim, dtype):
             launch = SparseLaunch(tile, tokens, warps, stages, 1, balanced=uneven)
@@ -110,5 +110,4 @@ def _spread(
     programs = max(1, round(waves * multiprocessors(device) / -(-rows // launch.rows)))
     if launch.balanced:
         return replace(launch, splits=min(programs, lists * -(-capacity // launch.tokens)))
-    wanted = round(programs / lists)
-    return replace(launch, splits=max(1, min(wanted, -(-min(most, capacity) // launch.tokens), MOST_SPLITS)))
+    return replace(launch, splits=share_out(programs, lists, -(-min(most, capacity) // launch.tokens)))

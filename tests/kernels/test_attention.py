@@ -12,15 +12,17 @@ from torch import Tensor
 from longdecode.kernels.decode_attention import decode_attention, naive
 from longdecode.kernels.merge_attention import merge_attention
 from longdecode.kernels.prefill_attention import prefill_attention
-from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
+from longdecode.kernels.sparse_decode_attention import EVERYTHING, sparse_decode_attention
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 NAN = float("nan")
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, tokens: list[int]) -> tuple[Tensor, float]:
+def reference(q: Tensor, k: Tensor, v: Tensor, tokens: list[int], bias: Tensor | None = None) -> tuple[Tensor, float]:
     """Attention of one query vector over the named tokens of one KV head, a token at a time in float64."""
     scores = [float(q.double() @ k[i].double()) / math.sqrt(len(q)) for i in tokens]
+    if bias is not None:
+        scores = [s + float(bias[i]) for i, s in zip(tokens, scores, strict=True)]
     top = max(scores)
     total = sum(math.exp(s - top) for s in scores)
     out = torch.zeros(len(q), dtype=torch.float64)
@@ -81,6 +83,14 @@ def test_scale_is_used(rng: torch.Generator) -> None:
     )
 
 
+@pytest.mark.parametrize("attend", [decode_attention, naive.decode_attention], ids=["dispatched", "naive"])
+def test_dense_adds_what_it_read_to_the_tally(rng: torch.Generator, attend: Callable) -> None:
+    tally = torch.tensor([5, 0, 7])
+    q, k, v, lengths = ragged(rng, 3, 2, 4, 32, 15, torch.float32)
+    attend(q, k, v, lengths, tally=tally)
+    assert tally.tolist() == [5 + 2 * 15, 2 * lengths[1].item(), 7 + 2 * 1]
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("per_query_head", [False, True])
 @pytest.mark.parametrize("block", [1, 16])
@@ -110,6 +120,47 @@ def test_sparse_decode_attention(
             want, want_lse = reference(q[b, h, 0], k[b, h // group], v[b, h // group], tokens)
             torch.testing.assert_close(out[b, h, 0].double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
             assert lse[b, h].item() == pytest.approx(want_lse, abs=1e-4)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("block", [1, 16, 64])
+def test_sparse_reads_everything_adds_the_bias_and_tallies(rng: torch.Generator, block: int, everything: bool) -> None:
+    """The second list of the first row reads all of it, whatever its indices hold; NaN in the bias of unread tokens."""
+    q, k, v, lengths = ragged(rng, 2, 3, 2, 32, 100, torch.float32)
+    lengths[1], k[1, :, 37:], v[1, :, 37:] = 37, NAN, NAN
+    k[1, :, 1:37], v[1, :, 1:37] = torch.randn(2, 3, 36, 32, generator=rng)
+    indices = torch.stack([torch.randperm(-(-100 // block), generator=rng)[:2] for _ in range(6)]).view(2, 3, -1)
+    counts = torch.tensor([[1, EVERYTHING if everything else 1, 0], [min(2, indices.shape[2])] * 3])
+    indices[torch.arange(indices.shape[2]) >= counts[..., None]] = 1 << 40
+    bias = torch.full((2, 3, 100), NAN)
+    lists = {}
+    for b, h in ((b, h) for b in range(2) for h in range(3)):
+        chosen = range(100) if counts[b, h] == EVERYTHING else indices[b, h, : counts[b, h]].tolist()
+        width = 1 if counts[b, h] == EVERYTHING else block
+        lists[b, h] = [i for j in chosen for i in range(j * width, (j + 1) * width) if i < lengths[b]]
+        bias[b, h, lists[b, h]] = torch.randn(len(lists[b, h]), generator=rng)
+    tally = torch.tensor([3, 0])
+    out, lse = sparse_decode_attention(
+        q, k, v, indices, counts, block_size=block, lengths=lengths, bias=bias, tally=tally, uneven=everything
+    )
+    assert tally.tolist() == [3 + sum(len(lists[0, h]) for h in range(3)), sum(len(lists[1, h]) for h in range(3))]
+    for (b, h), tokens in lists.items():
+        if not tokens:
+            assert out[b, 2 * h].eq(0).all() and lse[b, 2 * h].item() == float("-inf")
+            continue
+        want, want_lse = reference(q[b, 2 * h, 0], k[b, h], v[b, h], tokens, bias[b, h])
+        torch.testing.assert_close(out[b, 2 * h, 0].double(), want, atol=2e-5, rtol=2e-5)
+        assert lse[b, 2 * h].item() == pytest.approx(want_lse, abs=1e-4)
+
+
+@pytest.mark.parametrize("capacity", [64, 70])
+def test_sparse_on_meta_keeps_to_fixed_shapes(capacity: int) -> None:
+    """Where values cannot be looked at, as under a CUDA graph, everything still has a shape."""
+    q, k = torch.empty(2, 4, 1, 32, device="meta"), torch.empty(2, 2, capacity, 32, device="meta")
+    indices, counts = (torch.empty(*shape, dtype=torch.int64, device="meta") for shape in ((2, 2, 9), (2, 2)))
+    lengths = torch.empty(2, dtype=torch.int64, device="meta")
+    out, lse = sparse_decode_attention(q, k, k, indices, counts, block_size=16, lengths=lengths, tally=lengths.clone())
+    assert out.shape == q.shape and lse.shape == (2, 4, 1)
 
 
 def test_sparse_with_every_block_equals_dense(rng: torch.Generator) -> None:
