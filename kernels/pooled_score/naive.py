@@ -26,8 +26,7 @@ def pooled_score(q: Tensor, pooled: Tensor, blocks: Tensor, *, group: str | None
     Raises:
         ValueError: the group reduction is unknown or the heads do not divide.
 
-    Source: Xiao et al. 2024, InfLLM (arXiv 2402.04617), section 3.2, and Sun et al. 2024, ShadowKV (arXiv 2410.21465),
-    section 4.2, score blocks by representative and by mean keys.
+    Source: Sun et al. 2024, ShadowKV (arXiv 2410.21465): chunks are chosen by their mean keys.
     """
     dtype, kv_heads = accumulator(q.dtype), pooled.shape[1]
     scores = fold_group(q, kv_heads).to(dtype) @ pooled.to(dtype).transpose(-1, -2)
