@@ -53,9 +53,10 @@ def registers(num_warps: int, waves: int) -> int:
 
 
 def share_out(programs: int, lists: int, tiles: int) -> int:
-    """Programs for each list when about ``programs`` share ``lists`` lists of ``tiles`` tiles.
+    """Programs for each list when at most ``programs`` share ``lists`` lists of ``tiles`` tiles.
 
-    None without a tile, and not a few more than a merge reads at once.
+    Rounded down, since a program that finds no room beside the others would run after them; none without a tile, and
+    not a few more than a merge reads at once.
     """
-    wanted = min(round(programs / lists), tiles, 4 * MERGE_PARTS)
+    wanted = min(programs // lists, tiles, 4 * MERGE_PARTS)
     return max(1, MERGE_PARTS if MERGE_PARTS < wanted <= MERGE_PARTS * 5 // 4 else wanted)

@@ -66,7 +66,8 @@ def candidates(
             shapes += [(128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3)]
     for shape, waves in product(shapes, (1, 2, 3)):
         launch = DecodeLaunch(*shape, splits=1)
-        if waves <= resident(launch.rows, launch.tokens, launch.num_stages, dim, dtype):
+        fits = waves <= resident(launch.rows, launch.tokens, launch.num_stages, dim, dtype)
+        if fits and launch.num_warps * waves <= 16:  # the registers of more would not do
             found.append(_spread(launch, batch * kv_heads, rows, capacity, waves, device))
     return list(dict.fromkeys(found))[:40]
 

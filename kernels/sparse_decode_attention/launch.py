@@ -92,7 +92,7 @@ def candidates(
         if not uneven:  # there it would spill
             shapes += [(64, 128, 4, 2), (64, 128, 4, 3)]
     for (tile, tokens, warps, stages), waves in product(shapes, (1, 2, 3)):
-        if waves <= resident(tile, tokens, stages, dim, dtype):
+        if waves <= resident(tile, tokens, stages, dim, dtype) and warps * waves <= 16:
             launch = SparseLaunch(tile, tokens, warps, stages, 1, balanced=uneven)
             found.append(_spread(launch, lists, rows, most, capacity, waves, device))
     return list(dict.fromkeys(found))[:40]
@@ -107,7 +107,7 @@ def _spread(
 ) -> SparseLaunch:
     """``launch`` with as many splits as make ``waves`` programs a multiprocessor, each with a tile of a full list."""
     launch = replace(launch, registers=registers(launch.num_warps, waves))
-    programs = max(1, round(waves * multiprocessors(device) / -(-rows // launch.rows)))
+    programs = max(1, waves * multiprocessors(device) // -(-rows // launch.rows))
     if launch.balanced:
         return replace(launch, splits=min(programs, lists * -(-capacity // launch.tokens)))
     return replace(launch, splits=share_out(programs, lists, -(-min(most, capacity) // launch.tokens)))
