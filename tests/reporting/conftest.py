@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -167,9 +169,20 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
 
 
 @pytest.fixture(scope="session")
-def run_folder(make_run: MakeRun) -> Path:
-    """The whole made-up run, with instrument.json."""
+def speed_run() -> ModuleType:
+    """The module that makes up times; loaded by path, as tests are no package."""
+    spec = importlib.util.spec_from_file_location("speed_run", Path(__file__).with_name("speed_run.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def run_folder(make_run: MakeRun, speed_run: ModuleType) -> Path:
+    """The whole made-up run, with instrument.json and times."""
     folder = make_run()
+    speed_run.write_speed(folder)
     (folder / "instrument.json").write_text(json.dumps(INSTRUMENT), encoding="utf-8")
     return folder
 

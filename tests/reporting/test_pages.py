@@ -18,8 +18,8 @@ INLINE = {"a", "span", "b", "code", "strong", "em", "sup"}
 VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
 LOADING = {("img", "src"), ("source", "srcset"), ("link", "href"), ("script", "src"), ("iframe", "src")}
 PAGES = [
-    "index", "traffic", "provenance", "suite-mini-recall", "suite-mini-longgen", "suite-mini-book", "method-full",
-    "method-oracle-topk", "method-streaming", "method-quest", "method-quest-script", "method-tidal",
+    "index", "traffic", "speed", "provenance", "suite-mini-recall", "suite-mini-longgen", "suite-mini-book",
+    "method-full", "method-oracle-topk", "method-streaming", "method-quest", "method-quest-script", "method-tidal",
 ]  # fmt: skip
 
 
@@ -117,6 +117,12 @@ def test_every_figure_has_caption_alt_text_data_and_a_version_for_phones(report:
         "traffic-context",
         "traffic-budget",
         "achieved",
+        "speed-latency",
+        "speed-by-context",
+        "speed-by-batch",
+        "speed-breakdown",
+        "speed-kernels",
+        "speed-method",
     )
     assert all(any(name.startswith(kind) for name in seen) for kind in kinds)
 
