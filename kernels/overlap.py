@@ -4,11 +4,14 @@ Every kernel launched so waits (``gdc_wait``) before it reads what another kerne
 so that completion is transitive: when a kernel's wait returns, all before it have ended. None may skip the wait.
 """
 
+# mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
 from functools import cache
 
 import torch
+import triton
+import triton.language as tl
 
 HOPPER = (9, 0)
 """The compute capability from which on the hardware does it."""
@@ -29,3 +32,11 @@ def can_overlap(device: torch.device) -> bool:
 def overlap_settings(wanted: bool, device: torch.device) -> dict[str, bool]:
     """Launch arguments of a kernel with the constant ``PDL``, for a launch that wants to overlap or not."""
     return {"PDL": True, "launch_pdl": True} if wanted and can_overlap(device) else {"PDL": False}
+
+
+@triton.jit
+def wait_for_earlier(PDL: tl.constexpr):
+    """Let the next kernel start and wait for those ahead: the first line of a kernel that has nothing to do before."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()

@@ -8,17 +8,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
+
 _CHUNK = 4096
 
 
 @triton.jit
-def chunk_argmax_kernel(p_x, p_key, x_row, x_column, width, chunks, BLOCK: tl.constexpr):
+def chunk_argmax_kernel(p_x, p_key, x_row, x_column, width, chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """The winner of one chunk of one row as one integer: the value's rank in the high half, ``~index`` in the low.
 
     Ranks order as the values do: the bits of a positive float, the inverted bits of a negative one (+0.0 is added
     first, so that both zeros share a rank). ``p_x`` ``[B, N]`` float32, float16 or bfloat16, any strides; ``p_key``
     ``[B, chunks]`` int64. Grid ``(chunks, B)``. Moves ``B * N`` elements.
     """
+    wait_for_earlier(PDL)
     i_chunk = tl.program_id(0)
     i_row = tl.program_id(1).to(tl.int64)
     o_column = i_chunk * BLOCK + tl.arange(0, BLOCK)
@@ -32,8 +35,9 @@ def chunk_argmax_kernel(p_x, p_key, x_row, x_column, width, chunks, BLOCK: tl.co
 
 
 @triton.jit
-def winner_kernel(p_key, p_out, chunks, BLOCK: tl.constexpr):
+def winner_kernel(p_key, p_out, chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """The index in each row's largest key, one program a row: ``p_key`` ``[B, chunks]``, ``p_out`` ``[B]`` int64."""
+    wait_for_earlier(PDL)
     i_row = tl.program_id(0).to(tl.int64)
     o_chunk = tl.arange(0, BLOCK)
     b_key = tl.load(p_key + i_row * chunks + o_chunk, mask=o_chunk < chunks, other=-0x7FFFFFFFFFFFFFFF)
@@ -58,7 +62,8 @@ def argmax_gpu(x: Tensor) -> Tensor:
     chunks = triton.cdiv(width, _CHUNK)
     keys = torch.empty(rows, chunks, dtype=torch.int64, device=x.device)
     out = torch.empty(rows, dtype=torch.int64, device=x.device)
+    overlap = overlap_settings(True, x.device)
     with torch.cuda.device_of(x):
-        chunk_argmax_kernel[(chunks, rows)](x, keys, *x.stride(), width, chunks, BLOCK=_CHUNK, num_warps=8)
-        winner_kernel[(rows,)](keys, out, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1)
+        chunk_argmax_kernel[(chunks, rows)](x, keys, *x.stride(), width, chunks, BLOCK=_CHUNK, num_warps=8, **overlap)
+        winner_kernel[(rows,)](keys, out, chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1, **overlap)
     return out

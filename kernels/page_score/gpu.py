@@ -16,6 +16,7 @@ from longdecode.kernels.group_reduce.rows import (
     reduce_rows,
     score_candidates,
 )
+from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
 
 
@@ -35,7 +36,7 @@ def page_score_kernel(
     q_batch, q_head, q_dim, m_batch, m_head, m_page, m_dim, x_batch, x_head, x_page, x_dim,
     rows, kv_heads, num_pages,
     REDUCE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_PAGES: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_PAGES: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Bound ``q . k`` over tiles of pages of one KV head: ``score_j = sum_i max(q_i m_{j,i}, q_i M_{j,i})``.
 
@@ -48,6 +49,7 @@ def page_score_kernel(
 
     Source: Tang et al. 2024, Quest (arXiv 2406.10774), algorithm 1.
     """
+    wait_for_earlier(PDL)
     i_list = tl.program_id(1).to(tl.int64)
     i_batch = i_list // kv_heads
     i_head = i_list % kv_heads
@@ -118,5 +120,6 @@ def page_score_gpu(
             BLOCK_PAGES=launch.keys, TILES=launch.tiles, STAGES=launch.num_stages,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16, num_warps=launch.num_warps,
+            **overlap_settings(True, q.device),
         )  # fmt: skip
     return out

@@ -16,6 +16,7 @@ from longdecode.kernels.group_reduce.rows import (
     reduce_rows,
     score_candidates,
 )
+from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 
 _LARGEST_POOL = 256
 
@@ -36,7 +37,7 @@ def token_score_kernel(
     scale, rows, kv_heads, capacity, width,
     REDUCE: tl.constexpr, POOL: tl.constexpr, POOL_SLOTS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
-    UPCAST: tl.constexpr,
+    UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``s_{h,i} = scale * q_h . k_i`` over tiles of tokens of one KV head, reduced over heads, then over blocks.
 
@@ -48,6 +49,7 @@ def token_score_kernel(
     integer; ``p_out`` ``[B, Hkv or Hq, width]`` float32, contiguous, ``width = ceil(S / POOL)``. Moves
     ``sum(lengths) * Hkv * D`` elements in.
     """
+    wait_for_earlier(PDL)
     i_list = tl.program_id(1).to(tl.int64)
     i_batch = i_list // kv_heads
     i_head = i_list % kv_heads
@@ -163,6 +165,6 @@ def block_max_score_gpu(
             BLOCK_TOKENS=tile, TILES=launch.tiles, STAGES=launch.num_stages,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-            num_warps=min(16, launch.num_warps * (tile // launch.keys)),
+            num_warps=min(16, launch.num_warps * (tile // launch.keys)), **overlap_settings(True, q.device),
         )  # fmt: skip
     return out

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, load_keys, write_chosen
 from longdecode.kernels.topk_select.naive import check_request
 from longdecode.kernels.topk_select.radix import radix_select
@@ -71,7 +72,7 @@ def topk_select_kernel(
     p_scores, p_valid, p_indices, p_counts,
     score_batch, score_head, score_entry, heads, size, width, keep_first, keep_last,
     BLOCK: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr, GROUPS: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """``{i : s_i among the width largest of s_0 ... s_{valid-1}}`` of one list held in registers; grid ``(B * H,)``.
 
@@ -84,6 +85,7 @@ def topk_select_kernel(
     ``p_scores`` ``[B, H, N]`` float32, float16 or bfloat16; ``p_valid`` ``[B]`` integer; ``p_indices``
     ``[B, H, width]`` and ``p_counts`` ``[B, H]`` int64, contiguous. Moves ``N`` scores in and ``width`` indices out.
     """
+    wait_for_earlier(PDL)
     i_list = tl.program_id(0).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
     first, last = kept_borders(valid, keep_first, keep_last)
@@ -179,5 +181,6 @@ def topk_select_gpu(
             scores, valid, indices, counts, *scores.stride(), heads, size, width, keep_first, keep_last,
             BLOCK=block, THREADS=threads, VECTOR=VECTOR, WARP=warp_of(block, threads), GROUPS=groups,
             TILE=min(block, launch.chunk), num_warps=launch.num_warps,
+            **overlap_settings(True, scores.device),
         )  # fmt: skip
     return indices, counts

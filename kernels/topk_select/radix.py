@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.topk_select.entries import NO_KEY, kept_borders, load_keys, write_chosen
 
 _KEY_BITS = 32
@@ -73,7 +74,7 @@ def unsigned_keys(b_keys):
 def radix_count_kernel(
     p_scores, p_valid, p_state, p_above, p_digits, p_old_state, p_old_digits,
     score_batch, score_head, score_entry, heads, size, width, keep_first, keep_last, shift, old_shift, bins,
-    FIRST: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    FIRST: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One pass: count the digits at ``shift`` of a chunk's keys that agree with the list's prefix so far.
 
@@ -82,6 +83,7 @@ def radix_count_kernel(
     it, and each adds to its own ``p_above`` ``[lists, chunks]`` int32, keys known to be chosen. The digit has ``bins``
     values. Settled lists are not read again. Moves ``N`` scores a list in while it is unsettled.
     """
+    wait_for_earlier(PDL)
     i_chunk = tl.program_id(0)
     i_list = tl.program_id(1).to(tl.int64)
     chunks = tl.num_programs(0)
@@ -121,12 +123,13 @@ def radix_count_kernel(
 def radix_write_kernel(
     p_scores, p_valid, p_state, p_above, p_digits, p_indices, p_counts,
     score_batch, score_head, score_entry, heads, size, width, keep_first, keep_last, shift,
-    BINS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    BINS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write the chosen entries of a chunk after those of the chunks before it; grid ``(chunks, lists)``.
 
     The threshold follows from the last pass's counts. Moves ``N`` scores a list in and ``width`` indices out.
     """
+    wait_for_earlier(PDL)
     i_chunk = tl.program_id(0)
     i_list = tl.program_id(1).to(tl.int64)
     chunks = tl.num_programs(0)
@@ -206,8 +209,10 @@ def radix_select(
             scores, valid, state[step], above, digits[step % 2], state[old], digits[old % 2], *shared, size,
             indices.shape[2], keep_first, keep_last, shift, shifts[old], values,
             FIRST=step == 0, BINS=bins, CHUNK=chunk, TILE=_TILE, num_warps=num_warps,
+            **overlap_settings(True, scores.device),
         )  # fmt: skip
     radix_write_kernel[(chunks, lists)](
         scores, valid, state[-1], above, digits[(passes - 1) % 2], indices, counts, *shared, size,
         indices.shape[2], keep_first, keep_last, shifts[-1], BINS=bins, CHUNK=chunk, TILE=_TILE, num_warps=num_warps,
+        **overlap_settings(True, scores.device),
     )  # fmt: skip

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, load_keys, write_chosen
 from longdecode.kernels.topk_select.search import VECTOR, bisect, count_at_least, narrow, quarters
 
@@ -18,12 +19,13 @@ _ROWS = 8
 @triton.jit
 def group_max_kernel(
     p_scores, p_valid, p_maxima, score_batch, score_head, score_entry, heads, size, groups, keep_first, keep_last,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Largest key of each strided group ``{g, g + groups, ...}`` of a list; grid ``(groups / COLUMNS, lists)``.
 
     ``p_maxima`` ``[lists, groups]`` int32. Moves ``N`` scores a list in.
     """
+    wait_for_earlier(PDL)
     i_list = tl.program_id(1).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
     first, last = kept_borders(valid, keep_first, keep_last)
@@ -39,12 +41,13 @@ def group_max_kernel(
 @triton.jit
 def bound_kernel(
     p_maxima, p_valid, p_bound, heads, size, width, keep_first, keep_last,
-    GROUPS: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr,
+    GROUPS: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A key that at least as many group maxima reach as entries are wanted, and few more; grid ``(lists,)``.
 
     ``p_maxima`` ``[lists, GROUPS]`` and ``p_bound`` ``[lists]`` int32. Lists with fewer groups in use keep everything.
     """
+    wait_for_earlier(PDL)
     i_list = tl.program_id(0).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
     first, last = kept_borders(valid, keep_first, keep_last)
@@ -64,7 +67,7 @@ def bound_kernel(
 def sieve_kernel(
     p_scores, p_valid, p_bound, p_passed, p_entries, p_keys,
     score_batch, score_head, score_entry, heads, size, keep_first, keep_last,
-    WRITE: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr,
+    WRITE: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Count a chunk's entries that reach the bound or are always kept, or ``WRITE`` them; grid ``(chunks, lists)``.
 
@@ -72,6 +75,7 @@ def sieve_kernel(
     (``p_keys`` likewise; ``KEPT_KEY`` for those always taken). ``p_passed`` ``[lists, chunks]`` int32 has the counts.
     Moves ``N`` scores a list in.
     """
+    wait_for_earlier(PDL)
     i_chunk = tl.program_id(0)
     i_list = tl.program_id(1).to(tl.int64)
     chunks = tl.num_programs(0)
@@ -108,12 +112,14 @@ def sieved_select_kernel(
     p_valid, p_bound, p_passed, p_entries, p_keys, p_indices, p_counts,
     heads, size, width, chunks, keep_first, keep_last,
     BLOCK: tl.constexpr, TILE: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Select exactly among what passed the sieve; grid ``(lists,)``.
 
     Up to ``BLOCK`` entries stay in registers for the search; more, as where very many are equal or high scores crowd
     in few groups, are read again at every step, slower but to the same result.
     """
+    wait_for_earlier(PDL)
     i_list = tl.program_id(0).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
     first, last = kept_borders(valid, keep_first, keep_last)
@@ -205,22 +211,33 @@ def sieve_select(
     kept = (keep_first, keep_last)
     list_of = (*scores.stride(), heads, size)
     group_max_kernel[(triton.cdiv(groups, _COLUMNS), lists)](
-        scores, valid, maxima, *list_of, groups, *kept, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4
+        scores,
+        valid,
+        maxima,
+        *list_of,
+        groups,
+        *kept,
+        ROWS=_ROWS,
+        COLUMNS=_COLUMNS,
+        num_warps=4,
+        **overlap_settings(True, scores.device),
     )
     threads = min(32 * num_warps, groups // VECTOR)
     bound_kernel[(lists,)](
         maxima, valid, bound, heads, size, width, *kept,
         GROUPS=groups, THREADS=threads, VECTOR=VECTOR, WARP=warp_of(groups, threads), num_warps=num_warps,
+        **overlap_settings(True, scores.device),
     )  # fmt: skip
     for write in (False, True):
         sieve_kernel[(chunks, lists)](
             scores, valid, bound, passed, entries, keys, *list_of, *kept,
             WRITE=write, CHUNK=chunk, TILE=64, num_warps=min(16, max(4, chunk // 512)),
+            **overlap_settings(True, scores.device),
         )  # fmt: skip
     # Twice as many groups as wanted entries let some 1.4 times those pass.
     block = groups
     sieved_select_kernel[(lists,)](
         valid, bound, passed, entries, keys, indices, counts, heads, size, width, chunks, *kept,
         BLOCK=block, TILE=min(block, 8 * threads), THREADS=threads, VECTOR=VECTOR, WARP=warp_of(block, threads),
-        num_warps=num_warps,
+        num_warps=num_warps, **overlap_settings(True, scores.device),
     )  # fmt: skip
