@@ -3,7 +3,6 @@
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from longdecode.kernels.multiprocessors import MERGE_PARTS
 LOG2E = 1.4426950408889634
 COUNTERS = 1 << 16
 """Lists times row tiles that may be under way in one launch with a fused merge."""
+_COUNTERS: dict[torch.device, Tensor] = {}
 _LN2 = tl.constexpr(0.6931471805599453)
 _MERGE_ELEMENTS_A_THREAD = 128
 
@@ -45,11 +45,6 @@ def merge_tile(rows: int, parts: int, dim: int, num_warps: int) -> tuple[int, in
     return max(1, min(triton.next_power_of_2(rows), most)), parts
 
 
-@cache
-def _counters(device: torch.device) -> Tensor:
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-
-
 def arrival_counters(needed: int, device: torch.device) -> Tensor:
     """The device's ``COUNTERS`` arrival counters ``[COUNTERS]`` int32, zero between launches.
 
@@ -65,17 +60,15 @@ def arrival_counters(needed: int, device: torch.device) -> Tensor:
     """
     if needed > COUNTERS:
         raise ValueError(f"a fused merge counts at most {COUNTERS} lists and row tiles, got {needed}")
-    if device.type == "meta":
-        return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    if device.type == "cuda" and device not in _made and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(f"the first attention on {device} must run before a CUDA graph is captured, as a warm-up")
-    _made.add(device)
-    return _counters(device)
-
-
-_made: set[torch.device] = set()
+    if device not in _COUNTERS:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"the first attention on {device} must run before a CUDA graph is captured: warm up first"
+            )
+        _COUNTERS[device] = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+    return _COUNTERS[device]
 
 
 @triton.jit

@@ -45,7 +45,8 @@ def choose_launch(
     else:
         tokens = max(16, min(128, 8192 // padded_dim(dim)))
         launch = DecodeLaunch(64, tokens, 4, 3, 1) if rows <= 64 else DecodeLaunch(128, tokens, 8, 3, 1)
-    waves = 1 if launch.num_warps == 8 else 2
+    fitting = resident(launch.rows, launch.tokens, launch.num_stages, dim, dtype)
+    waves = 1 if launch.num_warps == 8 else min(2, fitting)
     return _spread(launch, batch * kv_heads, rows, capacity, waves, device)
 
 
