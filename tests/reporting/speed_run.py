@@ -169,7 +169,10 @@ def _cell(label: str, dense: int, context: int, batch: int, budget: str) -> Iter
     yield _row(us, least, **base, **paired, **whole)
     if budget in ("full", "4096") and label != "hf_full":
         if parts["selection"]:
-            yield _row(us - parts["selection"], least - meta, **base | {"stage": "no_selection"})
+            given = us - parts["selection"]
+            yield _row(
+                given, least - meta, **base | {"stage": "no_selection"}, **(paired and _pair(given, full, "full"))
+            )
         if label == "full":
             for stage, time in (("no_attention", parts["weights"] + parts["rest"]), ("projections", parts["weights"])):
                 alone = base | {"subject": stage, "label": stage, "stage": stage}

@@ -1,0 +1,210 @@
+"""The pages about speed: they say what speed.csv says, show holes as holes, and are absent where nothing was timed."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+import yaml
+
+from longdecode.reporting.build import build_report
+
+KEYS = ["model", "label", "stage", "budget", "context", "batch"]
+
+
+def words(path: Path) -> str:
+    """A page's text, tags gone."""
+    text = re.sub(r"</?(?:a|span|b|code|strong|em|sup)\b[^>]*>", "", path.read_text(encoding="utf-8"))
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+def links(folder: Path) -> set[str]:
+    """Files that the pages of a report link to."""
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.html")]
+    found = {link.split("#")[0] for text in texts for link in re.findall(r'(?:href|src|srcset)="([^"]+)"', text)}
+    return {link for link in found if link and ":" not in link}
+
+
+@pytest.fixture(scope="module")
+def speed(run_folder: Path) -> pd.DataFrame:
+    return pd.read_csv(run_folder / "speed.csv", dtype={"budget": str})
+
+
+@pytest.fixture(scope="module")
+def page(report: Path) -> str:
+    return words(report / "speed.html")
+
+
+@pytest.fixture(scope="module")
+def speed_only(speed_run: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a run without quality."""
+    folder = tmp_path_factory.mktemp("speed_only")
+    config = {"profile": "fast", "methods": {"full": {}, "quest": {}, "tidal": {}, "streaming": {}}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    speed_run.write_speed(folder)
+    build_report(folder / "config.yaml", folder, folder / "report")
+    return folder / "report"
+
+
+def one(speed: pd.DataFrame, **where: object) -> pd.Series:
+    for name, value in where.items():
+        speed = speed[speed[name] == value]
+    assert len(speed) == 1
+    return speed.iloc[0]
+
+
+@pytest.mark.parametrize(("context", "batch"), [(4096, 1), (131072, 1), (131072, 4), (524288, 1)])
+def test_every_number_of_a_step_is_on_the_page(speed: pd.DataFrame, page: str, context: int, batch: int) -> None:
+    place = {"label": "quest", "model": "llama3-8b", "stage": "step", "budget": "4096"}
+    row = one(speed, **place, context=context, batch=batch)
+    shown = (
+        f"{row['median_us'] / 1e3:.2f} [{row['p5_us'] / 1e3:.2f}, {row['p95_us'] / 1e3:.2f}] "
+        f"{row['tokens_per_s']:.0f} {row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}] "
+        f"{row['floor_us'] / 1e3:.2f} {100 * row['fraction']:.1f} "
+        f"{row['peak_bytes'] / 1e9:.1f} {row['expected_bytes'] / 1e9:.1f} {row['n']}"
+    )
+    assert f"4,096 tokens {shown}" in page
+
+
+def test_a_peer_is_shown_by_how_much_faster_ours_is(speed: pd.DataFrame, page: str) -> None:
+    kernels = speed[(speed["bench"] == "kernel") & (speed["status"] == "ok")]
+    place = {"subject": "topk_select", "context": 131072, "batch": 1, "budget": "4096"}
+    ours, peer = one(kernels, **place, label="longdecode"), one(kernels, **place, label="torch_topk")
+    assert peer["reference"] == "longdecode" and peer["ratio"] < 1
+    numbers = f"{peer['gb_per_s']:,.0f} {peer['floor_us']:.1f} {100 * peer['fraction']:.1f}"
+    bounds = f"{1 / peer['ratio']:.2f} [{1 / peer['ratio_high']:.2f}, {1 / peer['ratio_low']:.2f}]"
+    spread = f"[{peer['p5_us']:.1f}, {peer['p95_us']:.1f}]"
+    assert f"torch_topk {peer['median_us']:.1f} {spread} {numbers} {bounds} {peer['n']}" in page
+    assert f"longdecode {ours['median_us']:.1f} [{ours['p5_us']:.1f}, {ours['p95_us']:.1f}]" in page
+
+
+def test_the_summary_names_device_ceiling_and_what_was_disturbed(speed: pd.DataFrame, page: str) -> None:
+    rate = speed.loc[speed["bench"] == "ceiling", "gb_per_s"].max() / 1e3
+    assert f"NVIDIA H200 Read ceiling {rate:.2f} TB/s measured, by torch's flash attention" in page
+    disturbed, total = speed["disturbed"].sum(), speed["n"].sum() + speed["disturbed"].sum()
+    assert disturbed > 0 and f"{disturbed} of {total:,} samples were taken while clocks dropped" in page
+    assert "1,965 to 1,980 MHz" in page and "random weights" in page
+
+
+def test_holes_are_holes(speed: pd.DataFrame, page: str) -> None:
+    lost = speed[speed["status"] != "ok"]
+    assert page.count("no number: ") == len(lost) > 10
+    assert set(lost["status"]) == {"oom", "unsupported", "failed_gate"}
+    for text in ("replay differs from eager by 0.3", "over its limit of 2048", "like it with other figures"):
+        assert text in page
+
+
+def test_growth_and_break_even_stand_on_the_page(run_folder: Path, page: str) -> None:
+    growth = pd.read_csv(run_folder / "growth.csv", dtype={"budget": str})
+    row = one(growth, model="llama3-8b", label="quest", stage="step", budget="4096", axis="context", fixed=1)
+    shown = f"{row['slope_us']:.2f} [{row['slope_low']:.2f}, {row['slope_high']:.2f}] {row['intercept_us'] / 1e3:.2f}"
+    assert "us per 1,024 tokens of context, at 1 sequence" in page and shown in page
+    breakeven = pd.read_csv(run_folder / "breakeven.csv", dtype={"budget": str})
+    row = one(breakeven, model="llama3-8b", label="quest", budget="4096", axis="context", fixed=1)
+    assert row["verdict"] == "from"
+    assert f"quest 4,096 tokens context, batch 1 from {int(row['value']):,} tokens of context" in page
+
+
+def test_the_stock_loop_is_a_row_and_no_denominator(speed: pd.DataFrame, page: str, report: Path) -> None:
+    row = one(speed, label="hf_full", context=131072)
+    times = f"{1 / row['ratio']:.2f} [{1 / row['ratio_high']:.2f}, {1 / row['ratio_low']:.2f}] times as fast at 131,072"
+    assert times in page and "No other ratio is taken against it" in page
+    assert not (speed["reference"] == "hf_full").any()
+    for path in (report / "figures").glob("speed-*.csv"):
+        data = pd.read_csv(path)
+        assert "label" not in data or not (data["label"] == "hf_full").any(), path.name
+
+
+@pytest.mark.parametrize("name", ["latency", "by-context", "by-batch", "kernels", "method"])
+def test_figures_draw_what_the_table_holds(speed: pd.DataFrame, report: Path, name: str) -> None:
+    paths = sorted((report / "figures").glob(f"speed-{name}-*.csv"))
+    assert paths
+    for path in paths:
+        data = pd.read_csv(path, dtype={"budget": str})
+        keys = [key for key in (*KEYS, "subject", "reference") if key in data]
+        bench = speed[speed["bench"] == ("kernel" if name == "kernels" else "decode")]
+        joined = data.merge(bench, on=keys, how="left", suffixes=("", "_table"))
+        assert len(joined) == len(data) > 0
+        for column in ("median_us", "p5_us", "p95_us", "ratio", "floor_us", "fraction"):
+            if column in data:
+                pd.testing.assert_series_equal(joined[column], joined[f"{column}_table"], check_names=False)
+
+
+def test_bars_add_up_to_the_step(speed: pd.DataFrame, report: Path) -> None:
+    data = pd.read_csv(report / "figures" / "speed-breakdown-llama3-8b.csv", dtype={"budget": str})
+    assert set(data["part"]) == {"weights", "selection", "attention", "rest"}
+    for key, rows in data.groupby(["label", "budget", "context", "batch"]):
+        label, budget, context, batch = key
+        step = one(speed, model="llama3-8b", stage="step", label=label, budget=budget, context=context, batch=batch)
+        assert rows["us"].sum() == pytest.approx(step["median_us"], rel=0.005)  # taken through pairs with Full
+        assert rows["floor_us"].iloc[0] == pytest.approx(step["floor_us"])
+
+
+def test_the_front_page_has_the_headline(speed: pd.DataFrame, report: Path) -> None:
+    text = words(report / "index.html")
+    full = one(speed, model="llama3-8b", label="full", stage="step", context=524288, batch=1)
+    quest = one(speed, model="llama3-8b", label="quest", stage="step", context=524288, batch=1, budget="4096")
+    assert "llama3-8b shape, random weights, 524,288 tokens of context, 1 sequence" in text
+    assert f"full all {full['median_us'] / 1e3:.2f}" in text
+    assert f"quest 4,096 tokens {quest['median_us'] / 1e3:.2f}" in text and f" {quest['ratio']:.2f} [" in text
+
+
+def test_method_and_provenance_pages_have_their_part(speed: pd.DataFrame, report: Path) -> None:
+    row = one(speed, model="llama3-8b", label="tidal", stage="step", context=32768, batch=16, budget="1024")
+    assert f"{row['median_us'] / 1e3:.2f} [{row['p5_us'] / 1e3:.2f}" in words(report / "method-tidal.html")
+    text = words(report / "provenance.html")
+    assert (
+        "SM clock while timing (MHz), lowest 1,965" in text and "triton 3.6.0" in text and "How times are taken" in text
+    )
+
+
+def test_without_times_there_is_no_page_and_no_link(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_run(methods=("full", "quest"), suites=("mini_recall",))
+    (tmp_path / "speed.html").write_text("old", encoding="utf-8")
+    build_report(folder / "config.yaml", folder, tmp_path)
+    assert not (tmp_path / "speed.html").exists() and not list((tmp_path / "figures").glob("speed-*"))
+    assert "speed.html" not in links(tmp_path)
+    assert "How fast" not in words(tmp_path / "index.html") and "How times are taken" not in words(
+        tmp_path / "provenance.html"
+    )
+
+
+def test_times_alone_make_a_report(speed_only: Path) -> None:
+    names = {path.name for path in speed_only.glob("*.html")}
+    methods = {f"method-{name}.html" for name in ("full", "quest", "quest-script", "tidal", "streaming")}
+    assert names == {"index.html", "speed.html", "provenance.html", *methods}
+    assert all((speed_only / link).is_file() for link in links(speed_only))
+    text = words(speed_only / "index.html")
+    assert "Quality was not measured in this run" in text and "llama3-8b shape, random weights" in text
+    assert "2026-03-09 10:00:00" in words(speed_only / "provenance.html")
+
+
+def test_a_run_of_kernels_alone_makes_a_report(speed_run: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("profile: kernels\n", encoding="utf-8")
+    speed_run.write_speed(tmp_path)
+    table = pd.read_csv(tmp_path / "speed.csv", dtype={"budget": str})
+    table[table["bench"] != "decode"].to_csv(tmp_path / "speed.csv", index=False)
+    for name in ("growth", "breakeven", "breakdown"):
+        (tmp_path / f"{name}.csv").unlink()
+    build_report(tmp_path / "config.yaml", tmp_path, tmp_path / "report")
+    text = words(tmp_path / "report" / "speed.html")
+    assert "decode_attention beside torch_flash, flashinfer" in text and "none, kernels only" in text
+    assert all((tmp_path / "report" / link).is_file() for link in links(tmp_path / "report"))
+
+
+def test_a_timing_without_a_good_sample_is_a_hole(speed_run: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("profile: noisy\n", encoding="utf-8")
+    table = speed_run.write_speed(tmp_path)
+    lost = (table["label"] == "quest") & (table["context"] == 131072) & (table["stage"] == "step")
+    table.loc[lost, ["n", "disturbed"]] = [0, 10]
+    table.loc[lost, ["median_us", "p5_us", "p95_us", "ratio", "ratio_low", "ratio_high", "fraction"]] = float("nan")
+    table.to_csv(tmp_path / "speed.csv", index=False)
+    build_report(tmp_path / "config.yaml", tmp_path, tmp_path / "report")
+    text = words(tmp_path / "report" / "speed.html")
+    assert "no number: disturbed" in text and "every sample was disturbed" in text
+    assert "not measured: disturbed" in text  # the targets at that place
