@@ -11,14 +11,16 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 CORES ?= 8
 PROFILE ?= demo
 WORKERS ?= 2
+REV ?= HEAD
+BENCH ?= config/bench.yaml
 TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: help setup report test lint format types pytest train lock clean
+.PHONY: help setup report test lint format types pytest train bench-compare lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON=python3.12  CORES=8  PROFILE=demo  WORKERS=2"
 
 setup: $(STAMP) ## Create .venv with the pinned packages
@@ -49,6 +51,9 @@ pytest: $(STAMP) ## Tests alone; ARGS="-k quest" chooses
 
 train: $(STAMP) ## Train the miniature anew (needs a GPU; resumes when killed)
 	$(BIN)/python -m snakemake --cores $(CORES) miniature_train
+
+bench-compare: $(STAMP) ## Time this tree against REV=<rev>, alternating, on one machine (BENCH=config/tiny.yaml on a CPU)
+	$(BIN)/python -m longdecode.evals.throughput.compare --rev $(REV) --config $(BENCH) $(ARGS)
 
 lock: ## Resolve pyproject.toml anew into requirements.lock and environment.yml (TORCH=torch==X for another torch)
 	rm -rf build/lock

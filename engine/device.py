@@ -114,13 +114,13 @@ class NvmlMonitor:
             pynvml.nvmlInit()
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            before = self._processes()
+            torch.zeros(1, device=device)  # a context of our own, which makes this process known to the driver
+            after = self._processes()
             self.read()
-            # In a container the driver may count processes by other ids than ours: with one process there, it is us.
-            listed = self._processes()
         except pynvml.NVMLError as error:
             raise MonitorError(f"NVML: {error}") from error
-        own = os.getpid()
-        self._own = frozenset({own}) if own in listed or len(listed) != 1 else listed
+        self._own = _own_ids(before, after)
 
     def read(self) -> Reading:
         """Clocks in MHz, temperature in degrees Celsius and the reasons for lower clocks, now."""
@@ -144,3 +144,14 @@ class NvmlMonitor:
     def _processes(self) -> frozenset[int]:
         found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         return frozenset(int(process.pid) for process in found)
+
+
+def _own_ids(before: frozenset[int], after: frozenset[int]) -> frozenset[int]:
+    """The ids under which the driver lists this process, given its list before and after it used the device.
+
+    In a container those may be the host's, not ours: then we are the one that came, or the only one there.
+    """
+    own = os.getpid()
+    if own in after:
+        return frozenset({own})
+    return (after - before) or (after if len(after) == 1 else frozenset({own}))

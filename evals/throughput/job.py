@@ -111,7 +111,6 @@ def make_guard(device: torch.device) -> Guard:
     """The guard of a device; on CUDA without NVML it watches nothing, says so, and every record says so too."""
     if device.type != "cuda":
         return Guard(None)
-    torch.zeros(1, device=device)  # a context of our own, so that the monitor knows which process we are
     try:
         return Guard(NvmlMonitor(device))
     except MonitorError as error:

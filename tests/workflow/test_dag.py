@@ -13,7 +13,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ("demo", "h200", "tiny")
-OTHER_RULES = {"write_config", "aggregate", "check_instrument", "require_instrument", "report", "all"}
+OTHER_RULES = {
+    "write_config", "aggregate", "check_instrument", "require_instrument", "speed_summary", "report", "all",
+}  # fmt: skip
 
 
 def planned(output: str) -> dict[str, int]:
@@ -25,11 +27,27 @@ def planned(output: str) -> dict[str, int]:
 def test_one_job_per_model_method_and_suite(snakemake: Any, profile: str) -> None:
     config = yaml.safe_load((ROOT / "config" / f"{profile}.yaml").read_text())
     jobs = planned(snakemake("-n", "--config", f"profile={profile}", check=True).stdout)
+    assert jobs.pop("total") == sum(jobs.values())
     assert jobs.pop("evaluate") == len(config["models"]) * len(config["methods"]) * len(config["suites"])
-    assert jobs.pop("total") == sum(jobs.values()) + len(config["models"]) * len(config["methods"]) * len(
-        config["suites"]
-    )
+    assert jobs.pop("throughput") == 1 + len(config["throughput"]["decode"])  # the kernels' job and one a model
     assert jobs == dict.fromkeys(OTHER_RULES, 1)
+
+
+def test_throughput_runs_where_it_is_asked_for(snakemake: Any, write_config: Any) -> None:
+    without = planned(snakemake("-n", "--configfile", str(write_config()), check=True).stdout)
+    assert not {"throughput", "speed_summary"} & set(without)
+    decode = {"random": {"contexts": [512], "batches": [1], "budgets": [64]}}
+    path = write_config(throughput={"decode": decode})
+    jobs = planned(snakemake("-n", "--configfile", str(path), check=True).stdout)
+    assert (jobs["throughput"], jobs["speed_summary"]) == (2, 1)
+
+
+def test_timing_on_a_cpu_leaves_no_core_to_others(snakemake: Any, write_config: Any) -> None:
+    decode = {"random": {"contexts": [512], "batches": [1], "budgets": [64]}}
+    path = write_config(throughput={"decode": decode})
+    shown = snakemake("-n", "--cores", "6", "--configfile", str(path), check=True).stdout
+    timing = [block for block in shown.split("rule ") if block.startswith("throughput:")]
+    assert len(timing) == 2 and all("threads: 6" in block for block in timing)
 
 
 def test_demo_is_the_default_and_all_the_target(snakemake: Any) -> None:

@@ -1,0 +1,202 @@
+"""``make bench-compare REV=<rev>``: the same bench on two revisions, in one session on one machine.
+
+The other revision is checked out as a worktree under ``build/``. Processes of both alternate A B B A (it, this tree,
+this tree, it) under one lease, so that neither has the cooler or the busier half; ratios are taken between neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import t as student
+
+from longdecode.engine.device import resolve_device
+from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.hashing import REPOSITORY
+from longdecode.evals.run_config import load_run_config
+from longdecode.evals.summary import write_csv
+from longdecode.evals.throughput.ledger import Key, key_of
+from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.evals.throughput.statistics import Interval, good_times, median
+from longdecode.evals.throughput.storage import read_speed_records
+
+BENCH = Path("evals/throughput/cli.py")
+COLUMNS = (
+    "bench", "subject", "label", "stage", "context", "batch", "budget", "status", "reason", "other_us", "this_us",
+    "ratio", "ratio_low", "ratio_high", "pairs", "disturbed", "verdict",
+)  # fmt: skip
+Run = dict[Key, SpeedRecord]
+
+
+class CompareError(LongDecodeError):
+    """The two revisions cannot be compared."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, print the table, write it to ``build/bench-compare.csv``."""
+    parser = argparse.ArgumentParser(prog="python -m longdecode.evals.throughput.compare", description=__doc__)
+    parser.add_argument("--rev", required=True, help="the revision to compare this tree with")
+    parser.add_argument("--config", type=Path, default=Path("config/bench.yaml"), help="what to time")
+    parser.add_argument("--repeats", type=int, default=2, help="how many times A B B A is run")
+    parser.add_argument("--output", type=Path, default=Path("build/bench-compare.csv"))
+    asked, filters = parser.parse_known_args(arguments)
+    try:
+        frame = compare(asked.rev, asked.config.resolve(), asked.repeats, filters)
+        write_csv(asked.output, frame)
+    except LongDecodeError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    shown = frame.drop(columns=["reason", "pairs", "disturbed"])
+    print(shown.to_string(index=False, float_format=lambda value: f"{value:,.3f}", na_rep=""))
+    print(f"ratio: time of {asked.rev} over time of this tree; over 1, this tree is faster. {asked.output}")
+    return 0
+
+
+def compare(rev: str, config: Path, repeats: int, filters: Sequence[str] = (), root: Path = REPOSITORY) -> pd.DataFrame:
+    """Time both revisions, ``repeats`` times A B B A, and put their times side by side.
+
+    Args:
+        rev: the other revision, as git names it.
+        config: a configuration with throughput tests; both revisions read this one file.
+        filters: arguments for ``cli``, which choose cells.
+        root: this repository.
+
+    Raises:
+        CompareError: no such revision, it has no bench, or a run failed.
+        ConfigError: the configuration is wrong.
+    """
+    if repeats < 1:
+        raise ConfigError(f"--repeats is {repeats}; 1 or more is needed")
+    device = resolve_device(load_run_config(config).device)
+    with worktree(rev, root) as other, lease_gpu(device, uuids=_uuids(device)) as leased:
+        runs: dict[str, list[Run]] = {"other": [], "this": []}
+        for number in range(repeats):
+            for step, side in enumerate(("other", "this", "this", "other")):
+                folder = root / "build" / "bench-compare" / f"{number}-{step}-{side}"
+                tree = other if side == "other" else root
+                runs[side].append(_run(tree, config, folder, str(leased), filters))
+    return table(runs["other"], runs["this"])
+
+
+@contextmanager
+def worktree(rev: str, root: Path) -> Iterator[Path]:
+    """A checkout of a revision under ``build/``, removed afterwards.
+
+    Raises:
+        CompareError: git does not know the revision, or the revision has no throughput bench.
+    """
+    answer = _git(root, "rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}")
+    commit = answer.stdout.strip()
+    if answer.returncode != 0 or not commit:
+        raise CompareError(f"{rev!r} is no revision of {root.name}")
+    if _git(root, "cat-file", "-e", f"{commit}:{BENCH.as_posix()}").returncode != 0:
+        raise CompareError(f"{rev} ({commit[:12]}) has no throughput bench ({BENCH}); it cannot be compared")
+    folder = root / "build" / f"worktree-{commit[:12]}"
+    if folder.exists():
+        shutil.rmtree(folder)
+    _git(root, "worktree", "prune")
+    made = _git(root, "worktree", "add", "--detach", str(folder), commit)
+    if made.returncode != 0:
+        raise CompareError(f"git could not check {rev} out: {made.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        _git(root, "worktree", "remove", "--force", str(folder))
+
+
+def table(other: Sequence[Run], this: Sequence[Run]) -> pd.DataFrame:
+    """One row a cell: medians over all good samples, and the ratio of neighbouring processes with its interval."""
+    keys = dict.fromkeys(key for run in (*this, *other) for key in run)
+    return pd.DataFrame([_row(key, other, this) for key in keys], columns=list(COLUMNS))
+
+
+def geometric_ratio(ratios: Sequence[float], confidence: float = 0.95) -> Interval:
+    """The geometric mean of ratios with Student's interval of their logarithms; one ratio has no bounds.
+
+    The process is the unit, not the sample: samples of one process share its memory layout and its moment.
+    """
+    if not ratios:
+        return Interval(math.nan, math.nan, math.nan)
+    logs = np.log(np.asarray(ratios, dtype=np.float64))
+    centre = float(logs.mean())
+    if len(logs) < 2:
+        return Interval(math.exp(centre), math.nan, math.nan)
+    half = float(student.ppf(0.5 + confidence / 2, len(logs) - 1)) * float(logs.std(ddof=1)) / len(logs) ** 0.5
+    return Interval(math.exp(centre), math.exp(centre - half), math.exp(min(centre + half, 700.0)))
+
+
+def _row(key: Key, other: Sequence[Run], this: Sequence[Run]) -> dict[str, Any]:
+    bench, subject, label, stage, context, batch, budget = key
+    found = [run.get(key) for run in (*other, *this)]
+    bad = next((record for record in found if record is None or record.status != "ok"), found[0])
+    complete = all(record is not None and record.status == "ok" for record in found)
+    pairs = [(_median(a.get(key)), _median(b.get(key))) for a, b in zip(other, this, strict=True)]
+    ratios = [a / b for a, b in pairs if a == a and b == b]
+    ratio = geometric_ratio(ratios if complete else [])
+    reason = None if complete else (bad.reason if bad is not None else "one revision does not know this cell")
+    samples = [sample for record in found if record is not None for sample in record.samples]
+    return {
+        "bench": bench, "subject": subject, "label": label, "stage": stage, "context": context, "batch": batch,
+        "budget": budget, "status": "ok" if complete else (bad.status if bad is not None else "missing"),
+        "reason": reason, "other_us": median([a for a, _ in pairs if a == a]),
+        "this_us": median([b for _, b in pairs if b == b]), "ratio": ratio.value, "ratio_low": ratio.low,
+        "ratio_high": ratio.high, "pairs": len(ratios),
+        "disturbed": sum(sample.disturbed is not None for sample in samples), "verdict": _verdict(ratio),
+    }  # fmt: skip
+
+
+def _verdict(ratio: Interval) -> str:
+    if ratio.low > 1:
+        return "faster"
+    return "slower" if ratio.high < 1 else "no difference shown"
+
+
+def _median(record: SpeedRecord | None) -> float:
+    return median([us for us, _ in good_times(record.samples)]) if record is not None else math.nan
+
+
+def _run(tree: Path, config: Path, folder: Path, device: str, filters: Sequence[str]) -> Run:
+    """One process of one revision; its records by cell."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    command = [
+        sys.executable, "-m", "longdecode.evals.throughput.cli", "--config", str(config), "--output", str(folder),
+        "--device", device, "--leased", *filters,
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(tree / "src")}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise CompareError(f"the bench of {tree.name} failed: {last}")
+    records = [record for path in sorted(folder.glob("*.parquet")) for record in read_speed_records(path)]
+    print(f"{folder.name}: {len(records)} cells", file=sys.stderr, flush=True)
+    return {key_of(record): record for record in records}
+
+
+def _uuids(device: torch.device) -> list[str]:
+    """The GPUs' ids, asked for in a process of its own: this one must not be on the device that it has timed."""
+    if device.type != "cuda":
+        return []
+    code = "from longdecode.engine.gpu_lease import gpu_uuids; print(*gpu_uuids())"
+    return subprocess.check_output([sys.executable, "-c", code], text=True).split()
+
+
+def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

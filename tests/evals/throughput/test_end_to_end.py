@@ -1,0 +1,180 @@
+"""Whole throughput jobs on a CPU: every cell ends as a record, a killed job resumes, holes are statuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from longdecode.engine.errors import ConfigError, GateError
+from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.throughput import cli, decode, kernels
+from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.evals.throughput.run import run_speed_job
+from longdecode.evals.throughput.storage import journal_path, read_speed_records
+
+SPEED = {
+    "kernels": {
+        "shape": "miniature-shape",
+        "ops": ["decode_attention", "sparse_decode_attention", "topk_select", "add_rms_norm"],
+        "contexts": [256],
+        "batches": [1],
+        "budgets": [64, 256],
+        "rounds": 2,
+    },
+    "decode": {
+        "tiny": {
+            "methods": ["full", "streaming", "oracle_budget"],
+            "contexts": [128, 4096],
+            "batches": [2],
+            "budgets": [32],
+            "rounds": 2,
+            "steps": 2,
+            "prefill_contexts": [128],
+            "hf_contexts": [128],
+            "hf_batches": [2],
+        }
+    },
+}
+
+
+@pytest.fixture
+def speed_values(config_values: dict[str, Any]) -> dict[str, Any]:
+    """The small configuration of the evals room with throughput tests."""
+    return config_values | {"throughput": SPEED}
+
+
+@pytest.fixture
+def run(speed_values: dict[str, Any]) -> RunConfig:
+    """That configuration, checked."""
+    return build_run_config(speed_values, "c")
+
+
+def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
+    output = tmp_path / "speed" / "tiny.parquet"
+    run_speed_job(run, "tiny", output)
+    records = read_speed_records(output)
+    by_cell = {(record.label, record.stage): record for record in records if record.context == 128}
+    assert set(by_cell) == {
+        ("full", "step"), ("full", "setup"), ("full", "prefill"), ("streaming", "step"), ("streaming", "setup"),
+        ("oracle_budget", "step"), ("no_attention", "no_attention"), ("projections", "projections"),
+        ("hf_full", "step"), ("hf_full_static", "step"),
+    }  # fmt: skip
+    assert {record.status for record in by_cell.values()} == {"ok"}, [record.reason for record in records]
+    for (_, stage), record in by_cell.items():
+        paired = stage not in ("setup", "prefill")
+        assert (record.reference == "full") == paired
+        assert all(sample.us > 0 and (sample.reference_us is not None) == paired for sample in record.samples)
+    full, streaming = by_cell["full", "step"], by_cell["streaming", "step"]
+    assert full.weights == "checkpoint" and len(full.samples) == 2
+    kv_bytes = 2 * 2 * 2 * 8 * 4  # K and V, two layers, two heads of eight, float32
+    assert full.bytes_min is not None and streaming.bytes_min is not None
+    assert full.bytes_min - streaming.bytes_min == 2 * (128 - 32) * kv_bytes
+    assert full.expected_bytes is not None and streaming.expected_bytes is not None
+    assert full.expected_bytes - streaming.expected_bytes == 2 * (128 - 32) * kv_bytes
+    over = [record for record in records if record.context == 4096]
+    assert over and all(record.status == "unsupported" and "1024" in str(record.reason) for record in over)
+
+
+def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
+    output = tmp_path / "kernels.parquet"
+    run_speed_job(run, "kernels", output)
+    records = {
+        (record.subject, record.label, record.budget): record for record in read_speed_records(output)
+    }  # fmt: skip
+    ours = records["decode_attention", "longdecode", "full"]
+    theirs = records["decode_attention", "torch_flash", "full"]
+    assert (ours.reference, theirs.reference) == ("torch_flash", "longdecode")
+    assert [sample.us for sample in ours.samples] == [sample.reference_us for sample in theirs.samples]
+    missing = records["decode_attention", "flashinfer", "full"]
+    assert missing.status == "unsupported" and "FlashInfer needs a CUDA device" in str(missing.reason)
+    assert records["sparse_decode_attention", "longdecode", "64"].status == "ok"
+    covered = records["sparse_decode_attention", "longdecode", "256"]
+    assert covered.status == "unsupported" and "256" in str(covered.reason)
+    assert {label for subject, label, _ in records if subject == "read_bandwidth"} == {
+        "torch_sum", "torch_flash", "longdecode",
+    }  # fmt: skip
+
+
+def test_a_killed_job_resumes_at_its_next_record(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "speed" / "tiny.parquet"
+    timed = decode.DecodeBench._gate
+    count = 0
+
+    def killed(self: Any, cell: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise KeyboardInterrupt
+        timed(self, cell)
+
+    monkeypatch.setattr(decode.DecodeBench, "_gate", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_speed_job(run, "tiny", output)
+    monkeypatch.setattr(decode.DecodeBench, "_gate", timed)
+    assert not output.exists()
+    kept = [SpeedRecord.model_validate_json(line) for line in journal_path(output).read_text().splitlines()[1:]]
+    assert len(kept) == 3
+    fresh = run_speed_job(run, "tiny", output)
+    assert read_speed_records(output)[:3] == kept
+    assert len(fresh) == len(read_speed_records(output)) - 3
+    assert run_speed_job(run, "tiny", output) == []
+
+
+def test_an_op_that_fails_its_gate_is_not_timed(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(case: Any) -> None:
+        if case.subject == "topk_select":
+            raise GateError("other indices than its definition")
+
+    monkeypatch.setattr(kernels, "_gate", wrong)
+    output = tmp_path / "kernels.parquet"
+    run_speed_job(run, "kernels", output)
+    records = [record for record in read_speed_records(output) if record.subject == "topk_select"]
+    failed = [record for record in records if record.budget == "64"]
+    assert len(failed) == 3 and all(record.status == "failed_gate" and not record.samples for record in failed)
+
+
+def test_memory_that_does_not_suffice_is_a_status(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from longdecode.engine.decoder import Decoder
+    from longdecode.engine.errors import DeviceMemoryError
+
+    def refuse(self: Decoder, batch: int, capacity: int) -> None:
+        raise DeviceMemoryError("needs more than there is")
+
+    monkeypatch.setattr(Decoder, "new_cache", refuse)
+    output = tmp_path / "tiny.parquet"
+    run_speed_job(run, "tiny", output)
+    records = [record for record in read_speed_records(output) if record.context == 128]
+    assert records and all(record.status == "oom" and record.reason for record in records)
+
+
+def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(speed_values))
+    folder, table = tmp_path / "out" / "speed", tmp_path / "out" / "speed.csv"
+    common = ["--config", str(path), "--output", str(folder), "--device", "cpu", "--leased"]
+    chosen = ["--jobs", "tiny", "--stages", "step", "--subjects", "streaming", "--contexts", "128"]
+    assert cli.main([*common, *chosen, "--rounds", "3", "--summary", str(table)]) == 0
+    (record,) = read_speed_records(folder / "tiny.parquet")
+    assert (record.label, record.stage, len(record.samples)) == ("streaming", "step", 3)
+    assert "streaming" in capsys.readouterr().out
+    assert pd.read_csv(table)["label"].tolist() == ["streaming"]
+    assert all((table.parent / f"{name}.csv").exists() for name in ("growth", "breakeven", "breakdown"))
+    assert cli.main([*common, "--jobs", "tinny"]) == 1
+    assert "nearest valid name: 'tiny'" in capsys.readouterr().err
+
+
+def test_an_unknown_job_and_a_run_without_tests_are_refused(run: RunConfig, config_values: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nearest valid name: 'kernels'"):
+        run_speed_job(run, "kernel", tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match="throughput"):
+        run_speed_job(build_run_config(config_values, "c"), "kernels", tmp_path / "x.parquet")

@@ -1,0 +1,141 @@
+"""The guard with a scripted device: waiting, giving up, and what counts as disturbed."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from longdecode.engine import device as device_module
+from longdecode.engine.device import NvmlMonitor
+from longdecode.engine.errors import MonitorError
+from longdecode.evals.throughput.guard import DeviceBusyError, Guard
+
+
+def one_round(guard: Guard, readings: int = 2) -> None:
+    for _ in range(readings):
+        guard.watch()
+    guard.end_round()
+
+
+def test_it_waits_until_the_device_is_idle(fake_monitor: Any) -> None:
+    slept: list[float] = []
+    monitor = fake_monitor(processes=[frozenset({7}), frozenset({7}), frozenset()], load=[80, 3])
+    Guard(monitor, sleep=slept.append).wait_until_idle()
+    assert len(slept) == 3  # two for the process, one more for the load
+
+
+def test_it_gives_up_with_a_reason(fake_monitor: Any) -> None:
+    clock = iter(range(0, 10_000, 60))
+    guard = Guard(fake_monitor(processes=[frozenset({4711})]), sleep=lambda _: None, now=lambda: float(next(clock)))
+    with pytest.raises(DeviceBusyError, match=r"300 s: other processes \[4711\]"):
+        guard.wait_until_alone()
+
+
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        ({"clocks": [1980, 1980, 1900, 1900]}, None),  # 4 % below: the clocks' own jitter
+        ({"clocks": [1980, 1980, 1980, 1850]}, "SM clock 1850 of 1980 MHz"),
+        ({"memory_clocks": [3201, 3201, 3201, 2600]}, "memory clock 2600 of 3201 MHz"),
+        ({"reasons": [frozenset()] * 3 + [frozenset({"power cap", "idle"})]}, None),
+        ({"reasons": [frozenset()] * 3 + [frozenset({"hardware thermal limit"})]}, "hardware thermal limit"),
+        ({"processes": [frozenset(), frozenset({9})]}, "1 other process(es) on the device"),
+    ],
+)
+def test_what_disturbs_a_round(fake_monitor: Any, script: dict[str, Any], fault: str | None) -> None:
+    guard = Guard(fake_monitor(**script))
+    one_round(guard)
+    one_round(guard)
+    assert guard.verdicts() == [None, fault]
+
+
+def test_a_new_pair_forgets_the_last(fake_monitor: Any) -> None:
+    guard = Guard(fake_monitor(clocks=[1980, 1980, 1400]))
+    one_round(guard)
+    guard.begin()
+    one_round(guard)
+    assert guard.verdicts() == [None]
+    assert guard.summary().sm_clock_mhz == (1400, 1400)
+
+
+def test_nothing_is_watched_without_a_monitor() -> None:
+    guard = Guard(None, "no NVML")
+    guard.wait_until_idle()
+    one_round(guard)
+    assert guard.verdicts() == [None]
+    assert guard.summary().sm_clock_mhz is None and guard.summary().throttle == "not read: no NVML"
+
+
+class FakeNvml:
+    """The few calls of pynvml that the monitor makes."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVMLError = type("NVMLError", (Exception,), {})
+
+    def __init__(self, *listings: list[int]):
+        self.listings = list(listings)
+        self.asked: str | None = None
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self.asked = uuid
+        return "handle"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        return {1: 1755, 2: 3201}[kind]
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        return 51
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 0x44
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(gpu=12, memory=3)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        pids = self.listings.pop(0) if len(self.listings) > 1 else self.listings[0]
+        return [SimpleNamespace(pid=pid) for pid in pids]
+
+
+def monitor_of(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> NvmlMonitor:
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="abc"))
+    monkeypatch.setattr(device_module.torch, "zeros", lambda *args, **kwargs: None)
+    return NvmlMonitor(torch.device("cuda", 0))
+
+
+def test_the_monitor_reads_clocks_reasons_and_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml([os.getpid()])
+    monitor = monitor_of(nvml, monkeypatch)
+    reading = monitor.read()
+    assert nvml.asked == "GPU-abc"
+    assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.temperature_c) == (1755, 3201, 51)
+    assert reading.throttle == {"power cap", "hardware thermal limit"}
+    assert monitor.busy_percent() == 12
+
+
+@pytest.mark.parametrize(
+    ("listings", "others"),
+    [
+        ([[], [os.getpid()]], set()),
+        ([[5], [5, os.getpid()]], {5}),
+        ([[], [900]], set()),  # a container: the driver knows us by another id
+        ([[5], [5, 900]], {5}),
+        ([[900]], set()),  # our context was there before
+        ([[]], set()),  # a driver that lists nobody
+    ],
+)
+def test_the_monitor_knows_itself(monkeypatch: pytest.MonkeyPatch, listings: list[list[int]], others: set[int]) -> None:
+    assert monitor_of(FakeNvml(*listings), monkeypatch).others() == others
+
+
+def test_a_monitor_without_its_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    with pytest.raises(MonitorError, match="nvidia-ml-py"):
+        NvmlMonitor(torch.device("cuda", 0))

@@ -1,0 +1,104 @@
+"""The ``throughput`` key: what is read is what was written; wrong names are refused with the nearest valid one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.run_config import build_run_config, load_run_config
+from longdecode.evals.throughput.spec import OPS, DecodeSpec, KernelSpec, ThroughputSpec
+
+ROOT = Path(__file__).parents[3]
+VALUES: dict[str, Any] = {
+    "profile": "p",
+    "models": {"mine": {"path": "x"}},
+    "methods": {"full": {}, "quest": {}, "small": {"method": "streaming"}},
+    "budgets": [0.5],
+    "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
+    "throughput": {
+        "kernels": {"shape": "qwen3-8b", "contexts": [1024], "batches": [1, 4], "budgets": [64, 0.1]},
+        "decode": {
+            "mine": {"contexts": [512, 1024], "batches": [1], "budgets": [64], "steps": 3, "stages": False},
+            "llama3-8b": {"methods": ["quest", "oracle_budget"], "contexts": [512], "batches": [2], "budgets": [0.5]},
+        },
+    },
+}
+
+
+def edited(edit: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    values = copy.deepcopy(VALUES)
+    edit(values["throughput"])
+    return values
+
+
+def test_it_is_read_as_written() -> None:
+    spec = build_run_config(VALUES, "c").throughput
+    assert spec is not None
+    assert spec.jobs == ("kernels", "mine", "llama3-8b")
+    assert spec.kernels.ops == OPS and spec.kernels.shape == "qwen3-8b"
+    assert [budget.text for budget in spec.kernels.budgets] == ["64", "0.1"]
+    mine = spec.decode["mine"]
+    assert mine.methods == ("full", "quest", "small", "oracle_budget")
+    assert (mine.steps, mine.stages, mine.rounds, mine.hf_batches) == (3, False, 10, (1,))
+    assert spec.decode["llama3-8b"].methods == ("quest", "oracle_budget")
+
+
+def test_absent_means_no_throughput_tests() -> None:
+    values = {key: value for key, value in VALUES.items() if key != "throughput"}
+    assert build_run_config(values, "c").throughput is None
+    assert build_run_config(values | {"throughput": {}}, "c").throughput == ThroughputSpec()
+
+
+@pytest.mark.parametrize(
+    ("edit", "key", "says"),
+    [
+        (lambda v: v.update(kernel={}), "throughput.kernel", "'kernels'"),
+        (lambda v: v["kernels"].update(ops=["topk_selec"]), "throughput.kernels.ops", "'topk_select'"),
+        (lambda v: v["kernels"].update(shape="llama3-8"), "throughput.kernels.shape", "'llama3-8b'"),
+        (lambda v: v["kernels"].update(contexts=[8]), "throughput.kernels.contexts", "8"),
+        (lambda v: v["kernels"].update(budgets=[0]), "throughput.kernels.budgets", "0;"),
+        (lambda v: v["kernels"].pop("batches"), "throughput.kernels.batches", "missing"),
+        (lambda v: v["decode"].update(miine={}), "throughput.decode.miine", "'mine'"),
+        (lambda v: v["decode"]["mine"].update(methods=["qest"]), "throughput.decode.mine.methods", "'quest'"),
+        (lambda v: v["decode"]["mine"].update(step=1), "throughput.decode.mine.step", "'steps'"),
+        (lambda v: v["decode"]["mine"].update(rounds=1), "throughput.decode.mine.rounds", "1"),
+        (lambda v: v["decode"]["mine"].update(steps=512), "throughput.decode.mine.steps", "512"),
+        (lambda v: v["decode"]["mine"].update(stages="yes"), "throughput.decode.mine.stages", "'yes'"),
+        (lambda v: v["decode"]["mine"].update(hf_contexts=[0]), "throughput.decode.mine.hf_contexts", "0"),
+    ],
+)
+def test_wrong_values_are_refused(edit: Callable[[dict[str, Any]], Any], key: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_run_config(edited(edit), "my.yaml")
+    assert str(caught.value).startswith(f"my.yaml: {key}: ") and says in str(caught.value)
+
+
+def test_a_model_named_like_the_kernels_job_is_refused() -> None:
+    values = edited(lambda v: v["decode"].update(kernels=v["decode"].pop("mine")))
+    values["models"] = {"kernels": {"path": "x"}}
+    with pytest.raises(ConfigError, match="kernels' job"):
+        build_run_config(values, "c")
+
+
+def test_the_schema_file_knows_the_same_keys() -> None:
+    schema = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())
+    section = schema["properties"]["throughput"]["properties"]
+    for shape, spec in (
+        (section, ThroughputSpec),
+        (section["kernels"]["properties"], KernelSpec),
+        (section["decode"]["additionalProperties"]["properties"], DecodeSpec),
+    ):
+        assert set(shape) == {item.name for item in fields(spec)}
+
+
+@pytest.mark.parametrize("profile", ["demo", "tiny", "h200", "bench"])
+def test_the_shipped_profiles_time_something(profile: str) -> None:
+    spec = load_run_config(ROOT / "config" / f"{profile}.yaml").throughput
+    assert spec is not None and spec.decode and spec.kernels.ops
