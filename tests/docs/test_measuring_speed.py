@@ -1,0 +1,29 @@
+"""What docs/measuring-speed.md names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from longdecode.evals.throughput.cli import _parser
+from longdecode.evals.throughput.peers import _PEERS
+from longdecode.evals.throughput.spec import OPS
+
+PAGE = Path(__file__).parents[2] / "docs" / "measuring-speed.md"
+
+
+def test_the_files_that_the_page_names_exist() -> None:
+    named = re.findall(r"`((?:evals|reporting|config)/[\w./]+)`", PAGE.read_text(encoding="utf-8"))
+    assert named and all((PAGE.parents[1] / name).exists() for name in named), named
+
+
+def test_the_command_lines_of_the_page_are_understood() -> None:
+    lines = re.findall(r"longdecode\.evals\.throughput\.cli (.*)", PAGE.read_text(encoding="utf-8"))
+    assert len(lines) == 2
+    for line in lines:
+        asked = _parser().parse_args(line.split())
+        assert (PAGE.parents[1] / asked.config).is_file()
+
+
+def test_every_op_has_an_entry_for_its_peers_as_the_page_says() -> None:
+    assert set(OPS) == set(_PEERS)
