@@ -23,12 +23,14 @@ class Selection:
 
     ``indices`` is ``[B, Hs, N]`` int64, block numbers (``block_size`` tokens each); ``counts`` is ``[B, Hs]`` int64,
     how many leading entries of each list are valid, or ``EVERYTHING`` for a list that reads the whole row. ``Hs`` is
-    the number of KV heads (a GQA group shares one list) or of query heads (each reads its own).
+    the number of KV heads (a GQA group shares one list) or of query heads (each reads its own). ``uneven`` says that
+    lists may differ much in length, so that the kernel shares their tokens out evenly; it changes no result.
     """
 
     indices: Tensor
     counts: Tensor
     block_size: int
+    uneven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class AttentionMethod(ABC):
             return decode_attention(q, keys, values, state.visible, tally=state.tally[layer])[0]
         return sparse_decode_attention(
             q, keys, values, selection.indices, selection.counts,
-            block_size=selection.block_size, lengths=state.visible, tally=state.tally[layer],
+            block_size=selection.block_size, lengths=state.visible, tally=state.tally[layer], uneven=selection.uneven,
         )[0]  # fmt: skip
 
     def after_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)

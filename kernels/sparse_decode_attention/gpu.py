@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch, choose_launch
 from longdecode.kernels.split_kv import (
     LOG2E,
@@ -114,7 +115,7 @@ def sparse_decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_LISTS: tl.constexpr, SPLITS: tl.constexpr,
     BALANCED: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
-    UPCAST: tl.constexpr,
+    UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Parts of index lists: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``, then joined.
 
@@ -141,6 +142,7 @@ def sparse_decode_attention_kernel(
     all work: Osama et al. 2023, Stream-K (arXiv 2301.03598); Tang et al. 2024, Quest (arXiv 2406.10774), section 3.3:
     attention over selected pages.
     """
+    wait_for_earlier(PDL)
     i_program = tl.program_id(0) % SPLITS
     i_row = tl.program_id(0) // SPLITS * BLOCK_ROWS
     o_row = i_row + tl.arange(0, BLOCK_ROWS)
@@ -302,6 +304,7 @@ def sparse_decode_attention_gpu(
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,
+            **overlap_settings(True, q.device),
         )  # fmt: skip
         if not launch.fused_merge and not alone:
             merge_partials(partials, launch.splits, out, lse)
