@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fresh = []
         for name in jobs:
             outputs.append(folder / f"{name}.parquet")
-            fresh += run_speed_job(run, name, outputs[-1], choose=_chooser(asked), leased=asked.leased)
+            fresh += run_speed_job(
+                run, name, outputs[-1], choose=_chooser(asked), leased=asked.leased, keep_going=asked.keep_going
+            )
         if asked.summary:
             written = sorted(folder.glob("*.parquet"))
             write_speed_summary(written, asked.summary, run)
@@ -51,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="instead of the configuration's")
     parser.add_argument("--steps", type=int, help="decode steps a block, instead of the configuration's")
     parser.add_argument("--leased", action="store_true", help="the caller holds the GPU's lease")
+    parser.add_argument("--keep-going", action="store_true", help="go on after an error that no status stands for")
     parser.add_argument("--jobs", nargs="+", metavar="JOB", help=f"{KERNELS_JOB} or models (default: all)")
     parser.add_argument("--subjects", nargs="+", help=f"ops or methods: {', '.join(OPS)}, or labels")
     parser.add_argument("--stages", nargs="+", help="op, step, no_selection, no_attention, projections, prefill, setup")

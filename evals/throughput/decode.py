@@ -11,7 +11,7 @@ from longdecode.engine.errors import ContextLimitError, GateError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.evals.throughput.ceilings import sharing_cache, with_selection_given
 from longdecode.evals.throughput.decode_cells import FULL, HF_LABELS, Labels
-from longdecode.evals.throughput.job import SpeedJob, free_memory, status_of
+from longdecode.evals.throughput.job import SpeedJob, free_memory
 from longdecode.evals.throughput.launches import recorded
 from longdecode.evals.throughput.ledger import SpeedCell, SpeedLedger
 from longdecode.evals.throughput.models import TimedModel
@@ -107,11 +107,10 @@ class DecodeBench:
             raise GateError(failure)
 
     def _close(self, cells: Sequence[SpeedCell], error: Exception) -> None:
-        status = status_of(error)
-        if status is None:
-            raise error
-        for cell in cells:
-            self.ledger.add(self.job.closed(cell, self.model.weights, status, str(error)))
+        status = self.job.status_or_raise(error)
+        if status is not None:
+            for cell in cells:
+                self.ledger.add(self.job.closed(cell, self.model.weights, status, str(error)))
         free_memory(self.job.device, error)
 
 

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -34,10 +35,12 @@ class SpeedJob:
         run: the configuration.
         name: a model of its ``throughput.decode``, or ``kernels``.
         device: the device leased for this job.
+        keep_going: see ``run_speed_job``.
     """
 
-    def __init__(self, run: RunConfig, spec: ThroughputSpec, name: str, device: torch.device):
+    def __init__(self, run: RunConfig, spec: ThroughputSpec, name: str, device: torch.device, keep_going: bool = False):
         self.run = run
+        self.keep_going = keep_going
         self.spec = spec
         self.name = name
         self.device = device
@@ -86,6 +89,19 @@ class SpeedJob:
     def closed(self, cell: SpeedCell, weights: Weights, status: Status, reason: str) -> SpeedRecord:
         """The record of a cell that could not be timed."""
         return self._record(cell, weights, status=status, reason=reason)
+
+    def status_or_raise(self, error: Exception) -> Status | None:
+        """The status that an error gives its cells; ``None`` for another error where the job keeps going.
+
+        Raises:
+            Exception: the error itself, where it is no cell's own and the job does not keep going.
+        """
+        status = status_of(error)
+        if status is None:
+            if not self.keep_going:
+                raise error
+            traceback.print_exception(error)
+        return status
 
     def _record(self, cell: SpeedCell, weights: Weights, **values: Any) -> SpeedRecord:
         return SpeedRecord(

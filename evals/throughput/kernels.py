@@ -21,7 +21,7 @@ from longdecode.evals.throughput.attention_cases import (
     topk_case,
 )
 from longdecode.evals.throughput.ceiling import ceiling_cells, make_probe
-from longdecode.evals.throughput.job import SpeedJob, free_memory, status_of
+from longdecode.evals.throughput.job import SpeedJob, free_memory
 from longdecode.evals.throughput.kernel_case import Case, Inputs, Size
 from longdecode.evals.throughput.launches import recorded
 from longdecode.evals.throughput.ledger import SpeedCell, SpeedLedger
@@ -180,11 +180,10 @@ class KernelBench:
             failure = error
         if failure is not None:
             unavailable = isinstance(failure, PeerUnavailableError)
-            status: Status | None = "unsupported" if unavailable else status_of(failure)
-            if status is None:
-                raise failure
-            for cell in self.ledger.open(cells):
-                self.ledger.add(self.job.closed(cell, "none", status, str(failure)))
+            status: Status | None = "unsupported" if unavailable else self.job.status_or_raise(failure)
+            if status is not None:
+                for cell in self.ledger.open(cells):
+                    self.ledger.add(self.job.closed(cell, "none", status, str(failure)))
             free_memory(self.job.device, failure)
         free_memory(self.job.device)
 

@@ -25,9 +25,9 @@ class Launches:
         self.by_op: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, op: str, chosen: object) -> None:
-        """Note one choice, if it is a dataclass and new."""
-        if is_dataclass(chosen) and not isinstance(chosen, type):
-            settings = asdict(chosen)
+        """Note one choice, if it is new: a dataclass of settings, or ``None``, by which an op leaves it to torch."""
+        if chosen is None or (is_dataclass(chosen) and not isinstance(chosen, type)):
+            settings = {"path": "torch"} if chosen is None else asdict(chosen)
             known = self.by_op.setdefault(op, [])
             if settings not in known:
                 known.append(settings)

@@ -28,7 +28,6 @@ class TimedModel:
     name: str
     weights: Literal["random", "checkpoint"]
     decoder: Decoder
-    hash: str
     limit: int | None
 
     @property
@@ -69,11 +68,11 @@ def load_model(run: RunConfig, name: str, device: torch.device, dtype: torch.dty
         folder = resolve_checkpoint(spec.path, spec.revision)
         limit = read_config(folder).max_positions
         decoder = load_decoder(folder, device=device, dtype=dtype)
-        return TimedModel(name, "checkpoint", decoder, provenance.checkpoint_hash(folder), limit)
+        return TimedModel(name, "checkpoint", decoder, limit)
     config = shape_config(name, positions)
     _refuse_if_too_large(config, device, dtype)
     decoder = random_decoder(config, run.seed, device, dtype)
-    return TimedModel(name, "random", decoder, provenance.hash_texts([name, repr(config), str(run.seed)]), None)
+    return TimedModel(name, "random", decoder, None)
 
 
 def model_hash(run: RunConfig, name: str) -> str:

@@ -26,7 +26,13 @@ Choose = Callable[[SpeedCell], bool]
 
 
 def run_speed_job(
-    run: RunConfig, name: str, output: Path, *, choose: Choose | None = None, leased: bool = False
+    run: RunConfig,
+    name: str,
+    output: Path,
+    *,
+    choose: Choose | None = None,
+    leased: bool = False,
+    keep_going: bool = False,
 ) -> list[SpeedRecord]:
     """Time a job's cells and write all its records to ``output``.
 
@@ -35,6 +41,7 @@ def run_speed_job(
         output: the parquet file; the journal's place follows from it.
         choose: which cells to run now; all of them when left out. Cells that the journal already has stay as they are.
         leased: the caller holds the GPU's lease.
+        keep_going: print an error that no status stands for and go on, its cell left without a record.
 
     Returns:
         The records made now.
@@ -51,8 +58,8 @@ def run_speed_job(
         raise ConfigError(f"{run.source}: throughput: {unknown_name('job', name, spec.jobs)}")
     device = resolve_device(run.device)
     lease: AbstractContextManager[torch.device] = nullcontext(_indexed(device)) if leased else lease_gpu(device)
-    with lease as leased_device:
-        job = SpeedJob(run, spec, name, leased_device)
+    with lease as leased_device, _current(leased_device):
+        job = SpeedJob(run, spec, name, leased_device, keep_going)
         with SpeedJournal(journal_path(output), job.fingerprint) as journal:
             cells = _cells(job, spec)
             ledger = SpeedLedger(journal, cells, [cell for cell in cells if choose is None or choose(cell)])
@@ -101,6 +108,11 @@ def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequen
             ledger.add(job.closed(cell, "random", "oom", str(error)))
         return
     DecodeBench(job, ledger, model, spec.decode[job.name]).run()
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one: graphs are replayed on the current device's stream."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _indexed(device: torch.device) -> torch.device:
