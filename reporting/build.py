@@ -323,14 +323,12 @@ def _kinds(results: Results) -> dict[str, str]:
 
 
 def _timed_models(speed: Speed | None, known: Mapping[str, Any]) -> dict[str, checkpoint.ModelWords]:
-    """Models and shapes that were timed, in words."""
-    names = [] if speed is None else list(dict.fromkeys([*speed.models, *speed_page.kernel_models(speed)]))
-    shape = "{} shape, random weights"
+    """Models whose steps were timed, in words; shapes that only kernels were timed at are named with the kernels."""
     return {
         name: checkpoint.describe(name, known[name])
         if name in known
-        else checkpoint.ModelWords(shape.format(name), "", False)
-        for name in names
+        else checkpoint.ModelWords(f"{name.removesuffix('-shape')} shape, random weights", "", False)
+        for name in (speed.models if speed is not None else [])
     }
 
 

@@ -174,6 +174,12 @@ def slope(us: Any) -> str:
     return number(us, 1 if us is not None and abs(float(us)) >= 100 else 2)
 
 
+def read_rate(gb_per_s: Any) -> str:
+    """A read rate with its unit: TB/s from 100 GB/s on."""
+    value = float(gb_per_s)
+    return f"{number(value / 1e3, 2)} TB/s" if value >= 100 else f"{significant(value)} GB/s"
+
+
 def gigabytes(count: Any) -> str:
     """Bytes in GB (10^9)."""
     return DASH if count is None or not math.isfinite(float(count)) else significant(float(count) / 1e9)

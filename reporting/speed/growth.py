@@ -48,7 +48,7 @@ def _growth(axis: str, fixed: int, rows: pd.DataFrame) -> Growth:
             "slope": wording.slope(row["slope_us"]),
             "bounds": pair(row["slope_low"], row["slope_high"], wording.slope),
             "intercept": wording.milliseconds(row["intercept_us"]),
-            "r2": wording.number(row["r2"], 4),
+            "r2": wording.number(row["r2"], 4) if row["points"] > 2 else wording.DASH,
             "points": wording.tokens(row["points"]),
         }
         for _, row in rows.iterrows()

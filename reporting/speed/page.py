@@ -85,9 +85,10 @@ def speed_page(
 def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
     """The summary above every table: device, ceiling, sizes, samples."""
     steps_, ceiling, clocks = speed.table[speed.table["bench"] == "decode"], speed.ceiling(), speed.clocks()
+    ran = speed.table[speed.table["status"] == "ok"]
     return {
         "devices": speed.devices,
-        "ceiling": None if ceiling is None else (wording.number(ceiling.gb_per_s / 1e3, 2), _probe(ceiling.probe)),
+        "ceiling": None if ceiling is None else (wording.read_rate(ceiling.gb_per_s), _probe(ceiling.probe)),
         "models": [name(model) for model in speed.models],
         "random": bool((steps_["weights"] == "random").any()),
         "labels": speed.labels,
@@ -97,7 +98,8 @@ def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
         "budgets": [wording.budget(text) for text in _budgets(speed)],
         "samples": f"{int(speed.table['n'].sum() + speed.table['disturbed'].sum()):,}",
         "disturbed": f"{int(speed.table['disturbed'].sum()):,}",
-        "clocks": None if clocks is None else clocks,
+        "clocks": clocks,
+        "unwatched": (int(ran["sm_clock_low_mhz"].isna().sum()), len(ran)),
     }
 
 
@@ -184,7 +186,7 @@ def _steps(speed: Speed, writer: FigureWriter, model: str, name: Callable[[str],
 
 def _kernels(speed: Speed, writer: FigureWriter, model: str) -> KernelSection:
     devices = speed.table.loc[speed.table["bench"] == "kernel", "device"]
-    words = f"Shapes of {model}, random values. Device: {wording.listing(_set(devices))}."
+    words = f"Shapes of {model.removesuffix('-shape')}, random values. Device: {wording.listing(_set(devices))}."
     return KernelSection(model, parts.bandwidth(speed, writer, model, words), tables.kernel_tables(speed, model))
 
 
@@ -194,7 +196,7 @@ def _probes(speed: Speed) -> list[dict[str, str]]:
         {
             "label": _probe(row["label"]),
             "size": tables.size_of(row) if row["context"] > 0 else "",
-            "rate": wording.number(row["gb_per_s"] / 1e3, 2) if row["status"] == "ok" else row["status"],
+            "rate": wording.read_rate(row["gb_per_s"]) if row["status"] == "ok" else row["status"],
             "us": wording.microseconds(row["median_us"]) if row["status"] == "ok" else "",
             "bytes": wording.megabytes(row["bytes_min"]),
         }

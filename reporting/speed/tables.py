@@ -110,7 +110,8 @@ def start_table(speed: Speed, model: str) -> SpeedTable | None:
         return None
     notes: list[str] = []
     groups = []
-    for (context, batch), mine in rows.groupby(["context", "batch"]):
+    prompt_first = rows.sort_values("stage", key=lambda stage: stage != "prefill", kind="stable")
+    for (context, batch), mine in prompt_first.groupby(["context", "batch"]):
         size = f"{int(str(context)):,} tokens of context, {wording.plural(int(str(batch)), 'sequence')}"
         groups.append(Group(size, _lines(mine, notes, lambda row: {"stage": _start_words(row["stage"])})))
     return SpeedTable("start", groups, notes)
@@ -195,7 +196,7 @@ def _decode_more(row: pd.Series) -> dict[str, str]:
 def _kernel_more(row: pd.Series, size: pd.DataFrame) -> dict[str, str]:
     ratio = against(row, size)
     return {
-        "gb_per_s": wording.number(row["gb_per_s"], 0),
+        "gb_per_s": wording.significant(row["gb_per_s"]),
         "floor": wording.microseconds(row["floor_us"]),
         "fraction": _percent(row["fraction"]),
         "ratio": "" if ratio is None else wording.ratio(ratio[0]),

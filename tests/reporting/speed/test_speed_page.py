@@ -76,7 +76,7 @@ def test_a_peer_is_shown_by_how_much_faster_ours_is(speed: pd.DataFrame, page: s
     place = {"subject": "topk_select", "context": 131072, "batch": 1, "budget": "4096"}
     ours, peer = one(kernels, **place, label="longdecode"), one(kernels, **place, label="torch_topk")
     assert peer["reference"] == "longdecode" and peer["ratio"] < 1
-    numbers = f"{peer['gb_per_s']:,.0f} {peer['floor_us']:.1f} {100 * peer['fraction']:.1f}"
+    numbers = f"{peer['gb_per_s']:.2f} {peer['floor_us']:.1f} {100 * peer['fraction']:.1f}"
     bounds = f"{1 / peer['ratio']:.2f} [{1 / peer['ratio_high']:.2f}, {1 / peer['ratio_low']:.2f}]"
     spread = f"[{peer['p5_us']:.1f}, {peer['p95_us']:.1f}]"
     assert f"torch_topk {peer['median_us']:.1f} {spread} {numbers} {bounds} {peer['n']}" in page
@@ -195,6 +195,15 @@ def test_a_run_of_kernels_alone_makes_a_report(speed_run: ModuleType, tmp_path: 
     text = words(tmp_path / "report" / "speed.html")
     assert "decode_attention beside torch_flash, flashinfer" in text and "none, kernels only" in text
     assert all((tmp_path / "report" / link).is_file() for link in links(tmp_path / "report"))
+
+
+def test_what_nobody_watched_is_not_called_undisturbed(speed_run: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("profile: unwatched\n", encoding="utf-8")
+    table = speed_run.write_speed(tmp_path)
+    table.assign(sm_clock_low_mhz=None, sm_clock_high_mhz=None, disturbed=0).to_csv(tmp_path / "speed.csv", index=False)
+    build_report(tmp_path / "config.yaml", tmp_path, tmp_path / "report")
+    text, ran = words(tmp_path / "report" / "speed.html"), (table["status"] == "ok").sum()
+    assert f"{ran} of {ran} timings were not watched" in text and "clocks held" not in text
 
 
 def test_a_timing_without_a_good_sample_is_a_hole(speed_run: ModuleType, tmp_path: Path) -> None:
