@@ -148,7 +148,11 @@ def speed_settings(job: str) -> str:
 
 
 def speed_threads() -> tuple[int, int]:
-    """Threads that a throughput job asks for, and torch's: all of them on a CPU, where jobs side by side would slow each other."""
+    """Threads that a throughput job asks for, and torch's.
+
+    On a CPU it asks for all, as jobs side by side would slow each other, and computes with all but one: threads that wait
+    for each other lose tenfold where anything else needs their processor.
+    """
     if GPUS:
         return THREADS, TORCH_THREADS
     processors = (
@@ -156,7 +160,7 @@ def speed_threads() -> tuple[int, int]:
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count() or 1
     )
-    return workflow.cores or processors, processors
+    return workflow.cores or processors, max(1, processors - 1)
 
 
 if not workflow.configfiles:
