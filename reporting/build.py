@@ -267,7 +267,7 @@ class _Build:
             "has_quality": results.has_quality,
             "has_speed": results.speed is not None,
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
-            "model_words": list({**self.timed, **self.models}.values()),
+            "model_words": list({**self.models, **self.timed}.values()),
             "data_line": _data_line({record.data_source for record in results.records if record.status == "ok"}),
             "checks": checks,
             "passed": outcomes["passed"],
