@@ -159,6 +159,9 @@ def _row(key: Key, other: Sequence[Run], this: Sequence[Run]) -> dict[str, Any]:
 
 
 def _verdict(ratio: Interval) -> str:
+    """What the interval says of this tree; nothing where there is none."""
+    if math.isnan(ratio.low):
+        return ""
     if ratio.low > 1:
         return "faster"
     return "slower" if ratio.high < 1 else "no difference shown"

@@ -70,3 +70,4 @@ def test_ratios_are_taken_between_neighbours(speed_record) -> None:  # type: ign
     assert (lost["status"], lost["pairs"]) == ("missing", 1) and lost["ratio"] != lost["ratio"]
     failed = table([run(1), run(1)], [run(1, status="oom", reason="full"), run(1)]).iloc[0]
     assert (failed["status"], failed["reason"]) == ("oom", "full")
+    assert failed["verdict"] == lost["verdict"] == ""
