@@ -36,7 +36,16 @@ def overlap_settings(wanted: bool, device: torch.device) -> dict[str, bool]:
 
 @triton.jit
 def wait_for_earlier(PDL: tl.constexpr):
-    """Let the next kernel start and wait for those ahead: the first line of a kernel that has nothing to do before."""
+    """Wait for the kernels ahead: the first line of a kernel that has nothing to do before."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start(PDL: tl.constexpr):
+    """Let the next kernel start, once every program has come here; called where the reading of memory ends.
+
+    Earlier, its waiting programs would crowd the multiprocessors on which this kernel's still read.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()

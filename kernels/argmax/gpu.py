@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 
 _CHUNK = 4096
 
@@ -22,6 +22,7 @@ def chunk_argmax_kernel(p_x, p_key, x_row, x_column, width, chunks, BLOCK: tl.co
     ``[B, chunks]`` int64. Grid ``(chunks, B)``. Moves ``B * N`` elements.
     """
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_chunk = tl.program_id(0)
     i_row = tl.program_id(1).to(tl.int64)
     o_column = i_chunk * BLOCK + tl.arange(0, BLOCK)
@@ -38,6 +39,7 @@ def chunk_argmax_kernel(p_x, p_key, x_row, x_column, width, chunks, BLOCK: tl.co
 def winner_kernel(p_key, p_out, chunks, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """The index in each row's largest key, one program a row: ``p_key`` ``[B, chunks]``, ``p_out`` ``[B]`` int64."""
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_row = tl.program_id(0).to(tl.int64)
     o_chunk = tl.arange(0, BLOCK)
     b_key = tl.load(p_key + i_row * chunks + o_chunk, mask=o_chunk < chunks, other=-0x7FFFFFFFFFFFFFFF)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_launch
-from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
@@ -118,6 +118,7 @@ def decode_attention_kernel(
     if p_tally is not None:  # noqa: SIM102 (known when compiling; the other is not)
         if (i_tile == 0) & (i_split == 0):
             tl.atomic_add(p_tally + i_batch * tally_batch, length.to(tl.int64), sem="relaxed")
+    let_next_start(PDL)
     finish_part(
         p_acc, p_top, p_total, p_counters + i_list * ROW_TILES + i_tile, p_out, p_lse,
         b_acc, b_top, tl.sum(b_total, 1), i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row,

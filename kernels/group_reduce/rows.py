@@ -26,7 +26,7 @@ class ScoreLaunch:
 
 
 def choose_score_launch(keys: int, lists: int, dim: int, dtype: torch.dtype, arrays: int) -> ScoreLaunch:
-    """Launch constants for ``lists`` lists of ``keys`` keys; sized by hand, not tuned.
+    """Launch constants for ``lists`` lists of ``keys`` keys; chosen on an H200 among ``score_candidates``.
 
     Tiles of 16 KiB an array, and as many a program as leave two programs a multiprocessor, each with two tiles on the
     way while it works on a third. float32 products run without tensor cores, out of registers, so their tiles are
@@ -43,8 +43,8 @@ def choose_score_launch(keys: int, lists: int, dim: int, dtype: torch.dtype, arr
     if dtype == torch.float32:
         return ScoreLaunch(16 if padded >= 128 else 32, 1, num_warps=4, num_stages=1)
     tile = max(16, min(128, 16_384 // padded // arrays))
-    tiles = triton.cdiv(triton.cdiv(keys, tile) * lists, _PROGRAMS)
-    return ScoreLaunch(tile, min(tiles, 32), num_warps=4, num_stages=3 if tiles > 2 else 2 if tiles == 2 else 1)
+    tiles = max(2, triton.cdiv(triton.cdiv(keys, tile) * lists, _PROGRAMS))
+    return ScoreLaunch(tile, min(tiles, 32), num_warps=4, num_stages=3 if tiles > 2 else 4)
 
 
 def score_candidates(keys: int, lists: int, dim: int, dtype: torch.dtype, arrays: int) -> list[ScoreLaunch]:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch, choose_launch
 from longdecode.kernels.split_kv import (
     LOG2E,
@@ -216,6 +216,7 @@ def sparse_decode_attention_kernel(
             index_slot, bias_token, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
             BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST,
         )  # fmt: skip
+        let_next_start(PDL)
         finish_part(
             p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, b_total,
             i_list, i_list * SPLITS + i_program, i_list * SPLITS, SPLITS, i_row, ROWS,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, load_keys, write_chosen
 from longdecode.kernels.topk_select.naive import check_request
 from longdecode.kernels.topk_select.radix import radix_select
@@ -36,12 +36,13 @@ class TopkLaunch:
 
 
 def choose_launch(size: int, width: int) -> TopkLaunch:
-    """Launch constants for ``width`` of ``size`` entries; sized by hand, not tuned."""
-    if size <= _LONGEST:
-        warps = min(16, max(4, triton.next_power_of_2(size) // 512))
-        return TopkLaunch(warps, 8192 if size <= 8192 else 4096)
-    groups = max(4096, 2 * triton.next_power_of_2(width))
-    return TopkLaunch(16, 8192, groups=groups) if groups <= _LONGEST else TopkLaunch(8, 8192, digit_bits=8)
+    """Launch constants for ``width`` of ``size`` entries, chosen on an H200 among ``candidates``."""
+    if size <= 8192:
+        return TopkLaunch(min(16, max(4, triton.next_power_of_2(size) // 512)), 8192)
+    groups = max(2048, 2 * triton.next_power_of_2(width))
+    if groups > _LONGEST:
+        return TopkLaunch(8, 8192, digit_bits=8)
+    return TopkLaunch(8 if groups <= 4096 else 16, 2048, groups=groups)
 
 
 def candidates(size: int, width: int) -> list[TopkLaunch]:
@@ -86,6 +87,7 @@ def topk_select_kernel(
     ``[B, H, width]`` and ``p_counts`` ``[B, H]`` int64, contiguous. Moves ``N`` scores in and ``width`` indices out.
     """
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_list = tl.program_id(0).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
     first, last = kept_borders(valid, keep_first, keep_last)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.topk_select.entries import NO_KEY, kept_borders, load_keys, write_chosen
 
 _KEY_BITS = 32
@@ -84,6 +84,7 @@ def radix_count_kernel(
     values. Settled lists are not read again. Moves ``N`` scores a list in while it is unsettled.
     """
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_chunk = tl.program_id(0)
     i_list = tl.program_id(1).to(tl.int64)
     chunks = tl.num_programs(0)
@@ -130,6 +131,7 @@ def radix_write_kernel(
     The threshold follows from the last pass's counts. Moves ``N`` scores a list in and ``width`` indices out.
     """
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_chunk = tl.program_id(0)
     i_list = tl.program_id(1).to(tl.int64)
     chunks = tl.num_programs(0)

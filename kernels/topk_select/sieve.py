@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, load_keys, write_chosen
 from longdecode.kernels.topk_select.search import VECTOR, bisect, count_at_least, narrow, quarters
 
@@ -26,6 +26,7 @@ def group_max_kernel(
     ``p_maxima`` ``[lists, groups]`` int32. Moves ``N`` scores a list in.
     """
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_list = tl.program_id(1).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
     first, last = kept_borders(valid, keep_first, keep_last)
@@ -48,6 +49,7 @@ def bound_kernel(
     ``p_maxima`` ``[lists, GROUPS]`` and ``p_bound`` ``[lists]`` int32. Lists with fewer groups in use keep everything.
     """
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_list = tl.program_id(0).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
     first, last = kept_borders(valid, keep_first, keep_last)
@@ -76,6 +78,7 @@ def sieve_kernel(
     Moves ``N`` scores a list in.
     """
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_chunk = tl.program_id(0)
     i_list = tl.program_id(1).to(tl.int64)
     chunks = tl.num_programs(0)
@@ -120,6 +123,7 @@ def sieved_select_kernel(
     in few groups, are read again at every step, slower but to the same result.
     """
     wait_for_earlier(PDL)
+    let_next_start(PDL)
     i_list = tl.program_id(0).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
     first, last = kept_borders(valid, keep_first, keep_last)
