@@ -14,14 +14,16 @@ _CODE_SUFFIXES = (".py", ".yaml")
 def code_hash(method: str, root: Path = REPOSITORY) -> str:
     """Hash of the Python and YAML files that can change a number of this method.
 
-    That is engine/, kernels/, evals/, the shared modules of methods/ and the method's own folder, there or in a folder
-    that ``LONGDECODE_METHOD_PATH`` names: another method's edit does not put this method's records in doubt.
+    That is engine/, kernels/, evals/ without its throughput tests, the shared modules of methods/ and the method's own
+    folder, there or in a folder that ``LONGDECODE_METHOD_PATH`` names: another method's edit does not put this
+    method's records in doubt.
 
     Args:
         method: the name of the method and of its folder.
         root: where the rooms are.
     """
-    files = [path for room in ("engine", "kernels", "evals") for path in (root / room).rglob("*")]
+    rooms = [path for room in ("engine", "kernels", "evals") for path in (root / room).rglob("*")]
+    files = [path for path in rooms if root / "evals" / "throughput" not in path.parents]
     files += list((root / "methods").glob("*")) + list((root / "methods" / method).rglob("*"))
     hashes = [hash_files(filter(_is_code, files), root)]
     for entry in filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep)):

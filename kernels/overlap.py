@@ -1,7 +1,14 @@
 """Programmatic dependent launch: a kernel may start while those ahead of it still run, and then waits for their end.
 
 Every kernel launched so waits (``gdc_wait``) before it reads what another kernel wrote and before it writes anything,
-so that completion is transitive: when a kernel's wait returns, all before it have ended. None may skip the wait.
+so that completion is transitive: when a kernel's wait returns, all before it have ended. None may skip the wait. What
+no kernel of a step writes (weights) may be read before it.
+
+When a kernel lets the next one start is a matter of speed alone, settled on an H200 with Llama-3-8B at 128K, batch 1.
+Projections, norms and rotation do so at once: while their last programs drain, the next weights are on their way.
+Sparse attention does so where its reading ends. Dense attention takes no part: programs of its that start early pair up
+on some multiprocessors and leave others idle. Against ordinary launches a step of Full takes 2.3 % less, one of Quest
+2.9 %; with every kernel letting the next start at once it was 0.7 % more for Full and 0.7 % less for Quest.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -43,9 +50,6 @@ def wait_for_earlier(PDL: tl.constexpr):
 
 @triton.jit
 def let_next_start(PDL: tl.constexpr):
-    """Let the next kernel start, once every program has come here; called where the reading of memory ends.
-
-    Earlier, its waiting programs would crowd the multiprocessors on which this kernel's still read.
-    """
+    """Let the next kernel start, once every program of this one has come here or ended."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

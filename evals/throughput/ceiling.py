@@ -13,12 +13,14 @@ from longdecode.evals.throughput.kernel_case import Size
 from longdecode.evals.throughput.ledger import SpeedCell
 from longdecode.evals.throughput.models import shape_config
 from longdecode.evals.throughput.peers import peers_of
+from longdecode.kernels.linear import linear
 
 CONTEXT, BATCH = 131072, 4
 """The dense decode shape at which an H200 read fastest (one layer of Llama-3-8B)."""
 _CPU_CONTEXT, _CPU_BATCH = 4096, 1
 _SUM_BYTES = 8 << 30
 _CPU_SUM_BYTES = 64 << 20
+_CPU_LINEAR_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ def ceiling_cells(device: torch.device) -> list[SpeedCell]:
         SpeedCell("ceiling", "read_bandwidth", "torch_sum", "op", 0, 1),
         SpeedCell("ceiling", "read_bandwidth", "torch_flash", "op", context, batch),
         SpeedCell("ceiling", "read_bandwidth", "longdecode", "op", context, batch),
+        SpeedCell("ceiling", "read_bandwidth", "longdecode_linear", "op", 0, 1),
     ]
 
 
@@ -51,6 +54,12 @@ def make_probe(cell: SpeedCell, shape: str, device: torch.device, dtype: torch.d
         count = (_SUM_BYTES if device.type == "cuda" else _CPU_SUM_BYTES) // 4
         values = torch.ones(count, dtype=torch.float32, device=device)
         return Probe(values.sum, values.nbytes, values)
+    if cell.label == "longdecode_linear":
+        config = shape_config(shape)
+        rows = config.vocab_size if device.type == "cuda" else min(config.vocab_size, _CPU_LINEAR_ROWS)
+        weight = torch.randn(rows, config.hidden_size, device=device).to(dtype)
+        x = torch.randn(1, config.hidden_size, device=device).to(dtype)
+        return Probe(lambda: linear(x, weight), weight.nbytes, (x, weight))
     case = decode_attention_case(Size(shape_config(shape), cell.context, cell.batch, None, device, dtype))
     case.refuse_if_too_large()
     (inputs,) = case.make_sets(1)

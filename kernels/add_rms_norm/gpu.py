@@ -42,9 +42,9 @@ def add_rms_norm_kernel(
     i_row = tl.program_id(0).to(tl.int64)
     o_channel = tl.arange(0, BLOCK)
     inside = o_channel < WIDTH
+    let_next_start(PDL)
     b_weight = tl.load(p_weight + o_channel, mask=inside, other=0.0).to(tl.float32)
     wait_for_earlier(PDL)
-    let_next_start(PDL)
     b_total = tl.load(p_residual + i_row * r_row + o_channel * r_channel, mask=inside, other=0.0).to(tl.float32)
     if DELTA:
         b_total += tl.load(p_delta + i_row * d_row + o_channel * d_channel, mask=inside, other=0.0).to(tl.float32)

@@ -9,7 +9,6 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_launch
-from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
@@ -57,7 +56,7 @@ def decode_attention_kernel(
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     ROWS: tl.constexpr, ROW_TILES: tl.constexpr, SPLITS: tl.constexpr, FUSED: tl.constexpr,
-    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``.
 
@@ -74,7 +73,6 @@ def decode_attention_kernel(
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog).
     """
-    wait_for_earlier(PDL)
     # The row tiles of a split run side by side: what one has read, the next finds in L2.
     i_tile = tl.program_id(0) % ROW_TILES
     i_split = tl.program_id(0) // ROW_TILES
@@ -118,7 +116,6 @@ def decode_attention_kernel(
     if p_tally is not None:  # noqa: SIM102 (known when compiling; the other is not)
         if (i_tile == 0) & (i_split == 0):
             tl.atomic_add(p_tally + i_batch * tally_batch, length.to(tl.int64), sem="relaxed")
-    let_next_start(PDL)
     finish_part(
         p_acc, p_top, p_total, p_counters + i_list * ROW_TILES + i_tile, p_out, p_lse,
         b_acc, b_top, tl.sum(b_total, 1), i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row,
@@ -183,7 +180,6 @@ def decode_attention_gpu(
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,
-            **overlap_settings(True, q.device),
         )  # fmt: skip
         if not launch.fused_merge and not alone:
             merge_partials(partials, launch.splits, out, lse)

@@ -33,7 +33,7 @@ def choose_launch(
 ) -> DecodeLaunch:
     """The launch for static shapes, chosen on an H200 among ``candidates`` at the shapes of Llama-3-8B.
 
-    One program a multiprocessor with three tiles of 32 KiB on their way reads fastest; smaller heads need two for as
+    One program a multiprocessor with two tiles of 64 KiB on their way reads fastest; smaller heads need two for as
     many bytes. More than 16 rows take the wide tensor-core instructions.
 
     Args:
@@ -45,7 +45,7 @@ def choose_launch(
     else:
         tokens = max(16, min(128, 8192 // padded_dim(dim)))
         if rows <= 16:
-            launch = DecodeLaunch(16, tokens, 4, 4, 1)
+            launch = DecodeLaunch(16, max(16, min(128, 16_384 // padded_dim(dim))), 4, 3, 1)
         else:
             launch = DecodeLaunch(64, tokens, 4, 3, 1) if rows <= 64 else DecodeLaunch(128, tokens, 8, 3, 1)
     fitting = resident(launch.rows, launch.tokens, launch.num_stages, dim, dtype)

@@ -83,6 +83,7 @@ def linear_fma_kernel(
     own channels in float32, the threads' sums are added once at the end. Moves ``N * K`` elements (``2 * N * K``
     gated), and ``x`` once a program, from L2.
     """
+    let_next_start(PDL)
     i_row = (tl.program_id(0) % rows).to(tl.int64)
     o_n = (tl.program_id(0) // rows) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Programs past the edge repeat the last row: loads without a mask stay whole vectors.
@@ -109,7 +110,6 @@ def linear_fma_kernel(
         b_first = add_product(b_first, b_weight, b_x, VECTOR)
         if GATED:
             b_second = add_product(b_second, b_up, b_x, VECTOR)
-    let_next_start(PDL)
     b_out = tl.sum(b_first, 1)
     if BIAS:
         b_out += tl.load(p_bias + o_from).to(tl.float32)
@@ -147,6 +147,7 @@ def linear_dot_kernel(
     added at the end. Columns of a product do not mix: a row's result does not depend on its neighbours.
     Moves ``N * K`` elements (``2 * N * K`` gated) once a row tile, and ``rows * K`` once a program, from L2.
     """
+    let_next_start(PDL)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Programs past the edge repeat the last row: loads without a mask stay whole vectors.
     o_from = tl.minimum(o_n, width - 1).to(tl.int64)
@@ -178,7 +179,6 @@ def linear_dot_kernel(
             b_second = multiply(
                 p_w + up, p_rows, b_second, inside, o_k, w_channel, x_channel, K, PARTS, EVICTION, UPCAST
             )
-    let_next_start(PDL)
     if PARTS > 1:
         b_first = tl.sum(b_first, 0)
         b_second = tl.sum(b_second, 0)

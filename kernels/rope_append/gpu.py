@@ -82,8 +82,8 @@ def rope_append_kernel(
     i_batch = tl.program_id(1).to(tl.int64)
     o_half = tl.arange(0, BLOCK_HALF)
     inside = o_half < HALF
-    wait_for_earlier(PDL)
     let_next_start(PDL)
+    wait_for_earlier(PDL)
     b_cos = tl.load(p_cos + i_batch * cos_batch + o_half * cos_dim, mask=inside, other=0.0).to(tl.float32)
     b_sin = tl.load(p_sin + i_batch * sin_batch + o_half * sin_dim, mask=inside, other=0.0).to(tl.float32)
     dtype = p_out.dtype.element_ty

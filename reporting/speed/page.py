@@ -19,6 +19,7 @@ from longdecode.reporting.speed.measured import STOCK_LOOP, Speed, common_contex
 PROBES = {
     "torch_sum": "torch's sum",
     "torch_flash": "torch's flash attention",
+    "longdecode_linear": "our LM head's projection",
     "longdecode": "our dense attention",
 }
 

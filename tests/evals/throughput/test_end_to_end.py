@@ -95,7 +95,7 @@ def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
     covered = records["sparse_decode_attention", "longdecode", "256"]
     assert covered.status == "unsupported" and "256" in str(covered.reason)
     assert {label for subject, label, _ in records if subject == "read_bandwidth"} == {
-        "torch_sum", "torch_flash", "longdecode",
+        "torch_sum", "torch_flash", "longdecode", "longdecode_linear",
     }  # fmt: skip
 
 
