@@ -56,7 +56,8 @@ def candidates(size: int, width: int) -> list[TopkLaunch]:
     if size <= _LONGEST:
         block = triton.next_power_of_2(size)
         for warps in (4, 8, 16, 32):
-            if warps < 32 and 4 <= block // (32 * warps) <= (32 if warps < 16 else 16):
+            # What does not spill.
+            if block // (32 * warps) in {4: (8, 16, 32), 8: (8, 16, 32), 16: (16,)}.get(warps, ()):
                 found += [TopkLaunch(warps, block, placed=True, own=own) for own in (False, True)]
             if 4 <= block // (32 * warps) <= 64:
                 # A thread has 64 registers at 32 warps, and the scan's temporaries beside its part of the list.
