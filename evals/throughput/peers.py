@@ -1,4 +1,4 @@
-"""Public rivals of our kernels, set up on the same inputs: torch's flash SDPA, cuBLAS, torch.topk, FlashInfer."""
+"""Public rivals of our kernels, set up on the same inputs: torch's SDPA (cuDNN, flash), cuBLAS, topk, FlashInfer."""
 
 from __future__ import annotations
 
@@ -45,6 +45,18 @@ def _flash(case: Case, sets: Sequence[Inputs]) -> Calls:
         rows = fold_group(x["q"], x["k"].shape[1])
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return F.scaled_dot_product_attention(rows, x["k"], x["v"]).view(x["q"].shape)
+
+    return [partial(attend, x) for x in sets]
+
+
+def _cudnn(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """SDPA through cuDNN and nothing else, which takes groups of query heads as they are."""
+    if sets[0]["q"].device.type != "cuda":
+        raise PeerUnavailableError("torch_cudnn needs a CUDA device")
+
+    def attend(x: Inputs) -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], enable_gqa=True)
 
     return [partial(attend, x) for x in sets]
 
@@ -160,11 +172,11 @@ def _flashinfer() -> Any:
 
 
 _PEERS: dict[str, dict[str, Setup]] = {
-    "decode_attention": {"torch_flash": _flash, "flashinfer": _flashinfer_dense},
+    "decode_attention": {"torch_cudnn": _cudnn, "torch_flash": _flash, "flashinfer": _flashinfer_dense},
     "sparse_decode_attention": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
     "sparse_decode_attention_tokens": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
     "page_score": {"torch_matmul": _matmul_pages},
-    "topk_select": {"torch_topk": _torch_topk, "flashinfer": _flashinfer_topk},
+    "topk_select": {"flashinfer": _flashinfer_topk, "torch_topk": _torch_topk},
     "selection": {"torch_topk": _torch_selection},
     "token_logits": {"torch_matmul": _matmul_logits},
     "add_rms_norm": {"torch": _torch_norm},

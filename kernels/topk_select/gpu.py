@@ -43,11 +43,12 @@ class TopkLaunch:
 def choose_launch(size: int, width: int) -> TopkLaunch:
     """Launch constants for ``width`` of ``size`` entries, chosen on an H200 among ``candidates``."""
     if size <= 8192:
-        return TopkLaunch(min(16, max(4, triton.next_power_of_2(size) // 512)), 8192)
+        warps = 8 if size > 4096 else 4
+        return TopkLaunch(warps, 8192, placed=size > 512)
     groups = max(2048, 2 * triton.next_power_of_2(width))
     if groups > _LONGEST:
         return TopkLaunch(8, 8192, digit_bits=8)
-    return TopkLaunch(8 if groups <= 4096 else 16, 2048, groups=groups)
+    return TopkLaunch(8 if groups <= 4096 else 16, 2048 if size < 32_768 else 4096, groups=groups)
 
 
 def candidates(size: int, width: int) -> list[TopkLaunch]:

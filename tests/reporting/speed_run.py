@@ -82,7 +82,7 @@ def _ceilings() -> Iterator[dict[str, Any]]:
 
 def _kernels() -> Iterator[dict[str, Any]]:
     peers = {
-        "decode_attention": {"torch_flash": 1.01, "flashinfer": 1.06},
+        "decode_attention": {"torch_cudnn": 1.0, "torch_flash": 1.01, "flashinfer": 1.06},
         "sparse_decode_attention": {"flashinfer": 1.2},
         "sparse_decode_attention_tokens": {"flashinfer": 1.3},
         "page_score": {}, "topk_select": {"torch_topk": 5.0, "flashinfer": 1.4}, "selection": {},

@@ -193,7 +193,7 @@ def test_a_run_of_kernels_alone_makes_a_report(speed_run: ModuleType, tmp_path: 
         (tmp_path / f"{name}.csv").unlink()
     build_report(tmp_path / "config.yaml", tmp_path, tmp_path / "report")
     text = words(tmp_path / "report" / "speed.html")
-    assert "decode_attention beside torch_flash, flashinfer" in text and "none, kernels only" in text
+    assert "decode_attention beside torch_cudnn, torch_flash, flashinfer" in text and "none, kernels only" in text
     assert all((tmp_path / "report" / link).is_file() for link in links(tmp_path / "report"))
 
 
