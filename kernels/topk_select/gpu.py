@@ -13,7 +13,6 @@ from torch import Tensor
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, load_keys, write_chosen
 from longdecode.kernels.topk_select.naive import check_request
-from longdecode.kernels.topk_select.placed import placed_select_kernel
 from longdecode.kernels.topk_select.radix import radix_select
 from longdecode.kernels.topk_select.search import VECTOR, bisect
 from longdecode.kernels.topk_select.sieve import sieve_select, warp_of
@@ -23,32 +22,27 @@ _LONGEST = 32_768
 
 @dataclass(frozen=True, slots=True)
 class TopkLaunch:
-    """Launch constants: warps of a program, entries it takes at once, and which of four ways a list goes.
+    """Launch constants: warps of a program, entries it takes at once, and which of three ways a list goes.
 
     With neither ``groups`` nor ``digit_bits`` one program holds a whole list, of at most 32,768 entries, and scans it
     by ``chunk`` to write. ``groups``: a sieve by the maxima of so many groups. ``digit_bits``: passes that settle so
-    many bits of the threshold each. ``placed``: one program a list as with neither, whose search interpolates and
-    whose threads write their own entries; ``chunk`` plays no part. ``own``: there a
-    thread's entries are neighbours in the list, which makes the scan short, if they are 8, 16 or 32.
+    many bits of the threshold each.
     """
 
     num_warps: int
     chunk: int
     groups: int = 0
     digit_bits: int = 0
-    placed: bool = False
-    own: bool = False
 
 
 def choose_launch(size: int, width: int) -> TopkLaunch:
     """Launch constants for ``width`` of ``size`` entries, chosen on an H200 among ``candidates``."""
     if size <= 8192:
-        warps = 8 if size > 4096 else 4
-        return TopkLaunch(warps, 8192, placed=size > 512)
+        return TopkLaunch(min(16, max(4, triton.next_power_of_2(size) // 512)), 8192)
     groups = max(2048, 2 * triton.next_power_of_2(width))
     if groups > _LONGEST:
         return TopkLaunch(8, 8192, digit_bits=8)
-    return TopkLaunch(8 if groups <= 4096 else 16, 2048 if size < 32_768 else 4096, groups=groups)
+    return TopkLaunch(8 if groups <= 4096 else 16, 2048, groups=groups)
 
 
 def candidates(size: int, width: int) -> list[TopkLaunch]:
@@ -57,9 +51,6 @@ def candidates(size: int, width: int) -> list[TopkLaunch]:
     if size <= _LONGEST:
         block = triton.next_power_of_2(size)
         for warps in (4, 8, 16, 32):
-            # What does not spill.
-            if block // (32 * warps) in {4: (8, 16, 32), 8: (8, 16, 32), 16: (16,)}.get(warps, ()):
-                found += [TopkLaunch(warps, block, placed=True, own=own) for own in (False, True)]
             if 4 <= block // (32 * warps) <= 64:
                 # A thread has 64 registers at 32 warps, and the scan's temporaries beside its part of the list.
                 found += [
@@ -187,14 +178,6 @@ def topk_select_gpu(
             return indices, counts
         block = max(128, triton.next_power_of_2(size))
         threads = min(32 * launch.num_warps, block // VECTOR)
-        if launch.placed:
-            placed_select_kernel[(batch * heads,)](
-                scores, valid, indices, counts, *scores.stride(), heads, size, width, keep_first, keep_last,
-                BLOCK=block, THREADS=threads, VECTOR=VECTOR, SECOND=width > threads,
-                OWN=launch.own and block // (threads * VECTOR) in (2, 4, 8), num_warps=launch.num_warps,
-                **overlap_settings(True, scores.device),
-            )  # fmt: skip
-            return indices, counts
         groups = threads if threads >= width else max(VECTOR * threads, triton.next_power_of_2(width))
         topk_select_kernel[(batch * heads,)](
             scores, valid, indices, counts, *scores.stride(), heads, size, width, keep_first, keep_last,
