@@ -22,6 +22,15 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@cache
+def shared_limit(device: torch.device) -> int:
+    """Shared memory that one program may have, in bytes; a Hopper GPU's where there is none to ask."""
+    if device.type != "cuda":
+        return SHARED_BYTES - _RESERVED_BYTES
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+
+
 def power_of_two(number: int) -> int:
     """The smallest power of two that is ``number`` or more."""
     return 1 << max(0, number - 1).bit_length()
@@ -32,16 +41,34 @@ def padded_dim(dim: int) -> int:
     return max(16, power_of_two(dim))
 
 
-def resident(rows: int, tokens: int, num_stages: int, dim: int, dtype: torch.dtype) -> int:
-    """Programs that a Hopper multiprocessor's shared memory holds, as Triton 3.7 lays out split-KV attention.
+def program_bytes(rows: int, tokens: int, num_stages: int, dim: int, dtype: torch.dtype) -> int:
+    """Shared memory of one program of split-KV attention, as Triton 3.7 lays it out.
 
     A stage is a tile of keys and one of values; from 64 rows on the wide tensor-core instructions read both where they
     lie, so that a tile in use takes a stage of its own. Beside the stages lie the queries.
     """
     row_bytes = padded_dim(dim) * dtype.itemsize
     stages = num_stages if rows >= 64 else num_stages - 1
-    program = 2 * tokens * row_bytes * stages + max(8 << 10, rows * row_bytes)
-    return SHARED_BYTES // (program + _RESERVED_BYTES)
+    return 2 * tokens * row_bytes * stages + max(8 << 10, rows * row_bytes)
+
+
+def resident(rows: int, tokens: int, num_stages: int, dim: int, dtype: torch.dtype) -> int:
+    """Programs of split-KV attention that a Hopper multiprocessor's shared memory holds."""
+    return SHARED_BYTES // (program_bytes(rows, tokens, num_stages, dim, dtype) + _RESERVED_BYTES)
+
+
+def fitting(
+    rows: int, tokens: int, num_stages: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[int, int]:
+    """Tokens a step and stages of split-KV attention that the device's shared memory allows a program.
+
+    What fits stays as it is; else stages are dropped first, then tiles halved. On Hopper every rule's choice fits.
+    """
+    while program_bytes(rows, tokens, num_stages, dim, dtype) > shared_limit(device) and (
+        num_stages > 2 or tokens > 16
+    ):
+        tokens, num_stages = (tokens, num_stages - 1) if num_stages > 2 else (tokens // 2, num_stages)
+    return tokens, num_stages
 
 
 def registers(num_warps: int, waves: int) -> int:

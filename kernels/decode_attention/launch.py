@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from longdecode.kernels.multiprocessors import multiprocessors, padded_dim, registers, resident, share_out
+from longdecode.kernels.multiprocessors import fitting, multiprocessors, padded_dim, registers, resident, share_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,10 @@ def choose_launch(
             launch = DecodeLaunch(16, max(16, min(128, 16_384 // padded_dim(dim))), 4, 3, 1)
         else:
             launch = DecodeLaunch(64, tokens, 4, 3, 1) if rows <= 64 else DecodeLaunch(128, tokens, 8, 3, 1)
-    fitting = resident(launch.rows, launch.tokens, launch.num_stages, dim, dtype)
+    tokens, stages = fitting(launch.rows, launch.tokens, launch.num_stages, dim, dtype, device)
+    launch = replace(launch, tokens=tokens, num_stages=stages)
     large = launch.num_warps == 8 or (rows <= 16 and padded_dim(dim) >= 128)
-    waves = 1 if large else min(2, fitting)
+    waves = 1 if large else min(2, resident(launch.rows, tokens, stages, dim, dtype))
     return _spread(launch, batch * kv_heads, rows, capacity, waves, device)
 
 

@@ -10,9 +10,12 @@ import triton
 import triton.language as tl
 
 from longdecode.kernels.group_reduce.naive import GROUP_REDUCTIONS
+from longdecode.kernels.multiprocessors import shared_limit
 
 _PROGRAMS = 264
 """Two programs for each of an H200's 132 multiprocessors."""
+_BESIDE_TILES = 16 << 10
+"""Shared memory for queries and scores, more than compiled kernels were seen to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,9 @@ class ScoreLaunch:
     num_stages: int
 
 
-def choose_score_launch(keys: int, lists: int, dim: int, dtype: torch.dtype, arrays: int) -> ScoreLaunch:
+def choose_score_launch(
+    keys: int, lists: int, dim: int, dtype: torch.dtype, arrays: int, device: torch.device
+) -> ScoreLaunch:
     """Launch constants for ``lists`` lists of ``keys`` keys; chosen on an H200 among ``score_candidates``.
 
     Tiles of 16 KiB an array, and as many a program as leave two programs a multiprocessor, each with two tiles on the
@@ -38,18 +43,20 @@ def choose_score_launch(keys: int, lists: int, dim: int, dtype: torch.dtype, arr
         dim: channels of a key.
         dtype: of the keys.
         arrays: how many arrays of keys the kernel reads.
+        device: whose shared memory a program must fit; with less than Hopper's, fewer tiles are in flight.
     """
     padded = max(16, triton.next_power_of_2(dim))
     if dtype == torch.float32:
         return ScoreLaunch(16 if padded >= 128 else 32, 1, num_warps=4, num_stages=1)
     tile = max(16, min(128, 16_384 // padded // arrays))
     tiles = max(2, triton.cdiv(triton.cdiv(keys, tile) * lists, _PROGRAMS))
-    return ScoreLaunch(tile, min(tiles, 32), num_warps=4, num_stages=3 if tiles > 2 else 4)
+    held = (shared_limit(device) - _BESIDE_TILES) // (tile * padded * dtype.itemsize * arrays)
+    return ScoreLaunch(tile, min(tiles, 32), num_warps=4, num_stages=max(1, min(held, 3 if tiles > 2 else 4)))
 
 
 def score_candidates(keys: int, lists: int, dim: int, dtype: torch.dtype, arrays: int) -> list[ScoreLaunch]:
-    """Launches worth timing at a shape; every one is legal there."""
-    chosen = choose_score_launch(keys, lists, dim, dtype, arrays)
+    """Launches worth timing at a shape on a Hopper GPU; every one is legal there."""
+    chosen = choose_score_launch(keys, lists, dim, dtype, arrays, torch.device("meta"))
     if dtype == torch.float32:
         return [chosen]
     found = [chosen]

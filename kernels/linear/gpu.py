@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.linear.launch import Launch, choose_launch
+from longdecode.kernels.multiprocessors import shared_limit
 from longdecode.kernels.overlap import let_next_start, overlap_settings
 from longdecode.kernels.silu_mul import silu_mul
 
@@ -230,7 +231,7 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
     _check(x, weight, bias, gated)
     channels, width = x.shape[-1], weight.shape[0] // (2 if gated else 1)
     count = x.numel() // channels if channels else 0
-    launch = launch or choose_launch(width, channels, count, x.dtype, gated)
+    launch = launch or choose_launch(width, channels, count, x.dtype, gated, shared_limit(x.device))
     if launch is None:
         return _torch_path(x, weight, bias, gated)
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)

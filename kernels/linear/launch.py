@@ -48,7 +48,9 @@ class Launch:
     prefetch: int = 1
 
 
-def choose_launch(n: int, k: int, rows: int, dtype: torch.dtype, gated: bool = False) -> Launch | None:
+def choose_launch(
+    n: int, k: int, rows: int, dtype: torch.dtype, gated: bool = False, shared_bytes: int = SHARED_LIMIT_BYTES
+) -> Launch | None:
     """Settings by shape, or ``None`` where torch serves: float32, and more rows than ``MAX_ROWS``.
 
     Chosen on an H200 among ``candidates`` at the shapes of Llama-3-8B. One row: small programs fill the device to the
@@ -62,6 +64,7 @@ def choose_launch(n: int, k: int, rows: int, dtype: torch.dtype, gated: bool = F
         rows: rows of ``x``.
         dtype: of ``x`` and the weight.
         gated: whether a program reads gate and up rows.
+        shared_bytes: what a program may have of shared memory; with less than Hopper's, fewer tiles are in flight.
     """
     if not 1 <= rows <= MAX_ROWS or dtype == torch.float32 or k < 1:
         return None
@@ -72,10 +75,11 @@ def choose_launch(n: int, k: int, rows: int, dtype: torch.dtype, gated: bool = F
         return Launch("fma", weight_rows // matrices, block_k, warps, max_registers=128)
     block_rows = 8 if rows <= 8 else 16
     if outputs >= 16_384:
-        return Launch("dot", 128 // matrices, 128, num_warps=4, num_stages=4, block_rows=block_rows)
-    if rows <= 8 or k >= 8192:
-        return Launch("dot", 32 // matrices, 512, num_warps=4, num_stages=4, k_parts=4, block_rows=block_rows)
-    return Launch("dot", 64 // matrices, 256, num_warps=4, num_stages=4, block_rows=block_rows)
+        weight_rows, block_k, parts = 128, 128, 1
+    else:
+        weight_rows, block_k, parts = (32, 512, 4) if rows <= 8 or k >= 8192 else (64, 256, 1)
+    stages = max(2, min(4, shared_bytes // ((weight_rows + block_rows) * block_k * dtype.itemsize)))
+    return Launch("dot", weight_rows // matrices, block_k, 4, stages, parts, block_rows)
 
 
 def candidates(n: int, k: int, rows: int, gated: bool = False) -> list[Launch]:

@@ -20,9 +20,9 @@ from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
 
 
-def choose_launch(num_pages: int, lists: int, dim: int, dtype: torch.dtype) -> ScoreLaunch:
+def choose_launch(num_pages: int, lists: int, dim: int, dtype: torch.dtype, device: torch.device) -> ScoreLaunch:
     """Launch constants for ``lists`` (batch times KV heads) lists of pages; ``keys`` counts pages."""
-    return choose_score_launch(num_pages, lists, dim, dtype, arrays=2)
+    return choose_score_launch(num_pages, lists, dim, dtype, 2, device)
 
 
 def candidates(num_pages: int, lists: int, dim: int, dtype: torch.dtype) -> list[ScoreLaunch]:
@@ -109,7 +109,7 @@ def page_score_gpu(
     if not q.dtype == bounds.minimum.dtype == bounds.maximum.dtype:
         raise ValueError(f"queries {q.dtype} and bounds {bounds.minimum.dtype} of one dtype are needed")
     rows = heads // kv_heads
-    launch = launch or choose_launch(num_pages, batch * kv_heads, dim, q.dtype)
+    launch = launch or choose_launch(num_pages, batch * kv_heads, dim, q.dtype, q.device)
     out = torch.empty(batch, kv_heads if group else heads, num_pages, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
         page_score_kernel[(triton.cdiv(num_pages, launch.keys * launch.tiles), batch * kv_heads)](

@@ -7,7 +7,15 @@ from itertools import product
 
 import torch
 
-from longdecode.kernels.multiprocessors import multiprocessors, padded_dim, power_of_two, registers, resident, share_out
+from longdecode.kernels.multiprocessors import (
+    fitting,
+    multiprocessors,
+    padded_dim,
+    power_of_two,
+    registers,
+    resident,
+    share_out,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,8 @@ def choose_launch(
         most_tokens, waves = (64, 2) if uneven else (128, 1 if padded_dim(dim) >= 128 else 2)
         tokens = max(16, min(most_tokens, most_tokens * 128 // padded_dim(dim)))
         launch = SparseLaunch(_least_rows(rows), tokens, 4, 3, 1, balanced=uneven)
-    return _spread(launch, lists, rows, most, capacity, waves, device)
+    tokens, stages = fitting(launch.rows, launch.tokens, launch.num_stages, dim, dtype, device)
+    return _spread(replace(launch, tokens=tokens, num_stages=stages), lists, rows, most, capacity, waves, device)
 
 
 def candidates(

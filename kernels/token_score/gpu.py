@@ -21,9 +21,9 @@ from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 _LARGEST_POOL = 256
 
 
-def choose_launch(size: int, lists: int, dim: int, dtype: torch.dtype) -> ScoreLaunch:
+def choose_launch(size: int, lists: int, dim: int, dtype: torch.dtype, device: torch.device) -> ScoreLaunch:
     """Launch constants for ``lists`` (batch times KV heads) lists of ``size`` keys."""
-    return choose_score_launch(size, lists, dim, dtype, arrays=1)
+    return choose_score_launch(size, lists, dim, dtype, 1, device)
 
 
 def candidates(size: int, lists: int, dim: int, dtype: torch.dtype) -> list[ScoreLaunch]:
@@ -152,7 +152,7 @@ def block_max_score_gpu(
     if not 1 <= block_size <= _LARGEST_POOL:
         raise ValueError(f"blocks of {block_size} tokens; 1 to {_LARGEST_POOL} fit a tile")
     rows, width = heads // kv_heads, triton.cdiv(capacity, block_size)
-    launch = launch or choose_launch(capacity, batch * kv_heads, dim, q.dtype)
+    launch = launch or choose_launch(capacity, batch * kv_heads, dim, q.dtype, q.device)
     slots = triton.next_power_of_2(block_size)
     tile = max(launch.keys, slots)
     out = torch.empty(batch, kv_heads if group else heads, width, dtype=torch.float32, device=q.device)

@@ -1,0 +1,64 @@
+"""Launches fit the device: the committed times were taken with what the rules choose, and small devices get less."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from longdecode.evals.throughput.storage import read_speed_records
+from longdecode.kernels import multiprocessors
+from longdecode.kernels.decode_attention import launch as dense
+from longdecode.kernels.group_reduce import rows
+from longdecode.kernels.linear import launch as linear
+from longdecode.kernels.page_score import gpu as page_score
+from longdecode.kernels.sparse_decode_attention import launch as sparse
+
+KERNELS = Path(__file__).resolve().parents[2] / "results" / "h200" / "speed" / "kernels.parquet"
+HOPPER = torch.device("meta")
+ADA_BYTES = 99 << 10
+"""Shared memory of a program on compute capability 8.9 (CUDA C++ programming guide, table 27)."""
+
+
+def test_the_committed_times_were_taken_with_these_launches() -> None:
+    """The rules of today, on Hopper's limits, against what the records of an H200 say was chosen."""
+    seen = 0
+    for record in read_speed_records(KERNELS):
+        if record.label != "longdecode" or record.subject not in ("decode_attention", "page_score"):
+            continue
+        if record.subject == "decode_attention":
+            shape = (record.batch, 8, 4, 128, record.context, torch.bfloat16, HOPPER)
+            assert record.launch["decode_attention"] == asdict(dense.choose_launch(*shape))
+        else:
+            chosen = page_score.choose_launch(record.context // 16, 8 * record.batch, 128, torch.bfloat16, HOPPER)
+            assert record.launch["page_score"] == asdict(chosen)
+        seen += 1
+    assert seen >= 24
+
+
+def test_projections_keep_four_tiles_in_flight_on_hopper() -> None:
+    for n, k in ((6144, 4096), (4096, 14336), (128256, 4096)):
+        for rows_of_x in (2, 16):
+            chosen = linear.choose_launch(n, k, rows_of_x, torch.bfloat16)
+            assert chosen is not None and chosen.num_stages == 4
+
+
+@pytest.mark.parametrize("dim", [32, 64, 128, 256])
+def test_less_shared_memory_means_fewer_tiles_in_flight(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one program takes stays under the limit of a device with less than half of Hopper's."""
+    monkeypatch.setattr(multiprocessors, "shared_limit", lambda device: ADA_BYTES)
+    monkeypatch.setattr(rows, "shared_limit", lambda device: ADA_BYTES)
+    for batch in (1, 16):
+        one = dense.choose_launch(batch, 8, 4, dim, 32_768, torch.bfloat16, HOPPER)
+        other = sparse.choose_launch(8 * batch, 4, dim, 4096, 32_768, torch.bfloat16, HOPPER)
+        for launch in (one, other):
+            size = multiprocessors.program_bytes(launch.rows, launch.tokens, launch.num_stages, dim, torch.bfloat16)
+            assert size <= ADA_BYTES and launch.num_stages >= 2
+        score = rows.choose_score_launch(8192, 8 * batch, dim, torch.bfloat16, 2, HOPPER)
+        assert score.keys * dim * 2 * 2 * score.num_stages < ADA_BYTES
+        projection = linear.choose_launch(28_672, 4096, 1 + batch, torch.bfloat16, shared_bytes=ADA_BYTES)
+        if projection is not None:
+            tile = (projection.block_n + projection.block_rows) * projection.block_k * 2
+            assert projection.num_stages * tile <= ADA_BYTES
