@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from longdecode.engine.correction import Correction
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.kernels.decode_attention import decode_attention
@@ -56,16 +57,19 @@ class DecodeState:
 
     ``visible`` (tokens a query may read, the current one included) and ``slots`` (where the current token is stored),
     both ``[B]`` int64, hold for one step. ``tally`` ``[L, B]`` int64 is added to by the attention kernels: tokens
-    loaded, summed over KV heads, whether a row is active or not; ``counted`` follows it for the active rows.
+    loaded, summed over KV heads, whether a row is active or not; ``counted`` follows it for the active rows. ``seen``
+    ``[B]`` int64 is what a head that reads everything has read in the steps in which its row was active.
     """
 
     def __init__(self, cache: KVCache, extra: Any = None):
         layers = cache.k.shape[0]
         self.cache = cache
         self.extra = extra
+        self.dense = False
         self.active = torch.ones(cache.batch, dtype=torch.bool, device=cache.device)
         self.tally = torch.zeros(layers, cache.batch, dtype=torch.int64, device=cache.device)
         self.counted = torch.zeros_like(self.tally)
+        self.seen = torch.zeros(cache.batch, dtype=torch.int64, device=cache.device)
         self.begin_step()
 
     @property
@@ -81,6 +85,7 @@ class DecodeState:
     def finish_step(self) -> None:
         """Count what the active rows read and advance them."""
         torch.where(self.active, self.tally, self.counted, out=self.counted)
+        self.seen += self.visible * self.active
         self.cache.advance(self.active)
 
 
@@ -125,6 +130,16 @@ class AttentionMethod(ABC):
     def dense_layers(self) -> frozenset[int]:
         """Layers that read everything whatever the budget."""
         return frozenset()
+
+    def dense_heads(self) -> tuple[frozenset[int], ...]:
+        """Per layer, the KV heads that read everything whatever the budget; the budget governs the others."""
+        dense, heads = self.dense_layers(), frozenset(range(self.config.num_kv_heads))
+        return tuple(heads if layer in dense else frozenset() for layer in range(self.config.num_layers))
+
+    @property
+    def correction(self) -> Correction | None:
+        """What the generation loop does to the cache every few steps; the default is nothing."""
+        return None
 
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
         """Bytes a decode step reads at this context; the default is dense attention in every layer."""
@@ -185,13 +200,18 @@ class AttentionMethod(ABC):
             ``[B, Hq, 1, D]``.
         """
         selection = self.select(layer, q, state)
-        keys, values = state.cache.keys(layer), state.cache.values(layer)
         if selection is None:
-            return decode_attention(q, keys, values, state.visible, tally=state.tally[layer])[0]
+            return self.attend_all(layer, q, state)
+        keys, values = state.cache.keys(layer), state.cache.values(layer)
         return sparse_decode_attention(
             q, keys, values, selection.indices, selection.counts,
             block_size=selection.block_size, lengths=state.visible, tally=state.tally[layer], uneven=selection.uneven,
         )[0]  # fmt: skip
+
+    def attend_all(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
+        """Read everything that the cache holds of ``layer``; shapes as in ``attend``."""
+        keys, values = state.cache.keys(layer), state.cache.values(layer)
+        return decode_attention(q, keys, values, state.visible, tally=state.tally[layer])[0]
 
     def after_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
         """React to a finished decode step, before lengths advance."""

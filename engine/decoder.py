@@ -66,7 +66,8 @@ class Decoder:
     def step(self, tokens: Tensor, state: DecodeState, method: AttentionMethod) -> Tensor:
         """Feed one token a row (``[B]`` int64) and return the logits after it, ``[B, V]`` float32.
 
-        Rows that are not active run along and leave no trace: their lengths, positions and reads stand still.
+        Rows that are not active run along and leave no trace: their lengths, positions and reads stand still. Where
+        ``state.dense`` is set, all heads read everything.
         """
         state.begin_step()
         method.before_step(state)
@@ -78,7 +79,8 @@ class Decoder:
             normed, residual = add_rms_norm(delta, residual, layer.input_norm, eps)
             heads = self._heads(linear(normed, layer.qkv, layer.qkv_bias))
             q = method.append(index, TokenHeads(*heads, cos, sin, layer.q_norm, layer.k_norm, eps), state)
-            attended = method.attend(index, q, state).transpose(1, 2).flatten(2)
+            attend = method.attend_all if state.dense else method.attend
+            attended = attend(index, q, state).transpose(1, 2).flatten(2)
             delta = linear(attended, layer.o, layer.o_bias)
             normed, residual = add_rms_norm(delta, residual, layer.mlp_norm, eps)
             delta = linear(gated_linear(normed, layer.gate_up), layer.down)
