@@ -120,13 +120,10 @@ class Generator:
 
 def _completions(run: DecodeRun, prompt: Prompt, decode_ms: float) -> list[Completion]:
     """Fetch the results of all rows in one go."""
-    dense = run.method.dense_layers()
     reads = run.state.reads
-    layers = reads.shape[0]
-    sparse = [layer for layer in range(layers) if layer not in dense] or list(range(layers))
     counts, chosen, logprobs = run.chosen_count.tolist(), run.chosen.tolist(), run.logprobs.tolist()
     all_reads = reads.mean(dim=0).tolist()
-    sparse_reads = _layer_mean(reads, sparse)
+    sparse_reads = _governed_reads(run, reads)
     completions = []
     for row, request in enumerate(prompt.requests):
         forced = len(request.forced_ids)
@@ -149,8 +146,14 @@ def _completions(run: DecodeRun, prompt: Prompt, decode_ms: float) -> list[Compl
     return completions
 
 
-def _layer_mean(reads: Tensor, layers: list[int]) -> list[float]:
-    return reads[torch.tensor(layers, device=reads.device)].mean(dim=0).tolist()
+def _governed_reads(run: DecodeRun, reads: Tensor) -> list[float]:
+    """Tokens read by each KV head that does not read everything, summed over steps; by all where none is governed."""
+    heads = run.state.cache.k.shape[2]
+    dense = sum(map(len, run.method.dense_heads()))
+    governed = reads.shape[0] * heads - dense
+    if governed == 0:
+        return reads.mean(dim=0).tolist()
+    return ((reads.sum(dim=0) * heads - run.state.seen * dense) / governed).tolist()
 
 
 @contextmanager

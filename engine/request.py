@@ -44,7 +44,7 @@ class Completion:
 
     ``output_ids`` are the generated tokens, a stop token included. ``forced_logprobs[i]`` is the log-probability of
     ``forced_ids[i]`` given all before it. ``read_tokens_mean`` is the tokens read per KV head, layer and decode step;
-    ``read_tokens_sparse`` the same over the layers that the method does not keep dense. The times are those of the
+    ``read_tokens_sparse`` the same over the KV heads that do not read everything by rule. The times are those of the
     whole batch; ``decode_steps`` counts the steps that this row took part in (the last token of a row is never fed).
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,11 +33,12 @@ class Code(_Strict):
 
 
 class Knob(_Strict):
-    """One field of the method's ``Params``."""
+    """One field of the method's ``Params``; with ``file``, a value that ends in ``.json`` names a file it reads."""
 
     name: str
     default: Any
     meaning: str
+    file: bool = False
 
 
 class Limits(_Strict):
@@ -94,6 +96,11 @@ class Card(_Strict):
             if key not in self.variants:
                 raise ValueError(f"slack.per_query_head names {key!r}, which is no variant of this card")
         return self
+
+    def files(self, params: Mapping[str, Any]) -> tuple[Path, ...]:
+        """The files that parameters of this method name."""
+        values = (params.get(knob.name) for knob in self.knobs if knob.file)
+        return tuple(Path(value) for value in values if isinstance(value, str) and value.endswith(".json"))
 
     def variant_params(self, key: str) -> dict[str, Any]:
         """The overrides of ``Params`` that a variant ``knob=value`` stands for."""

@@ -68,10 +68,14 @@ class Bench:
         """The method with the small budget."""
         return self.trace(self.build(BUDGET))
 
+    @cached_property
+    def governed_heads(self) -> list[int]:
+        """By layer, how many KV heads the budget governs."""
+        return [CONFIG.num_kv_heads - len(dense) for dense in self.build(BUDGET).dense_heads()]
+
     def governed_layers(self) -> list[int]:
-        """Layers that the budget governs."""
-        dense = self.build(BUDGET).dense_layers()
-        return [layer for layer in range(CONFIG.num_layers) if layer not in dense]
+        """Layers in which the budget governs some head."""
+        return [layer for layer, heads in enumerate(self.governed_heads) if heads]
 
     def trace(self, method: AttentionMethod, rows: list[int] | None = None, poison: bool = False) -> Trace:
         """Prefill and decode the given rows of the batch (all, in order, if left out)."""
