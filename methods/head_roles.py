@@ -18,6 +18,8 @@ Roles = tuple[tuple[bool, ...], ...]
 SOURCES = ("spread", "random")
 """Role maps that are made up by rule; anything else names a role file."""
 
+_TABLES = ("scores", "roles")
+
 
 class RoleFile(BaseModel):
     """Head roles of one checkpoint, as identification writes them.
@@ -69,11 +71,12 @@ def write_role_file(path: Path | str, roles: RoleFile) -> None:
     """Write a role file, whole or not at all; one row of a table a line."""
     path = Path(path)
     values = roles.model_dump()
-    tables = ((name, values.pop(name)) for name in ("scores", "roles"))
-    rows = (f'"{name}": [\n{",\n".join(f"    {json.dumps(row)}" for row in table)}\n  ]' for name, table in tables)
-    text = ",\n  ".join((json.dumps(values, indent=2).removesuffix("\n}"), *rows))
+    parts = [json.dumps({name: value for name, value in values.items() if name not in _TABLES}, indent=2)[:-2]]
+    for name in _TABLES:
+        rows = ",\n".join(f"    {json.dumps(row)}" for row in values[name])
+        parts.append(f'  "{name}": [\n{rows}\n  ]')
     partial = path.with_suffix(".partial")
-    partial.write_text(f"{text}\n}}\n", encoding="utf-8")
+    partial.write_text(",\n".join(parts) + "\n}\n", encoding="utf-8")
     partial.replace(path)
 
 
