@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -36,10 +36,10 @@ class Ledger:
     Args:
         journal: open journal of the job.
         cells: the cells wanted, in the order of the final table; records of other cells are left alone.
-        samples: samples a cell.
+        samples: samples a cell, by task.
     """
 
-    def __init__(self, journal: Journal, cells: Sequence[Cell], samples: int):
+    def __init__(self, journal: Journal, cells: Sequence[Cell], samples: Mapping[str, int]):
         self.cells = tuple(cells)
         self.samples = samples
         self._journal = journal
@@ -57,7 +57,7 @@ class Ledger:
 
     def is_done(self, cell: Cell) -> bool:
         """Whether nothing is left to run for this cell."""
-        return not self.missing(cell, range(self.samples))
+        return not self.missing(cell, range(self.samples[cell.task]))
 
     def add(self, record: Record) -> None:
         """Put one record on disk and count it."""

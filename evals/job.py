@@ -21,11 +21,12 @@ from longdecode.engine.generation import Completion, Generator, Request, Samplin
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.cells import Cell
+from longdecode.evals.hashing import file_hashes
 from longdecode.evals.records import Provenance, Record, Status
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.base import Sample, Task
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.methods.registry import get_method
 
 
@@ -47,6 +48,7 @@ class Job:
         self.suite = suite
         self.spec = config.suites[suite]
         self.method_spec = config.methods[label]
+        self.params = self.method_spec.params_of(model)
         self.device = device
         self.dtype = resolve_dtype(config.dtype, device)
         self.folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
@@ -80,6 +82,11 @@ class Job:
         ]
 
     @property
+    def sample_counts(self) -> dict[str, int]:
+        """Samples of a cell by task: the problems asked for, times the draws of each."""
+        return {name: self.spec.samples * self.task(name).samples_per_problem for name in self.spec.tasks}
+
+    @property
     def fingerprint(self) -> str:
         """Hash of all that determines a sample's numbers, other than the cell and the sample's index.
 
@@ -88,7 +95,8 @@ class Job:
         parts = {
             "profile": self.config.profile,
             "model": [self.model, self.model_hash],
-            "method": [self.label, self.method_spec.method, dict(self.method_spec.params)],
+            "method": [self.label, self.method_spec.method, self.params],
+            "method files": file_hashes(self.method_spec.files_of(self.model)),
             "suite": [self.suite, self.spec.samples, self.spec.batch],
             "seed": self.config.seed,
             "device": [device_name(self.device), str(self.dtype)],
@@ -106,7 +114,8 @@ class Job:
 
         Raises:
             ContextLimitError: the model was not trained for this context.
-            UnsupportedCellError: the task counts bytes and the model's tokens are none, or it does not fit the context.
+            UnsupportedCellError: the task counts bytes and the model's tokens are none, it goes through a chat template
+                and the model has none, or it does not fit the context.
             DataUnavailableError: the task's data is not here.
         """
         if context > self.model_config.max_positions:
@@ -114,7 +123,9 @@ class Job:
             raise ContextLimitError(f"context {context} is over the model's limit of {limit} tokens")
         if task.byte_level and not self.tokenizer.byte_level:
             raise UnsupportedCellError(f"{task.name} counts bytes; {self.model}'s tokens are not bytes")
-        return task.samples(context, self.spec.samples, self.config.seed)
+        if task.chat:
+            self.tokenizer.chat_text("")
+        return task.samples(context, self.spec.samples, self.config.seed, self.tokenizer)
 
     def generator(self, task: Task) -> Generator:
         """The generator for a task: greedy, or sampling where the task asks for it."""
@@ -124,10 +135,10 @@ class Job:
         """The sample in token ids; sampled tasks get noise of their own for each sample."""
         seed = hashlib.sha256(f"{task.name}/{context}/{self.config.seed}/{sample.index}".encode()).digest()
         return Request(
-            prompt_ids=self.tokenizer.encode(sample.prompt),
+            prompt_ids=self._prompt_ids(task, sample.prompt),
             max_new_tokens=sample.max_new_tokens,
             forced_ids=self.tokenizer.encode(sample.forced),
-            stop_ids=self._stop_ids(sample.stop),
+            stop_ids=self._stop_ids(sample.stop) | (self._eos_ids if task.stop_at_eos else frozenset()),
             seed=int.from_bytes(seed[:4], "big"),
         )
 
@@ -138,7 +149,7 @@ class Job:
             UnsupportedCellError: the method cannot honour the budget on this model.
         """
         method = get_method(self.method_spec.method)
-        return method.from_budget(budget_tokens, self.model_config, **self.method_spec.params)
+        return method.from_budget(budget_tokens, self.model_config, **self.params)
 
     def provenance(self, samples: Sequence[Sample]) -> Provenance:
         """Where the numbers of one group of cells come from."""
@@ -203,7 +214,7 @@ class Job:
             model=self.model,
             method=self.method_spec.method,
             label=self.label,
-            params=dict(self.method_spec.params),
+            params=self.params,
             suite=self.suite,
             task=task.name,
             task_version=task.version,
@@ -219,6 +230,14 @@ class Job:
             provenance=origin,
             **values,
         )
+
+    @functools.cached_property
+    def _eos_ids(self) -> frozenset[int]:
+        return eos_ids(self.folder)
+
+    def _prompt_ids(self, task: Task, prompt: str) -> tuple[int, ...]:
+        # A task that counts bytes has placed every one of them; anything put before would move them all.
+        return self.tokenizer.encode(prompt) if task.byte_level else self.tokenizer.prompt_ids(prompt, task.chat)
 
     def _stop_ids(self, stop: str | None) -> frozenset[int]:
         if stop is None:

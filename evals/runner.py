@@ -57,7 +57,7 @@ def run_job(config: RunConfig, model: str, label: str, suite: str, output: Path)
     with lease_gpu(resolve_device(config.device)) as device:
         job = Job(config, model, label, suite, device)
         with Journal(journal_path(output), job.fingerprint) as journal:
-            ledger = Ledger(journal, job.cells, job.spec.samples)
+            ledger = Ledger(journal, job.cells, job.sample_counts)
             _Run(job, ledger).all_cells()
             write_records(output, ledger.final())
 
@@ -89,7 +89,7 @@ class _Run:
     def _gate(self) -> GateError | None:
         """The conformance suite, once a job on the job's device: a method that fails it is not scored."""
         try:
-            check_method(self.job.method_spec.method, self.job.device, self.job.method_spec.params)
+            check_method(self.job.method_spec.method, self.job.device, self.job.params)
         except GateError as error:
             return error
         return None

@@ -2,33 +2,84 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from longdecode.engine.errors import CheckpointError
+from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 
 
 class TextTokenizer:
-    """A checkpoint's tokenizer, without special tokens added: a task's text is all that the model sees.
+    """A checkpoint's tokenizer; special tokens are added only where ``prompt_ids`` says so.
 
     ``byte_level`` holds when every ASCII character is one token whose id is the character's code.
+
+    Args:
+        tokenizer: of the tokenizers library, or of transformers.
+        folder: the checkpoint, for its chat template; ``None`` where there is no folder.
     """
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Any, folder: Path | None = None):
         self._tokenizer = tokenizer
+        self._folder = folder
         self.byte_level = _is_byte_level(self)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ``text``, no special tokens added."""
-        encoded = self._tokenizer.encode(text, add_special_tokens=False)
-        return tuple(encoded.ids if hasattr(encoded, "ids") else encoded)
+        return self._encode(text, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``; special tokens are left out, bytes that are no text become U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    @functools.cached_property
+    def first_ids(self) -> tuple[int, ...]:
+        """Special tokens that the tokenizer itself puts before a text: Llama 3's begin-of-text, nothing for Qwen."""
+        bare, dressed = self._encode("a", special=False), self._encode("a", special=True)
+        starts = (at for at in range(len(dressed)) if dressed[at : at + len(bare)] == bare)
+        return dressed[: next(starts, 0)]
+
+    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
+        """Token ids of a prompt as the model sees it: ``first_ids`` before the text, or its chat template around it.
+
+        Raises:
+            UnsupportedCellError: ``chat`` is wanted and the checkpoint has no chat template.
+        """
+        return self.encode(self.chat_text(text)) if chat else self.first_ids + self.encode(text)
+
+    def chat_text(self, text: str) -> str:
+        """``text`` as the user's one turn in the checkpoint's chat template, up to where the answer begins.
+
+        Raises:
+            UnsupportedCellError: the checkpoint has no chat template.
+        """
+        if self._chat is None:
+            raise UnsupportedCellError(
+                f"{self._folder or 'this tokenizer'} has no chat template (tokenizer_config.json's chat_template, or "
+                "chat_template.jinja), which this task's prompts go through"
+            )
+        turn = [{"role": "user", "content": text}]
+        return str(self._chat.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+
+    @functools.cached_property
+    def _chat(self) -> Any | None:
+        """Transformers' tokenizer where it has a chat template, else ``None``."""
+        if self._folder is None:
+            return None
+        if not hasattr(self._tokenizer, "apply_chat_template") and not _may_chat(self._folder):
+            return None
+        from transformers import AutoTokenizer  # seconds to import, so only where a template is to be filled in
+
+        found = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+        return found if found.chat_template else None
+
+    def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+        encoded = self._tokenizer.encode(text, add_special_tokens=special)
+        return tuple(encoded.ids if hasattr(encoded, "ids") else encoded)
 
 
 def load_tokenizer(folder: Path) -> TextTokenizer:
@@ -39,15 +90,42 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     """
     file = folder / "tokenizer.json"
     if file.is_file():
-        return TextTokenizer(Tokenizer.from_file(str(file)))
+        return TextTokenizer(Tokenizer.from_file(str(file)), folder)
     from transformers import AutoTokenizer  # seconds to import, so only where an older format needs it
 
     try:
-        return TextTokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+        return TextTokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{folder}: no tokenizer.json and no other tokenizer that can be read: {error}"
         ) from error
+
+
+def eos_ids(folder: Path) -> frozenset[int]:
+    """Ids that end a generation: generation_config.json's, or config.json's where that names none, as in transformers.
+
+    A checkpoint that names none, such as a byte-level model, has none.
+
+    Raises:
+        CheckpointError: the value is neither an id nor a list of ids.
+    """
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+            raise CheckpointError(f"{file}: eos_token_id is {value!r}, expected a token id or a list of them")
+        return frozenset(ids)
+    return frozenset()
+
+
+def _may_chat(folder: Path) -> bool:
+    """Whether the folder's files speak of a chat template."""
+    config = folder / "tokenizer_config.json"
+    named = config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+    return named or (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file()
 
 
 def _is_byte_level(tokenizer: TextTokenizer) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from longdecode.evals.tokenizing import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,13 @@ class Task(ABC):
 
     ``kind`` is ``generate`` (the completion's text is scored) or ``loss`` (the forced tokens' negative log-likelihood
     in nats is). ``options`` such as the number of questions are fixed by the task's name, so that a name means one
-    thing. ``byte_level`` marks tasks whose lengths are bytes: they fit only models whose tokens are bytes.
-    ``temperature`` 0 is greedy decoding.
+    thing. ``byte_level`` marks tasks whose lengths are bytes: they fit only models whose tokens are bytes, and their
+    text is all that the model sees. Other prompts begin with the special tokens that the model's tokenizer puts first,
+    or, with ``chat``, go through its chat template as the user's one turn. ``stop_at_eos`` ends a generation at the
+    checkpoint's end-of-sequence tokens, beside the sample's own stop text. ``temperature`` 0 is greedy decoding.
+
+    ``samples_per_problem`` is how often each problem is drawn (avg@k): sample ``i`` is a draw of problem
+    ``i // samples_per_problem``, and each draw has noise of its own.
     """
 
     name: str
@@ -49,10 +57,22 @@ class Task(ABC):
     data_source: Literal["generated", "real"]
     byte_level: bool = False
     temperature: float = 0.0
+    chat: bool = False
+    stop_at_eos: bool = False
+    samples_per_problem: int = 1
 
     @abstractmethod
-    def samples(self, context_tokens: int, count: int, seed: int) -> list[Sample]:
-        """Make ``count`` samples whose prompt, forced text and generation together fill ``context_tokens``.
+    def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
+        """Make the samples of ``count`` problems; prompt, forced text and generation together fit ``context_tokens``.
+
+        Args:
+            context_tokens: the cell's context.
+            count: problems wanted; a data set that has fewer gives all it has.
+            seed: seed of generated samples.
+            tokenizer: the model's; tasks of ``byte_level`` do without.
+
+        Returns:
+            ``samples_per_problem`` samples a problem, numbered from 0 without a gap.
 
         Raises:
             UnsupportedCellError: the task does not fit this context.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.generators.episode import Episode
 from longdecode.evals.tasks.base import Sample, Score, Task
+
+if TYPE_CHECKING:
+    from longdecode.evals.tokenizing import TextTokenizer
 
 SLACK_BYTES = 8
 """Room after the expected answer, so that a completion that runs on is seen to run on."""
@@ -38,7 +41,9 @@ class EpisodeTask(Task):
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
         """Which of the expected items a completion gives."""
 
-    def samples(self, context_tokens: int, count: int, seed: int) -> list[Sample]:
+    def samples(
+        self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
+    ) -> list[Sample]:
         """Make ``count`` samples; the answer's slack is part of the context.
 
         Raises:

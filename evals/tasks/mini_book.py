@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from statistics import fmean
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.generators import narrative
 from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.generated import sample_rng
+
+if TYPE_CHECKING:
+    from longdecode.evals.tokenizing import TextTokenizer
 
 CONTINUATION_BYTES = 256
 LOSS_BINS = 8
@@ -39,7 +42,9 @@ class MiniBookLoss(LossTask):
 
     name = "mini_book_loss"
 
-    def samples(self, context_tokens: int, count: int, seed: int) -> list[Sample]:
+    def samples(
+        self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
+    ) -> list[Sample]:
         """Make ``count`` narratives of exactly ``context_tokens`` bytes.
 
         Raises:
@@ -70,7 +75,9 @@ class MiniBookWrite(Task):
     byte_level = True
     temperature = 1.0
 
-    def samples(self, context_tokens: int, count: int, seed: int) -> list[Sample]:
+    def samples(
+        self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
+    ) -> list[Sample]:
         """Make ``count`` narratives that, with the 384 bytes to be written, fill ``context_tokens``.
 
         Raises:

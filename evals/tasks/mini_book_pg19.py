@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.generated import sample_rng
 from longdecode.evals.tasks.mini_book import CONTINUATION_BYTES, LossTask
+
+if TYPE_CHECKING:
+    from longdecode.evals.tokenizing import TextTokenizer
 
 HELD_OUT = ("12204", "860")
 """Books of PG-19's test split that no training run of the miniature reads."""
@@ -30,7 +33,9 @@ class MiniBookPg19(LossTask):
     def __init__(self, folder: Path | None):
         self.folder = folder
 
-    def samples(self, context_tokens: int, count: int, seed: int) -> list[Sample]:
+    def samples(
+        self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
+    ) -> list[Sample]:
         """Cut ``count`` windows of exactly ``context_tokens`` bytes, each at a random place of its book.
 
         Raises:
