@@ -47,6 +47,11 @@ def speed_code_hash(root: Path = REPOSITORY) -> str:
     return hash_files((path for path in files if _is_code(path) and path not in after), root)
 
 
+def file_hashes(files: Iterable[Path]) -> list[str]:
+    """SHA-256 of each file's content under its own name; of one that is missing, of nothing."""
+    return [hash_files([path], path.parent) for path in files]
+
+
 def hash_files(files: Iterable[Path], root: Path) -> str:
     """SHA-256 over names (relative to ``root``) and contents, in name order; times and owners play no part."""
     digest = hashlib.sha256()

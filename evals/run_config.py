@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from longdecode.evals.budgets import FULL_BUDGET, Budget, read_budgets
 from longdecode.evals.config_values import Section
 from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.registry import suite_names, suite_tasks, task_names
+from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import ThroughputSpec, read_throughput
 from longdecode.methods.registry import get_method, load_card, method_names
 
@@ -28,7 +29,7 @@ __all__ = [
     "load_run_config",
 ]
 
-DATA_SETS = ("pg19",)
+DATA_SETS = ("pg19", "longbench", "ruler", "math", "hotpotqa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,25 @@ class ModelSpec:
 class MethodSpec:
     """A registered method under the label that tables print, with the parameters that differ from its defaults.
 
-    ``takes_budget`` is false for methods that read everything: they run once a context, not once a budget.
+    ``takes_budget`` is false for methods that read everything: they run once a context, not once a budget. ``suites``
+    and ``budgets`` restrict a label to a part of the run, as ablations want it; ``None`` runs it everywhere.
+    ``by_model`` lays parameters of single models over the others: head roles, say, are a model's own.
     """
 
     method: str
     params: Mapping[str, Any]
     takes_budget: bool
+    suites: tuple[str, ...] | None = None
+    budgets: tuple[Budget, ...] | None = None
+    by_model: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def params_of(self, model: str) -> dict[str, Any]:
+        """The parameters on one model."""
+        return {**self.params, **self.by_model.get(model, {})}
+
+    def files_of(self, model: str) -> tuple[Path, ...]:
+        """The files that the parameters on one model name."""
+        return load_card(self.method).files(self.params_of(model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +112,13 @@ class RunConfig:
     throughput: ThroughputSpec | None = None
 
     def budgets_of(self, label: str) -> tuple[Budget, ...]:
-        """The budgets this label runs at: the configured ones, or ``full`` for a method that reads everything."""
-        return self.budgets if self.methods[label].takes_budget else (FULL_BUDGET,)
+        """The budgets this label runs at: its own or the run's, or ``full`` for a method that reads everything."""
+        spec = self.methods[label]
+        return (spec.budgets or self.budgets) if spec.takes_budget else (FULL_BUDGET,)
+
+    def suites_of(self, label: str) -> tuple[str, ...]:
+        """The suites this label runs on: all of the run's, unless it is restricted."""
+        return self.methods[label].suites or tuple(self.suites)
 
 
 def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -132,8 +151,12 @@ def build_run_config(values: Mapping[str, Any], source: str) -> RunConfig:
     top = Section(values, source)
     top.allow("key", [item.name for item in fields(RunConfig) if item.name != "source"])
     models = {name: _model(section) for name, section in top.section("models").named_sections()}
-    methods = {label: _method(label, section) for label, section in top.section("methods").named_sections()}
     suites = {name: _suite(name, section) for name, section in _known_suites(top).named_sections()}
+    known = (*models, *shape_names())
+    methods = {
+        label: _method(label, section, tuple(suites), known)
+        for label, section in top.section("methods").named_sections()
+    }
     for name, found in (("models", models), ("methods", methods), ("suites", suites)):
         if not found:
             top.refuse(name, "names none; at least one is needed")
@@ -169,16 +192,26 @@ def _model(section: Section) -> ModelSpec:
     return ModelSpec(section.text("path"), section.optional_text("revision"))
 
 
-def _method(label: str, section: Section) -> MethodSpec:
-    section.allow("key", ("method", "params"))
+def _method(label: str, section: Section, suites: Sequence[str], models: Sequence[str]) -> MethodSpec:
+    section.allow("key", ("method", "params", "suites", "budgets", "by_model"))
     name = section.text("method", label)
     if name not in method_names():
         section.refuse("method" if "method" in section.values else "", unknown_name("method", name, method_names()))
     takes_budget = load_card(name).limits.min_budget_tokens is not None
-    params = section.section("params")
-    if params.values:
-        _check_params(name, params)
-    return MethodSpec(name, dict(params.values), takes_budget)
+    params, by_model = section.section("params"), section.section("by_model")
+    by_model.allow("model", models)
+    for below in (params, *(by_model.section(model) for model in by_model.values)):
+        if below.values:
+            _check_params(name, below)
+    only = tuple(section.sequence("suites")) if section.values.get("suites") is not None else None
+    for suite in only or ():
+        if suite not in suites:
+            section.refuse("suites", unknown_name("suite of this run", suite, suites))
+    budgets = read_budgets(section) if section.values.get("budgets") is not None else None
+    if budgets and not takes_budget:
+        section.refuse("budgets", f"{name} takes no budget")
+    per_model = {model: dict(by_model.section(model).values) for model in by_model.values}
+    return MethodSpec(name, dict(params.values), takes_budget, only, budgets, per_model)
 
 
 def _check_params(method: str, params: Section) -> None:
@@ -232,7 +265,7 @@ def _instrument(section: Section) -> InstrumentSpec:
 
 def _data(section: Section) -> dict[str, Path | None]:
     section.allow("data set", DATA_SETS)
-    found = {name: section.optional_text(name) for name in DATA_SETS}
+    found = {name: section.optional_text(name) for name in section.values}
     return {name: Path(folder).expanduser() if folder else None for name, folder in found.items()}
 
 

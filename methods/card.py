@@ -33,12 +33,17 @@ class Code(_Strict):
 
 
 class Knob(_Strict):
-    """One field of the method's ``Params``; with ``file``, a value that ends in ``.json`` names a file it reads."""
+    """One field of the method's ``Params``.
+
+    With ``file``, a value that ends in ``.json`` names a file it reads. A ``per_model`` value makes sense on one model
+    only (a layer, a map of its heads), so the conformance suite, which has a model of its own, leaves it out.
+    """
 
     name: str
     default: Any
     meaning: str
     file: bool = False
+    per_model: bool = False
 
 
 class Limits(_Strict):
@@ -101,6 +106,11 @@ class Card(_Strict):
         """The files that parameters of this method name."""
         values = (params.get(knob.name) for knob in self.knobs if knob.file)
         return tuple(Path(value) for value in values if isinstance(value, str) and value.endswith(".json"))
+
+    def portable(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters that mean the same on every model."""
+        bound = {knob.name for knob in self.knobs if knob.per_model or knob.file}
+        return {name: value for name, value in params.items() if name not in bound}
 
     def variant_params(self, key: str) -> dict[str, Any]:
         """The overrides of ``Params`` that a variant ``knob=value`` stands for."""

@@ -102,6 +102,7 @@ def make_bench(
     """The tiny model, inputs and a builder for one method and one set of parameters."""
     device = torch.device(device)
     card, method = load_card(name), get_method(name)
+    overrides = card.portable(overrides)
     generator = torch.Generator().manual_seed(seed)
     decoder = random_decoder(CONFIG, seed, device, dtype)
     for layer in decoder.weights.layers:

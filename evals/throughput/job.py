@@ -15,7 +15,7 @@ import torch
 from longdecode.engine.device import NvmlMonitor, device_name, resolve_dtype
 from longdecode.engine.errors import DeviceMemoryError, GateError, MonitorError, UnsupportedCellError
 from longdecode.evals import provenance
-from longdecode.evals.hashing import speed_code_hash
+from longdecode.evals.hashing import file_hashes, speed_code_hash
 from longdecode.evals.records import Provenance, Status
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.guard import Guard
@@ -56,7 +56,10 @@ class SpeedJob:
         """Hash of all that determines the numbers, other than which cells are run."""
         below = self.spec.kernels if self.name == KERNELS_JOB else self.spec.decode[self.name]
         timed = [below.rounds, getattr(below, "steps", None), getattr(below, "shape", None)]
-        methods = {label: [spec.method, dict(spec.params)] for label, spec in self.run.methods.items()}
+        methods = {
+            label: [spec.method, spec.params_of(self.name), file_hashes(spec.files_of(self.name))]
+            for label, spec in self.run.methods.items()
+        }
         parts = [
             self.run.profile, self.name, self.model_hash, methods, self.run.seed, timed, device_name(self.device),
             str(self.dtype), self.code_hash, provenance.versions()["torch"],

@@ -135,6 +135,34 @@ def test_an_unreadable_file_is_refused(tmp_path: Path, text: str | None) -> None
         load_run_config(path)
 
 
+def test_a_label_may_be_restricted_and_differ_by_model(config_values: dict[str, Any]) -> None:
+    config_values["methods"]["part"] = {
+        "method": "streaming", "suites": ["mini_book"], "budgets": [0.25], "params": {"sinks": 2},
+        "by_model": {"llama3-8b": {"sinks": 8}},
+    }  # fmt: skip
+    config = build_run_config(config_values, "c")
+    assert config.suites_of("part") == ("mini_book",) and config.suites_of("full") == tuple(config.suites)
+    assert [budget.text for budget in config.budgets_of("part")] == ["0.25"]
+    spec = config.methods["part"]
+    assert (spec.params_of("tiny"), spec.params_of("llama3-8b")) == ({"sinks": 2}, {"sinks": 8})
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"suites": ["mini_boom"]}, "mini_book"),
+        ({"suites": []}, "at least one"),
+        ({"method": "full", "budgets": [0.5]}, "takes no budget"),
+        ({"by_model": {"tinny": {"sinks": 1}}}, "tiny"),
+        ({"by_model": {"tiny": {"sink": 1}}}, "sinks"),
+    ],
+)
+def test_a_wrong_restriction_is_refused(config_values: dict[str, Any], entry: dict[str, Any], message: str) -> None:
+    config_values["methods"]["part"] = {"method": "streaming", **entry}
+    with pytest.raises(ConfigError, match=message):
+        build_run_config(config_values, "c")
+
+
 def test_both_a_token_and_the_whole_context_are_budgets(config_values: dict[str, Any]) -> None:
     config_values["budgets"] = [1, 1.0]
     assert [budget.text for budget in build_run_config(config_values, "c").budgets] == ["1", "1.0"]

@@ -84,6 +84,11 @@ def model_files(model: ModelSpec) -> list[str]:
     return sorted(map(str, files))
 
 
+def method_files(label: str, model: str) -> list[str]:
+    """Files that a label's parameters name, such as head roles: what makes them is run first."""
+    return sorted(map(str, RUN.methods[label].files_of(model)))
+
+
 def cell_settings(model: str, label: str, suite: str) -> str:
     """All settings that a cell's records depend on, and no others."""
     method = RUN.methods[label]
@@ -92,7 +97,7 @@ def cell_settings(model: str, label: str, suite: str) -> str:
         "data": RUN.data,
         "device": RUN.device,
         "dtype": RUN.dtype,
-        "method": [method.method, method.params],
+        "method": [method.method, method.params_of(model)],
         "model": [RUN.models[model].path, RUN.models[model].revision],
         "seed": RUN.seed,
         "suite": config["suites"][suite],
@@ -128,15 +133,22 @@ def evaluate_threads() -> tuple[int, int]:
 
 
 def speed_files(job: str) -> list[str]:
-    """Files of the checkpoint that a throughput job times; none for kernels and for shapes with random weights."""
-    return model_files(RUN.models[job]) if job in RUN.models else []
+    """Files of the checkpoint that a throughput job times, and of its methods; none of the former for random weights."""
+    weights = model_files(RUN.models[job]) if job in RUN.models else []
+    labels = RUN.throughput.decode[job].methods if job in RUN.throughput.decode else ()
+    timed = (label for label in labels if label in RUN.methods)
+    return weights + sorted(
+        {file for label in timed for file in method_files(label, job)}
+    )
 
 
 def speed_settings(job: str) -> str:
     """All settings that a throughput job's records depend on, and no others."""
     below = config["throughput"]
     timed = below.get("kernels") if job == "kernels" else below["decode"][job]
-    methods = {label: [spec.method, spec.params] for label, spec in RUN.methods.items()}
+    methods = {
+        label: [spec.method, spec.params_of(job)] for label, spec in RUN.methods.items()
+    }
     settings = {
         "device": RUN.device,
         "dtype": RUN.dtype,
@@ -181,7 +193,7 @@ RECORDS = [
     f"{RESULTS}/records/{model}/{label}/{suite}.parquet"
     for model in RUN.models
     for label in RUN.methods
-    for suite in RUN.suites
+    for suite in RUN.suites_of(label)
 ]
 
 SPEED_JOBS = RUN.throughput.jobs if RUN.throughput else ()

@@ -2,6 +2,7 @@ rule evaluate:
     """One model, one method, one suite: contexts, samples and budgets are loops inside, so that the model is loaded once."""
     input:
         model=lambda wildcards: model_files(RUN.models[wildcards.model]),
+        method=lambda wildcards: method_files(wildcards.label, wildcards.model),
     output:
         f"{RESULTS}/records/{{model}}/{{label}}/{{suite}}.parquet",
     log:

@@ -10,7 +10,7 @@ rule miniature_train:
     resources:
         gpu=1,
     params:
-        books=RUN.data["pg19"],
+        books=RUN.data.get("pg19"),
         code=folder_hash("miniature"),
     script:
         "../scripts/train_miniature.py"
