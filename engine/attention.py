@@ -62,7 +62,7 @@ class DecodeState:
     """
 
     def __init__(self, cache: KVCache, extra: Any = None):
-        layers = cache.k.shape[0]
+        layers = cache.config.num_layers
         self.cache = cache
         self.extra = extra
         self.dense = False
@@ -75,7 +75,7 @@ class DecodeState:
     @property
     def reads(self) -> Tensor:
         """Tokens read per KV head, summed over the decode steps in which a row was active, ``[L, B]`` float64."""
-        return self.counted.to(torch.float64) / self.cache.k.shape[2]
+        return self.counted.to(torch.float64) / self.cache.config.num_kv_heads
 
     def begin_step(self) -> None:
         """Work out once what every layer of the coming step needs."""
@@ -138,7 +138,10 @@ class AttentionMethod(ABC):
 
     @property
     def correction(self) -> Correction | None:
-        """What the generation loop does to the cache every few steps; the default is nothing."""
+        """What the generation loop does to the cache every few steps; the default is nothing.
+
+        A rewrite changes stored keys: a method that keeps anything computed from them must not ask for one.
+        """
         return None
 
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:

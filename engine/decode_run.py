@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod, DecodeState
+from longdecode.engine.correction import Correction
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.request import Prompt
 from longdecode.engine.sampling import Sampling
 
@@ -30,6 +32,12 @@ class DecodeRun:
         self.sampling = sampling
         self.method = method
         self.state: DecodeState = method.start(prompt.cache)
+        self.correction = method.correction
+        if self.correction is not None and self.state.cache.evicts:
+            raise UnsupportedCellError(
+                f"{method.name}: correction = {self.correction.mode} needs a cache that keeps every token; the method "
+                f"decodes in a {type(self.state.cache).__name__}, which drops some"
+            )
         self.longest = max(request.continuation_tokens for request in requests)
         self.scores_forced = any(request.forced_ids for request in requests)
         self.generates = any(request.max_new_tokens for request in requests)
@@ -50,6 +58,31 @@ class DecodeRun:
     def step(self) -> None:
         """Feed each active row's last token and choose its next."""
         self.choose(self.decoder.step(self.tokens, self.state, self.method))
+
+    def dense_step(self) -> None:
+        """A step in which all heads read everything."""
+        self.state.dense = True
+        try:
+            self.step()
+        finally:
+            self.state.dense = False
+
+    def rewrite(self, width: int) -> None:
+        """Run the last ``width`` tokens that each active row fed again as one dense chunk; what was chosen stays.
+
+        An active row has fed one token a step, so that all of them have fed as many.
+        """
+        at = (self.chosen_count - 1)[:, None] - width + torch.arange(width, device=self.tokens.device)
+        # A finished row may have fed fewer tokens: it runs along on any and keeps its cache.
+        fed = self.chosen.gather(1, at.clamp(min=0, max=self.longest))
+        self.decoder.rewrite(fed.clamp(min=0), self.state)
+
+    def correct(self, correction: Correction) -> None:
+        """The work of one correction: a dense step, or a rewrite after a step."""
+        if correction.mode == "dense_step":
+            self.dense_step()
+        else:
+            self.rewrite(correction.period)
 
     def choose(self, logits: Tensor) -> None:
         """Choose each active row's next token from its logits ``[B, V]`` float32 and record it."""
@@ -72,15 +105,37 @@ class DecodeRun:
             done |= ~forced_now & (token[:, None] == self.stops).any(dim=1)
         active.logical_and_(~done)
 
-    def capture(self) -> Callable[[], None]:
-        """Capture ``step`` as a CUDA graph and return its replay.
+    def advance(self, steps: int, graph: bool) -> Callable[[int], None]:
+        """What takes the run through its next step, given how many it has done; ``steps`` is how many there will be.
+
+        Every ``period`` steps a correction is due: in place of the step or after it. After the last step nothing reads
+        the cache again, so that nothing is rewritten. With ``graph`` each kind of work is a CUDA graph of its own.
+        """
+        prepare = self.capture if graph else _as_it_is
+        step, correction = prepare(self.step), self.correction
+        if correction is None or steps < correction.period:
+            return lambda done: step()
+        in_place = correction.mode == "dense_step"
+        corrected = prepare(lambda: self.correct(correction))
+
+        def run(done: int) -> None:
+            due = (done + 1) % correction.period == 0
+            if not (due and in_place):
+                step()
+            if due and (in_place or done + 1 < steps):
+                corrected()
+
+        return run
+
+    def capture(self, work: Callable[[], None] | None = None) -> Callable[[], None]:
+        """Capture ``step``, or other ``work`` of this run, as a CUDA graph and return its replay.
 
         Capturing records without running, so this run's state stays untouched; what has to run once beforehand (library
         set-up, kernel compilation) runs on a scratch run instead, see ``warm_up``.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.decoder.device), torch.cuda.graph(graph):
-            self.step()
+            (work or self.step)()
         return graph.replay
 
     def _ints(self, values: list[int]) -> Tensor:
@@ -93,8 +148,12 @@ class DecodeRun:
         return torch.tensor(padded, dtype=torch.int64, device=self.decoder.device)
 
 
+def _as_it_is(work: Callable[[], None]) -> Callable[[], None]:
+    return work
+
+
 def warm_up(decoder: Decoder, sampling: Sampling, prompt: Prompt, method: AttentionMethod) -> None:
-    """Run a few steps of a scratch copy on a side stream, as graph capture asks for, and drop it."""
+    """Run a few steps of a scratch copy, and a correction where one will be due, as graph capture asks for; drop it."""
     device = decoder.device
     scratch = DecodeRun(decoder, sampling, prompt, method)
     stream = torch.cuda.Stream(device)
@@ -102,5 +161,7 @@ def warm_up(decoder: Decoder, sampling: Sampling, prompt: Prompt, method: Attent
     with torch.cuda.stream(stream):
         for _ in range(WARMUP_STEPS):
             scratch.step()
+        if scratch.correction is not None and scratch.longest > scratch.correction.period:
+            scratch.correct(scratch.correction)
     torch.cuda.current_stream(device).wait_stream(stream)
     torch.cuda.synchronize(device)

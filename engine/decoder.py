@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,10 +16,13 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.rope import RopeTable
 from longdecode.kernels.add_rms_norm import add_rms_norm
 from longdecode.kernels.linear import gated_linear, linear
-from longdecode.kernels.prefill_attention import prefill_attention
+from longdecode.kernels.prefill_attention import chunk_attention, prefill_attention
 from longdecode.kernels.rms_norm import rms_norm
 from longdecode.kernels.rope import apply_rope
 from longdecode.kernels.silu_mul import silu_mul
+
+ChunkRead = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, queries ``[R, Hq, T, D]``, keys and values ``[R, Hkv, T, D]``) -> outputs ``[R, Hq, T, D]``."""
 
 
 class Decoder:
@@ -89,10 +94,44 @@ class Decoder:
         normed, _ = add_rms_norm(delta, residual, self.weights.final_norm, eps)
         return linear(normed[:, 0], self.weights.lm_head).float()
 
+    @torch.no_grad()
+    def rewrite(self, tokens: Tensor, state: DecodeState) -> None:
+        """Run the last ``T`` tokens that each row fed (``[B, T]`` int64) again, densely, and store what they give.
+
+        Their keys and values replace those in the cache, layer by layer, so that each layer's queries read the new
+        ones; lengths and positions stay. Active rows count what they read. Rows that are not active run along and keep
+        their cache. Fixed shapes, no look at a value. The cache must keep every token in the slot of its position.
+        """
+        cache, width = state.cache, tokens.shape[1]
+        # Only a row that is not active can have fed fewer tokens than the chunk has.
+        starts = (cache.lengths - width).clamp(min=0)
+        slots = starts[:, None] + torch.arange(width, device=self.device)
+
+        def read(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache.rewrite(index, slots, k, v, state.active)
+            return chunk_attention(q, cache.keys(index), cache.values(index), starts)
+
+        self._chunk(tokens, *self.rope.at_each(slots), read)
+        seen = cache.lengths * state.active
+        state.seen += seen
+        state.tally += seen * self.config.num_kv_heads
+
     def _prefill_chunk(self, tokens: Tensor, rows: slice, start: int, cache: KVCache) -> Tensor:
         """Hidden states ``[R, T, H]``, before the final norm, of tokens ``[R, T]`` of ``rows`` at ``start ..``."""
         stop = start + tokens.shape[1]
-        cos, sin = self.rope.span(start, stop)
+
+        def read(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache.write(index, start, k, v, rows)
+            seen_k, seen_v = cache.keys(index)[rows, :, :stop], cache.values(index)[rows, :, :stop]
+            return prefill_attention(q, seen_k, seen_v, start)
+
+        return self._chunk(tokens, *self.rope.span(start, stop), read)
+
+    def _chunk(self, tokens: Tensor, cos: Tensor, sin: Tensor, read: ChunkRead) -> Tensor:
+        """Hidden states ``[R, T, H]``, before the final norm, of tokens ``[R, T]`` rotated by ``cos`` and ``sin``.
+
+        ``read`` stores a layer's rotated keys and its values and attends to what the layer's queries may see.
+        """
         eps = self.config.rms_norm_eps
         residual = self.weights.embedding[tokens]
         delta: Tensor | None = None
@@ -102,10 +141,7 @@ class Decoder:
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = rms_norm(q, layer.q_norm, eps), rms_norm(k, layer.k_norm, eps)
             q, k = apply_rope(q, k, cos, sin)
-            cache.write(index, start, k, v, rows)
-            seen_k, seen_v = cache.keys(index)[rows, :, :stop], cache.values(index)[rows, :, :stop]
-            attended = prefill_attention(q, seen_k, seen_v, start).transpose(1, 2).flatten(2)
-            delta = F.linear(attended, layer.o, layer.o_bias)
+            delta = F.linear(read(index, q, k, v).transpose(1, 2).flatten(2), layer.o, layer.o_bias)
             normed, residual = add_rms_norm(delta, residual, layer.mlp_norm, eps)
             delta = F.linear(silu_mul(F.linear(normed, layer.gate_up)), layer.down)
         return residual if delta is None else residual + delta

@@ -80,6 +80,7 @@ class Generator:
 
         Raises:
             DeviceMemoryError: the method's state does not fit beside the prompt.
+            UnsupportedCellError: the method asks for Cache Correction and decodes in a cache that drops tokens.
         """
         device = self.decoder.device
         with _memory_guard(device, prompt.cache.batch, prompt.cache.capacity):
@@ -88,13 +89,13 @@ class Generator:
             if graph:
                 warm_up(self.decoder, self.sampling, prompt, method)
             run = DecodeRun(self.decoder, self.sampling, prompt, method)
-            advance = run.capture() if graph else run.step
+            advance = run.advance(steps, graph)
             look_every = STOP_CHECK_STEPS if device.type == "cuda" else 1
             with Timer(device) as timer:
                 for done in range(max(0, steps)):
                     if run.can_stop and done % look_every == 0 and not bool(run.state.active.any()):
                         break
-                    advance()
+                    advance(done)
             return _completions(run, prompt, timer.ms)
 
     def _wants_graph(self, steps: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -14,12 +16,15 @@ class KVCache:
 
     ``k`` and ``v`` are ``[L, B, Hkv, S, D]``. ``lengths[b]`` counts the tokens stored for row ``b`` and
     ``positions[b]`` is the absolute position of its next token: two counters, because an evicting method stores fewer
-    tokens than it has seen. Slots at or past ``lengths[b]`` hold anything and are never read.
+    tokens than it has seen. Slots at or past ``lengths[b]`` hold anything and are never read. ``evicts`` says that a
+    cache drops tokens, so that slots are no positions.
     """
+
+    evicts: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype):
         shape = (config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim)
-        _refuse_if_too_large(shape, device, dtype)
+        refuse_if_too_large(shape, device, dtype)
         self.config = config
         self.k = torch.empty(shape, device=device, dtype=dtype)
         self.v = torch.empty(shape, device=device, dtype=dtype)
@@ -55,6 +60,17 @@ class KVCache:
         self.k[layer, rows, :, start:stop] = k
         self.v[layer, rows, :, start:stop] = v
 
+    def rewrite(self, layer: int, slots: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
+        """Store keys and values ``[B, Hkv, T, D]`` over those in ``slots`` ``[B, T]``, where ``rows`` ``[B]`` holds."""
+        index = slots[:, None, :, None].expand_as(k)
+        for stored, new in ((self.k[layer], k), (self.v[layer], v)):
+            stored.scatter_(2, index, torch.where(rows[:, None, None, None], new, stored.gather(2, index)))
+
+    def held(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
+        """What one KV head of one row stores: keys and values ``[n, D]``, in order of slots. Looks at a length."""
+        stored = int(self.lengths[row])
+        return self.k[layer, row, head, :stored], self.v[layer, row, head, :stored]
+
     def slots(self) -> Tensor:
         """Where each row's current token is stored, ``[B]`` int64; a full row writes over its last slot."""
         return self.lengths.clamp(max=self.capacity - 1)
@@ -73,7 +89,7 @@ class KVCache:
         """A copy that shares nothing, so that one prefill serves many methods."""
         other = object.__new__(type(self))
         other.config = self.config
-        _refuse_if_too_large(tuple(self.k.shape), self.device, self.k.dtype)
+        refuse_if_too_large(tuple(self.k.shape), self.device, self.k.dtype)
         for name in ("k", "v", "lengths", "positions"):
             setattr(other, name, getattr(self, name).clone())
         return other
@@ -83,8 +99,12 @@ class KVCache:
         return 2 * self.k.numel() * self.k.element_size()
 
 
-def _refuse_if_too_large(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
-    """Raise before a CUDA allocation that cannot succeed, so that the cell becomes a status and not a crash."""
+def refuse_if_too_large(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
+    """Raise before a CUDA allocation of keys and values that cannot succeed, so that the cell becomes a status.
+
+    Raises:
+        DeviceMemoryError: two tensors of this shape do not fit what is free.
+    """
     if device.type != "cuda":
         return
     need = 2 * torch.Size(shape).numel() * dtype.itemsize

@@ -52,6 +52,10 @@ class RopeTable:
         """One position a row (``[B]`` int64): cosines and sines ``[B, 1, D]``, both halves equal."""
         return _twice(self.cos[positions][:, None]), _twice(self.sin[positions][:, None])
 
+    def at_each(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Several positions a row (``[B, T]`` int64): cosines and sines ``[B, T, D]``, both halves equal."""
+        return _twice(self.cos[positions]), _twice(self.sin[positions])
+
 
 def _twice(half: Tensor) -> Tensor:
     return torch.cat((half, half), dim=-1)
