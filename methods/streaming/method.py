@@ -16,7 +16,7 @@ from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.merge_attention import merge_attention
 from longdecode.kernels.rope import rotate
 from longdecode.methods.budgeted import BudgetedMethod
-from longdecode.methods.streaming.ring_cache import RingCache
+from longdecode.methods.ring_cache import RingCache
 
 
 @dataclass(frozen=True, slots=True)

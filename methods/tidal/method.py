@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from longdecode.engine.attention import DecodeState, Selection, Traffic
+from longdecode.engine.correction import DEFAULT_PERIOD, Correction, CorrectionSetting
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
@@ -28,6 +29,8 @@ class TidalParams:
 
     selection: Literal["kv_head", "query_head"] = "kv_head"
     reselect_layer: Annotated[int, Field(gt=SELECT_LAYER)] | None = None
+    correction: CorrectionSetting = "none"
+    correction_period: Annotated[int, Field(ge=1)] = DEFAULT_PERIOD
 
 
 @dataclass(slots=True)
@@ -39,6 +42,8 @@ class LastSelection:
 
 class Tidal(BudgetedMethod):
     """Top tokens by attention logit, chosen in layer 2 and once more in the re-selection layer, reused in between.
+
+    The lists are made anew in every step and nothing of theirs outlives it, so that a corrected step needs no more.
 
     Source: Yang et al. 2024, TidalDecode (arXiv 2410.05076), section 3, and its released code; deviations in card.yaml.
     """
@@ -63,8 +68,13 @@ class Tidal(BudgetedMethod):
         """Layers 0 to 2 and the re-selection layer."""
         return frozenset((*range(SELECT_LAYER + 1), self.reselect_layer))
 
+    @property
+    def correction(self) -> Correction | None:
+        """As the parameters say."""
+        return Correction.of(self.params.correction, self.params.correction_period)
+
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
-        """The two selection layers read every key once more to score it."""
+        """The two selection layers read every key once more to score it; a step in which no correction is due."""
         read = min(context_tokens, self.budget_tokens)
         if self.params.selection == "query_head":
             read *= self.config.group_size

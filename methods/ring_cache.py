@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from longdecode.engine.kv_cache import KVCache
+
+
+def ring_source(lengths: Tensor, stored: int, capacity: int, sinks: int) -> Tensor:
+    """Where the tokens of a ring come from when a whole cache is cut down to it.
+
+    The token at position ``p`` belongs in slot ``p`` while it is a sink and in ``sinks + (p - sinks) mod ring`` after
+    that, ``ring = capacity - sinks``.
+
+    Args:
+        lengths: ``[B]`` int64, tokens of each row; their slots are their positions.
+        stored: slots a row of the whole cache.
+        capacity: slots a row of the ring.
+        sinks: first tokens, which stay where they are.
+
+    Returns:
+        ``[B, capacity]`` int64, the slot that each of the ring's slots is filled from; any where a row is shorter.
+    """
+    slots = torch.arange(capacity, device=lengths.device)
+    newest = lengths[:, None] - 1
+    # The latest position before the length that maps to each ring slot; negative where none does yet.
+    latest = newest - (newest - slots).remainder(capacity - sinks)
+    return torch.where(slots < sinks, slots, latest).clamp(0, stored - 1)
+
+
+def ring_slots(positions: Tensor, capacity: int, sinks: int) -> Tensor:
+    """The ring's slot of the token at each row's position, ``[B]``: over the oldest one, once the ring is full."""
+    turned = sinks + (positions - sinks).remainder(capacity - sinks)
+    return torch.where(positions < sinks, positions, turned)
 
 
 class RingCache(KVCache):
@@ -17,6 +45,7 @@ class RingCache(KVCache):
     that, so the stored slots are always ``0 .. lengths``. Keys keep the rotation they came with.
     """
 
+    evicts: ClassVar[bool] = True
     sinks: int
 
     @classmethod
@@ -24,11 +53,7 @@ class RingCache(KVCache):
         """Keep the sinks and the latest ``capacity - sinks`` tokens of each row; ``full``'s slots are positions."""
         ring = cls(full.config, full.batch, capacity, device=full.device, dtype=full.k.dtype)
         ring.sinks = sinks
-        slots = torch.arange(capacity, device=full.device)
-        newest = full.lengths[:, None] - 1
-        # The latest position before the length that maps to each ring slot; negative where none does yet.
-        latest = newest - (newest - slots).remainder(capacity - sinks)
-        source = torch.where(slots < sinks, slots, latest).clamp(0, full.capacity - 1)
+        source = ring_source(full.lengths, full.capacity, capacity, sinks)
         shape = (full.batch, ring.k.shape[2], capacity, ring.k.shape[4])
         index = source[:, None, :, None].expand(shape)
         for layer in range(ring.k.shape[0]):
@@ -40,8 +65,7 @@ class RingCache(KVCache):
 
     def slots(self) -> Tensor:
         """Where each row's current token is stored, ``[B]``: over the oldest token of the ring, once it is full."""
-        turned = self.sinks + (self.positions - self.sinks).remainder(self.capacity - self.sinks)
-        return torch.where(self.positions < self.sinks, self.positions, turned)
+        return ring_slots(self.positions, self.capacity, self.sinks)
 
     def visible_lengths(self) -> Tensor:
         """Tokens a decode query may read, the one just appended included, ``[B]``: never more than the capacity."""
