@@ -13,7 +13,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals.budgets import FULL_BUDGET, Budget, read_budgets
 from longdecode.evals.config_values import Section
 from longdecode.evals.names import unknown_name
-from longdecode.evals.tasks.registry import suite_names, suite_tasks, task_names
+from longdecode.evals.tasks.registry import default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import ThroughputSpec, read_throughput
 from longdecode.methods.registry import get_method, load_card, method_names
@@ -234,7 +234,7 @@ def _known_suites(top: Section) -> Section:
 
 def _suite(name: str, section: Section) -> SuiteSpec:
     section.allow("key", ("contexts", "samples", "batch", "tasks"))
-    tasks = tuple(section.sequence("tasks")) if section.values.get("tasks") is not None else suite_tasks(name)
+    tasks = tuple(section.sequence("tasks")) if section.values.get("tasks") is not None else default_tasks(name)
     for task in tasks:
         if task not in suite_tasks(name):
             section.refuse("tasks", unknown_name(f"task of {name}", task, suite_tasks(name)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.base import Task
+from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, protocols
 from longdecode.evals.tasks.mini_book import MiniBookLoss, MiniBookWrite
 from longdecode.evals.tasks.mini_book_pg19 import MiniBookPg19
 from longdecode.evals.tasks.mini_longgen import MiniLonggen
@@ -16,6 +17,16 @@ from longdecode.evals.tasks.mini_recall import MiniRecall
 
 Data = Mapping[str, Path | None]
 _Factory = Callable[[Data], Task]
+
+
+def _longbench(plain: bool) -> dict[str, _Factory]:
+    """One factory a LongBench data set, under the name of its task."""
+
+    def factory(dataset: str) -> _Factory:
+        return lambda data: LongBench(dataset, data.get("longbench"), plain=plain)
+
+    return {f"longbench_{dataset}{'_plain' * plain}": factory(dataset) for dataset in protocols()}
+
 
 _SUITES: Mapping[str, Mapping[str, _Factory]] = {
     "mini_recall": {
@@ -37,6 +48,12 @@ _SUITES: Mapping[str, Mapping[str, _Factory]] = {
         "mini_book_write": lambda data: MiniBookWrite(),
         "mini_book_pg19": lambda data: MiniBookPg19(data.get("pg19")),
     },
+    "longbench": _longbench(plain=False),
+    "longbench_plain": _longbench(plain=True),
+}
+_DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "longbench": tuple(f"longbench_{dataset}" for dataset in ENGLISH_EIGHT),
+    "longbench_plain": tuple(f"longbench_{dataset}_plain" for dataset in ENGLISH_EIGHT),
 }
 _TASKS: Mapping[str, _Factory] = {name: make for tasks in _SUITES.values() for name, make in tasks.items()}
 
@@ -75,3 +92,12 @@ def suite_tasks(suite: str) -> tuple[str, ...]:
     if suite not in _SUITES:
         raise ConfigError(unknown_name("suite", suite, _SUITES))
     return tuple(_SUITES[suite])
+
+
+def default_tasks(suite: str) -> tuple[str, ...]:
+    """Names of the tasks that a suite runs where a configuration names none: all of them, but for LongBench's 21.
+
+    Raises:
+        ConfigError: as for ``suite_tasks``.
+    """
+    return _DEFAULTS.get(suite) or suite_tasks(suite)

@@ -101,3 +101,12 @@ def make_record() -> Callable[..., Record]:
         "batch": 8, "seed": 0, "sample_index": 0, "status": "ok", "provenance": provenance,
     }  # fmt: skip
     return lambda **changes: Record(**(fields | changes))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Slices of real data: ``LONGDECODE_TEST_DATA``, or the folder that stands beside a checkout."""
+    folder = Path(os.environ.get("LONGDECODE_TEST_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"no test data at {folder}; LONGDECODE_TEST_DATA may name a folder")
+    return folder

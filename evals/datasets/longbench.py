@@ -1,0 +1,116 @@
+"""LongBench v1's rows, from a folder of its jsonl files or from the archive of its hub repository."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.source import HubId, read_source
+
+HUB_REPO = "zai-org/LongBench"
+HUB_REVISION = "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
+"""The data set's commit that papers' figures since 2023 rest on; its data.zip has 113,932,529 bytes and the SHA-256
+cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64."""
+_PINNED = {name.lower(): HUB_REVISION for name in (HUB_REPO, "THUDM/LongBench")}  # the repository's name, then and now
+_ARCHIVE = "data.zip"
+FETCH = (
+    f"curl -L -o data.zip https://huggingface.co/datasets/{HUB_REPO}/resolve/{HUB_REVISION}/{_ARCHIVE} && "
+    "unzip data.zip -d longbench"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LongBenchRow:
+    """One sample as published: the question or instruction, its context, references, class names if there are any."""
+
+    input: str
+    context: str
+    answers: tuple[str, ...]
+    all_classes: tuple[str, ...] | None
+
+
+def read_rows(source: Path | None, dataset: str, count: int) -> list[LongBenchRow]:
+    """The first ``count`` rows of a data set, or all it has.
+
+    Args:
+        source: a folder with ``<dataset>.jsonl`` at any depth or with ``data.zip``, or a hub id, ``org/name`` or
+            ``org/name@revision``; ``None`` where the configuration names nothing.
+        dataset: LongBench's own name, such as ``qmsum``.
+
+    Raises:
+        DataUnavailableError: the file is not here and cannot be fetched, or is not LongBench's; the message holds the
+            command that fetches it.
+    """
+    rows: list[LongBenchRow] = []
+    with _lines(source, dataset) as (name, lines):
+        for number, line in enumerate(lines, start=1):
+            if len(rows) == count:
+                break
+            rows.append(_row(line, f"{name}, line {number}"))
+    return rows
+
+
+@contextmanager
+def _lines(source: Path | None, dataset: str) -> Iterator[tuple[str, IO[str]]]:
+    """The open file of a data set, and what to call it in errors."""
+    if source is None:
+        raise _unavailable("the configuration's data.longbench names nothing")
+    place = read_source(source)
+    if place is None:
+        raise _unavailable(f"data.longbench is {str(source)!r}, neither a folder nor a hub id (org/name)")
+    if isinstance(place, HubId):
+        archive = _fetch(place)
+    else:
+        files = sorted(place.rglob(f"{dataset}.jsonl"), key=lambda file: (len(file.parts), file))
+        if files:
+            with files[0].open(encoding="utf-8") as handle:
+                yield str(files[0]), handle
+            return
+        archive = place / _ARCHIVE
+        if not archive.is_file():
+            raise _unavailable(f"no {dataset}.jsonl and no {_ARCHIVE} in {place}")
+    with zipfile.ZipFile(archive) as zipped:
+        members = [name for name in zipped.namelist() if Path(name).name == f"{dataset}.jsonl"]
+        if not members:
+            raise _unavailable(f"{archive} holds no {dataset}.jsonl")
+        with zipped.open(members[0]) as raw:
+            yield f"{archive}:{members[0]}", io.TextIOWrapper(raw, encoding="utf-8")
+
+
+def _fetch(place: HubId) -> Path:
+    revision = place.revision or _PINNED.get(place.repo.lower())
+    if revision is None:
+        raise _unavailable(
+            f"data.longbench is {place.repo!r}, a hub id without a revision: write {place.repo}@<commit>"
+        )
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(place.repo, _ARCHIVE, repo_type="dataset", revision=revision))
+    except Exception as error:  # the hub's errors, those of its transport and those of the file system share no base
+        raise _unavailable(
+            f"data.longbench is {place.repo!r}, no folder here, and {_ARCHIVE} at {revision} could not be fetched from "
+            f"the hub: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _row(line: str, where: str) -> LongBenchRow:
+    try:
+        raw: dict[str, Any] = json.loads(line)
+        classes = raw.get("all_classes")
+        return LongBenchRow(
+            str(raw["input"]), str(raw["context"]), tuple(raw["answers"]), None if classes is None else tuple(classes)
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unavailable(f"{where} is not a row of LongBench: {type(error).__name__}: {error}") from error
+
+
+def _unavailable(reason: str) -> DataUnavailableError:
+    return DataUnavailableError(f"{reason}; fetch the data with {FETCH} and set data.longbench to longbench")

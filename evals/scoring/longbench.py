@@ -1,0 +1,167 @@
+"""LongBench's metrics, each from a prediction and one reference to a score in [0, 1].
+
+Source: Bai et al. 2023 (arXiv 2308.14508); github THUDM/LongBench @ 2e00731f, LongBench/metrics.py and eval.py, whose
+scores of real predictions these functions give to two decimals (tests/evals/test_longbench_scoring.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.scoring.longbench_rouge import rouge_l
+
+Classes = Sequence[str] | None
+_Metric = Callable[[str, str, Classes], float]
+
+_PUNCTUATION = frozenset(string.punctuation)
+_CHINESE_PUNCTUATION = _PUNCTUATION | frozenset(
+    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"
+    "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
+)
+_SEGMENTED = ("qa_f1_zh", "rouge_l_zh")
+
+
+def score_answers(metric: str, prediction: str, answers: Sequence[str], classes: Classes = None) -> float:
+    """The best score over a sample's references.
+
+    Args:
+        metric: a key of ``METRICS``.
+        prediction: the completion, or its first line where the task marks that alone.
+        answers: the references.
+        classes: all class names, for ``classification``.
+
+    Raises:
+        DataUnavailableError: a Chinese metric needs the word segmenter, which is not installed.
+    """
+    return max((METRICS[metric](prediction, answer, classes) for answer in answers), default=0.0)
+
+
+def first_line(prediction: str) -> str:
+    """What few-shot tasks mark: the first line that is not empty, since models go on with an example of their own."""
+    return prediction.lstrip("\n").split("\n")[0]
+
+
+def require(metric: str) -> None:
+    """Refuse a metric whose tools are missing before anything is generated.
+
+    Raises:
+        DataUnavailableError: as for ``score_answers``.
+    """
+    if metric in _SEGMENTED:
+        _segment("")
+
+
+def qa_f1(prediction: str, answer: str, _: Classes = None) -> float:
+    """F1 over words, both texts lowered and stripped of punctuation and articles."""
+    return _f1(_english_words(prediction), _english_words(answer))
+
+
+def qa_f1_zh(prediction: str, answer: str, _: Classes = None) -> float:
+    """F1 over the words of a Chinese segmenter, punctuation left out."""
+    return _f1(_chinese_words(prediction), _chinese_words(answer))
+
+
+def rouge_l_zh(prediction: str, answer: str, _: Classes = None) -> float:
+    """Rouge-L over the words of a Chinese segmenter."""
+    return rouge_l(" ".join(_segment(prediction)), " ".join(_segment(answer)))
+
+
+def classification(prediction: str, answer: str, classes: Classes = None) -> float:
+    """One over the number of class names the prediction holds, where the right one is among them.
+
+    A name that is part of the right name does not count against it. The official loop removes such names while it
+    walks the list and so skips the name after each; that is kept, since published scores contain it.
+    """
+    found = [name for name in classes or () if name in prediction]
+    i = 0
+    while i < len(found):
+        if found[i] in answer and found[i] != answer:
+            found.remove(found[i])
+        i += 1
+    return 1.0 / len(found) if answer in found else 0.0
+
+
+def count(prediction: str, answer: str, _: Classes = None) -> float:
+    """The share of the numbers in the prediction that are the right one."""
+    return _right_numbers(prediction, answer)
+
+
+def retrieval(prediction: str, answer: str, _: Classes = None) -> float:
+    """The share of the numbers in the prediction that are the paragraph's."""
+    return _right_numbers(prediction, _paragraph(r"Paragraph (\d+)", answer))
+
+
+def retrieval_zh(prediction: str, answer: str, _: Classes = None) -> float:
+    """The same for paragraphs named in Chinese."""
+    return _right_numbers(prediction, _paragraph(r"段落(\d+)", answer))
+
+
+def code_similarity(prediction: str, answer: str, _: Classes = None) -> float:
+    """Edit similarity, in whole percents, of the first line that is code and not a comment or a fence.
+
+    The official ``fuzz.ratio`` is Python's ``SequenceMatcher`` where the optional Levenshtein package is absent.
+    """
+    lines = prediction.lstrip("\n").split("\n")
+    line = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
+    if not line or not answer:
+        return 0.0
+    return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100
+
+
+METRICS: Mapping[str, _Metric] = {
+    "qa_f1": qa_f1,
+    "qa_f1_zh": qa_f1_zh,
+    "rouge_l": lambda prediction, answer, _: rouge_l(prediction, answer),
+    "rouge_l_zh": rouge_l_zh,
+    "classification": classification,
+    "count": count,
+    "retrieval": retrieval,
+    "retrieval_zh": retrieval_zh,
+    "code_similarity": code_similarity,
+}
+
+
+def _f1(predicted: Sequence[str], wanted: Sequence[str]) -> float:
+    same = sum((Counter(predicted) & Counter(wanted)).values())
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(predicted), same / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _english_words(text: str) -> list[str]:
+    bare = "".join(character for character in text.lower() if character not in _PUNCTUATION)
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+
+def _chinese_words(text: str) -> list[str]:
+    bare = ("".join(c for c in word.lower() if c not in _CHINESE_PUNCTUATION) for word in _segment(text))
+    return [joined for word in bare if (joined := "".join(word.split()))]
+
+
+def _segment(text: str) -> list[str]:
+    try:
+        import jieba  # its dictionary takes a second to load, and only Chinese tasks need it
+    except ModuleNotFoundError:
+        raise DataUnavailableError(
+            "Chinese LongBench tasks are marked on words, which the package jieba finds; install it with "
+            "pip install jieba"
+        ) from None
+    return list(jieba.cut(text, cut_all=False))
+
+
+def _paragraph(pattern: str, answer: str) -> str:
+    found = re.search(pattern, answer)
+    if found is None:
+        raise DataUnavailableError(f"the reference {answer!r} names no paragraph ({pattern}): not LongBench's data")
+    return found.group(1)
+
+
+def _right_numbers(prediction: str, wanted: str) -> float:
+    numbers = re.findall(r"\d+", prediction)
+    return numbers.count(wanted) / len(numbers) if numbers else 0.0

@@ -1,0 +1,241 @@
+"""LongBench's loader and prompts, on archives written here and on real rows; one job end to end on the miniature."""
+
+from __future__ import annotations
+
+import json
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.evals import runner
+from longdecode.evals.datasets.longbench import HUB_REVISION, read_rows
+from longdecode.evals.run_config import build_run_config
+from longdecode.evals.runner import run_job
+from longdecode.evals.storage import read_records
+from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, protocols
+from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
+from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def byte_tokenizer(byte_checkpoint: Path) -> TextTokenizer:
+    """Bytes as tokens, nothing before a text."""
+    return load_tokenizer(byte_checkpoint)
+
+
+@pytest.fixture
+def word_tokenizer() -> TextTokenizer:
+    """Words as tokens, whose decoding puts blanks between, with a begin-of-text token."""
+    words = ["<s>", "[UNK]", *(f"w{i}" for i in range(500)), "Question:", "Now,", "Answer:"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return TextTokenizer(tokenizer)
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A row of LongBench's format."""
+    whole = {"input": "Who?", "context": "A {story} told.", "answers": ["Ann", "Anna"], "all_classes": None}
+    return whole | {"length": 5, "dataset": "qasper", "language": "en", "_id": "x"} | changes
+
+
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(item, ensure_ascii=False) + "\n" for item in rows), encoding="utf-8")
+    return file
+
+
+def write_archive(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """A data.zip laid out as the published one."""
+    with zipfile.ZipFile(folder / "data.zip", "w") as archive:
+        archive.write(write_rows(folder / "rows.txt", rows), "data/qasper.jsonl")
+        archive.writestr("data/qasper_e.jsonl", json.dumps(row(input="not this one")))
+    return folder / "data.zip"
+
+
+def test_rows_come_in_order_from_a_folder_and_from_an_archive(tmp_path: Path) -> None:
+    rows = [row(input=f"Question {i}é\u2028?") for i in range(5)]
+    write_rows(tmp_path / "plain" / "data" / "qasper.jsonl", rows)
+    (tmp_path / "zipped").mkdir()
+    write_archive(tmp_path / "zipped", rows)
+    for folder in ("plain", "zipped"):
+        found = read_rows(tmp_path / folder, "qasper", 3)
+        assert [item.input for item in found] == [f"Question {i}é\u2028?" for i in range(3)]
+        assert found[0].answers == ("Ann", "Anna") and found[0].all_classes is None
+        assert len(read_rows(tmp_path / folder, "qasper", 99)) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "repo", "revision"),
+    [
+        ("zai-org/LongBench", "zai-org/LongBench", HUB_REVISION),
+        ("THUDM/LongBench", "THUDM/LongBench", HUB_REVISION),
+        ("someone/copy@abc123", "someone/copy", "abc123"),
+    ],
+)
+def test_a_hub_id_is_fetched_at_a_pinned_revision(
+    given: str, repo: str, revision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def download(*args: Any, **kwargs: Any) -> str:
+        calls.append((args, kwargs))
+        return str(write_archive(tmp_path, [row()]))
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert read_rows(Path(given), "qasper", 1)[0].input == "Who?"
+    assert calls == [((repo, "data.zip"), {"repo_type": "dataset", "revision": revision})]
+
+
+def test_what_cannot_be_read_says_how_to_fetch_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*args: Any, **kwargs: Any) -> str:
+        raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    write_archive(tmp_path, [row()])
+    write_rows(tmp_path / "bad" / "qmsum.jsonl", [{"input": "", "context": "no answers"}])
+    for source, dataset, reason in (
+        (None, "qmsum", "names nothing"),
+        (tmp_path, "hotpotqa", "holds no hotpotqa.jsonl"),
+        (tmp_path / "bad", "qasper", "no qasper.jsonl and no data.zip"),
+        (tmp_path / "bad", "qmsum", "line 1 is not a row of LongBench: KeyError"),
+        (tmp_path / "absent", "qmsum", "neither a folder nor a hub id"),
+        (Path("zai-org/LongBench"), "qmsum", "OSError: no route"),
+        (Path("someone/copy"), "qmsum", "without a revision"),
+    ):
+        with pytest.raises(DataUnavailableError, match=rf"{reason}.*curl -L .*{HUB_REVISION}.*data\.longbench"):
+            read_rows(source, dataset, 1)
+
+
+def test_prompts_are_the_protocols_with_context_and_question_put_in(
+    tmp_path: Path, byte_tokenizer: TextTokenizer
+) -> None:
+    write_rows(tmp_path / "qasper.jsonl", [row(context="Braces {input} stay.")])
+    sample = LongBench("qasper", tmp_path, plain=True).samples(4096, 1, 0, byte_tokenizer)[0]
+    assert sample.prompt == protocols()["qasper"].prompt.replace("{input}", "Who?").replace(
+        "{context}", "Braces {input} stay."
+    )
+    assert (sample.forced, sample.max_new_tokens, sample.stop) == ("", 128, None)
+
+
+@pytest.mark.parametrize("dataset", list(protocols()))
+def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
+    dataset: str, tmp_path: Path, byte_tokenizer: TextTokenizer
+) -> None:
+    write_rows(tmp_path / f"{dataset}.jsonl", [row(context="Now, one. Question: two. " * 20)])
+    plain = LongBench(dataset, tmp_path, plain=True)
+    if plain.metric.endswith("_zh") and plain.metric != "retrieval_zh":
+        pytest.importorskip("jieba")
+    whole = plain.samples(8192, 1, 0, byte_tokenizer)[0].prompt
+    fed = LongBench(dataset, tmp_path).samples(8192, 1, 0, byte_tokenizer)[0]
+    assert fed.prompt + fed.forced == whole
+    expected = {
+        "narrativeqa": "Do not provide any explanation.\n\nQuestion: Who?\n\nAnswer:",
+        "qasper": "Question: Who?\n\nAnswer:",
+        "hotpotqa": "Question: Who?\nAnswer:",
+        "gov_report": "Now, write a one-page summary of the report.\n\nSummary:",
+    }
+    assert fed.forced == expected.get(dataset, whole[-100:])
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("context", [300, 301, 497])
+def test_a_long_prompt_loses_its_middle(
+    plain: bool, context: int, tmp_path: Path, word_tokenizer: TextTokenizer, seed: int
+) -> None:
+    words = random.Random(seed).choices([f"w{i}" for i in range(500)], k=900)
+    write_rows(tmp_path / "qasper.jsonl", [row(context=" ".join(words), input="w7 w8 ?")])
+    sample = LongBench("qasper", tmp_path, plain=plain).samples(context, 1, 0, word_tokenizer)[0]
+    prompt, forced = word_tokenizer.prompt_ids(sample.prompt), word_tokenizer.encode(sample.forced)
+    kept = (*prompt[1:], *forced)
+    whole = word_tokenizer.encode(
+        protocols()["qasper"].prompt.replace("{context}", " ".join(words)).replace("{input}", "w7 w8 ?")
+    )
+    # The begin-of-text token has a place of its own; an odd limit loses one token to the halves.
+    assert prompt[0] == 0 and context - 128 - 2 <= len(prompt) + len(forced) <= context - 128
+    half = len(kept) // 2
+    assert kept[:half] == whole[:half] and kept[-half:] == whole[-half:]
+    assert bool(forced) is not plain
+
+
+def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, byte_tokenizer: TextTokenizer) -> None:
+    write_rows(tmp_path / "qmsum.jsonl", [row()])
+    with pytest.raises(UnsupportedCellError, match="longbench_qmsum generates 512 tokens"):
+        LongBench("qmsum", tmp_path).samples(513, 1, 0, byte_tokenizer)
+
+
+def test_suites_hold_all_tasks_and_run_the_papers_eight_by_default() -> None:
+    for suite, suffix in (("longbench", ""), ("longbench_plain", "_plain")):
+        assert len(suite_tasks(suite)) == 21
+        assert default_tasks(suite) == tuple(f"longbench_{name}{suffix}" for name in ENGLISH_EIGHT)
+        assert set(default_tasks(suite)) <= set(suite_tasks(suite))
+    assert default_tasks("mini_book") == suite_tasks("mini_book")
+
+
+def test_the_prompt_of_a_real_row_is_the_one_seen_elsewhere(shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data / "longbench" / "rebuilt"
+    (tmp_path / "narrativeqa.jsonl").symlink_to(folder / "narrativeqa.row0.jsonl")
+    seen = (folder / "narrativeqa.row0.llama3_prompt.txt").read_text(encoding="utf-8")
+    content = seen.partition("<|end_header_id|>\n\n")[2].partition("<|eot_id|>")[0]
+    read = read_rows(tmp_path, "narrativeqa", 1)[0]
+    template = protocols()["narrativeqa"].prompt
+    assert template.replace("{context}", read.context).replace("{input}", read.input) == content
+    assert read.answers == ("He is a guest in the home of the Mulvilles.",)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "file", "rows"),
+    [
+        ("qmsum", "rebuilt/qmsum.first40.jsonl", 40),
+        ("multi_news", "genuine_jsonl/multi_news.first40.jsonl", 40),
+        ("passage_retrieval_zh", "genuine_jsonl/passage_retrieval_zh.first20.jsonl", 20),
+    ],
+)
+def test_real_rows_become_samples_that_fit(
+    dataset: str, file: str, rows: int, shared_data: Path, tmp_path: Path, byte_tokenizer: TextTokenizer
+) -> None:
+    (tmp_path / f"{dataset}.jsonl").symlink_to(shared_data / "longbench" / file)
+    task = LongBench(dataset, tmp_path)
+    samples = task.samples(2048, 100, 0, byte_tokenizer)
+    assert [sample.index for sample in samples] == list(range(rows))
+    for sample in samples:
+        used = len(byte_tokenizer.encode(sample.prompt)) + len(byte_tokenizer.encode(sample.forced))
+        assert 2048 - 8 < used + sample.max_new_tokens <= 2048
+        assert len(sample.forced) == 100
+        assert task.score(sample, sample.meta[0][0], ()).value == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "check_method", lambda *given: None)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "qmsum.jsonl").symlink_to(shared_data / "longbench" / "rebuilt" / "qmsum.first40.jsonl")
+    suite = {"contexts": [2048], "samples": 2, "batch": 2, "tasks": ["longbench_qmsum"]}
+    values = {
+        "profile": "real",
+        "device": "cpu",
+        "models": {"mini": {"path": str(ROOT / "miniature" / "weights")}},
+        "methods": {"full": {}},
+        "budgets": [0.5],
+        "suites": {"longbench": suite},
+        "data": {"longbench": str(tmp_path / "data")},
+    }
+    output = tmp_path / "records" / "longbench.parquet"
+    run_job(build_run_config(values, "test.yaml"), "mini", "full", "longbench", output)
+    records = read_records(output)
+    assert [(record.status, record.sample_index) for record in records] == [("ok", 0), ("ok", 1)]
+    for record, line in zip(records, (tmp_path / "data" / "qmsum.jsonl").open(encoding="utf-8"), strict=False):
+        assert (record.metric, record.data_source, len(record.output_ids or ())) == ("rouge_l", "real", 512)
+        sample = get_task("longbench_qmsum", {"longbench": tmp_path / "data"}).samples(
+            2048, 2, 0, load_tokenizer(ROOT / "miniature" / "weights")
+        )[record.sample_index]
+        assert sample.meta[0] == tuple(json.loads(line)["answers"])
+        assert record.score == get_task("longbench_qmsum").score(sample, record.output_text or "", ()).value

@@ -1,0 +1,127 @@
+"""LongBench's metrics: the published scores of real predictions, and each rule on cases worked out by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.scoring.longbench import METRICS, first_line, require, score_answers
+from longdecode.evals.scoring.longbench_rouge import longest_common_subsequence, rouge_l
+from longdecode.evals.tasks.base import Sample
+from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, protocols
+
+HAS_JIEBA = importlib.util.find_spec("jieba") is not None
+
+
+@pytest.mark.parametrize("dataset", ENGLISH_EIGHT)
+def test_real_predictions_get_their_published_score(dataset: str, shared_data: Path) -> None:
+    folder = shared_data / "longbench" / "scorer_golden" / "llama2-7b-chat"
+    published = json.loads((folder / "result.json").read_text())[dataset]
+    task = LongBench(dataset, None)
+    scores = []
+    for line in (folder / f"{dataset}.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        sample = Sample(0, "", "", 1, None, (tuple(row["answers"]), row["all_classes"]))
+        scores.append(task.score(sample, row["pred"], ()).value)
+    assert len(scores) in (150, 200)
+    assert round(100 * sum(scores) / len(scores), 2) == published
+
+
+def test_rouge_l_counts_different_words_of_the_union_over_sentences() -> None:
+    # Lin 2004's example: w1 w2 and w1 w3 w5 in common with the reference's five words, four of them different.
+    assert rouge_l("w1 w2 w6 w7 w8. w1 w3 w8 w9 w5.", "w1 w2 w3 w4 w5.") == pytest.approx(
+        2 * (4 / 8) * (4 / 5) / (4 / 8 + 4 / 5), abs=1e-7
+    )
+    assert rouge_l("a a a b", "a b b") == pytest.approx(1.0, abs=1e-7)
+    assert rouge_l("", "a b") == rouge_l("...", "a") == rouge_l("c d", "a b") == 0
+    assert rouge_l("the cat sat", "The cat sat") == pytest.approx(2 / 3, abs=1e-7)
+
+
+def test_a_longest_common_subsequence_is_common_and_longest(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def length(left: list[str], right: list[str]) -> int:
+        if not left or not right:
+            return 0
+        if left[0] == right[0]:
+            return 1 + length(left[1:], right[1:])
+        return max(length(left[1:], right), length(left, right[1:]))
+
+    def inside(part: list[str], whole: list[str]) -> bool:
+        rest = iter(whole)
+        return all(word in rest for word in part)
+
+    for _ in range(40):
+        left, right = (rng.choices("abc", k=rng.randrange(8)) for _ in range(2))
+        found = longest_common_subsequence(left, right)
+        assert inside(found, left) and inside(found, right) and len(found) == length(left, right)
+
+
+def test_question_answering_compares_bare_words() -> None:
+    score = METRICS["qa_f1"]
+    assert score("The Eiffel-Tower, in Paris!", "eiffeltower paris", None) == pytest.approx(0.8)
+    assert score("an apple", "the apple", None) == 1
+    assert score("", "x", None) == score("y", "x", None) == 0
+    assert score_answers("qa_f1", "Rome", ("Paris", "Rome, Italy", "Rome")) == 1
+
+
+def test_numbers_are_right_by_their_share() -> None:
+    assert METRICS["count"]("7, 7 or 8", "7", None) == pytest.approx(2 / 3)
+    assert METRICS["count"]("none", "7", None) == 0
+    assert METRICS["retrieval"]("Paragraph 15 and 3", "Paragraph 15", None) == 0.5
+    assert METRICS["retrieval"]("Paragraph 150", "Paragraph 15", None) == 0
+    assert METRICS["retrieval_zh"]("段落12", "段落12", None) == 1
+    with pytest.raises(DataUnavailableError, match="no paragraph"):
+        METRICS["retrieval"]("1", "the first", None)
+
+
+def test_class_names_share_the_point_but_parts_of_the_right_one_are_free() -> None:
+    score = METRICS["classification"]
+    classes = ("Date", "Person", "Other number", "number", "Individual")
+    assert score("Other number", "Other number", classes) == 1
+    assert score("Date or Person", "Person", classes) == 0.5
+    assert score("Individual", "Person", classes) == 0
+    # Two free names in a row: the official loop skips the second, which then counts.
+    assert score("ab c", "ab c", ("a", "b", "ab c")) == 0.5
+
+
+def test_code_is_compared_by_its_first_line_of_code_in_whole_percents() -> None:
+    score = METRICS["code_similarity"]
+    assert score("\n```python\n# a comment\nreturn x\nmore", "return x", None) == 1
+    assert score("abcd", "abcf", None) == 0.75
+    assert score("abc", "abd", None) == 0.67
+    assert score("# only a comment", "x", None) == 0
+
+
+def test_few_shot_tasks_are_marked_on_their_first_line() -> None:
+    assert first_line("\n\nParis\n\nPassage: more") == "Paris"
+    assert {name for name, protocol in protocols().items() if protocol.first_line} == {
+        "trec", "triviaqa", "samsum", "lsht",
+    }  # fmt: skip
+    sample = Sample(0, "", "", 1, None, (("Paris",), None))
+    assert LongBench("triviaqa", None).score(sample, "\nParis\nParis is", ()).value == 1
+    assert LongBench("hotpotqa", None).score(sample, "\nParis\nParis is", ()).value < 1
+
+
+def test_every_protocol_names_a_metric() -> None:
+    assert {protocol.metric for protocol in protocols().values()} == set(METRICS)
+
+
+@pytest.mark.skipif(HAS_JIEBA, reason="jieba is installed")
+def test_chinese_tasks_name_the_missing_segmenter(tmp_path: Path) -> None:
+    with pytest.raises(DataUnavailableError, match="pip install jieba"):
+        METRICS["rouge_l_zh"]("中文", "中文", None)
+    with pytest.raises(DataUnavailableError, match="jieba"):
+        require("qa_f1_zh")
+    require("retrieval_zh")
+
+
+@pytest.mark.skipif(not HAS_JIEBA, reason="jieba is not installed")
+def test_chinese_words_are_compared_without_punctuation() -> None:
+    assert METRICS["qa_f1_zh"]("我们在北京。", "我们在北京", None) == 1
+    assert METRICS["rouge_l_zh"]("我们在北京", "我们在北京", None) == pytest.approx(1.0, abs=1e-7)
