@@ -31,7 +31,8 @@ class Cell:
 class Ledger:
     """Every record of a job, read from its journal first and appended to it from then on.
 
-    A cell ends with all its samples or with one status record, never with a mixture.
+    A cell ends with all its samples or with one status record, never with a mixture. Samples that could not be marked
+    in time are samples: what was generated stands in them, and marking it again would take as long again.
 
     Args:
         journal: open journal of the job.
@@ -46,7 +47,7 @@ class Ledger:
         self._scored: dict[tuple[str, int, str], dict[int, Record]] = {cell.key: {} for cell in cells}
         self._closed: dict[tuple[str, int, str], Record] = {}
         for record in journal.records:
-            if record.status in _FINAL:
+            if record.status in _FINAL or record.sample_index >= 0:
                 self._take(record)
 
     def missing(self, cell: Cell, indices: Iterable[int]) -> frozenset[int]:
@@ -70,7 +71,9 @@ class Ledger:
             record = self._closed[cell.key]
             return f"{record.status}: {record.reason}"
         scores = [record.score for record in self._scored[cell.key].values() if record.score is not None]
-        return f"n={len(scores)} mean={fmean(scores):.4f}" if scores else "n=0"
+        unmarked = len(self._scored[cell.key]) - len(scores)
+        counted = f"n={len(scores)}" + (f" timeouts={unmarked}" if unmarked else "")
+        return f"{counted} mean={fmean(scores):.4f}" if scores else counted
 
     def final(self) -> list[Record]:
         """All records in the order of the cells, samples by index."""
@@ -86,7 +89,7 @@ class Ledger:
         key = (record.task, record.context, record.budget)
         if key not in self._scored:
             return
-        if record.status == "ok":
+        if record.sample_index >= 0:
             self._scored[key][record.sample_index] = record
         else:
             self._closed[key] = record

@@ -16,7 +16,7 @@ from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.config_reader import read_config, resolve_checkpoint
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_dtype, sm_clock_mhz
-from longdecode.engine.errors import ContextLimitError, GateError, UnsupportedCellError
+from longdecode.engine.errors import ContextLimitError, GateError, MarkTimeoutError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
@@ -24,7 +24,7 @@ from longdecode.evals.cells import Cell
 from longdecode.evals.hashing import file_hashes
 from longdecode.evals.records import Provenance, Record, Status
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.tasks.base import Sample, Task
+from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.methods.registry import get_method
@@ -129,7 +129,7 @@ class Job:
 
     def generator(self, task: Task) -> Generator:
         """The generator for a task: greedy, or sampling where the task asks for it."""
-        return Generator(self.decoder, Sampling(temperature=task.temperature))
+        return Generator(self.decoder, Sampling(temperature=task.temperature, top_p=task.top_p))
 
     def request(self, task: Task, context: int, sample: Sample) -> Request:
         """The sample in token ids; sampled tasks get noise of their own for each sample."""
@@ -172,15 +172,20 @@ class Job:
         method: AttentionMethod,
         origin: Provenance,
     ) -> Record:
-        """Mark one completion.
+        """Mark one completion; one that cannot be marked in time is a record of status ``timeout``, without a score.
 
         Raises:
             GateError: the score is not a finite number, so the method computed nonsense.
         """
         text = self.tokenizer.decode(completion.output_ids)
         nll = tuple(-logprob for logprob in completion.forced_logprobs)
-        score = task.score(sample, text, nll)
-        if not all(map(math.isfinite, (score.value, *score.parts))):
+        score: Score | None = None
+        reason: str | None = None
+        try:
+            score = task.score(sample, text, nll)
+        except MarkTimeoutError as error:
+            reason = str(error)
+        if score is not None and not all(map(math.isfinite, (score.value, *score.parts))):
             raise GateError(f"sample {sample.index}: the score is {score.value}, not a finite number")
         traffic = method.traffic(cell.context, self.dtype.itemsize)
         return self._record(
@@ -188,17 +193,19 @@ class Job:
             cell,
             origin,
             sample_index=sample.index,
-            status="ok",
+            status="timeout" if score is None else "ok",
+            reason=reason,
             prompt_sha256=provenance.hash_texts([sample.prompt, sample.forced]),
             output_ids=list(completion.output_ids),
             output_text=text,
-            score=score.value,
-            parts=list(score.parts),
+            score=score.value if score else None,
+            parts=list(score.parts) if score else None,
             read_tokens_mean=completion.read_tokens_mean,
             read_tokens_sparse=completion.read_tokens_sparse,
             kv_bytes_per_step=traffic.kv_bytes,
             metadata_bytes_per_step=traffic.metadata_bytes,
             finish_reason=completion.finish_reason,
+            truncated=completion.finish_reason == "length" if task.stop_at_eos and self._eos_ids else None,
             prefill_ms=completion.prefill_ms,
             decode_ms=completion.decode_ms,
             decode_steps=completion.decode_steps,

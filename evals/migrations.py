@@ -12,7 +12,13 @@ from longdecode.evals.records import SCHEMA_VERSION, Record
 
 Migration = Callable[[dict[str, Any]], dict[str, Any]]
 
-MIGRATIONS: Mapping[int, Migration] = {}
+
+def _truncation(fields: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 says whether a generation was cut off; the tasks of version 1 had no end-of-sequence token to await."""
+    return fields | {"truncated": None}
+
+
+MIGRATIONS: Mapping[int, Migration] = {1: _truncation}
 """``MIGRATIONS[v]`` turns the fields of a version ``v`` record into those of version ``v + 1``."""
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
 
@@ -29,7 +29,11 @@ class Provenance(BaseModel):
 
 
 class Record(BaseModel):
-    """One sample of one cell; one that could not run is one record with ``sample_index`` -1, a status and a reason."""
+    """One sample of one cell; one that could not run is one record with ``sample_index`` -1, a status and a reason.
+
+    A sample whose completion could not be marked in time keeps its number and all that was generated, with status
+    ``timeout``, a reason and no score.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -64,6 +68,7 @@ class Record(BaseModel):
     kv_bytes_per_step: float | None = None  # traffic model: keys and values
     metadata_bytes_per_step: float | None = None  # traffic model: what the selector reads
     finish_reason: str | None = None
+    truncated: bool | None = None  # cut off before its end-of-sequence token; None where a task does not wait for one
     prefill_ms: float | None = None
     decode_ms: float | None = None
     decode_steps: int | None = None

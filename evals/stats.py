@@ -14,7 +14,7 @@ from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
 
-# Below this many samples off the edge (or in disagreement) a resample often holds none of them, and a bootstrap
+# Below this many problems off the edge (or in disagreement) a resample often holds none of them, and a bootstrap
 # interval shrinks to a point; the score intervals of Wilson and Newcombe stay honest there.
 MIN_OFF_EDGE = 5
 
@@ -81,7 +81,8 @@ def mean_estimate(scores: Scores, confidence: float, resamples: int, rng: np.ran
     """The mean with a BCa bootstrap interval over problems; Wilson's where scores crowd at 0 or 1, Student's for few.
 
     Wilson's interval counts the items behind the scores, thinned by the design effect that the spread between problems
-    shows (at the very edge no spread is left to show one, and items count in full).
+    shows. At the very edge no spread is left to show one: there the items of a sample count in full, but draws of one
+    problem (avg@k) count as one, as a problem that is never solved says little about another.
 
     Source: Efron 1987 (BCa); Korn and Graubard 1998 (effective sample size).
     """
@@ -118,7 +119,7 @@ def paired_difference(
 ) -> Difference:
     """Mean of ``ours - reference`` over paired samples, averaged over tasks when several pairs are given.
 
-    A task's interval is a BCa bootstrap over problems. It is Newcombe's where fewer than ``MIN_OFF_EDGE`` samples of a
+    A task's interval is a BCa bootstrap over problems. It is Newcombe's where fewer than ``MIN_OFF_EDGE`` problems of a
     proportion differ, which does not shrink to a point when both sides are perfect, and Student's for few problems. The
     p-value is a bootstrap of the differences shifted to a mean of zero, never below the ``2 ** (1 - problems)`` that
     sign flips could show.
@@ -159,7 +160,11 @@ def _task_difference(
 ) -> Estimate:
     gaps = ours.values - reference.values
     value = float(gaps.mean())
-    if ours.trials is not None and reference.trials is not None and np.count_nonzero(gaps) < MIN_OFF_EDGE:
+    if (
+        ours.trials is not None
+        and reference.trials is not None
+        and _problems_with(gaps != 0, ours.clusters) < MIN_OFF_EDGE
+    ):
         return Estimate(value, *_newcombe(ours, reference, confidence), "newcombe")
     sums, counts = _cluster_totals(gaps, ours.clusters)
     if len(sums) < MIN_RESAMPLED:
@@ -178,8 +183,13 @@ def _mover(tasks: Sequence[Estimate]) -> Estimate:
 def _near_edge(scores: Scores) -> bool:
     if scores.trials is None:
         return False
-    off = min(np.count_nonzero(scores.values != 0), np.count_nonzero(scores.values != 1))
-    return bool(off < MIN_OFF_EDGE)
+    off = (_problems_with(scores.values != edge, scores.clusters) for edge in (0, 1))
+    return min(off) < MIN_OFF_EDGE
+
+
+def _problems_with(hits: NDArray[np.bool_], clusters: NDArray[np.int64]) -> int:
+    """How many problems have a sample that is hit."""
+    return len(np.unique(clusters[hits]))
 
 
 def _effective_trials(scores: Scores) -> float:
@@ -190,7 +200,9 @@ def _effective_trials(scores: Scores) -> float:
     if len(sums) < 2:
         return 1.0
     value, variance = float(scores.values.mean()), _variance(sums, counts)
-    return total if variance == 0 else float(np.clip(value * (1 - value) / variance, len(sums), total))
+    if variance == 0:
+        return total * len(sums) / len(scores.values)
+    return float(np.clip(value * (1 - value) / variance, len(sums), total))
 
 
 def _cluster_totals(values: Floats, clusters: NDArray[np.int64]) -> tuple[Floats, Floats]:

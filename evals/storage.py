@@ -47,6 +47,7 @@ _COLUMNS: dict[str, Any] = {
     "kv_bytes_per_step": pa.float64(),
     "metadata_bytes_per_step": pa.float64(),
     "finish_reason": pa.string(),
+    "truncated": pa.bool_(),
     "prefill_ms": pa.float64(),
     "decode_ms": pa.float64(),
     "decode_steps": pa.int64(),

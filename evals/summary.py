@@ -25,9 +25,10 @@ COLUMNS = (
     "suite", "task", "metric", "model", "method", "params", "budget", "budget_tokens", "context", "batch", "n", "value",
     "low", "high", "unit", "status", "device", "revision", "data_source", "diff_to_full", "diff_low", "diff_high",
     "p_holm", "read_tokens_mean", "read_tokens_sparse", "kv_bytes_per_step", "metadata_bytes_per_step",
+    "n_timeout", "truncated",
 )  # fmt: skip
-_INTEGERS = ("budget_tokens", "context", "batch", "n")
-_MEASURED = ("read_tokens_mean", "read_tokens_sparse", "kv_bytes_per_step", "metadata_bytes_per_step")
+_INTEGERS = ("budget_tokens", "context", "batch", "n", "n_timeout")
+_MEASURED = ("truncated", "read_tokens_mean", "read_tokens_sparse", "kv_bytes_per_step", "metadata_bytes_per_step")
 
 
 class SummaryError(LongDecodeError):
@@ -101,8 +102,12 @@ def write_csv(path: Path, frame: pd.DataFrame) -> None:
 def summarise(records: Iterable[Record], spread: Spread) -> pd.DataFrame:
     """One row for each task cell and one, named ``all``, for the mean over the tasks of its suite.
 
-    A cell with any status but ``ok`` keeps its row, its value left empty. The suite mean takes the tasks that Full
-    could do at that context; a method that lacks one of them gets a hole, as a mean over fewer tasks is another thing.
+    A cell with any status but ``ok`` keeps its row, its value left empty. Samples that could not be marked in time
+    (``n_timeout`` of them) are neither right nor wrong: the value is the mean over the others. ``truncated`` is the
+    share of generations that the context cut off, empty for tasks that wait for no end-of-sequence token.
+
+    The suite mean takes the tasks that Full could do at that context; a method that lacks one of them gets a hole, as a
+    mean over fewer tasks is another thing.
     """
     cells = _cells(records)
     references = _references(cells)
@@ -145,12 +150,13 @@ def _task_row(cell: Cell, found: list[Record], references: References, spread: S
     if row["status"] != "ok":
         return row
     estimate = stats.mean_estimate(
-        _scores(found), spread.confidence, spread.resamples, stats.generator(spread.seed, "mean", *cell)
+        _scores(_marked(found)), spread.confidence, spread.resamples, stats.generator(spread.seed, "mean", *cell)
     )
     row |= {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     reference = references.get((cell.place, cell.task))
-    if reference and found[0].method != REFERENCE_METHOD:
-        row |= _difference([_paired(cell, found, reference)], cell, spread)
+    pair = _paired(cell, found, reference) if reference and found[0].method != REFERENCE_METHOD else None
+    if pair:
+        row |= _difference([pair], cell, spread)
     return row
 
 
@@ -185,18 +191,21 @@ def _suite_row(cell: Cell, members: Sequence[list[Record]], references: Referenc
     row = _identity(cell, everything)
     if len(metrics := {record.metric for record in everything}) > 1:
         row["metric"] = "mean of " + ", ".join(sorted(metrics))
-    if row["status"] == "ok" and not all(members):
-        row["status"] = "unsupported"
+    if row["status"] == "ok":
+        row["status"] = next((status for found in members if (status := _status(found)) != "ok"), "ok")
     if row["status"] != "ok":
         return row
     rng = stats.generator(spread.seed, "mean", *cell)
-    estimate = stats.mean_of_means([_scores(found) for found in members], spread.confidence, spread.resamples, rng)
+    estimate = stats.mean_of_means(
+        [_scores(_marked(found)) for found in members], spread.confidence, spread.resamples, rng
+    )
     row |= {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     row |= {name: _mean(_mean(getattr(r, name) for r in found) for found in members) for name in _MEASURED}
     fulls = [references.get((cell.place, found[0].task), []) for found in members]
     if everything[0].method != REFERENCE_METHOD and all(fulls):
         pairs = [_paired(cell, found, full) for found, full in zip(members, fulls, strict=True)]
-        row |= _difference(pairs, cell, spread)
+        both = [pair for pair in pairs if pair]
+        row |= _difference(both, cell, spread) if len(both) == len(pairs) else {}
     return row
 
 
@@ -207,8 +216,8 @@ def _identity(cell: Cell, found: Sequence[Record]) -> dict[str, Any]:
     row |= {
         "suite": cell.suite, "task": cell.task, "metric": first.metric, "model": cell.model, "method": cell.label,
         "params": json.dumps(first.params, sort_keys=True), "budget": cell.budget, "budget_tokens": first.budget_tokens,
-        "context": cell.context, "batch": cell.batch, "n": sum(r.status == "ok" for r in found), "unit": first.unit,
-        "status": _status(found), "device": _joined(r.provenance.device for r in found),
+        "context": cell.context, "batch": cell.batch, "n": len(_marked(found)), "unit": first.unit,
+        "n_timeout": _timeouts(found), "status": _status(found), "device": _joined(r.provenance.device for r in found),
         "revision": _joined(r.provenance.revision + ("+dirty" if r.provenance.dirty else "") for r in found),
         "data_source": _joined(r.data_source for r in found),
     }  # fmt: skip
@@ -216,7 +225,24 @@ def _identity(cell: Cell, found: Sequence[Record]) -> dict[str, Any]:
 
 
 def _status(found: Sequence[Record]) -> str:
-    return next((r.status for r in found if r.status != "ok" or r.score is None), "ok") if found else "unsupported"
+    """One status for a cell; samples without a mark do not fail it as long as others have one."""
+    if not found:
+        return "unsupported"
+    failed = next((r.status for r in found if not _unmarked(r) and (r.status != "ok" or r.score is None)), None)
+    return failed or ("ok" if _marked(found) else "timeout")
+
+
+def _unmarked(record: Record) -> bool:
+    return record.status == "timeout" and record.sample_index >= 0
+
+
+def _timeouts(found: Iterable[Record]) -> int:
+    return sum(map(_unmarked, found))
+
+
+def _marked(found: Iterable[Record]) -> list[Record]:
+    """The samples that have a score."""
+    return [r for r in found if r.status == "ok"]
 
 
 def _joined(values: Iterable[str]) -> str:
@@ -258,7 +284,10 @@ def _items(record: Record) -> int:
     return len(parts) if made_of_parts else 1
 
 
-def _paired(cell: Cell, ours: Sequence[Record], reference: Sequence[Record]) -> tuple[stats.Scores, stats.Scores]:
+def _paired(
+    cell: Cell, ours: Sequence[Record], reference: Sequence[Record]
+) -> tuple[stats.Scores, stats.Scores] | None:
+    """Scores of the samples that both sides have marked; ``None`` where timeouts leave none."""
     theirs = {_sample(r): r for r in reference}
     common = [(r, theirs[_sample(r)]) for r in ours if _sample(r) in theirs]
     for mine, full in common:
@@ -266,7 +295,8 @@ def _paired(cell: Cell, ours: Sequence[Record], reference: Sequence[Record]) -> 
             raise SummaryError(f"{cell}: sample {mine.sample_index} has another prompt than under {full.label}")
     if not common:
         raise SummaryError(f"{cell}: shares no sample with {reference[0].label}")
-    return _scores([mine for mine, _ in common]), _scores([full for _, full in common])
+    common = [(mine, full) for mine, full in common if mine.status == "ok" == full.status]
+    return (_scores([mine for mine, _ in common]), _scores([full for _, full in common])) if common else None
 
 
 def _difference(pairs: Sequence[tuple[stats.Scores, stats.Scores]], cell: Cell, spread: Spread) -> dict[str, Any]:

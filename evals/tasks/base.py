@@ -41,7 +41,8 @@ class Task(ABC):
     thing. ``byte_level`` marks tasks whose lengths are bytes: they fit only models whose tokens are bytes, and their
     text is all that the model sees. Other prompts begin with the special tokens that the model's tokenizer puts first,
     or, with ``chat``, go through its chat template as the user's one turn. ``stop_at_eos`` ends a generation at the
-    checkpoint's end-of-sequence tokens, beside the sample's own stop text. ``temperature`` 0 is greedy decoding.
+    checkpoint's end-of-sequence tokens, beside the sample's own stop text. ``temperature`` 0 is greedy decoding;
+    ``top_p`` keeps the most probable tokens that hold this share of the probability.
 
     ``samples_per_problem`` is how often each problem is drawn (avg@k): sample ``i`` is a draw of problem
     ``i // samples_per_problem``, and each draw has noise of its own.
@@ -57,6 +58,7 @@ class Task(ABC):
     data_source: Literal["generated", "real"]
     byte_level: bool = False
     temperature: float = 0.0
+    top_p: float = 1.0
     chat: bool = False
     stop_at_eos: bool = False
     samples_per_problem: int = 1
@@ -81,4 +83,8 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
-        """Mark one completion; ``forced_nll`` holds nats per forced token."""
+        """Mark one completion; ``forced_nll`` holds nats per forced token.
+
+        Raises:
+            MarkTimeoutError: marking did not end in time, so that nothing is known about the completion.
+        """

@@ -9,6 +9,8 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.base import Task
 from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, protocols
+from longdecode.evals.tasks.math import MathTask
+from longdecode.evals.tasks.math_data import SETS as MATH_SETS
 from longdecode.evals.tasks.mini_book import MiniBookLoss, MiniBookWrite
 from longdecode.evals.tasks.mini_book_pg19 import MiniBookPg19
 from longdecode.evals.tasks.mini_longgen import MiniLonggen
@@ -26,6 +28,10 @@ def _longbench(plain: bool) -> dict[str, _Factory]:
         return lambda data: LongBench(dataset, data.get("longbench"), plain=plain)
 
     return {f"longbench_{dataset}{'_plain' * plain}": factory(dataset) for dataset in protocols()}
+
+
+def _math(name: str) -> _Factory:
+    return lambda data: MathTask(name, data.get("math"))
 
 
 _SUITES: Mapping[str, Mapping[str, _Factory]] = {
@@ -50,6 +56,7 @@ _SUITES: Mapping[str, Mapping[str, _Factory]] = {
     },
     "longbench": _longbench(plain=False),
     "longbench_plain": _longbench(plain=True),
+    "math": {name: _math(name) for name in MATH_SETS},
 }
 _DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "longbench": tuple(f"longbench_{dataset}" for dataset in ENGLISH_EIGHT),

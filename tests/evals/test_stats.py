@@ -198,3 +198,41 @@ def test_generator_depends_on_the_cell_alone() -> None:
 
 def _rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+def test_repeats_of_problems_that_are_never_solved_count_as_one_each() -> None:
+    found = stats.mean_estimate(
+        scores(np.zeros(480), np.repeat(np.arange(30), 16), 1), 0.95, 500, np.random.default_rng(0)
+    )
+    assert (found.kind, found.low) == ("wilson", 0.0)
+    assert found.high == pytest.approx(binomtest(0, 30).proportion_ci(0.95, method="wilson").high)
+
+
+def test_one_problem_solved_often_is_still_one_problem() -> None:
+    """16 right draws of one problem are far from the edge sample by sample; by problem, 29 of 30 sit at it."""
+    values = np.zeros((30, 16))
+    values[3] = 1
+    clusters = np.repeat(np.arange(30), 16)
+    found = stats.mean_estimate(scores(values.ravel(), clusters, 1), 0.95, 500, np.random.default_rng(0))
+    whole = binomtest(1, 30).proportion_ci(0.95, method="wilson")
+    assert (found.kind, found.low, found.high) == (
+        "wilson",
+        pytest.approx(whole.low, abs=0.01),
+        pytest.approx(whole.high, abs=0.01),
+    )
+
+
+def test_intervals_over_repeated_draws_cover_the_truth() -> None:
+    """avg@8 of 30 problems of very different difficulty: nearly 95 % of intervals hold the mean difficulty."""
+    rng = np.random.default_rng(time.time_ns())
+    clusters = np.repeat(np.arange(30), 8)
+    covered = paired = 0
+    for _ in range(200):
+        ours, theirs = rng.beta(0.5, 0.7, size=30), rng.beta(0.5, 0.7, size=30)
+        mine = scores(rng.random(240) < ours.repeat(8), clusters, 1)
+        full = scores(rng.random(240) < theirs.repeat(8), clusters, 1)
+        found = stats.mean_estimate(mine, 0.95, 300, rng)
+        covered += found.low <= 0.5 / 1.2 <= found.high
+        gap = stats.paired_difference([(mine, full)], 0.95, 300, rng)
+        paired += gap.low <= 0 <= gap.high
+    assert covered >= 174 and paired >= 174  # five standard deviations of a binomial below 95 %

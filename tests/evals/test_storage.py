@@ -62,7 +62,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
 def test_an_unknown_schema_version_is_refused(tmp_path: Path, records: list[Record], version: int) -> None:
     path = tmp_path / "r.parquet"
     write_records(path, records)
@@ -71,6 +71,18 @@ def test_an_unknown_schema_version_is_refused(tmp_path: Path, records: list[Reco
     pq.write_table(table.set_column(0, "schema_version", column), path)
     with pytest.raises(RecordSchemaError, match=rf"r\.parquet.*schema_version {version}"):
         read_records(path)
+
+
+def test_records_of_version_1_are_read_as_tasks_that_wait_for_no_end(tmp_path: Path, records: list[Record]) -> None:
+    path = tmp_path / "r.parquet"
+    write_records(path, records)
+    table = pq.read_table(path)
+    column = pa.array([1] * len(records), pa.int64())
+    older = table.set_column(0, "schema_version", column).drop_columns(["truncated"])
+    pq.write_table(older, path)
+    found = read_records(path)
+    assert found == [record.model_copy(update={"truncated": None}) for record in records]
+    assert {record.schema_version for record in found} == {SCHEMA_VERSION}
 
 
 def test_a_missing_column_is_refused(tmp_path: Path, records: list[Record]) -> None:

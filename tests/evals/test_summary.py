@@ -93,10 +93,56 @@ def test_a_cell_that_could_not_run_is_a_hole() -> None:
 
 
 def test_a_cell_with_one_lost_sample_has_no_value() -> None:
-    lost = record(label="quest", sample_index=1, status="timeout", score=None)
+    lost = record(label="quest", sample_index=1, status="oom", score=None)
     row = only(summary.summarise([*cell([1.0, 0.0]), record(label="quest"), lost], SPREAD), method="quest")
-    assert (row["status"], row["n"]) == ("timeout", 1)
+    assert (row["status"], row["n"]) == ("oom", 1)
     assert pd.isna(row["value"])
+
+
+def test_samples_that_could_not_be_marked_are_neither_right_nor_wrong() -> None:
+    quest = cell([1.0, 0.0, 1.0, 1.0], label="quest")
+    quest[1] = record(label="quest", sample_index=1, status="timeout", score=None, reason="no verdict")
+    frame = summary.summarise([*cell([1.0, 1.0, 0.0, 1.0]), *quest], SPREAD)
+    row = only(frame, method="quest")
+    assert (row["status"], row["n"], row["n_timeout"], row["value"]) == ("ok", 3, 1, 1.0)
+    assert row["diff_to_full"] == pytest.approx(1 - 2 / 3)  # over the three samples that both have
+    assert only(frame, method="full")["n_timeout"] == 0
+
+
+def test_a_cell_of_timeouts_alone_is_one() -> None:
+    lost = [record(label="quest", sample_index=i, status="timeout", score=None) for i in range(3)]
+    other = cell([1.0] * 3, task="other") + cell([1.0] * 3, task="other", label="quest")
+    frame = summary.summarise([*cell([1.0, 0.0, 1.0]), *lost, *other], SPREAD)
+    row = only(frame, method="quest", task="single")
+    assert (row["status"], row["n"], row["n_timeout"]) == ("timeout", 0, 3) and pd.isna(row["value"])
+    whole = only(frame, method="quest", task="all")
+    assert whole["status"] == "timeout" and pd.isna(whole["value"])
+    # And Full's own timeouts leave no difference to take.
+    turned = [r.model_copy(update={"label": "full", "method": "full", "budget": "full"}) for r in lost[:1]]
+    frame = summary.summarise([*turned, *cell([1.0], label="quest"), *cell([0.0] * 2)[1:]], SPREAD)
+    assert pd.isna(only(frame, method="quest")["diff_to_full"])
+
+
+def test_repeats_of_a_problem_are_resampled_together() -> None:
+    rng = np.random.default_rng(time.time_ns())
+    solved = rng.random(12).repeat(16)
+    values = (rng.random(192) < solved).astype(float).tolist()
+    draws = [record(sample_index=i, score=v, prompt_sha256=f"p{i // 16}") for i, v in enumerate(values)]
+    apart = [record(sample_index=i, score=v) for i, v in enumerate(values)]
+    together, single = (only(summary.summarise(records, SPREAD)) for records in (draws, apart))
+    assert together["value"] == single["value"] == pytest.approx(np.mean(values))
+    expected = stats.mean_estimate(
+        stats.Scores(np.array(values), np.arange(192) // 16, np.ones(192, dtype=np.int64)), 0.95, 400,
+        stats.generator(0, "mean", "tiny", "mini_recall", 2048, 4, "full", "full", "single"),
+    )  # fmt: skip
+    assert (together["low"], together["high"]) == pytest.approx((expected.low, expected.high))
+
+
+def test_truncation_is_a_share_where_a_task_waits_for_an_end() -> None:
+    cut = [record(sample_index=i, score=1.0, truncated=i < 3) for i in range(4)]
+    frame = summary.summarise([*cut, *cell([1.0] * 4, task="other")], SPREAD)
+    assert only(frame, task="single")["truncated"] == 0.75
+    assert pd.isna(only(frame, task="other")["truncated"])
 
 
 def test_holm_runs_over_the_methods_of_one_table() -> None:

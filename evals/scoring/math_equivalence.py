@@ -1,0 +1,197 @@
+"""Whether two mathematical answers are the same, by math-verify, with tolerances and units where a data set has them.
+
+A comparison may take for ever (``10^{10^{10^{10}}}``) or all memory there is: outside tests, ask a ``MathChecker``
+(``math_checker.py``), which runs this module in a process of its own and under a deadline.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from longdecode.evals.scoring.math_answer import final_answer
+
+OFFICIAL_SLACK = 1.01
+"""OlympiadBench's judge takes a difference of 1.01 times the stated precision for equal, so that rounding of the very
+edge does not decide (eval/auto_scoring_judge.py in OpenBMB/OlympiadBench)."""
+
+_SCIENTIFIC = re.compile(r"(?<![A-Za-z\\])(\d+(?:\.\d*)?|\.\d+)\s*[eE]\s*([+-]?\d+)(?![A-Za-z\d.])")
+_UPRIGHT = re.compile(r"\\(?:mathrm|mathbf|mathit|mathsf|boldsymbol|operatorname|rm)\s*\{\s*([A-Za-z0-9]+)\s*\}")
+_LONG_SUBSCRIPT = re.compile(r"_\{?\s*\\(odot|oplus|star|max|min)\s*\}?")
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_\\?\w+)?(?:\([\w,\\]+\))?")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_SPACE = r"(?:~|\\[,;:! ]|\s)*"
+_DEGREES = rf"{_SPACE}\^?{_SPACE}\{{?{_SPACE}\\circ{_SPACE}\}}?"
+_POWER_OF_TEN = rf"{_SPACE}\\(?:times|cdot){_SPACE}10{_SPACE}\^{_SPACE}(?:\{{[-+\d ]+\}}|\d)"
+_UPRIGHT_UNIT = rf"{_SPACE}\\(?:mathrm|text|textrm|operatorname|rm)\s*\{{.*"
+_WORD_UNIT = r"(?:~|\\[,;:! ]|\s)+[A-Za-zµΩÅ]{1,12}"
+_UNIT_AFTER_NUMBER = re.compile(
+    rf"(?P<number>[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:{_POWER_OF_TEN})?)"
+    rf"(?:(?:{_DEGREES})?{_UPRIGHT_UNIT}|{_DEGREES}|{_WORD_UNIT})",
+    re.DOTALL,
+)
+"""A number and its unit: degrees, upright letters, or one plain word after a space; ``3x`` and ``3\\pi`` have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a data set wants answers compared.
+
+    ``absolute`` is the largest difference that counts as equal, one for every part of the answer or one for all;
+    ``relative`` the same as a share of the gold value. Both concern numbers only, and only numbers are compared with
+    them. ``drop_units`` takes the unit off an answer whose gold is a bare number.
+    """
+
+    absolute: tuple[float, ...] = ()
+    relative: float = 0.0
+    drop_units: bool = False
+
+
+def equivalent(gold: str, answer: str, rule: Rule | None = None) -> bool:
+    """Whether ``answer`` is the same as ``gold``, both in LaTeX, with or without dollars and a box around them.
+
+    Several values separated by commas are compared as a set. Where the rule has a tolerance and both sides are numbers,
+    the numbers decide.
+
+    Raises:
+        MemoryError, RecursionError: the comparison ran out of something; nothing is known about the answer.
+
+    Source: math-verify 0.9 for parsing and comparing; OlympiadBench's judge for tolerances.
+    """
+    rule = rule or Rule()
+    gold, answer = _plain(_undressed(gold)), _undressed(answer)
+    if rule.drop_units and _number(gold) is not None:
+        answer = _without_unit(answer)
+    answer = _plain(answer)
+    if rule.absolute or rule.relative:
+        golds, answers = _numbers(gold), _numbers(answer)
+        if golds is not None and answers is not None:
+            return _match(golds, answers, rule)
+    return _verified(gold, answer) or _verified_values(gold, answer)
+
+
+def _verified_values(gold: str, answer: str) -> bool:
+    """The right-hand sides alone, where the left one is a name that math-verify may not read (``I_{max} = ...``)."""
+    name, value = _named(gold)
+    other_name, other_value = _named(answer)
+    return bool(name) and other_name in ("", name) and _verified(value, other_value)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """What ``name = value`` calls its value, spaces aside, and the value; no name where the text is none such."""
+    left, sign, right = text.partition("=")
+    name = re.sub(r"[\s{}]", "", left)
+    is_name = bool(sign) and "=" not in right and _NAME.fullmatch(name)
+    return (name, right.strip()) if is_name else ("", text)
+
+
+def _verified(gold: str, answer: str) -> bool:
+    """math-verify's verdict, its own timeouts off: they take a comparison that did not end for a wrong answer."""
+    from math_verify import verify
+
+    for left, right in product(_parsed(gold), _parsed(answer)):
+        try:
+            if verify(left, right, timeout_seconds=None, raise_on_error=True):
+                return True
+        except (MemoryError, RecursionError):
+            raise
+        except Exception:  # SymPy raises errors of every kind on what it cannot compare: not shown to be equal
+            continue
+    return False
+
+
+def _parsed(text: str) -> list[Any]:
+    from math_verify import parse
+    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+    targets = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
+    return list(parse(f"\\boxed{{{text}}}", targets, parsing_timeout=None))
+
+
+def _undressed(text: str) -> str:
+    """What stands in the box and between the dollars, without a full stop."""
+    boxed = final_answer(text)
+    plain = (text if boxed is None else boxed).strip()
+    if plain.startswith("$") and plain.endswith("$") and plain.count("$") == 2:
+        plain = plain[1:-1].strip()
+    return plain.removesuffix(".").strip() if not plain.endswith("\\.") else plain
+
+
+def _plain(text: str) -> str:
+    """Subscripts, upright letters and programmers' powers of ten written as math-verify reads them."""
+    plain = _LONG_SUBSCRIPT.sub(r"_{\1}", text)
+    while (simpler := _UPRIGHT.sub(_letters, plain)) != plain:
+        plain = simpler
+    return _SCIENTIFIC.sub(r"\1 \\times 10^{\2}", plain).strip()
+
+
+def _letters(found: re.Match[str]) -> str:
+    """A single upright letter is a name; a longer word is most likely a unit and stays upright."""
+    return found[1] if len(found[1]) == 1 else found[0]
+
+
+def _without_unit(answer: str) -> str:
+    found = _UNIT_AFTER_NUMBER.fullmatch(answer)
+    return found["number"] if found else answer
+
+
+def _numbers(text: str) -> list[float] | None:
+    """The values of a list of numbers, or ``None`` where a part is none."""
+    values = [_number(part) for part in ([text.replace(",", "")] if _THOUSANDS.fullmatch(text) else _parts(text))]
+    return None if any(value is None for value in values) else [value for value in values if value is not None]
+
+
+def _number(text: str) -> float | None:
+    """The value of a constant expression, ``None`` for anything else."""
+    parsed = [found for found in _parsed(text) if hasattr(found, "is_number")]
+    if not parsed or not parsed[0].is_number:
+        return None
+    try:
+        value = parsed[0].doit().evalf(20)
+        return float(value) if value.is_real else None
+    except (TypeError, ValueError, AttributeError):
+        return None
+
+
+def _parts(text: str) -> list[str]:
+    """The text cut at commas and semicolons outside brackets; the comma of ``1{,}000`` is within them."""
+    parts, depth, start = [], 0, 0
+    for at, character in enumerate(text):
+        depth += character in "([{"
+        depth -= character in ")]}"
+        if character in ",;" and depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+    return [part.strip().strip("$") for part in (*parts, text[start:])]
+
+
+def _match(golds: Sequence[float], answers: Sequence[float], rule: Rule) -> bool:
+    """Whether the two lists can be paired off so that every pair is within the tolerance (Kuhn's matching)."""
+    if len(golds) != len(answers):
+        return False
+    tolerances = [max(_absolute(rule, i) * OFFICIAL_SLACK, rule.relative * abs(gold)) for i, gold in enumerate(golds)]
+    fits = [
+        [abs(gold - answer) <= tolerance for answer in answers]
+        for gold, tolerance in zip(golds, tolerances, strict=True)
+    ]
+    taken: dict[int, int] = {}
+
+    def place(gold: int, seen: set[int]) -> bool:
+        for answer in range(len(answers)):
+            if fits[gold][answer] and answer not in seen:
+                seen.add(answer)
+                if answer not in taken or place(taken[answer], seen):
+                    taken[answer] = gold
+                    return True
+        return False
+
+    return all(place(gold, set()) for gold in range(len(golds)))
+
+
+def _absolute(rule: Rule, index: int) -> float:
+    if not rule.absolute:
+        return 0.0
+    return rule.absolute[index] if index < len(rule.absolute) else rule.absolute[-1]
