@@ -1,0 +1,61 @@
+"""What a training leaves behind: roles.json, curve.csv, gates.csv, run.json; each whole or absent, the roles last."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from longdecode.methods.head_roles import RoleFile, write_role_file
+
+CURVE_COLUMNS = (
+    "step", "loss", "distill", "constraint", "lagrange", "density", "expected_heads", "retrieval_heads",
+    "gates_undecided", "seconds",
+)  # fmt: skip
+GATE_COLUMNS = ("step", "layer", "kv_head", "score", "p_zero", "p_one")
+FILES = ("roles.json", "curve.csv", "gates.csv", "run.json")
+
+
+def write_artefacts(
+    folder: Path,
+    roles: RoleFile,
+    curve: Sequence[Sequence[float]],
+    gates: Sequence[Sequence[float]],
+    run: dict[str, Any],
+) -> None:
+    """Write all four files; ``roles.json`` appears last, so that where it stands the others do.
+
+    Args:
+        curve: rows in the order of ``CURVE_COLUMNS``.
+        gates: rows in the order of ``GATE_COLUMNS``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "curve.csv", CURVE_COLUMNS, curve)
+    write_csv(folder / "gates.csv", GATE_COLUMNS, gates)
+    write_text(folder / "run.json", json.dumps(run, indent=2, sort_keys=True) + "\n")
+    write_role_file(folder / "roles.json", roles)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table through a temporary file; floats keep six significant digits."""
+    partial = _partial(path)
+    with partial.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
+    partial.replace(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file through a temporary one."""
+    partial = _partial(path)
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _partial(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -1,0 +1,1 @@
+"""Training data: passkeys, HotpotQA, and the miniature's own kinds."""

@@ -1,0 +1,38 @@
+"""From scores to roles: exactly as many retrieval heads as asked for, and how alike two maps are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from longdecode.methods.head_roles import Roles
+
+Scores = Sequence[Sequence[float]]
+"""``[L][Hkv]``, higher is more retrieval."""
+
+
+def projected(scores: Scores, target_heads: int, first_layer: int) -> Roles:
+    """All heads below ``first_layer``, and the best-scored others up to ``target_heads`` in all; ties by place."""
+    heads = len(scores[0])
+    free = [(layer, head) for layer in range(first_layer, len(scores)) for head in range(heads)]
+    ranked = sorted(free, key=lambda at: (-scores[at[0]][at[1]], at))
+    chosen = set(ranked[: max(0, target_heads - first_layer * heads)])
+    return tuple(
+        tuple(layer < first_layer or (layer, head) in chosen for head in range(heads)) for layer in range(len(scores))
+    )
+
+
+def jaccard(first: Roles, second: Roles, first_layer: int) -> float:
+    """Retrieval heads that two maps share, over those that either has, from ``first_layer`` up."""
+    one, two = (
+        {(layer, head) for layer, row in enumerate(roles) if layer >= first_layer for head, on in enumerate(row) if on}
+        for roles in (first, second)
+    )
+    return len(one & two) / len(one | two) if one | two else 1.0
+
+
+def rank_correlation(first: Scores, second: Scores, first_layer: int) -> float:
+    """Spearman's correlation of two score tables from ``first_layer`` up."""
+    from scipy.stats import spearmanr
+
+    flat = [[value for row in scores[first_layer:] for value in row] for scores in (first, second)]
+    return float(spearmanr(*flat).statistic)

@@ -1,0 +1,81 @@
+"""Which tokens the sparse branch of a student layer reads, as boolean masks over the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Branch = Literal["inherited", "streaming"]
+Inherit = Literal["chain", "previous_layer"]
+Selection = Literal["causal", "code"]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseBranch:
+    """What stands behind a gate of 0.
+
+    ``branch`` is ``inherited`` (LycheeDecode: the set a lower layer chose) or ``streaming`` (DuoAttention: sink and
+    recent tokens). ``inherit`` says whose set: ``chain``, that of the nearest lower layer whose sampled gate of the
+    same KV head is over 0.5, layer 0 at worst, as at inference; ``previous_layer``, that of the layer below whatever
+    its gates are, as the released training code has it. A set has ``ratio`` of all tokens, ``sink`` first and
+    ``recent`` last ones among them. ``selection`` is ``causal`` (a KV group's mean query chooses among what it sees,
+    and each query has its own recent window) or ``code`` (every query head chooses for itself, before the causal
+    mask, with the last tokens of the whole sequence as its window).
+    """
+
+    branch: Branch = "inherited"
+    inherit: Inherit = "chain"
+    selection: Selection = "causal"
+    ratio: float = 0.3
+    sink: int = 128
+    recent: int = 256
+
+    def size(self, total_tokens: int) -> int:
+        """Tokens of a set over ``total_tokens``, sink and recent included."""
+        return min(total_tokens, max(self.sink + self.recent, int(self.ratio * total_tokens)))
+
+
+def causal_mask(start: int, tokens: int, device: torch.device) -> Tensor:
+    """Which of ``start + tokens`` positions each of the last ``tokens`` may see, ``[T, S]``."""
+    positions = torch.arange(start + tokens, device=device)
+    return positions <= positions[start:, None]
+
+
+def streaming_mask(start: int, tokens: int, branch: SparseBranch, device: torch.device) -> Tensor:
+    """The first ``sink`` positions and each query's last ``recent``, its own included, ``[T, S]``."""
+    positions = torch.arange(start + tokens, device=device)
+    queries = positions[start:, None]
+    kept = (positions < branch.sink) | (positions > queries - branch.recent)
+    return kept & (positions <= queries)
+
+
+@torch.no_grad()
+def chosen_sets(logits: Tensor, branch: SparseBranch, causal: Tensor) -> Tensor:
+    """The top tokens of each query by its layer's own logits.
+
+    Args:
+        logits: ``[B, Hkv, G, T, S]``, not masked; any positive scale.
+        causal: ``[T, S]``, from ``causal_mask``.
+
+    Returns:
+        ``[B, Hkv, 1, T, S]`` bool, or ``[B, Hkv, G, T, S]`` with ``selection`` ``code``. Where a query sees fewer
+        tokens than a set has, it is given all that it sees.
+
+    Source: LycheeDecode (arXiv 2602.04541) for the rule; its released training code for ``code``.
+    """
+    tokens, total = causal.shape
+    size = branch.size(total)
+    if branch.selection == "code":
+        scores = logits.float()
+        positions = torch.arange(total, device=logits.device)
+        kept = (positions < branch.sink) | (positions >= total - branch.recent)
+        scores = scores.masked_fill(kept, torch.inf)
+    else:
+        scores = logits.mean(dim=2, keepdim=True, dtype=torch.float32)
+        window = streaming_mask(total - tokens, tokens, branch, logits.device)
+        scores = scores.masked_fill(window, torch.inf).masked_fill(~causal, -torch.inf)
+    best = scores.topk(size, dim=-1, sorted=False).indices
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True) & causal
