@@ -149,7 +149,7 @@ def _completions(run: DecodeRun, prompt: Prompt, decode_ms: float) -> list[Compl
 
 def _governed_reads(run: DecodeRun, reads: Tensor) -> list[float]:
     """Tokens read by each KV head that does not read everything, summed over steps; by all where none is governed."""
-    heads = run.state.cache.k.shape[2]
+    heads = run.state.cache.config.num_kv_heads
     dense = sum(map(len, run.method.dense_heads()))
     governed = reads.shape[0] * heads - dense
     if governed == 0:

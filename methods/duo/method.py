@@ -1,0 +1,160 @@
+"""DuoAttention: retrieval heads keep and read everything, streaming heads only sinks and the latest tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from longdecode.engine.attention import DecodeState, TokenHeads, Traffic
+from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.model_config import ModelConfig
+from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.rope_append import rope_append
+from longdecode.methods.budgeted import BudgetedMethod
+from longdecode.methods.duo.split_cache import SplitCache
+from longdecode.methods.head_roles import resolve_roles
+
+
+@dataclass(frozen=True, slots=True)
+class DuoParams:
+    """Knobs of DuoAttention; ``retrieval_heads`` left out is half of all KV heads."""
+
+    roles: str = "spread"
+    retrieval_heads: Annotated[int, Field(ge=0)] | None = None
+    roles_seed: int = 0
+    sink_tokens: Annotated[int, Field(ge=0)] = 64
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOrder:
+    """A layer's heads, retrieval first: indices of KV heads ``[Hkv]`` and query heads ``[Hq]``, and the way back.
+
+    ``None`` where that is the model's own order.
+    """
+
+    kv: Tensor
+    query: Tensor
+    back: Tensor
+
+
+@dataclass(slots=True)
+class Rings:
+    """The order of heads by layer, and where the rings stand in this step: next slots and visible tokens, ``[B]``."""
+
+    orders: list[HeadOrder | None]
+    slots: Tensor
+    visible: Tensor
+
+
+class Duo(BudgetedMethod):
+    """Roles per layer and KV head; a streaming head's cache holds ``budget`` tokens: sinks, then a ring of the latest.
+
+    The sinks are ``sink_tokens``, or a quarter of the budget where that is less, so that small budgets are spent on the
+    latest tokens. A GQA group shares its KV head's role. No layer is dense by rule.
+
+    Source: Xiao et al. 2024, DuoAttention (arXiv 2410.10819), sections 2.2 and 2.3, and its released code; deviations
+    in card.yaml.
+    """
+
+    name: ClassVar[str] = "duo"
+    Params: ClassVar[type] = DuoParams
+    params: DuoParams
+
+    def __init__(self, params: DuoParams, config: ModelConfig, budget_tokens: int):
+        super().__init__(params, config, budget_tokens)
+        count = params.retrieval_heads
+        if count is None:
+            count = config.num_layers * config.num_kv_heads // 2
+        self.roles = resolve_roles(params.roles, count, params.roles_seed, config, layer0=False)
+        self.sinks = min(params.sink_tokens, budget_tokens // 4)
+
+    def dense_heads(self) -> tuple[frozenset[int], ...]:
+        """The retrieval heads."""
+        return tuple(frozenset(head for head, role in enumerate(row) if role) for row in self.roles)
+
+    def dense_layers(self) -> frozenset[int]:
+        """Layers whose heads all retrieve."""
+        return frozenset(layer for layer, row in enumerate(self.roles) if all(row))
+
+    def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
+        """The context in retrieval heads, the ring in streaming heads; there is nothing to choose."""
+        heads = self.config.num_layers * self.config.num_kv_heads
+        whole = sum(map(sum, self.roles))
+        tokens = whole * context_tokens + (heads - whole) * min(context_tokens, self.budget_tokens)
+        return Traffic(tokens * self.token_bytes(bytes_per_element) // self.config.num_kv_heads)
+
+    def after_prefill(self, prompt: KVCache) -> KVCache:
+        """Whole rows of the retrieval heads and rings of the others; rows that fit a ring are kept as they are."""
+        if prompt.capacity <= self.budget_tokens:
+            return prompt
+        return SplitCache.cut(prompt, self.roles, self.budget_tokens, self.sinks)
+
+    def make_extra(self, cache: KVCache) -> Rings | None:
+        """The order of heads, where they keep different tokens."""
+        if not isinstance(cache, SplitCache):
+            return None
+        return Rings([self._order(layer, cache.device) for layer in range(self.config.num_layers)], *_rings(cache))
+
+    def before_step(self, state: DecodeState) -> None:
+        """Where the rings stand."""
+        if isinstance(state.cache, SplitCache):
+            state.extra.slots, state.extra.visible = _rings(state.cache)
+
+    def append(self, layer: int, token: TokenHeads, state: DecodeState) -> Tensor:
+        """Rotate the token's heads and store them in whole rows and rings; the queries come retrieval heads first."""
+        cache = state.cache
+        if not isinstance(cache, SplitCache):
+            return super().append(layer, token, state)
+        q, k, v = token.q, token.k, token.v
+        order: HeadOrder | None = state.extra.orders[layer]
+        if order is not None:
+            q, k, v = q.index_select(1, order.query), k.index_select(1, order.kv), v.index_select(1, order.kv)
+        first = len(cache.whole.heads[layer])
+        store = partial(
+            rope_append, cos=token.cos, sin=token.sin, q_norm=token.q_norm, k_norm=token.k_norm, eps=token.eps
+        )
+        keys, values = cache.whole.of(layer)
+        # All queries are rotated by the first of the two launches, whether or not it has keys to store.
+        q = store(q, k[:, :first], v[:, :first], k_cache=keys, v_cache=values, slots=state.slots)
+        if first < self.config.num_kv_heads:
+            keys, values = cache.ring.of(layer)
+            store(q[:, :0], k[:, first:], v[:, first:], k_cache=keys, v_cache=values, slots=state.extra.slots)
+        return q
+
+    def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
+        """Everything in the whole rows, everything in the rings; outputs in the model's order of heads."""
+        cache, tally = state.cache, state.tally[layer]
+        if not isinstance(cache, SplitCache):
+            return super().attend(layer, q, state)
+        first = len(cache.whole.heads[layer]) * self.config.group_size
+        parts = []
+        if first:
+            parts.append(decode_attention(q[:, :first], *cache.whole.of(layer), state.visible, tally=tally)[0])
+        if first < q.shape[1]:
+            parts.append(decode_attention(q[:, first:], *cache.ring.of(layer), state.extra.visible, tally=tally)[0])
+        out = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        order: HeadOrder | None = state.extra.orders[layer]
+        return out if order is None else out.index_select(1, order.back)
+
+    def _order(self, layer: int, device: torch.device) -> HeadOrder | None:
+        """The layer's heads, retrieval first."""
+        row, group = self.roles[layer], self.config.group_size
+        kv = sorted(range(len(row)), key=lambda head: not row[head])
+        if kv == list(range(len(row))):
+            return None
+        query = [head * group + member for head in kv for member in range(group)]
+        back = sorted(range(len(query)), key=query.__getitem__)
+        return HeadOrder(*(torch.tensor(indices, device=device) for indices in (kv, query, back)))
+
+
+def _rings(cache: SplitCache) -> tuple[Tensor, Tensor]:
+    """Slots and visible tokens of the coming step."""
+    return cache.ring_slots(), cache.ring_visible()
+
+
+METHOD = Duo

@@ -1,0 +1,194 @@
+"""duo: retrieval heads read everything, streaming heads sinks and the latest tokens of a cache that is really small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine.attention import DecodeState
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.generation import Generator, Request
+from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.model_config import ModelConfig
+from longdecode.kernels import dispatch
+from longdecode.kernels.dispatch import VARIABLE
+from longdecode.methods.conformance_bench import make_bench
+from longdecode.methods.head_roles import RoleFile, write_role_file
+from longdecode.methods.registry import get_method
+
+LENGTHS = [33, 3, 20, 1]
+ROLES = [[0, 1], [1, 0], [1, 1], [0, 0], [0, 1], [1, 0], [0, 0]]
+"""Both kinds in either order, and layers of one kind only."""
+
+
+@pytest.fixture
+def role_file(tmp_path: Path) -> str:
+    """A role file with ``ROLES`` as scores."""
+    scores = [[0.9 * role + 0.01 for role in row] for row in ROLES]
+    roles = RoleFile(model="test", layers=7, kv_heads=2, kind="duo", scores=scores, roles=ROLES)
+    write_role_file(tmp_path / "roles.json", roles)
+    return str(tmp_path / "roles.json")
+
+
+def kept(n: int, budget: int, sinks: int) -> list[int]:
+    """Tokens of ``n`` that a ring of ``budget`` holds."""
+    return [p for p in range(n) if p < sinks or p >= n - (budget - sinks)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "sink_tokens", "sinks"), [(1, 64, 0), (20, 64, 5), (20, 2, 2), (34, 0, 0), (99, 9, 9)]
+)
+def test_heads_read_by_their_roles(
+    decode_against: Callable, config: ModelConfig, role_file: str, budget: int, sink_tokens: int, sinks: int
+) -> None:
+    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
+        retrieval = ROLES[layer][head // config.group_size]
+        return list(range(len(keys))) if retrieval else kept(len(keys), budget, sinks)
+
+    method = get_method("duo").from_budget(budget, config, roles=role_file, retrieval_heads=6, sink_tokens=sink_tokens)
+    state = decode_against(method, choose, LENGTHS, 25)
+    assert method.dense_heads() == tuple(frozenset(h for h in (0, 1) if row[h]) for row in ROLES)
+    for row, length in enumerate(LENGTHS):
+        visible = [length + step + 1 for step in range(25)]
+        for layer, roles in enumerate(ROLES):
+            want = sum(n if role else min(n, budget) for n in visible for role in roles) / 2
+            assert state.reads[layer, row].item() == want
+    assert state.cache.positions.tolist() == [n + 25 for n in LENGTHS]
+
+
+@pytest.mark.parametrize("heads", [0, 5, 13])
+def test_memory_is_whole_rows_and_rings(
+    config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache], heads: int
+) -> None:
+    prompt = prompt_cache(LENGTHS, 60)
+    cache = get_method("duo").from_budget(12, config, retrieval_heads=heads).start(prompt).cache
+    tokens = heads * 60 + (14 - heads) * 12
+    assert cache.nbytes() == 2 * tokens * len(LENGTHS) * config.head_dim * 8
+    assert cache.nbytes() == prompt.nbytes() * tokens // (14 * 60)
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for store in (cache.whole, cache.ring)
+        for t in (store.k, store.v)
+        if t.numel()
+    }
+    assert sum(storages.values()) == cache.nbytes(), "what is held is no view of anything larger"
+    assert prompt.k.untyped_storage().data_ptr() not in storages
+
+
+def test_half_of_the_heads_retrieve_by_default(config: ModelConfig, role_file: str) -> None:
+    for params in ({}, {"roles": "random", "roles_seed": 3}, {"roles": role_file}):
+        assert sum(map(len, get_method("duo").from_budget(8, config, **params).dense_heads())) == 7
+    draws = {get_method("duo").from_budget(8, config, roles="random", roles_seed=n).dense_heads() for n in range(5)}
+    assert len(draws) > 1
+
+
+def test_traffic_is_what_a_step_reads(config: ModelConfig, role_file: str) -> None:
+    method = get_method("duo").from_budget(10, config, roles=role_file, retrieval_heads=6)
+    head_token_bytes = 2 * config.head_dim * 2
+    assert method.traffic(100, 2).total_bytes == (6 * 100 + 8 * 10) * head_token_bytes
+    assert method.traffic(7, 2).total_bytes == 14 * 7 * head_token_bytes
+
+
+def test_a_prompt_that_fits_the_rings_is_kept_whole(
+    config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]
+) -> None:
+    prompt = prompt_cache([5, 2], 12)
+    method = get_method("duo").from_budget(12, config)
+    assert method.start(prompt, keep_prompt=False).cache is prompt
+    assert method.start(prompt).cache is not prompt
+
+
+def test_a_finished_row_stands_still(
+    rng: torch.Generator, config: ModelConfig, attend: Callable, prompt_cache: Callable[[list[int], int], KVCache]
+) -> None:
+    method = get_method("duo").from_budget(8, config)
+    state: DecodeState = method.start(prompt_cache([12, 6], 40))
+    state.active[1] = False
+    for _ in range(5):
+        q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (6, 2))
+        state.begin_step()
+        method.before_step(state)
+        attend(method, 0, q, k, k, state)
+        state.finish_step()
+    assert state.cache.positions.tolist() == [17, 6]
+    assert state.reads[0].tolist() == [(sum(range(13, 18)) + 40) / 2, 0.0]
+
+
+def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]) -> None:
+    cache = get_method("duo").from_budget(8, config).start(prompt_cache([12], 40)).cache
+    other = cache.clone()
+    before = cache.ring.k.clone()
+    other.ring.k.fill_(1.0)
+    other.advance(torch.tensor([True]))
+    assert cache.ring.k.equal(before)
+    assert (other.positions.item(), cache.positions.item()) == (13, 12)
+
+
+def test_there_is_no_tensor_of_all_heads(
+    config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]
+) -> None:
+    cache = get_method("duo").from_budget(8, config).start(prompt_cache([12], 40)).cache
+    for ask in (cache.keys, cache.values):
+        with pytest.raises(UnsupportedCellError, match="keep different tokens"):
+            ask(0)
+
+
+def test_bad_roles_are_refused(config: ModelConfig, tmp_path: Path) -> None:
+    duo = get_method("duo")
+    with pytest.raises(ConfigError, match="no such role file"):
+        duo.from_budget(8, config, roles=str(tmp_path / "none.json"))
+    with pytest.raises(ConfigError, match="'best'"):
+        duo.from_budget(8, config, roles="best")
+    with pytest.raises(UnsupportedCellError, match="15 retrieval heads"):
+        duo.from_budget(8, config, retrieval_heads=15)
+    with pytest.raises(UnsupportedCellError, match="7 layers dense"):
+        duo.from_budget(8, config, retrieval_heads=14)
+
+
+def test_generation_with_rings_equals_single_runs(seed: int) -> None:
+    """Rows that outgrow their rings during the generation, and rows that stop early."""
+    bench = make_bench("duo", "cpu", {}, dtype=torch.float64, seed=seed % 2**31)
+    requests = [
+        Request(tuple(prompt.tolist())[:length], new, seed=row)
+        for row, (prompt, length, new) in enumerate(zip(bench.prompts, (90, 5, 18), (4, 30, 12), strict=True))
+    ]
+    method, generator = bench.build(20), Generator(bench.decoder)
+    together = generator.run(requests, method)
+    for request, row in zip(requests, together, strict=True):
+        alone = generator.run([request], method)[0]
+        assert (alone.output_ids, alone.read_tokens_mean) == (row.output_ids, row.read_tokens_mean)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
+def test_the_kernels_in_force_compute_their_definitions(
+    rng: torch.Generator,
+    config: ModelConfig,
+    prompt_cache: Callable[[list[int], int], KVCache],
+    attend: Callable,
+    role_file: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two steps in Triton's interpreter, on strided heads in either order and with a launch that has no queries."""
+    method = get_method("duo").from_budget(8, config, roles=role_file, retrieval_heads=6)
+    prompt = prompt_cache([19, 7], 24)
+    prompt.k, prompt.v = prompt.k.float(), prompt.v.float()
+    heads = [torch.randn(2, heads, 1, 8, generator=rng) for heads in (6, 2, 2)]
+
+    def outputs() -> list[Tensor]:
+        state, outs = method.start(prompt), []
+        for _ in range(2):
+            state.begin_step()
+            method.before_step(state)
+            outs += [attend(method, layer, *heads, state) for layer in (0, 1, 3)]
+            state.finish_step()
+        return [*outs, state.counted]
+
+    want = outputs()
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch, "kernel_path", lambda device, dtype=torch.float32: "triton")
+    for got, wanted in zip(outputs(), want, strict=True):
+        torch.testing.assert_close(got, wanted, atol=2e-5, rtol=2e-5)
