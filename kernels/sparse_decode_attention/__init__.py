@@ -21,12 +21,16 @@ def sparse_decode_attention(
     scale: float | None = None,
     bias: Tensor | None = None,
     tally: Tensor | None = None,
+    scores: Tensor | None = None,
+    score_rows: Tensor | None = None,
+    score_block: int = 1,
     uneven: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention over the tokens of the listed blocks; see ``naive.sparse_decode_attention``.
 
     ``uneven`` is the caller's word that lists may differ much in length, as where some read everything: the kernel
-    then shares all lists' tokens evenly over its programs. It changes the speed, never the result.
+    then shares all lists' tokens evenly over its programs. It changes the speed, never the result. The Triton path
+    scores blocks of a power of two tokens, raises ValueError for others, and takes up to 64 query heads a list then.
     """
     if use_triton(q):
         # Triton is installed where it can run; elsewhere this module must still import.
@@ -34,8 +38,10 @@ def sparse_decode_attention(
 
         return sparse_decode_attention_gpu(
             q, k, v, indices, counts,
-            block_size=block_size, lengths=lengths, scale=scale, bias=bias, tally=tally, uneven=uneven,
+            block_size=block_size, lengths=lengths, scale=scale, bias=bias, tally=tally,
+            scores=scores, score_rows=score_rows, score_block=score_block, uneven=uneven,
         )  # fmt: skip
     return naive.sparse_decode_attention(
-        q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale, bias=bias, tally=tally
-    )
+        q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale, bias=bias, tally=tally,
+        scores=scores, score_rows=score_rows, score_block=score_block,
+    )  # fmt: skip

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch, choose_launch
+from longdecode.kernels.sparse_decode_attention.naive import check_scores
+from longdecode.kernels.sparse_decode_attention.scores import store_scores
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
@@ -60,23 +62,26 @@ def listed_tokens(count, length, width, BLOCK_SIZE: tl.constexpr):
 @triton.jit
 def attend_tiles(
     b_q, b_block, p_k, p_v, p_indices, p_bias, p_tally, first, stop, step, everything, listed, length, width,
-    index_slot, bias_token, scale_log2,
+    index_slot, bias_token, scale_log2, p_scores, scored, score_entry,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr, SCORE_BLOCK: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Softmax state over the tiles ``first, first + step, ...`` before ``stop`` of one list.
 
     A tile is ``BLOCK_TOKENS`` slots of the list: ``BLOCK_TOKENS / BLOCK_SIZE`` listed blocks, or that many tokens of
     the row where the list is ``everything``. Block numbers are loaded a tile ahead, into registers; ``b_block`` are
     those of the first tile. Pointers are those of the list's KV head, indices and bias; the tokens read are added to
-    ``p_tally``.
+    ``p_tally``. Where the list is ``scored``, which takes ``everything`` and, for blocks larger than a tile, a step of
+    1, the scores of its blocks go to ``p_scores``.
     """
     o_dim = tl.arange(0, BLOCK_DIM)
     b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
     b_total = tl.zeros([BLOCK_ROWS, BLOCK_TOKENS if BLOCK_ROWS == 16 else 1], dtype=tl.float32)
     b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
     b_read = tl.zeros([BLOCK_TOKENS], dtype=tl.int32)
+    if p_scores is not None:
+        b_best = tl.full([BLOCK_TOKENS], float("-inf"), dtype=tl.float32)
     for i_tile in range(first, stop, step):
         o_slot = i_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
         # Slots within a tile are known when compiling, unless a block may straddle two tiles.
@@ -94,6 +99,12 @@ def attend_tiles(
             b_k = b_k.to(tl.float32)
             b_v = b_v.to(tl.float32)
         b_scores = tile_scores(b_q, b_k, scale_log2)
+        if p_scores is not None:  # noqa: SIM102 - this is known when compiling, what follows is not
+            if scored:
+                b_best = store_scores(
+                    p_scores, score_entry, b_scores, b_token, b_best, i_tile, i_tile + step >= stop, length,
+                    ROWS, SCORE_BLOCK, BLOCK_TOKENS,
+                )  # fmt: skip
         if p_bias is not None:
             b_bias = tl.load(p_bias + b_token.to(tl.int64) * bias_token, mask=b_token >= 0, other=0.0)
             b_scores += (b_bias * _LOG2E)[None, :]
@@ -106,16 +117,16 @@ def attend_tiles(
 
 @triton.jit
 def sparse_decode_attention_kernel(
-    p_q, p_k, p_v, p_indices, p_counts, p_lengths, p_bias, p_tally,
+    p_q, p_k, p_v, p_indices, p_counts, p_lengths, p_bias, p_tally, p_scores, p_score_rows,
     p_acc, p_top, p_total, p_counters, p_out, p_lse,
     q_batch, q_head, q_dim, k_batch, k_head, v_batch, v_head, index_batch, index_list, index_slot,
-    count_batch, count_list, bias_batch, bias_list, bias_token, tally_batch,
+    count_batch, count_list, bias_batch, bias_list, bias_token, tally_batch, score_batch, score_row, score_entry,
     scale_log2, capacity, width, lists, lists_per_kv_head, all_lists,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_LISTS: tl.constexpr, SPLITS: tl.constexpr,
     BALANCED: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
-    UPCAST: tl.constexpr, PDL: tl.constexpr,
+    SCORE_BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Parts of index lists: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``, then joined.
 
@@ -130,17 +141,20 @@ def sparse_decode_attention_kernel(
       program walks the lists that its share overlaps and leaves a part for each in slot ``program + list``, which no
       other pair has and which keeps the parts of a list together.
 
-    The last program of a list to finish joins its parts (``finish_part``).
+    The last program of a list to finish joins its parts (``finish_part``). With ``p_scores``, lists that read
+    everything and have a row there also leave ``max_{i in block} mean_r(scale * q_r . k_i)`` of every block of
+    ``SCORE_BLOCK`` tokens, from the logits at hand: no key is read twice. Shares then begin between such blocks.
 
     ``p_q`` ``[B, Hq, 1, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides;
     ``p_indices`` ``[B, Hs, N]`` and ``p_counts`` ``[B, Hs]`` int64; ``p_lengths`` ``[B]`` integer; ``p_bias``
-    ``[B, Hs, S]`` float32 or None; ``p_tally`` ``[B]`` int64 or None; partials as in ``Partials``; ``p_out`` and
-    ``p_lse`` contiguous. Sums run in float32. Moves ``2 * D`` elements of cache and, with a bias, one float32 for each
-    token read, ``sum(counts)`` indices, and twice ``parts * R * (D + 2)`` float32 through L2.
+    ``[B, Hs, S]`` float32 or None; ``p_tally`` ``[B]`` int64 or None; ``p_scores`` ``[B, R, P]`` float32 and
+    ``p_score_rows`` ``[Hs]`` int64, or None; partials as in ``Partials``; ``p_out`` and ``p_lse`` contiguous. Sums run
+    in float32. Moves ``2 * D`` elements of cache and, with a bias, one float32 for each token read, ``sum(counts)``
+    indices, one float32 a scored block, and twice ``parts * R * (D + 2)`` float32 through L2.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog); equal contiguous shares of
     all work: Osama et al. 2023, Stream-K (arXiv 2301.03598); Tang et al. 2024, Quest (arXiv 2406.10774), section 3.3:
-    attention over selected pages.
+    attention over selected pages; LycheeDecode (arXiv 2602.04541): heads that read everything beside heads that do not.
     """
     wait_for_earlier(PDL)
     i_program = tl.program_id(0) % SPLITS
@@ -155,7 +169,11 @@ def sparse_decode_attention_kernel(
         b_length = tl.load(p_lengths + o_list // lists, mask=known, other=0)
         b_length = tl.maximum(tl.minimum(b_length, capacity), 0).to(tl.int32)
         b_listed = listed_tokens(b_count, b_length, width, BLOCK_SIZE)
-        b_tiles = tl.where(known, tl.maximum(tl.cdiv(b_listed, BLOCK_TOKENS), 1), 0)
+        # Several where a scored block is larger than a tile, so that no two programs meet in one.
+        UNIT: tl.constexpr = SCORE_BLOCK // BLOCK_TOKENS if SCORE_BLOCK > BLOCK_TOKENS else 1
+        b_tiles = tl.where(known, tl.maximum(tl.cdiv(b_listed, BLOCK_TOKENS * UNIT), 1), 0)
+        if p_scores is not None:
+            b_score_row = tl.load(p_score_rows + o_list % lists, mask=known & (b_count < 0), other=-1)
         b_end = tl.cumsum(b_tiles, 0)
         tiles = tl.sum(b_tiles, 0)
         workers = tl.minimum(tiles, SPLITS)
@@ -174,7 +192,9 @@ def sparse_decode_attention_kernel(
             i_in_row = (i_list % lists).to(tl.int64)
             i_head = i_in_row // lists_per_kv_head
             p_list = p_indices + i_batch * index_batch + i_in_row * index_list
-            first = i_tile - begin
+            first = (i_tile - begin) * UNIT
+            stop = until - begin if UNIT == 1 else tl.minimum((until - begin) * UNIT, tl.cdiv(listed, BLOCK_TOKENS))
+            i_score = tl.sum(tl.where(here, b_score_row, 0), 0) if p_scores is not None else -1
             b_block = load_blocks(p_list, index_slot, first, width, BLOCK_SIZE, BLOCK_TOKENS)
             b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, ROWS, DIM, BLOCK_DIM, UPCAST)
             b_top, b_total, b_acc = attend_tiles(
@@ -182,9 +202,10 @@ def sparse_decode_attention_kernel(
                 p_list,
                 None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
                 None if p_tally is None else p_tally + i_batch * tally_batch,
-                first, until - begin, 1, everything, listed, length, width,
-                index_slot, bias_token, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
-                BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST,
+                first, stop, 1, everything, listed, length, width, index_slot, bias_token, scale_log2,
+                None if p_scores is None else p_scores + i_batch * score_batch + i_score * score_row,
+                i_score >= 0, score_entry, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
+                BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, ROWS, SCORE_BLOCK, UPCAST,
             )  # fmt: skip
             # Tile t belongs to the last program whose share begins at or before it.
             i_first = ((begin + 1) * workers - 1) // tiles
@@ -207,14 +228,17 @@ def sparse_decode_attention_kernel(
         length = tl.maximum(tl.minimum(tl.load(p_lengths + i_batch), capacity), 0).to(tl.int32)
         count = tl.load(p_counts + i_batch * count_batch + i_in_row * count_list)
         listed = listed_tokens(count, length, width, BLOCK_SIZE)
+        i_score = tl.load(p_score_rows + i_in_row) if p_scores is not None else -1
         b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, ROWS, DIM, BLOCK_DIM, UPCAST)
         b_top, b_total, b_acc = attend_tiles(
             b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head, p_list,
             None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
             None if p_tally is None else p_tally + i_batch * tally_batch,
             i_program, tl.cdiv(listed, BLOCK_TOKENS), SPLITS, count < 0, listed, length, width,
-            index_slot, bias_token, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
-            BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST,
+            index_slot, bias_token, scale_log2,
+            None if p_scores is None else p_scores + i_batch * score_batch + i_score * score_row,
+            (i_score >= 0) & (count < 0), score_entry, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
+            BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, ROWS, SCORE_BLOCK, UPCAST,
         )  # fmt: skip
         let_next_start(PDL)
         finish_part(
@@ -236,6 +260,9 @@ def sparse_decode_attention_gpu(
     scale: float | None = None,
     bias: Tensor | None = None,
     tally: Tensor | None = None,
+    scores: Tensor | None = None,
+    score_rows: Tensor | None = None,
+    score_block: int = 1,
     uneven: bool = False,
     launch: SparseLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -255,6 +282,9 @@ def sparse_decode_attention_gpu(
         scale: factor on the scores; ``D ** -0.5`` when left out.
         bias: ``[B, Hs, S]`` float32, any strides, added to the scaled scores (natural logarithm).
         tally: ``[B]`` int64, to which the tokens read, summed over lists, are added.
+        scores: ``[B, R, ceil(S / score_block)]`` float32, any strides, filled by lists that read everything.
+        score_rows: ``[Hs]`` int64, the row of ``scores`` that each list fills, no two the same; -1 fills none.
+        score_block: tokens that one score stands for, a power of two.
         uneven: lists may differ much in length (some read everything): share them out evenly. A hint: the result is
             the same without it.
         launch: how to run; ``choose_launch``'s when left out.
@@ -264,7 +294,8 @@ def sparse_decode_attention_gpu(
 
     Raises:
         ValueError: ``Hs`` is neither the number of KV heads nor of query heads, there is more than one query row, the
-            dtypes differ, or a balanced launch is given more tiles than it can number.
+            dtypes differ, scores do not fit the shapes or the launch, or a balanced launch is given more tiles than it
+            can number.
     """
     batch, heads, queries, dim = q.shape
     kv_heads, capacity, lists, width = k.shape[1], k.shape[2], indices.shape[1], indices.shape[2]
@@ -275,9 +306,13 @@ def sparse_decode_attention_gpu(
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"queries, keys and values of one dtype are needed, got {q.dtype}, {k.dtype}, {v.dtype}")
     rows, all_lists = heads // lists, batch * lists
+    check_scores(scores, score_rows, score_block, (batch, lists, capacity))
+    scored = 0 if scores is None else score_block
     launch = launch or choose_launch(
-        all_lists, rows, dim, width * block_size, capacity, q.dtype, q.device, uneven=uneven
+        all_lists, rows, dim, width * block_size, capacity, q.dtype, q.device, uneven=uneven, score_block=scored
     )
+    if scores is not None:
+        _refuse_scores(scores, score_block, rows, launch)
     if launch.balanced and all_lists * triton.cdiv(capacity, launch.tokens) * launch.splits >= 1 << 31:
         raise ValueError(f"{all_lists} lists of up to {capacity} tokens are more than a balanced launch can share out")
     row_tiles, padded = triton.cdiv(rows, launch.rows), max(16, triton.next_power_of_2(dim))
@@ -292,16 +327,18 @@ def sparse_decode_attention_gpu(
     with torch.cuda.device_of(q):
         sparse_decode_attention_kernel[grid](
             q, k, v, indices, counts, lengths.contiguous(), bias, tally,
+            scores, None if score_rows is None else score_rows.contiguous(),
             *partials, lse if counters is None else counters, out, lse,
             q.stride(0), q.stride(1), q.stride(3), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             *indices.stride(), *counts.stride(), *((0, 0, 0) if bias is None else bias.stride()),
-            0 if tally is None else tally.stride(0),
+            0 if tally is None else tally.stride(0), *((0, 0, 0) if scores is None else scores.stride()),
             LOG2E * (dim**-0.5 if scale is None else scale), capacity, width, lists, lists // kv_heads,
             all_lists,
             K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3), BLOCK_SIZE=block_size,
             DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens, ROWS=rows,
             BLOCK_LISTS=triton.next_power_of_2(all_lists), SPLITS=launch.splits, BALANCED=launch.balanced,
             FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
+            SCORE_BLOCK=scored,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,
@@ -310,3 +347,15 @@ def sparse_decode_attention_gpu(
         if not launch.fused_merge and not alone:
             merge_partials(partials, launch.splits, out, lse)
     return out, lse
+
+
+def _refuse_scores(scores: Tensor, score_block: int, rows: int, launch: SparseLaunch) -> None:
+    """Raise where a launch cannot leave these scores."""
+    if scores.dtype != torch.float32:
+        raise ValueError(f"scores are written in float32, got {scores.dtype}")
+    if score_block & (score_block - 1):
+        raise ValueError(f"score_block = {score_block}; a power of two is needed")
+    if rows > launch.rows:
+        raise ValueError(f"a list of {rows} query heads in tiles of {launch.rows}: their mean is in no one program")
+    if score_block > launch.tokens and not launch.balanced:
+        raise ValueError(f"score_block = {score_block} in tiles of {launch.tokens}: only a balanced launch joins tiles")

@@ -55,6 +55,7 @@ def choose_launch(
     device: torch.device,
     *,
     uneven: bool = False,
+    score_block: int = 0,
 ) -> SparseLaunch:
     """The launch for static shapes, chosen on an H200 among ``candidates`` at the shapes of Llama-3-8B.
 
@@ -67,17 +68,21 @@ def choose_launch(
         most: tokens that a full index list holds.
         capacity: tokens that the cache holds, which a list of everything may reach.
         uneven: the caller's word that lists may differ much in length.
+        score_block: tokens of a block that lists of everything score, 0 where none does. Lists of one length then all
+            read everything; where a block is larger than a tile, programs share out whole blocks.
     """
+    most = capacity if score_block else most
     if dtype == torch.float32:  # its products run without tensor cores, out of registers
         launch = SparseLaunch(16, 16, 4 if padded_dim(dim) <= 64 else 8, 2, 1, balanced=uneven)
         waves = 1 if launch.num_warps == 8 else 2
     else:
-        # Walking over lists takes registers that larger tiles would want.
-        most_tokens, waves = (64, 2) if uneven else (128, 1 if padded_dim(dim) >= 128 else 2)
+        # Walking over lists and scoring take registers that larger tiles would want.
+        most_tokens, waves = (64, 2) if uneven or score_block else (128, 1 if padded_dim(dim) >= 128 else 2)
         tokens = max(16, min(most_tokens, most_tokens * 128 // padded_dim(dim)))
         launch = SparseLaunch(_least_rows(rows), tokens, 4, 3, 1, balanced=uneven)
     tokens, stages = fitting(launch.rows, launch.tokens, launch.num_stages, dim, dtype, device)
-    return _spread(replace(launch, tokens=tokens, num_stages=stages), lists, rows, most, capacity, waves, device)
+    launch = replace(launch, tokens=tokens, num_stages=stages, balanced=launch.balanced or score_block > tokens)
+    return _spread(launch, lists, rows, most, capacity, waves, device)
 
 
 def candidates(
@@ -90,9 +95,11 @@ def candidates(
     device: torch.device,
     *,
     uneven: bool = False,
+    score_block: int = 0,
 ) -> list[SparseLaunch]:
     """Launches worth timing at these shapes on a Hopper GPU, ``choose_launch``'s first, at most 40."""
-    found = [choose_launch(lists, rows, dim, most, capacity, dtype, device, uneven=uneven)]
+    found = [choose_launch(lists, rows, dim, most, capacity, dtype, device, uneven=uneven, score_block=score_block)]
+    most = capacity if score_block else most
     least = _least_rows(rows)
     if dtype == torch.float32:
         shapes = [(16, tokens, warps, 2) for tokens in (16, 32) for warps in (4, 8)]
@@ -104,7 +111,7 @@ def candidates(
             shapes += [(64, 128, 4, 2), (64, 128, 4, 3)]
     for (tile, tokens, warps, stages), waves in product(shapes, (1, 2, 3)):
         if waves <= resident(tile, tokens, stages, dim, dtype) and warps * waves <= 16:
-            launch = SparseLaunch(tile, tokens, warps, stages, 1, balanced=uneven)
+            launch = SparseLaunch(tile, tokens, warps, stages, 1, balanced=uneven or score_block > tokens)
             found.append(_spread(launch, lists, rows, most, capacity, waves, device))
     return list(dict.fromkeys(found))[:40]
 

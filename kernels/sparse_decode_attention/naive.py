@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from longdecode.kernels.layout import accumulator, on_host
+from longdecode.kernels.layout import accumulator, before, on_host
 
 EVERYTHING = -1
 """The count of a list that reads every token of its row, whatever its indices hold."""
@@ -24,6 +24,9 @@ def sparse_decode_attention(
     scale: float | None = None,
     bias: Tensor | None = None,
     tally: Tensor | None = None,
+    scores: Tensor | None = None,
+    score_rows: Tensor | None = None,
+    score_block: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention over the tokens of the listed blocks, ``S_h = {i : i // block_size in list_h, i < length}``.
 
@@ -32,6 +35,10 @@ def sparse_decode_attention(
     to one query head (``Hs = Hq``). A block must not be listed twice. Moves ``2 * D`` elements of cache and, with a
     bias, one float for each token of each list, and ``B * Hs * N`` indices. Off the CPU, where counts cannot be looked
     at, the width of the gather is the larger of a full list and the whole cache.
+
+    With ``scores``, a list ``h`` that reads everything and has a row also leaves
+    ``scores[b, score_rows[h], j] = max_{i in block j, i < length} mean_g(scale * q_g k_i)``: the mean runs over the
+    query heads that the list serves, the bias takes no part, and the unit is that of the logits (natural logarithm).
 
     Args:
         q: ``[B, Hq, 1, D]``, any float dtype; sums run in float32 (float64 for float64).
@@ -45,15 +52,21 @@ def sparse_decode_attention(
         scale: factor on the scores; ``D ** -0.5`` when left out.
         bias: ``[B, Hs, S]``, added to the scaled scores of the list's tokens (natural logarithm).
         tally: ``[B]`` int64, to which the tokens read, summed over lists, are added.
+        scores: ``[B, R, P]``, any float dtype and strides, ``P = ceil(S / score_block)``, to be written. What begins at
+            or past a row's length, and rows of lists that do not read everything, stay as they are.
+        score_rows: ``[Hs]`` int64, the row of ``scores`` that each list fills, no two the same; -1 fills none.
+        score_block: tokens that one score stands for; 1 scores every token.
 
     Returns:
         ``out`` ``[B, Hq, 1, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, 1]`` in float32 (float64 for float64); a head
         with nothing to read gives zeros and minus infinity.
 
     Raises:
-        ValueError: ``Hs`` is neither the number of KV heads nor of query heads, or there is more than one query row.
+        ValueError: ``Hs`` is neither the number of KV heads nor of query heads, there is more than one query row, or
+            ``scores`` and ``score_rows`` are not both there in shapes that fit.
 
-    Source: Tang et al. 2024, Quest (arXiv 2406.10774), section 3.3: attention over selected pages.
+    Source: Tang et al. 2024, Quest (arXiv 2406.10774), section 3.3: attention over selected pages; LycheeDecode (arXiv
+    2602.04541) and its released code (95c3d2c): group-mean scores, max-pooled over blocks.
     """
     batch, heads, rows, dim = q.shape
     kv_heads, capacity, lists = k.shape[1], k.shape[2], indices.shape[1]
@@ -61,8 +74,11 @@ def sparse_decode_attention(
         raise ValueError(f"sparse decode takes one query row, got {rows}")
     if lists not in (kv_heads, heads):
         raise ValueError(f"{lists} index lists fit neither {kv_heads} KV heads nor {heads} query heads")
+    check_scores(scores, score_rows, score_block, (batch, lists, capacity))
     scale = dim**-0.5 if scale is None else scale
     dtype = accumulator(q.dtype)
+    if scores is not None and score_rows is not None:
+        _write_scores(q, k, lengths.clamp(max=capacity), counts, scale, scores, score_rows, score_block)
 
     tokens, visible = _tokens(indices, counts, lengths.clamp(max=capacity), block_size, capacity)
     if tally is not None:
@@ -76,15 +92,63 @@ def sparse_decode_attention(
     keys = k.reshape(-1, dim).index_select(0, flat).view(shape).to(dtype)
     values = v.reshape(-1, dim).index_select(0, flat).view(shape).to(dtype)
 
-    scores = (q.reshape(batch, lists, heads // lists, dim).to(dtype) * scale) @ keys.transpose(-1, -2)
+    logits = (q.reshape(batch, lists, heads // lists, dim).to(dtype) * scale) @ keys.transpose(-1, -2)
     if bias is not None:
-        scores = scores + bias.gather(2, tokens)[:, :, None].to(dtype)
-    scores = torch.where(visible[:, :, None], scores, float("-inf"))
-    lse = torch.logsumexp(scores, dim=-1)
-    probabilities = torch.exp(scores - torch.where(lse == float("-inf"), 0.0, lse)[..., None])
+        logits = logits + bias.gather(2, tokens)[:, :, None].to(dtype)
+    logits = torch.where(visible[:, :, None], logits, float("-inf"))
+    lse = torch.logsumexp(logits, dim=-1)
+    probabilities = torch.exp(logits - torch.where(lse == float("-inf"), 0.0, lse)[..., None])
     # What may not be read was gathered from slot 0, which is clean unless the row is empty.
     out = torch.where(lse[..., None] == float("-inf"), 0.0, probabilities @ values)
     return out.to(q.dtype).reshape(q.shape), lse.reshape(batch, heads, 1)
+
+
+def check_scores(
+    scores: Tensor | None, score_rows: Tensor | None, score_block: int, shape: tuple[int, int, int]
+) -> None:
+    """Refuse score arguments that do not fit each other or ``shape``: rows of the batch, lists and capacity.
+
+    Raises:
+        ValueError: one of ``scores`` and ``score_rows`` is missing, or a shape or the block does not fit.
+    """
+    batch, lists, capacity = shape
+    if scores is None and score_rows is None:
+        return
+    if scores is None or score_rows is None:
+        raise ValueError("scores and score_rows are given together or not at all")
+    if score_block < 1:
+        raise ValueError(f"score_block = {score_block}; a score stands for 1 token or more")
+    wanted = (batch, scores.shape[1], -(-capacity // score_block))
+    if tuple(scores.shape) != wanted or score_rows.shape != (lists,):
+        raise ValueError(
+            f"scores {tuple(scores.shape)} and score_rows {tuple(score_rows.shape)} for {lists} lists: blocks of "
+            f"{score_block} in a cache of {capacity} need [{batch}, R, {wanted[2]}] and [{lists}]"
+        )
+
+
+def _write_scores(
+    q: Tensor, k: Tensor, lengths: Tensor, counts: Tensor, scale: float,
+    scores: Tensor, score_rows: Tensor, score_block: int,
+) -> None:  # fmt: skip
+    """Fill the rows of ``scores`` that lists of everything have."""
+    (batch, heads, _, dim), lists = q.shape, counts.shape[1]
+    fills = score_rows[:, None] == torch.arange(scores.shape[1], device=q.device)
+    filled_by = fills.to(torch.int8).argmax(dim=0)
+    filled = fills.any(dim=0) & (counts[:, filled_by] == EVERYTHING)
+    dtype = accumulator(q.dtype)
+    mean = q.reshape(batch, lists, heads // lists, dim).to(dtype).mean(dim=2)[:, filled_by] * scale
+    size = k.shape[2]
+    if on_host(lengths):  # on a CPU it is free to know how long the longest row is
+        size = max(1, int(lengths.max()))
+    keys = k[:, filled_by // (lists // k.shape[1]), :size].to(dtype)
+    logits = (keys @ mean[..., None])[..., 0]
+    logits = torch.where(before(lengths, size)[:, None], logits, float("-inf"))
+    blocks = -(-size // score_block)
+    best = pad(logits, (0, blocks * score_block - size), value=float("-inf"))
+    best = best.unflatten(-1, (blocks, score_block)).amax(dim=-1)
+    begun = torch.arange(blocks, device=q.device) * score_block < lengths[:, None, None]
+    into = scores[..., :blocks]
+    into.copy_(torch.where(filled[..., None] & begun, best.to(scores.dtype), into))
 
 
 def _tokens(indices: Tensor, counts: Tensor, lengths: Tensor, block_size: int, capacity: int) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,11 @@
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 NO_KEY = tl.constexpr(-(2**31))
 """Key of entries that do not compete, below that of minus infinity, which is -2139095041."""
@@ -12,6 +15,35 @@ LEAST_KEY = tl.constexpr(1 - 2**31)
 """Not above the key of any float."""
 KEPT_KEY = tl.constexpr(2**31 - 1)
 """Above the key of infinity, which is 2139095040; marks entries always taken."""
+
+
+class Chosen(NamedTuple):
+    """Where a selection goes: list ``i`` of a row is written to ``indices[b, heads[i], :width]``.
+
+    ``indices`` ``[B, H, K]`` int64 with neighbouring entries, ``K`` at least ``width``; without ``heads`` ``[R]`` the
+    lists go in order. ``counts`` ``[B, R]`` int64 contiguous, or None where nobody asks for them.
+    """
+
+    indices: Tensor
+    width: int
+    counts: Tensor | None = None
+    heads: Tensor | None = None
+
+
+@triton.jit
+def chosen_list(p_indices, p_heads, index_batch, index_list, i_list, lists):
+    """The first index of list ``i_list`` of all (int64), of which a row has ``lists``."""
+    i_in_row = i_list % lists
+    if p_heads is not None:
+        i_in_row = tl.load(p_heads + i_in_row)
+    return p_indices + (i_list // lists) * index_batch + i_in_row * index_list
+
+
+@triton.jit
+def store_count(p_counts, i_list, count):
+    """How many entries of a list are valid, where counts are asked for."""
+    if p_counts is not None:
+        tl.store(p_counts + i_list, count.to(tl.int64))
 
 
 @triton.jit

@@ -11,8 +11,18 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
-from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, load_keys, write_chosen
-from longdecode.kernels.topk_select.naive import check_request
+from longdecode.kernels.topk_select.entries import (
+    KEPT_KEY,
+    LEAST_KEY,
+    NO_KEY,
+    Chosen,
+    chosen_list,
+    kept_borders,
+    load_keys,
+    store_count,
+    write_chosen,
+)
+from longdecode.kernels.topk_select.naive import check_places, check_request
 from longdecode.kernels.topk_select.radix import radix_select
 from longdecode.kernels.topk_select.search import VECTOR, bisect
 from longdecode.kernels.topk_select.sieve import sieve_select, warp_of
@@ -70,7 +80,7 @@ def candidates(size: int, width: int) -> list[TopkLaunch]:
 
 @triton.jit
 def topk_select_kernel(
-    p_scores, p_valid, p_indices, p_counts,
+    p_scores, p_valid, p_indices, p_counts, p_heads, index_batch, index_list,
     score_batch, score_head, score_entry, heads, size, width, keep_first, keep_last,
     BLOCK: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr, GROUPS: tl.constexpr,
     TILE: tl.constexpr, PDL: tl.constexpr,
@@ -83,8 +93,8 @@ def topk_select_kernel(
     ``GROUPS`` strided groups, of the threads' own entries where those are as many: as long as no fewer groups hold
     entries than are to be taken, so many entries reach it.
 
-    ``p_scores`` ``[B, H, N]`` float32, float16 or bfloat16; ``p_valid`` ``[B]`` integer; ``p_indices``
-    ``[B, H, width]`` and ``p_counts`` ``[B, H]`` int64, contiguous. Moves ``N`` scores in and ``width`` indices out.
+    ``p_scores`` ``[B, H, N]`` float32, float16 or bfloat16; ``p_valid`` ``[B]`` integer; ``p_indices``,
+    ``p_counts`` and ``p_heads`` as in ``Chosen``. Moves ``N`` scores in and ``width`` indices out.
     """
     wait_for_earlier(PDL)
     let_next_start(PDL)
@@ -114,7 +124,7 @@ def topk_select_kernel(
     threshold = low.to(tl.int32)
     count = tl.minimum(valid, width)
     above_before, tied_before = 0, 0
-    p_indices += i_list * width
+    p_indices = chosen_list(p_indices, p_heads, index_batch, index_list, i_list, heads)
     for i_tile in tl.static_range(0, BLOCK, TILE):
         o_tile = i_tile + tl.arange(0, TILE)
         if TILE < BLOCK:
@@ -130,7 +140,7 @@ def topk_select_kernel(
             step = tl.sum(b_step, 0)
             above_before += step & 0xFFFF
             tied_before += (step >> 16) & 0xFFFF
-    tl.store(p_counts + i_list, count.to(tl.int64))
+    store_count(p_counts, i_list, count)
 
 
 def topk_select_gpu(
@@ -162,27 +172,67 @@ def topk_select_gpu(
     check_request(scores, k, valid, keep_first, keep_last)
     batch, heads, size = scores.shape
     width = min(k, size)
+    indices = torch.empty(batch, heads, width, dtype=torch.int64, device=scores.device)
+    counts = torch.empty(batch, heads, dtype=torch.int64, device=scores.device)
+    _select(scores, valid, Chosen(indices, width, counts), keep_first, keep_last, launch)
+    return indices, counts
+
+
+def topk_select_into_gpu(
+    scores: Tensor,
+    k: int,
+    valid: Tensor,
+    indices: Tensor,
+    heads: Tensor,
+    *,
+    keep_first: int = 0,
+    keep_last: int = 0,
+    launch: TopkLaunch | None = None,
+) -> None:
+    """Top-k selection written to the lists it is for, as in ``naive.topk_select_into``, in no launch more.
+
+    Args:
+        scores: ``[B, R, N]`` as in ``topk_select_gpu``, like ``k``, ``valid`` and what is kept.
+        indices: ``[B, H, K]`` int64 whose last dimension is contiguous.
+        heads: ``[R]`` int64, no two the same.
+        launch: launch constants; from the shapes when left out. The result does not depend on them.
+
+    Raises:
+        ValueError: as ``topk_select_gpu``, and where ``indices`` or ``heads`` do not fit.
+    """
+    check_request(scores, k, valid, keep_first, keep_last)
+    check_places(scores, k, indices, heads)
+    if indices.stride(2) != 1 and indices.shape[2] > 1:
+        raise ValueError(f"neighbouring indices are {indices.stride(2)} apart; they must be contiguous")
+    chosen = Chosen(indices, min(k, scores.shape[2]), heads=heads.contiguous())
+    _select(scores, valid, chosen, keep_first, keep_last, launch)
+
+
+def _select(
+    scores: Tensor, valid: Tensor, chosen: Chosen, keep_first: int, keep_last: int, launch: TopkLaunch | None
+) -> None:
+    """Launch what fills ``chosen``."""
+    batch, heads, size = scores.shape
+    width = chosen.width
     launch = launch or choose_launch(size, width)
     if not (launch.groups or launch.digit_bits) and size > _LONGEST:
         raise ValueError(f"{size} entries do not fit one program, which holds {_LONGEST} at most")
-    indices = torch.empty(batch, heads, width, dtype=torch.int64, device=scores.device)
-    counts = torch.empty(batch, heads, dtype=torch.int64, device=scores.device)
     valid = valid.contiguous()
-    filled = (scores, valid, indices, counts, keep_first, keep_last)
+    filled = (scores, valid, chosen, keep_first, keep_last)
     with torch.cuda.device_of(scores):
         if launch.groups:
             sieve_select(*filled, launch.chunk, launch.groups, launch.num_warps)
-            return indices, counts
+            return
         if launch.digit_bits:
             radix_select(*filled, launch.chunk, launch.digit_bits, launch.num_warps)
-            return indices, counts
+            return
         block = max(128, triton.next_power_of_2(size))
         threads = min(32 * launch.num_warps, block // VECTOR)
         groups = threads if threads >= width else max(VECTOR * threads, triton.next_power_of_2(width))
         topk_select_kernel[(batch * heads,)](
-            scores, valid, indices, counts, *scores.stride(), heads, size, width, keep_first, keep_last,
+            scores, valid, chosen.indices, chosen.counts, chosen.heads, *chosen.indices.stride()[:2],
+            *scores.stride(), heads, size, width, keep_first, keep_last,
             BLOCK=block, THREADS=threads, VECTOR=VECTOR, WARP=warp_of(block, threads), GROUPS=groups,
             TILE=min(block, launch.chunk), num_warps=launch.num_warps,
             **overlap_settings(True, scores.device),
         )  # fmt: skip
-    return indices, counts

@@ -23,6 +23,24 @@ def check_request(scores: Tensor, k: int, valid: Tensor, keep_first: int, keep_l
         raise ValueError(f"valid entries of shape {tuple(valid.shape)} for scores {tuple(scores.shape)}: one a row")
 
 
+def check_places(scores: Tensor, k: int, indices: Tensor, heads: Tensor) -> None:
+    """Refuse lists of indices that a selection does not fit into.
+
+    Raises:
+        ValueError: ``indices`` is not ``[B, H, K]`` with room for the selection, ``heads`` not one of its lists for
+            each list of scores, or one of them not int64.
+    """
+    batch, lists, size = scores.shape
+    room = indices.dim() == 3 and indices.shape[0] == batch and indices.shape[2] >= min(k, size)
+    if not room or heads.shape != (lists,) or lists > indices.shape[1]:
+        raise ValueError(
+            f"indices {tuple(indices.shape)} and heads {tuple(heads.shape)} for scores {tuple(scores.shape)}: "
+            f"[{batch}, {lists} or more, {min(k, size)} or more] and [{lists}] are needed"
+        )
+    if indices.dtype != torch.int64 or heads.dtype != torch.int64:
+        raise ValueError(f"indices and heads of int64 are needed, got {indices.dtype} and {heads.dtype}")
+
+
 def topk_select(
     scores: Tensor, k: int, valid: Tensor, *, keep_first: int = 0, keep_last: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -69,3 +87,30 @@ def topk_select(
     indices = torch.zeros(batch, heads, width + 1, dtype=torch.int64, device=scores.device)
     indices.scatter_(2, column, place.expand(batch, heads, size))
     return indices[..., :width].contiguous(), counts
+
+
+def topk_select_into(
+    scores: Tensor,
+    k: int,
+    valid: Tensor,
+    indices: Tensor,
+    heads: Tensor,
+    *,
+    keep_first: int = 0,
+    keep_last: int = 0,
+) -> None:
+    """``topk_select`` of each list, written to ``indices[b, heads[r], :min(k, N)]``; other lists stay as they are.
+
+    The valid entries of a list are its first ``min(k, valid[b])``, which is not returned: it follows from the request.
+
+    Args:
+        scores: ``[B, R, N]`` as in ``topk_select``, like ``k``, ``valid``, ``keep_first`` and ``keep_last``.
+        indices: ``[B, H, K]`` int64 with ``K`` of ``min(k, N)`` or more, written in place.
+        heads: ``[R]`` int64, the list of ``indices`` that each list of scores goes to, no two the same.
+
+    Raises:
+        ValueError: as ``topk_select``, and where ``indices`` or ``heads`` do not fit.
+    """
+    check_places(scores, k, indices, heads)
+    chosen, _ = topk_select(scores, k, valid, keep_first=keep_first, keep_last=keep_last)
+    indices[..., : chosen.shape[2]].index_copy_(1, heads, chosen)

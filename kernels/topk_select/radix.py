@@ -9,7 +9,15 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
-from longdecode.kernels.topk_select.entries import NO_KEY, kept_borders, load_keys, write_chosen
+from longdecode.kernels.topk_select.entries import (
+    NO_KEY,
+    Chosen,
+    chosen_list,
+    kept_borders,
+    load_keys,
+    store_count,
+    write_chosen,
+)
 
 _KEY_BITS = 32
 _TILE = 16
@@ -122,7 +130,7 @@ def radix_count_kernel(
 
 @triton.jit
 def radix_write_kernel(
-    p_scores, p_valid, p_state, p_above, p_digits, p_indices, p_counts,
+    p_scores, p_valid, p_state, p_above, p_digits, p_indices, p_counts, p_heads, index_batch, index_list,
     score_batch, score_head, score_entry, heads, size, width, keep_first, keep_last, shift,
     BINS: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -154,7 +162,7 @@ def radix_write_kernel(
 
     count = tl.minimum(valid, width)
     if i_chunk == 0:
-        tl.store(p_counts + i_list, count.to(tl.int64))
+        store_count(p_counts, i_list, count)
     if (start < valid) | ((start < width) & (count < width)):
         o_entry = start + tl.arange(0, CHUNK)
         p_scores += (i_list // heads) * score_batch + (i_list % heads) * score_head
@@ -165,22 +173,21 @@ def radix_write_kernel(
         b_kept = ((o_entry < first) | (o_entry >= last)) & (o_entry < valid)
         above = (((b_unsigned > threshold) | ((b_unsigned == threshold) & (settled != 0))) & competes) | b_kept
         tied = (b_unsigned == threshold) & (settled == 0) & competes
-        p_indices += i_list * width
+        p_indices = chosen_list(p_indices, p_heads, index_batch, index_list, i_list, heads)
         write_chosen(p_indices, o_entry, above, tied, above_before, tied_before, need, count, width, CHUNK)
 
 
 def radix_select(
     scores: Tensor,
     valid: Tensor,
-    indices: Tensor,
-    counts: Tensor,
+    chosen: Chosen,
     keep_first: int,
     keep_last: int,
     chunk: int,
     digit_bits: int,
     num_warps: int,
 ) -> None:
-    """Fill ``indices`` and ``counts`` as ``topk_select`` returns them, for lists of any length.
+    """Fill ``chosen`` with what ``topk_select`` returns, for lists of any length.
 
     ``32 / digit_bits`` passes narrow the threshold and one writes; a launch sees only what earlier launches finished,
     so that the result depends on no order of programs. The workspace needs no zeroing.
@@ -188,8 +195,7 @@ def radix_select(
     Args:
         scores: ``[B, H, N]``.
         valid: ``[B]``, contiguous.
-        indices: ``[B, H, K]``, contiguous, to be written.
-        counts: ``[B, H]``, likewise.
+        chosen: to be written.
         keep_first: leading entries always taken.
         keep_last: trailing entries always taken.
         chunk: entries a program takes, a power of two up to 32,768.
@@ -209,12 +215,13 @@ def radix_select(
         values = 1 << (shifts[old] - shift if step else digit_bits)
         radix_count_kernel[(chunks, lists)](
             scores, valid, state[step], above, digits[step % 2], state[old], digits[old % 2], *shared, size,
-            indices.shape[2], keep_first, keep_last, shift, shifts[old], values,
+            chosen.width, keep_first, keep_last, shift, shifts[old], values,
             FIRST=step == 0, BINS=bins, CHUNK=chunk, TILE=_TILE, num_warps=num_warps,
             **overlap_settings(True, scores.device),
         )  # fmt: skip
     radix_write_kernel[(chunks, lists)](
-        scores, valid, state[-1], above, digits[(passes - 1) % 2], indices, counts, *shared, size,
-        indices.shape[2], keep_first, keep_last, shifts[-1], BINS=bins, CHUNK=chunk, TILE=_TILE, num_warps=num_warps,
+        scores, valid, state[-1], above, digits[(passes - 1) % 2],
+        chosen.indices, chosen.counts, chosen.heads, *chosen.indices.stride()[:2], *shared, size,
+        chosen.width, keep_first, keep_last, shifts[-1], BINS=bins, CHUNK=chunk, TILE=_TILE, num_warps=num_warps,
         **overlap_settings(True, scores.device),
     )  # fmt: skip

@@ -9,7 +9,17 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
-from longdecode.kernels.topk_select.entries import KEPT_KEY, LEAST_KEY, NO_KEY, kept_borders, load_keys, write_chosen
+from longdecode.kernels.topk_select.entries import (
+    KEPT_KEY,
+    LEAST_KEY,
+    NO_KEY,
+    Chosen,
+    chosen_list,
+    kept_borders,
+    load_keys,
+    store_count,
+    write_chosen,
+)
 from longdecode.kernels.topk_select.search import VECTOR, bisect, count_at_least, narrow, quarters
 
 _COLUMNS = 512
@@ -112,7 +122,7 @@ def sieved_keys(p_keys, o_place, total):
 
 @triton.jit
 def sieved_select_kernel(
-    p_valid, p_bound, p_passed, p_entries, p_keys, p_indices, p_counts,
+    p_valid, p_bound, p_passed, p_entries, p_keys, p_indices, p_counts, p_heads, index_batch, index_list,
     heads, size, width, chunks, keep_first, keep_last,
     BLOCK: tl.constexpr, TILE: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr,
     PDL: tl.constexpr,
@@ -161,7 +171,7 @@ def sieved_select_kernel(
     threshold = low.to(tl.int32)
     count = tl.minimum(valid, width)
     above_before, tied_before = 0, 0
-    p_indices += i_list * width
+    p_indices = chosen_list(p_indices, p_heads, index_batch, index_list, i_list, heads)
     for i_tile in range(0, total, TILE):
         o_tile = i_tile + tl.arange(0, TILE)
         b_keys = tl.load(p_keys + o_tile, mask=o_tile < total, other=NO_KEY)
@@ -178,7 +188,7 @@ def sieved_select_kernel(
     for i_tile in range(count, width, TILE):
         o_tile = i_tile + tl.arange(0, TILE)
         tl.store(p_indices + o_tile, tl.zeros([TILE], dtype=tl.int64), mask=o_tile < width)
-    tl.store(p_counts + i_list, count.to(tl.int64))
+    store_count(p_counts, i_list, count)
 
 
 def warp_of(block: int, threads: int) -> int:
@@ -187,10 +197,10 @@ def warp_of(block: int, threads: int) -> int:
 
 
 def sieve_select(
-    scores: Tensor, valid: Tensor, indices: Tensor, counts: Tensor, keep_first: int, keep_last: int,
+    scores: Tensor, valid: Tensor, chosen: Chosen, keep_first: int, keep_last: int,
     chunk: int, groups: int, num_warps: int,
 ) -> None:  # fmt: skip
-    """Fill ``indices`` and ``counts`` as ``topk_select`` returns them, for long lists of which few are taken.
+    """Fill ``chosen`` with what ``topk_select`` returns, for long lists of which few are taken.
 
     Five launches: group maxima, the bound that ``K`` of them reach, count and collection of what reaches it too, exact
     selection among that. With as many groups as twice ``K``, about 1.4 ``K`` entries of unordered lists pass.
@@ -198,8 +208,7 @@ def sieve_select(
     Args:
         scores: ``[B, H, N]``.
         valid: ``[B]``, contiguous.
-        indices: ``[B, H, K]``, contiguous, to be written.
-        counts: ``[B, H]``, likewise.
+        chosen: to be written.
         keep_first: leading entries always taken.
         keep_last: trailing entries always taken.
         chunk: entries a program collects from, a power of two up to 32,768.
@@ -207,7 +216,7 @@ def sieve_select(
         num_warps: warps of the programs that search.
     """
     batch, heads, size = scores.shape
-    lists, chunks, width = batch * heads, triton.cdiv(size, chunk), indices.shape[2]
+    lists, chunks, width = batch * heads, triton.cdiv(size, chunk), chosen.width
     maxima = torch.empty(lists, groups, dtype=torch.int32, device=scores.device)
     bound = torch.empty(lists, dtype=torch.int32, device=scores.device)
     passed = torch.empty(lists, chunks, dtype=torch.int32, device=scores.device)
@@ -241,7 +250,8 @@ def sieve_select(
     # Twice as many groups as wanted entries let some 1.4 times those pass.
     block = groups
     sieved_select_kernel[(lists,)](
-        valid, bound, passed, entries, keys, indices, counts, heads, size, width, chunks, *kept,
+        valid, bound, passed, entries, keys, chosen.indices, chosen.counts, chosen.heads,
+        *chosen.indices.stride()[:2], heads, size, width, chunks, *kept,
         BLOCK=block, TILE=min(block, 8 * threads), THREADS=threads, VECTOR=VECTOR, WARP=warp_of(block, threads),
         num_warps=num_warps, **overlap_settings(True, scores.device),
     )  # fmt: skip

@@ -41,6 +41,14 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
         plan: dict[str, Any] = {"block_size": block, "lengths": lengths, "tally": lengths}
         for uneven in (False, True):
             sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, uneven=uneven)
+            if (lists, block) == (kv_heads, 16):
+                scored = {"scores": floats(torch.float32)(batch, lists, capacity // 64), "score_rows": integers(lists)}
+                sparse_decode_attention_gpu(
+                    q, cache, cache, indices, counts, **plan, uneven=uneven, **scored, score_block=64
+                )  # fmt: skip
+        if block == 1:
+            tokens = {"scores": floats(torch.float32)(batch, lists, capacity), "score_rows": integers(lists)}
+            sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, uneven=True, **tokens)
         bias = floats(torch.float32)(batch, lists, capacity)
         sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, bias=bias)
     bounds = PageBounds(cache[:, :, : capacity // 16], cache[:, :, : capacity // 16])

@@ -25,7 +25,10 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def launch_topk() -> None:
     """Lists in registers and in radix passes."""
     for size, k in ((63, 16), (8192, 256), (16_384, 1024), (32_768, 3277), (131_072, 4096), (524_288, 52_429)):
-        topk.topk_select_gpu(meta(1, 8, size), k, meta(1, dtype=torch.int64), keep_last=1)
+        valid = meta(1, dtype=torch.int64)
+        topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1)
+        lists, heads = meta(1, 8, k, dtype=torch.int64), meta(3, dtype=torch.int64)
+        topk.topk_select_into_gpu(meta(1, 3, size), k, valid, lists, heads, keep_first=2, keep_last=5)
 
 
 def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
