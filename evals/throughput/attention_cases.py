@@ -39,8 +39,8 @@ def decode_attention_case(size: Size) -> Case:
     def ours(x: Inputs) -> Tensor:
         return decode_attention(x["q"], x["k"], x["v"], x["lengths"])[0]
 
-    kv = 2 * _cache_elements(size) * size.dtype.itemsize
-    return _case("decode_attention", size, lambda count: [_cache_set(size) for _ in range(count)], ours, kv, kv)
+    kv = 2 * cache_elements(size) * size.dtype.itemsize
+    return _case("decode_attention", size, lambda count: [cache_set(size) for _ in range(count)], ours, kv, kv)
 
 
 def sparse_case(size: Size, block: int) -> Case:
@@ -53,11 +53,11 @@ def sparse_case(size: Size, block: int) -> Case:
     blocks, picked = -(-size.context // block), budget // block
     read = 2 * size.batch * size.config.num_kv_heads * picked * block * size.config.head_dim * size.dtype.itemsize
     lists = size.batch * size.config.num_kv_heads * picked * _INDEX_BYTES
-    cache = 2 * _cache_elements(size) * size.dtype.itemsize
+    cache = 2 * cache_elements(size) * size.dtype.itemsize
     caches = max(1, math.ceil(COLD_BYTES / cache)) if size.device.type == "cuda" else 1
 
     def make_sets(count: int) -> list[Inputs]:
-        stores = [_cache_set(size) for _ in range(min(caches, count))]
+        stores = [cache_set(size) for _ in range(min(caches, count))]
         return [
             stores[turn % len(stores)]
             | {
@@ -85,10 +85,10 @@ def token_logits_case(size: Size) -> Case:
     def ours(x: Inputs) -> Tensor:
         return token_logits(x["q"], x["k"], x["lengths"], group="mean")
 
-    keys = _cache_elements(size) * size.dtype.itemsize
+    keys = cache_elements(size) * size.dtype.itemsize
     scores = size.batch * size.config.num_kv_heads * size.context * _SCORE_BYTES
     return _case(
-        "token_logits", size, lambda count: [_cache_set(size) for _ in range(count)], ours, keys + scores,
+        "token_logits", size, lambda count: [cache_set(size) for _ in range(count)], ours, keys + scores,
         2 * keys + scores,
     )  # fmt: skip
 
@@ -175,11 +175,13 @@ def _scores(x: Inputs) -> Tensor:
     return page_score(x["q"], x["bounds"], x["pages"], group="max")
 
 
-def _cache_elements(size: Size) -> int:
+def cache_elements(size: Size) -> int:
+    """Elements of the keys, or of the values, of one layer's cache."""
     return size.batch * size.config.num_kv_heads * size.context * size.config.head_dim
 
 
-def _cache_set(size: Size) -> Inputs:
+def cache_set(size: Size) -> Inputs:
+    """One layer's queries, cache and lengths; every row is filled."""
     config = size.config
     return {
         "q": size.normal(size.batch, config.num_heads, 1, config.head_dim),

@@ -6,9 +6,12 @@ They live here and not in the registry, because what they compute means nothing;
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,6 +21,7 @@ from longdecode.engine.attention import AttentionMethod, DecodeState, Selection,
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
+from longdecode.kernels.sparse_decode_attention import naive, sparse_decode_attention
 from longdecode.methods.budgeted import BudgetedMethod
 
 PAGE_TOKENS = 16
@@ -100,14 +104,28 @@ def sharing_cache(method: AttentionMethod) -> AttentionMethod:
 
 def chooses(method: AttentionMethod) -> bool:
     """Whether the method selects at all, so that leaving selection out means something."""
-    return type(method).select is not AttentionMethod.select and not isinstance(method, OracleBudget)
+    return not isinstance(method, OracleBudget) and (_has_select(method) or selects_in_attend(method))
+
+
+def selects_in_attend(method: AttentionMethod) -> bool:
+    """Whether the method's choice is part of ``attend``, as it says of itself: heads score while they read."""
+    return bool(getattr(method, "selects_in_attend", False))
 
 
 def with_selection_given(method: AttentionMethod) -> AttentionMethod:
     """The method with its selections frozen: each layer's first one is kept and given back from then on.
 
-    What is left of the method's own work is whatever it does outside ``select``, such as keeping page metadata.
+    What is left of the method's own work is whatever it does outside ``select``, such as keeping page metadata. Of a
+    method that selects inside ``attend``, one launch over its lists is left, without scores.
     """
+    return _with_lists_given(method) if selects_in_attend(method) else _with_select_given(method)
+
+
+def _has_select(method: AttentionMethod) -> bool:
+    return type(method).select is not AttentionMethod.select
+
+
+def _with_select_given(method: AttentionMethod) -> AttentionMethod:
     given = copy.copy(method)
     kept: dict[int, Selection | None] = {}
     choose: Callable[[int, Tensor, DecodeState], Selection | None] = method.select
@@ -120,3 +138,69 @@ def with_selection_given(method: AttentionMethod) -> AttentionMethod:
 
     vars(given)["select"] = select
     return given
+
+
+def _with_lists_given(method: AttentionMethod) -> AttentionMethod:
+    """The method, its ``attend`` replaced by one launch over what it was seen to read in a layer's first step."""
+    given = copy.copy(method)
+    kept: dict[int, Selection | None] = {}
+    attend: Callable[[int, Tensor, DecodeState], Tensor] = method.attend
+
+    def attend_given(layer: int, q: Tensor, state: DecodeState) -> Tensor:
+        if layer not in kept:
+            with launched_lists() as launches:
+                out = attend(layer, q, state)
+            if len(launches) > 1:
+                raise UnsupportedCellError(
+                    f"{method.name}: {len(launches)} launches over lists in layer {layer}; one can be given"
+                )
+            kept[layer] = launches[0] if launches else None
+            return out
+        lists = kept[layer]
+        if lists is None:
+            return method.attend_all(layer, q, state)
+        return sparse_decode_attention(
+            q, state.cache.keys(layer), state.cache.values(layer), lists.indices, lists.counts,
+            block_size=lists.block_size, lengths=state.visible, tally=state.tally[layer], uneven=lists.uneven,
+        )[0]  # fmt: skip
+
+    vars(given)["attend"] = attend_given
+    return given
+
+
+@contextmanager
+def launched_lists() -> Iterator[list[Selection]]:
+    """Copies of the lists that sparse decode attention is launched over while the block runs, in order.
+
+    Both paths of the op are wrapped where the op looks them up, so that it does not matter who calls it.
+    """
+    seen: list[Selection] = []
+    undo: list[tuple[ModuleType, str, Any]] = []
+    for module, name in _sparse_paths():
+        original = getattr(module, name)
+        undo.append((module, name, original))
+        setattr(module, name, _noting(seen, original))
+    try:
+        yield seen
+    finally:
+        for module, name, original in undo:
+            setattr(module, name, original)
+
+
+def _noting(seen: list[Selection], original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(
+        q: Tensor, k: Tensor, v: Tensor, indices: Tensor, counts: Tensor, *, block_size: int, **rest: Any
+    ) -> tuple[Tensor, Tensor]:
+        # Noted before the launch: a method may write into its lists as soon as they are read.
+        seen.append(Selection(indices.clone(), counts.clone(), block_size, bool(rest.get("uneven", False))))
+        out: tuple[Tensor, Tensor] = original(q, k, v, indices, counts, block_size=block_size, **rest)
+        return out
+
+    return run
+
+
+def _sparse_paths() -> Iterator[tuple[ModuleType, str]]:
+    """Modules and names of the op's paths; the Triton one where it can be imported."""
+    yield naive, "sparse_decode_attention"
+    if torch.cuda.is_available():
+        yield import_module("longdecode.kernels.sparse_decode_attention.gpu"), "sparse_decode_attention_gpu"

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.throughput.ledger import SpeedCell
+from longdecode.evals.throughput.records import Stage
 from longdecode.evals.throughput.run import Choose, run_speed_job
 from longdecode.evals.throughput.spec import KERNELS_JOB, OPS
 from longdecode.evals.throughput.summary import summary_table, write_speed_summary
@@ -56,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep-going", action="store_true", help="go on after an error that no status stands for")
     parser.add_argument("--jobs", nargs="+", metavar="JOB", help=f"{KERNELS_JOB} or models (default: all)")
     parser.add_argument("--subjects", nargs="+", help=f"ops or methods: {', '.join(OPS)}, or labels")
-    parser.add_argument("--stages", nargs="+", help="op, step, no_selection, no_attention, projections, prefill, setup")
+    parser.add_argument("--stages", nargs="+", help=f"some of: {', '.join(get_args(Stage))}")
     parser.add_argument("--contexts", nargs="+", type=int)
     parser.add_argument("--batches", nargs="+", type=int)
     parser.add_argument("--budgets", nargs="+", help="as tables print them: 1024, 0.1, full")

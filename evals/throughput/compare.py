@@ -35,8 +35,8 @@ from longdecode.evals.throughput.storage import read_speed_records
 
 BENCH = Path("evals/throughput/cli.py")
 COLUMNS = (
-    "bench", "subject", "label", "stage", "context", "batch", "budget", "status", "reason", "other_us", "this_us",
-    "ratio", "ratio_low", "ratio_high", "pairs", "disturbed", "verdict",
+    "bench", "subject", "label", "stage", "context", "batch", "budget", "full_heads", "status", "reason", "other_us",
+    "this_us", "ratio", "ratio_low", "ratio_high", "pairs", "disturbed", "verdict",
 )  # fmt: skip
 Run = dict[Key, SpeedRecord]
 
@@ -139,7 +139,7 @@ def geometric_ratio(ratios: Sequence[float], confidence: float = 0.95) -> Interv
 
 
 def _row(key: Key, other: Sequence[Run], this: Sequence[Run]) -> dict[str, Any]:
-    bench, subject, label, stage, context, batch, budget = key
+    bench, subject, label, stage, context, batch, budget, full_heads = key
     found = [run.get(key) for run in (*other, *this)]
     bad = next((record for record in found if record is None or record.status != "ok"), found[0])
     complete = all(record is not None and record.status == "ok" for record in found)
@@ -150,8 +150,9 @@ def _row(key: Key, other: Sequence[Run], this: Sequence[Run]) -> dict[str, Any]:
     samples = [sample for record in found if record is not None for sample in record.samples]
     return {
         "bench": bench, "subject": subject, "label": label, "stage": stage, "context": context, "batch": batch,
-        "budget": budget, "status": "ok" if complete else (bad.status if bad is not None else "missing"),
-        "reason": reason, "other_us": median([a for a, _ in pairs if a == a]),
+        "budget": budget, "full_heads": full_heads, "reason": reason,
+        "status": "ok" if complete else (bad.status if bad is not None else "missing"),
+        "other_us": median([a for a, _ in pairs if a == a]),
         "this_us": median([b for _, b in pairs if b == b]), "ratio": ratio.value, "ratio_low": ratio.low,
         "ratio_high": ratio.high, "pairs": len(ratios),
         "disturbed": sum(sample.disturbed is not None for sample in samples), "verdict": _verdict(ratio),

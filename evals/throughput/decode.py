@@ -17,7 +17,14 @@ from longdecode.evals.throughput.ledger import SpeedCell, SpeedLedger
 from longdecode.evals.throughput.models import TimedModel
 from longdecode.evals.throughput.records import SpeedRecord
 from longdecode.evals.throughput.spec import CEILING_METHODS, DecodeSpec
-from longdecode.evals.throughput.step_block import fill_cache, projections_block, set_lengths, step_block
+from longdecode.evals.throughput.step_block import (
+    correction_block,
+    fill_cache,
+    projections_block,
+    set_lengths,
+    step_block,
+    tensors_of,
+)
 from longdecode.evals.throughput.timing import Block
 from longdecode.kernels.dispatch import kernel_path
 from longdecode.methods.conformance import FAST_PATH_CHECKS
@@ -36,7 +43,7 @@ class DecodeBench:
         self.ledger = ledger
         self.model = model
         self.spec = spec
-        self.labels = Labels(job.run)
+        self.labels = Labels(job.run, job.name)
         self._gates: dict[str, str | None] = {}
 
     def run(self) -> None:
@@ -144,7 +151,24 @@ class _Place:
             return self.job.timed(
                 cell, self.model.weights, samples, FULL, bytes_min=self.model.read_bytes, launch=launches.as_record()
             )
+        if cell.stage == "correction":
+            return self._correction(cell)
         return self._step(cell)
+
+    def _correction(self, cell: SpeedCell) -> SpeedRecord:
+        """One correction of the label's cache: every sequence's keys and values are read whole, once."""
+        method = self.bench.labels.build(cell.label, cell.budget_tokens, self.model.config)
+        with recorded(self.job.device) as launches:
+            block = correction_block(self.model.decoder, self.cache, method, cell.label, self.context)
+        samples = self.job.time(block, self.full, self.spec.rounds)
+        read = self.context * self.model.config.kv_bytes_per_token(self.model.decoder.dtype.itemsize)
+        record = self.job.timed(
+            cell, self.model.weights, samples, FULL, bytes_min=self.model.read_bytes + self.batch * read,
+            launch=launches.as_record(),
+        )  # fmt: skip
+        correction = method.correction
+        said = {} if correction is None else {"correction": correction.mode, "correction_period": correction.period}
+        return record.model_copy(update={"params": {**cell.params, **said}})
 
     def _step(self, cell: SpeedCell) -> SpeedRecord:
         method = self.bench.labels.build(cell.label, cell.budget_tokens, self.model.config)
@@ -207,7 +231,7 @@ class _Place:
             return None
         torch.cuda.synchronize(self.job.device)
         own = torch.cuda.max_memory_allocated(self.job.device) - self._before
-        shared = self.cache.nbytes() if _cache_of(block) is self.cache else 0
+        shared = self.cache.nbytes() if _shares_memory(_cache_of(block), self.cache) else 0
         return self.model.resident_bytes + shared + own
 
 
@@ -215,3 +239,11 @@ def _cache_of(block: Block) -> KVCache:
     """The cache that a step block decodes in."""
     cache: KVCache = block.keep[0].state.cache
     return cache
+
+
+def _shares_memory(cache: KVCache, prompt: KVCache) -> bool:
+    """Whether a cache holds keys of the shared one, as itself or as a view."""
+    if cache is prompt:
+        return True
+    held = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(cache)}
+    return prompt.k.untyped_storage().data_ptr() in held

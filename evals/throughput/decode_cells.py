@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.correction import Correction
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.budgets import FULL_BUDGET, Budget
@@ -18,13 +19,20 @@ from longdecode.methods.registry import get_method
 
 FULL = "full"
 HF_LABELS = ("hf_full", "hf_full_static")
+SAMPLE_BUDGET = 4096
+"""A budget in tokens that every method can honour, for questions whose answer does not depend on it."""
 
 
 class Labels:
-    """Labels of a configuration resolved to methods; the ceilings and ``full`` are known without being configured."""
+    """Labels of a configuration resolved to methods of one model; the ceilings and ``full`` need no configuring.
 
-    def __init__(self, run: RunConfig):
+    Args:
+        model: a key of the configuration's models or a shape; a label's parameters may differ by model.
+    """
+
+    def __init__(self, run: RunConfig, model: str):
         self.run = run
+        self.model = model
 
     def method_name(self, label: str) -> str:
         """The registered name behind a label; a ceiling's own."""
@@ -32,7 +40,7 @@ class Labels:
 
     def params(self, label: str) -> Mapping[str, Any]:
         """The parameters that differ from the method's defaults."""
-        return self.run.methods[label].params if label in self.run.methods else {}
+        return self.run.methods[label].params_of(self.model) if label in self.run.methods else {}
 
     def takes_budget(self, label: str) -> bool:
         """Whether the label is run once a budget."""
@@ -52,30 +60,45 @@ class Labels:
 
     def chooses(self, label: str, config: ModelConfig) -> bool:
         """Whether the label's method selects, so that a step with its selection given can be timed."""
+        method = self._sample(label, config)
+        return method is not None and chooses(method)
+
+    def correction(self, label: str, config: ModelConfig) -> Correction | None:
+        """What the label's method does to its cache every few steps; nothing for most."""
+        method = self._sample(label, config)
+        return None if method is None else method.correction
+
+    def _sample(self, label: str, config: ModelConfig) -> AttentionMethod | None:
+        """The method at some budget; none where this model cannot have it, as its cells will say."""
         try:
-            return chooses(self.build(label, 1024 if self.takes_budget(label) else None, config))
+            return self.build(label, SAMPLE_BUDGET if self.takes_budget(label) else None, config)
         except LongDecodeError:
-            return False
+            return None
 
 
 def decode_cells(labels: Labels, spec: DecodeSpec, config: ModelConfig) -> list[SpeedCell]:
     """Every cell, context by context, batch by batch: full first, then the methods, stages and the stock loop."""
     selecting = {label for label in spec.methods if labels.chooses(label, config)}
+    corrected = {label for label in spec.methods if labels.correction(label, config)}
     return [
         cell
         for context in spec.contexts
         for batch in spec.batches
-        for cell in _at(labels, spec, selecting, context, batch)
+        for cell in _at(labels, spec, selecting, corrected, context, batch)
     ]
 
 
-def _at(labels: Labels, spec: DecodeSpec, selecting: set[str], context: int, batch: int) -> Iterator[SpeedCell]:
+def _at(
+    labels: Labels, spec: DecodeSpec, selecting: set[str], corrected: set[str], context: int, batch: int
+) -> Iterator[SpeedCell]:
     for label in (FULL, *(name for name in spec.methods if labels.method_name(name) != FULL)):
         budgets = spec.budgets if labels.takes_budget(label) else (FULL_BUDGET,)
         for budget in budgets:
             yield _cell(labels, label, "step", context, batch, budget)
             if spec.stages and label in selecting:
                 yield _cell(labels, label, "no_selection", context, batch, budget)
+            if label in corrected:
+                yield _cell(labels, label, "correction", context, batch, budget)
             if label not in CEILING_METHODS:
                 yield _cell(labels, label, "setup", context, batch, budget)
     if spec.stages:

@@ -1,7 +1,9 @@
-"""Tables that follow from speed.csv: how cost grows, from where a method pays, and what a step's time is made of."""
+"""Tables that follow from speed.csv: how cost grows, where a method pays, what a step is made of, ratios to others."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +12,20 @@ import pandas as pd
 from longdecode.evals.throughput.statistics import fit_line
 
 GROWTH_COLUMNS = (
-    "bench", "model", "subject", "label", "stage", "budget", "axis", "fixed", "points", "slope_us", "slope_low",
-    "slope_high", "intercept_us", "r2",
+    "bench", "model", "subject", "label", "stage", "budget", "full_heads", "axis", "fixed", "points", "slope_us",
+    "slope_low", "slope_high", "intercept_us", "r2",
 )  # fmt: skip
 BREAKEVEN_COLUMNS = ("model", "label", "budget", "axis", "fixed", "value", "verdict")
 BREAKDOWN_COLUMNS = ("model", "label", "budget", "context", "batch", "part", "us")
-_SERIES = ["bench", "model", "subject", "label", "stage", "budget"]
+CORRECTION_COLUMNS = (
+    "model", "label", "budget", "context", "batch", "mode", "period", "step_us", "correction_us", "per_token_us",
+    "ratio", "ratio_low", "ratio_high",
+)  # fmt: skip
+BASELINE_COLUMNS = ("model", "context", "batch", "label", "budget", "baseline", "ratio", "low", "high", "how")
+BASELINES = ("full", "hf_full", "hf_full_static")
+"""What every label is held against: our own full attention, and the stock loop with each of its caches."""
+_CELL = ["model", "label", "budget", "context", "batch"]
+_SERIES = ["bench", "model", "subject", "label", "stage", "budget", "full_heads"]
 _AXES = (("context", "batch"), ("batch", "context"))
 _TOKENS_PER_STEP = {"context": 1024, "batch": 1}
 
@@ -28,7 +38,7 @@ def growth_table(speed: pd.DataFrame, confidence: float) -> pd.DataFrame:
     timed = speed[(speed["n"] > 0) & (speed["bench"] != "ceiling")]
     rows: list[dict[str, Any]] = []
     for axis, other in _AXES:
-        for key, found in timed.groupby([*_SERIES, other], sort=False):
+        for key, found in timed.groupby([*_SERIES, other], sort=False, dropna=False):
             series = found.sort_values(axis)
             if len(series) < 2:
                 continue
@@ -92,6 +102,86 @@ def breakdown_table(speed: pd.DataFrame) -> pd.DataFrame:
         for part, us in parts.items()
     ]
     return pd.DataFrame(rows, columns=list(BREAKDOWN_COLUMNS))
+
+
+def correction_table(speed: pd.DataFrame) -> pd.DataFrame:
+    """What Cache Correction adds to a token: a correction's time over its period.
+
+    ``per_token_us = step + (correction - replaced) / period``, where a rewrite replaces nothing and a dense step the
+    step itself. Times are taken through their pairs, as in the breakdown; ``ratio`` is Full's step over
+    ``per_token_us``, its bounds those of step and correction added in quadrature.
+    """
+    decode = speed[(speed["bench"] == "decode") & (speed["n"] > 0) & speed["ratio"].notna()]
+    steps = {tuple(row[name] for name in _CELL): row for _, row in decode[decode["stage"] == "step"].iterrows()}
+    rows = []
+    for _, row in decode[decode["stage"] == "correction"].iterrows():
+        cell = {name: row[name] for name in _CELL}
+        step = steps.get(tuple(cell.values()))
+        full = steps.get((row["model"], "full", "full", row["context"], row["batch"]))
+        if step is None or full is None:
+            continue
+        params = json.loads(row["params"])
+        mode, period = params["correction"], int(params["correction_period"])
+        share = 1 - (mode == "dense_step") / period
+        time = share / step["ratio"] + 1 / row["ratio"] / period
+        up, down = (
+            math.hypot(share * (1 / step[end] - 1 / step["ratio"]), (1 / row[end] - 1 / row["ratio"]) / period)
+            for end in ("ratio_low", "ratio_high")
+        )
+        base = float(full["median_us"])
+        rows.append(
+            cell
+            | {"mode": mode, "period": period, "step_us": base / step["ratio"], "correction_us": base / row["ratio"]}
+            | {"per_token_us": base * time, "ratio": 1 / time}
+            | {"ratio_low": 1 / (time + up), "ratio_high": 1 / (time - down)}
+        )
+    return pd.DataFrame(rows, columns=list(CORRECTION_COLUMNS))
+
+
+def baselines_table(speed: pd.DataFrame, correction: pd.DataFrame) -> pd.DataFrame:
+    """How many times as fast as each baseline a label decodes at the same context and batch.
+
+    Against our own full attention the ratio is that of the pairs (``paired``). The stock loops are paired with full,
+    too: against them a ratio is the quotient of two (``through full``), its bounds those of both, added in quadrature
+    on a logarithmic scale. A label that corrects its cache is charged for it; without that time it has no ratio.
+    """
+    steps = speed[(speed["bench"] == "decode") & (speed["stage"] == "step") & (speed["n"] > 0) & speed["ratio"].notna()]
+    corrects = {tuple(row) for row in speed.loc[speed["stage"] == "correction", _CELL].itertuples(index=False)}
+    corrected = {tuple(row[name] for name in _CELL): row for _, row in correction.iterrows()}
+    rows: list[tuple[Any, ...]] = []
+    for place, found in steps.groupby(["model", "context", "batch"], sort=False):
+        stock = {row["label"]: _bounds(row) for _, row in found.iterrows() if row["label"] in BASELINES[1:]}
+        for _, row in found[~found["label"].isin(BASELINES[1:])].iterrows():
+            cell, is_full = tuple(row[name] for name in _CELL), row["label"] == "full"
+            charge = ""
+            if cell in corrects:
+                charge = ", with correction" if cell in corrected else ", correction not timed"
+            mine = (1.0, 1.0, 1.0) if is_full else _bounds(corrected.get(cell) if charge else row)
+            if not is_full:
+                rows.append((*place, row["label"], row["budget"], "full", *mine, "paired" + charge))
+            how = "paired" if is_full else "through full" + charge
+            for baseline in BASELINES[1:]:
+                if baseline in stock:
+                    rows.append((*place, row["label"], row["budget"], baseline, *_quotient(mine, stock[baseline]), how))
+    return pd.DataFrame(rows, columns=list(BASELINE_COLUMNS))
+
+
+_Bounds = tuple[float, float, float]
+
+
+def _bounds(row: pd.Series | None) -> _Bounds:
+    """Ratio and interval of a row; no number where there is none."""
+    if row is None:
+        return math.nan, math.nan, math.nan
+    return float(row["ratio"]), float(row["ratio_low"]), float(row["ratio_high"])
+
+
+def _quotient(mine: _Bounds, theirs: _Bounds) -> _Bounds:
+    """The quotient of two ratios that were taken independently, with bounds."""
+    value = mine[0] / theirs[0]
+    down = math.hypot(math.log(mine[0] / mine[1]), math.log(theirs[2] / theirs[0]))
+    up = math.hypot(math.log(mine[2] / mine[0]), math.log(theirs[0] / theirs[1]))
+    return value, value * math.exp(-down), value * math.exp(up)
 
 
 def _parts(place: pd.DataFrame) -> Iterator[tuple[str, str, dict[str, float]]]:

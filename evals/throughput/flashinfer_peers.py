@@ -16,15 +16,18 @@ Calls = list[Callable[[], Any]]
 
 
 def dense(flashinfer: Any, size: Size, sets: Sequence[Inputs], page: int) -> Calls:
-    """Every page of each row, in FlashInfer's own layout ``[pages, page, Hkv, D]``, on tensor cores."""
+    """Every page of each row up to its length, in FlashInfer's layout ``[pages, page, Hkv, D]``, on tensor cores."""
     config, pages = size.config, size.context // page
     workspace = _workspace(size)
     calls: Calls = []
     for x in sets:
         keys, values = (_paged(x[name], page) for name in ("k", "v"))
-        indptr = torch.arange(size.batch + 1, device=size.device, dtype=torch.int32) * pages
-        indices = torch.arange(size.batch * pages, device=size.device, dtype=torch.int32)
-        plan = _Plan(flashinfer, workspace, indptr, indices, page)
+        used = (x["lengths"] + page - 1) // page
+        indptr = torch.nn.functional.pad(used.cumsum(0), (1, 0)).to(torch.int32)
+        numbers = torch.arange(pages, device=size.device).expand(size.batch, -1)
+        first = torch.arange(size.batch, device=size.device)[:, None] * pages
+        indices = (numbers + first)[numbers < used[:, None]].to(torch.int32)
+        plan = _Plan(flashinfer, workspace, indptr, indices, page, (x["lengths"] - (used - 1) * page).to(torch.int32))
         plan.prepare(config.num_heads, config.num_kv_heads, config.head_dim, size.dtype)
         queries = x["q"][:, :, 0].contiguous()
         calls.append(partial(plan.run, queries, (keys, values), x["q"].shape))
@@ -65,11 +68,14 @@ def top_k(flashinfer: Any, sets: Sequence[Inputs]) -> Calls:
 class _Plan:
     """One wrapper with its page table, planned once on the host so that ``run`` can be captured."""
 
-    def __init__(self, flashinfer: Any, workspace: Tensor, indptr: Tensor, indices: Tensor, page: int):
+    def __init__(
+        self, flashinfer: Any, workspace: Tensor, indptr: Tensor, indices: Tensor, page: int, last: Tensor | None = None
+    ):
         requests = len(indptr) - 1
         self.page = page
         self.indptr, self.indices = indptr, indices
-        self.last = torch.full((requests,), page, device=indptr.device, dtype=torch.int32)
+        filled = torch.full((requests,), page, device=indptr.device, dtype=torch.int32)
+        self.last = filled if last is None else last
         self.wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             workspace, "NHD", use_cuda_graph=True, use_tensor_cores=True,
             paged_kv_indptr_buffer=torch.empty_like(indptr), paged_kv_indices_buffer=torch.empty_like(indices),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,10 @@ Call = Callable[[Inputs], Any]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Where a case is timed; ``context`` is 0 for ops that do not depend on it."""
+    """Where a case is timed; ``context`` is 0 for ops that do not depend on it.
+
+    ``full_heads``: KV heads that read everything, for cases in which heads differ.
+    """
 
     config: ModelConfig
     context: int
@@ -35,12 +38,13 @@ class Size:
     budget_tokens: int | None
     device: torch.device
     dtype: torch.dtype
+    full_heads: int | None = None
 
     def smaller(self) -> Size:
         """A size for the correctness gate, no larger in any direction."""
         context = min(self.context, 2048)
         budget = None if self.budget_tokens is None else min(self.budget_tokens, max(16, context // 4))
-        return Size(self.config, context, min(self.batch, 2), budget, self.device, self.dtype)
+        return replace(self, context=context, batch=min(self.batch, 2), budget_tokens=budget)
 
     def normal(self, *shape: int) -> Tensor:
         """Random normal values in the size's dtype."""
@@ -63,6 +67,7 @@ class Case:
         read_bytes: bytes that one call must move at least.
         set_bytes: memory of one further set; the first one may share with others, see ``base_bytes``.
         base_bytes: memory that does not grow with the sets.
+        peer_bytes: for peers that must move something else than ours, how many bytes; by label.
     """
 
     subject: str
@@ -75,6 +80,7 @@ class Case:
     base_bytes: int = 0
     same: Callable[[Any, Any], bool] | None = None
     params: dict[str, Any] = field(default_factory=dict)
+    peer_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sets(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import torch
@@ -21,14 +21,15 @@ from longdecode.evals.throughput.attention_cases import (
     topk_case,
 )
 from longdecode.evals.throughput.ceiling import ceiling_cells, make_probe
+from longdecode.evals.throughput.hybrid_cases import hybrid_case, topk_into_case
 from longdecode.evals.throughput.job import SpeedJob, free_memory
 from longdecode.evals.throughput.kernel_case import Case, Inputs, Size
 from longdecode.evals.throughput.launches import recorded
-from longdecode.evals.throughput.ledger import SpeedCell, SpeedLedger
+from longdecode.evals.throughput.ledger import SpeedCell, SpeedLedger, full_heads_of
 from longdecode.evals.throughput.models import shape_config
 from longdecode.evals.throughput.peers import PeerUnavailableError, peers_of
 from longdecode.evals.throughput.records import SpeedRecord, SpeedSample
-from longdecode.evals.throughput.spec import OPS, KernelSpec
+from longdecode.evals.throughput.spec import HYBRID_OPS, OPS, HybridSpec, KernelSpec
 from longdecode.evals.throughput.step_block import captured
 from longdecode.evals.throughput.step_cases import (
     add_rms_norm_case,
@@ -53,6 +54,10 @@ _SIMPLE: dict[str, Callable[[Size], Case]] = {
     "rope_append": rope_append_case,
     "sparse_decode_attention": lambda size: sparse_case(size, 16),
     "sparse_decode_attention_tokens": lambda size: sparse_case(size, 1),
+    "hybrid_attention": hybrid_case,
+    "hybrid_attention_random": partial(hybrid_case, random_lengths=True),
+    "hybrid_attention_scored": partial(hybrid_case, scored=True),
+    "topk_select_into": topk_into_case,
 }
 
 
@@ -62,6 +67,9 @@ def kernel_cells(spec: KernelSpec, device: torch.device) -> list[SpeedCell]:
     for op in OPS:
         if op not in spec.ops:
             continue
+        if op in HYBRID_OPS:
+            cells += _hybrid_cells(op, spec.hybrid) if spec.hybrid else []
+            continue
         depends = op in _BUDGETED or op in _CONTEXT_ONLY
         for context in spec.contexts if depends else (0,):
             for batch in spec.batches:
@@ -69,6 +77,17 @@ def kernel_cells(spec: KernelSpec, device: torch.device) -> list[SpeedCell]:
                     for label in (OURS, *peers_of(op)):
                         cells.append(SpeedCell("kernel", op, label, "op", context, batch, budget))
     return cells
+
+
+def _hybrid_cells(op: str, spec: HybridSpec) -> Iterator[SpeedCell]:
+    """An op of hybrid layers at each size; what scores or selects for retrieval heads wants one of them at least."""
+    subjects = [op]
+    if op == "hybrid_attention":
+        subjects = [op if lengths == "full" else f"{op}_{lengths}" for lengths in spec.lengths]
+    counts = [heads for heads in spec.full_heads if heads > 0 or op == "hybrid_attention"]
+    for subject, context, batch, budget, heads in product(subjects, spec.contexts, spec.batches, spec.budgets, counts):
+        for label in (OURS, *peers_of(subject)):
+            yield SpeedCell("kernel", subject, label, "op", context, batch, budget, {"full_heads": heads})
 
 
 def make_case(op: str, size: Size) -> Case:
@@ -98,7 +117,7 @@ class KernelBench:
             if cell.bench == "ceiling":
                 self._guarded([cell], partial(self._probe, cell))
         kernels = [cell for cell in self.ledger.cells if cell.bench == "kernel"]
-        for _, group in groupby(kernels, lambda cell: (cell.subject, cell.context, cell.batch, cell.budget)):
+        for _, group in groupby(kernels, _place):
             cells = list(group)
             if self.ledger.open(cells):
                 self._guarded(self.ledger.open(cells), partial(self._op, cells))
@@ -115,8 +134,8 @@ class KernelBench:
         """Our kernel, gated, then in pairs with each peer; our own row holds the pairs with the first peer that ran."""
         own, peers = cells[0], cells[1:]
         size = Size(
-            self.config, own.context, own.batch, own.budget_tokens, self.job.device, self.job.dtype
-        )  # fmt: skip
+            self.config, own.context, own.batch, own.budget_tokens, self.job.device, self.job.dtype, full_heads_of(own)
+        )
         torch.manual_seed(self.job.run.seed)
         _gate(make_case(own.subject, size.smaller()))
         case = make_case(own.subject, size)
@@ -163,8 +182,9 @@ class KernelBench:
     ) -> None:
         if not self.ledger.is_open(cell):
             return
-        record: SpeedRecord = self.job.timed(cell, "none", samples, reference, bytes_min=case.read_bytes, launch=launch)
-        params = case.params | {"sets": case.sets, "cold": case.cold}
+        moved = case.peer_bytes.get(cell.label, case.read_bytes)
+        record: SpeedRecord = self.job.timed(cell, "none", samples, reference, bytes_min=moved, launch=launch)
+        params = {**cell.params, **case.params, "sets": case.sets, "cold": case.cold}
         self.ledger.add(record.model_copy(update={"params": params}))
 
     def _close(self, cell: SpeedCell, status: Status, error: Exception) -> None:
@@ -186,6 +206,11 @@ class KernelBench:
                     self.ledger.add(self.job.closed(cell, "none", status, str(failure)))
             free_memory(self.job.device, failure)
         free_memory(self.job.device)
+
+
+def _place(cell: SpeedCell) -> tuple[Any, ...]:
+    """What the cells have in common that are timed on the same inputs."""
+    return cell.subject, cell.context, cell.batch, cell.budget, full_heads_of(cell)
 
 
 def _peer_status(error: Exception) -> Status:

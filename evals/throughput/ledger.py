@@ -14,7 +14,7 @@ from longdecode.evals.throughput.storage import SpeedJournal
 
 _FINAL = frozenset({"ok", "unsupported"})
 """Statuses that a resumed job keeps; the others may end better the next time."""
-Key = tuple[str, str, str, str, int, int, str]
+Key = tuple[str, str, str, str, int, int, str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,10 @@ class SpeedCell:
     @property
     def key(self) -> Key:
         """What tells this cell's record from the job's others."""
-        return (self.bench, self.subject, self.label, self.stage, self.context, self.batch, self.budget.text)
+        return (
+            self.bench, self.subject, self.label, self.stage, self.context, self.batch, self.budget.text,
+            full_heads_of(self),
+        )  # fmt: skip
 
     @property
     def budget_tokens(self) -> int | None:
@@ -45,7 +48,13 @@ def key_of(record: SpeedRecord) -> Key:
     """The key of the cell that a record belongs to."""
     return (
         record.bench, record.subject, record.label, record.stage, record.context, record.batch, record.budget,
+        full_heads_of(record),
     )  # fmt: skip
+
+
+def full_heads_of(timed: SpeedCell | SpeedRecord) -> int | None:
+    """How many KV heads of a hybrid kernel case read everything; ``None`` of anything else."""
+    return timed.params.get("full_heads") if timed.bench == "kernel" else None
 
 
 class SpeedLedger:
@@ -91,6 +100,8 @@ def told(record: SpeedRecord) -> str:
     """One line for the log: what, where, and its median or its status."""
     where = f"{record.bench} {record.subject}/{record.label} {record.stage} context={record.context}"
     where += f" batch={record.batch} budget={record.budget}"
+    heads = full_heads_of(record)
+    where += "" if heads is None else f" full_heads={heads}"
     if record.status != "ok":
         return f"{where}: {record.status}: {record.reason}"
     times = good_times(record.samples)

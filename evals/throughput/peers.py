@@ -14,8 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.throughput import flashinfer_peers
 from longdecode.evals.throughput.attention_cases import PAGE
+from longdecode.evals.throughput.hybrid_cases import BLOCK, attend
 from longdecode.evals.throughput.kernel_case import Case, Inputs
 from longdecode.evals.throughput.step_cases import EPS
+from longdecode.kernels.block_max_score import block_max_score
+from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.dispatch import naive_kernels
 from longdecode.kernels.layout import fold_group
 from longdecode.kernels.page_score import page_score
@@ -156,6 +159,52 @@ def _flashinfer_sparse(case: Case, sets: Sequence[Inputs]) -> Calls:
     return flashinfer_peers.sparse(_flashinfer(), case.size, sets)
 
 
+def _ours_dense(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Our own dense attention of all heads."""
+    return [partial(lambda x: decode_attention(x["q"], x["k"], x["v"], x["lengths"])[0], x) for x in sets]
+
+
+def _unscored(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Our own launch on the same lists without scores: what they cost is the difference."""
+    return [partial(lambda x: attend(x, scores=False)[0], x) for x in sets]
+
+
+def _two_passes(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Our own launch without scores, then a second pass for them over the scored heads' keys, laid out apart."""
+
+    def calls(x: Inputs) -> Callable[[], Tensor]:
+        full, group = x["full"], case.size.config.group_size
+        queries = x["q"].unflatten(1, (-1, group))[:, full].flatten(1, 2).contiguous()
+        keys = x["k"][:, full].contiguous()
+
+        def run() -> Tensor:
+            out = attend(x, scores=False)[0]
+            block_max_score(queries, keys, x["lengths"], block_size=BLOCK, group="mean")
+            return out
+
+        return run
+
+    return [calls(x) for x in sets]
+
+
+def _once_a_cache(setup: Setup) -> Setup:
+    """A dense peer's calls on each cache once, where the sets of a case share caches."""
+
+    def calls(case: Case, sets: Sequence[Inputs]) -> Calls:
+        return setup(case, list({id(x["k"]): x for x in reversed(sets)}.values())[::-1])
+
+    return calls
+
+
+def _torch_topk_into(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """``torch.topk`` and a scatter into the lists; nothing is kept by force and nothing sorted."""
+
+    def select(x: Inputs) -> None:
+        x["indices"].index_copy_(1, x["heads"], _topk_indices(x))
+
+    return [partial(select, x) for x in sets]
+
+
 def _flashinfer() -> Any:
     """The package, where it is installed and there is a device for it.
 
@@ -186,4 +235,11 @@ _PEERS: dict[str, dict[str, Setup]] = {
     "linear_down": {"cublas": _cublas},
     "linear_lm_head": {"cublas": _cublas},
     "gated_linear": {"cublas": _cublas_gated},
-}
+    "hybrid_attention": {
+        "torch_flash": _once_a_cache(_flash), "torch_cudnn": _once_a_cache(_cudnn),
+        "flashinfer": _once_a_cache(_flashinfer_dense), "longdecode_dense": _once_a_cache(_ours_dense),
+    },
+    "hybrid_attention_random": {"flashinfer": _flashinfer_dense, "longdecode_dense": _ours_dense},
+    "hybrid_attention_scored": {"torch_flash": _flash, "longdecode_unscored": _unscored, "two_passes": _two_passes},
+    "topk_select_into": {"torch_topk": _torch_topk_into},
+}  # fmt: skip

@@ -11,7 +11,7 @@ from longdecode.evals.records import Provenance, Status
 SCHEMA_VERSION = 1
 
 Bench = Literal["ceiling", "kernel", "decode"]
-Stage = Literal["op", "step", "no_selection", "no_attention", "projections", "prefill", "setup"]
+Stage = Literal["op", "step", "no_selection", "no_attention", "projections", "correction", "prefill", "setup"]
 
 
 class SpeedSample(BaseModel):

@@ -89,7 +89,7 @@ def _cells(job: SpeedJob, spec: ThroughputSpec) -> list[SpeedCell]:
 
     model = job.run.models.get(job.name)
     config = read_config(resolve_checkpoint(model.path, model.revision)) if model else shape_config(job.name)
-    return decode_cells(Labels(job.run), spec.decode[job.name], config)
+    return decode_cells(Labels(job.run, job.name), spec.decode[job.name], config)
 
 
 def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequence[SpeedCell]) -> None:

@@ -9,14 +9,18 @@ from typing import Any
 from longdecode.evals.budgets import Budget, read_budgets
 from longdecode.evals.config_values import Section
 from longdecode.evals.names import unknown_name
-from longdecode.evals.throughput.shapes import shape_names
+from longdecode.evals.throughput.shapes import RAW_SHAPES, shape_names
 
 OPS = (
     "decode_attention", "sparse_decode_attention", "sparse_decode_attention_tokens", "page_score", "topk_select",
     "selection", "token_logits", "add_rms_norm", "rope_append", "linear_qkv", "linear_o", "linear_down",
-    "linear_lm_head", "gated_linear",
+    "linear_lm_head", "gated_linear", "hybrid_attention", "hybrid_attention_scored", "topk_select_into",
 )  # fmt: skip
 """Names of the kernel bench's cases."""
+HYBRID_OPS = ("hybrid_attention", "hybrid_attention_scored", "topk_select_into")
+"""Those with sizes of their own, which also say how many KV heads read everything: see ``HybridSpec``."""
+LENGTHS = ("full", "random")
+FULL_HEADS = (0, 1, 2, 4, 8)
 CEILING_METHODS = ("oracle_budget",)
 """Labels that the decode bench knows without a method of that name: see ``ceilings``."""
 KERNELS_JOB = "kernels"
@@ -25,8 +29,26 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
+class HybridSpec:
+    """Sizes of the cases in which some KV heads of a layer read everything and the others a list of blocks.
+
+    ``full_heads`` says how many read everything. ``lengths``: every row filled (``full``), or lengths drawn from all
+    below the context (``random``), as the code released with LycheeDecode times its kernel.
+    """
+
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    budgets: tuple[Budget, ...]
+    full_heads: tuple[int, ...] = FULL_HEADS
+    lengths: tuple[str, ...] = ("full",)
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """The kernel bench: which cases at which sizes, with the heads and widths of which shape."""
+    """The kernel bench: which cases at which sizes, with the heads and widths of which shape.
+
+    The cases of ``HYBRID_OPS`` are timed at the sizes of ``hybrid`` and nowhere without it.
+    """
 
     ops: tuple[str, ...] = ()
     shape: str = "llama3-8b"
@@ -34,6 +56,7 @@ class KernelSpec:
     batches: tuple[int, ...] = (1,)
     budgets: tuple[Budget, ...] = ()
     rounds: int = 10
+    hybrid: HybridSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +123,39 @@ def _kernels(section: Section) -> KernelSpec:
     if not section.values:
         return KernelSpec()
     default = KernelSpec()
+    ops = _names(section, "ops", "op", OPS)
+    shape = section.choice("shape", "shape", shape_names(), default.shape)
+    hybrid = _hybrid(section.section("hybrid"), shape) if section.values.get("hybrid") is not None else None
+    asked = [op for op in ops if op in HYBRID_OPS]
+    if asked and hybrid is None and section.values.get("ops") is not None:
+        section.refuse("hybrid", f"is missing; {asked[0]} is timed at its sizes")
+    sized = set(ops) - set(HYBRID_OPS)
     return KernelSpec(
-        ops=_names(section, "ops", "op", OPS),
-        shape=section.choice("shape", "shape", shape_names(), default.shape),
+        ops=ops,
+        shape=shape,
+        contexts=section.integers("contexts", 64) if sized else (),
+        batches=section.integers("batches", 1) if sized else (),
+        budgets=read_budgets(section) if sized else (),
+        rounds=section.integer("rounds", 2, default.rounds),
+        hybrid=hybrid,
+    )
+
+
+def _hybrid(section: Section, shape: str) -> HybridSpec:
+    """The sizes of the hybrid cases; the heads left out are those of ``FULL_HEADS`` that the shape has."""
+    section.allow("key", [item.name for item in fields(HybridSpec)])
+    heads: int = RAW_SHAPES[shape]["num_key_value_heads"]
+    full_heads = tuple(count for count in FULL_HEADS if count <= heads)
+    if section.values.get("full_heads") is not None:
+        full_heads = section.integers("full_heads", 0)
+    if max(full_heads) > heads:
+        section.refuse("full_heads", f"{max(full_heads)} in the list; {shape} has {heads} KV heads")
+    return HybridSpec(
         contexts=section.integers("contexts", 64),
         batches=section.integers("batches", 1),
         budgets=read_budgets(section),
-        rounds=section.integer("rounds", 2, default.rounds),
+        full_heads=full_heads,
+        lengths=_names(section, "lengths", "kind of lengths", LENGTHS) if section.values.get("lengths") else ("full",),
     )
 
 
@@ -116,16 +165,19 @@ def _decode(section: Section, labels: tuple[str, ...]) -> DecodeSpec:
     contexts = section.integers("contexts", 64)
     if min(contexts) <= steps:
         section.refuse("steps", f"is {steps}; fewer than the shortest context ({min(contexts)}) are needed")
+    batches = section.integers("batches", 1)
+    prefill_contexts = _among(section, "prefill_contexts", contexts)
+    hf_contexts = _among(section, "hf_contexts", contexts)
     return DecodeSpec(
         methods=_names(section, "methods", "method", labels),
         contexts=contexts,
-        batches=section.integers("batches", 1),
+        batches=batches,
         budgets=read_budgets(section),
         rounds=section.integer("rounds", 2, 10),
         steps=steps,
-        prefill_contexts=_optional_integers(section, "prefill_contexts"),
-        hf_contexts=_optional_integers(section, "hf_contexts"),
-        hf_batches=_optional_integers(section, "hf_batches") or (1,),
+        prefill_contexts=prefill_contexts,
+        hf_contexts=hf_contexts,
+        hf_batches=_among(section, "hf_batches", batches if hf_contexts else ()) or (1,),
         stages=_flag(section, "stages", True),
     )
 
@@ -141,8 +193,13 @@ def _names(section: Section, key: str, kind: str, valid: tuple[str, ...]) -> tup
     return tuple(names)
 
 
-def _optional_integers(section: Section, key: str) -> tuple[int, ...]:
-    return section.integers(key, 1) if section.values.get(key) else ()
+def _among(section: Section, key: str, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """A list of sizes, empty where the key is absent, each one of the grid's: another would not be timed."""
+    found = section.integers(key, 1) if section.values.get(key) else ()
+    for value in found:
+        if grid and value not in grid:
+            section.refuse(key, f"{value} in the list; nothing is timed there, only at {', '.join(map(str, grid))}")
+    return found
 
 
 def _flag(section: Section, key: str, default: bool) -> bool:

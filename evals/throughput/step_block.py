@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decode_run import DecodeRun
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.request import Prompt, Request
 from longdecode.engine.sampling import Sampling
@@ -49,18 +50,35 @@ def step_block(
     Args:
         cache: filled, with ``context`` slots a row; other blocks may work in it too, each after its own reset.
     """
-    set_lengths(cache, context - steps)
-    requests = tuple(Request((0,), max_new_tokens=_ENDLESS) for _ in range(cache.batch))
-    logits = torch.zeros(cache.batch, decoder.config.vocab_size, dtype=torch.float32, device=decoder.device)
-    run = DecodeRun(decoder, Sampling(), Prompt(requests, cache, logits, 0.0), sharing_cache(method))
+    run = _run(decoder, cache, method, context - steps)
     reset = _resetter(run)
-    advance = _captured(run, reset) if decoder.device.type == "cuda" else run.step
+    advance = _captured(run, run.step, reset)
 
     def block() -> None:
         for _ in range(steps):
             advance()
 
     return Block(label, block, calls=steps, reset=reset, keep=(run, advance))
+
+
+def correction_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int) -> Block:
+    """One correction as the method asks for it: a dense step, or its latest tokens run again as one chunk.
+
+    Either ends with a query over ``context`` tokens. The tokens are any: time does not depend on them. A rewrite leaves
+    other keys in the cache than it found, as random as those.
+
+    Raises:
+        UnsupportedCellError: the method corrects nothing or drops tokens, or more is rewritten than the context has.
+    """
+    correction = method.correction
+    if correction is None:
+        raise UnsupportedCellError(f"{label} corrects nothing")
+    if correction.mode == "rewrite" and correction.period > context:
+        raise UnsupportedCellError(f"{correction.period} tokens are rewritten; the context has {context}")
+    run = _run(decoder, cache, method, context if correction.mode == "rewrite" else context - 1)
+    reset = _resetter(run)
+    correct = _captured(run, lambda: run.correct(correction), reset)
+    return Block(label, correct, reset=reset, keep=(run, correct))
 
 
 def projections_block(decoder: Decoder, batch: int) -> Block:
@@ -105,22 +123,46 @@ def warm_up(run: Callable[[], Any], device: torch.device, times: int) -> None:
     torch.cuda.synchronize(device)
 
 
-def _captured(run: DecodeRun, reset: Callable[[], None]) -> Callable[[], None]:
+def tensors_of(cache: object) -> Iterator[Tensor]:
+    """Every tensor of a cache, those of the stores that it is made of included."""
+    for value in vars(cache).values():
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, Tensor):
+                yield part
+            elif isinstance(part, KVCache):
+                yield from tensors_of(part)
+
+
+def _run(decoder: Decoder, cache: KVCache, method: AttentionMethod, tokens: int) -> DecodeRun:
+    """A run that starts in ``cache`` with ``tokens`` tokens a row and does not end while it is timed."""
+    set_lengths(cache, tokens)
+    requests = tuple(Request((0,), max_new_tokens=_ENDLESS) for _ in range(cache.batch))
+    logits = torch.zeros(cache.batch, decoder.config.vocab_size, dtype=torch.float32, device=decoder.device)
+    return DecodeRun(decoder, Sampling(), Prompt(requests, cache, logits, 0.0), sharing_cache(method))
+
+
+def _captured(run: DecodeRun, work: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
+    """The work of a run, as a graph where there are graphs."""
+
     def from_the_start() -> None:
         reset()  # more steps in a row than a block has would leave the cache
-        run.step()
+        work()
 
+    if run.decoder.device.type != "cuda":
+        return work
     with torch.no_grad():
         warm_up(from_the_start, run.decoder.device, WARMUP_STEPS)
         reset()
-        return run.capture()
+        return run.capture(work)
 
 
 def _resetter(run: DecodeRun) -> Callable[[], None]:
-    """What brings a run back to where it is now: tokens, counts, activity, lengths and positions; the cache stays."""
-    cache = run.state.cache
-    moving: list[Tensor] = [run.tokens, run.chosen_count, run.state.active, cache.lengths, cache.positions]
-    saved = [(tensor, tensor.clone()) for tensor in moving]
+    """What brings a run back to where it is now: tokens, counts, activity, lengths and positions; the cache stays.
+
+    Keys and values are the floating-point tensors of a cache; all others say where in it the run stands.
+    """
+    counters = [tensor for tensor in tensors_of(run.state.cache) if not tensor.is_floating_point()]
+    saved = [(tensor, tensor.clone()) for tensor in (run.tokens, run.chosen_count, run.state.active, *counters)]
 
     def reset() -> None:
         for tensor, value in saved:

@@ -1,4 +1,4 @@
-"""From speed records to speed.csv and its companions: growth.csv, breakeven.csv, breakdown.csv."""
+"""From speed records to speed.csv and its companions: growth, breakeven, breakdown, correction, over_baselines."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ import pandas as pd
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.summary import write_csv
 from longdecode.evals.throughput import statistics
-from longdecode.evals.throughput.derived import breakdown_table, breakeven_table, growth_table
-from longdecode.evals.throughput.ledger import key_of
+from longdecode.evals.throughput.derived import (
+    baselines_table,
+    breakdown_table,
+    breakeven_table,
+    correction_table,
+    growth_table,
+)
+from longdecode.evals.throughput.ledger import full_heads_of, key_of
 from longdecode.evals.throughput.records import SpeedRecord
 from longdecode.evals.throughput.storage import read_speed_records
 
 COLUMNS = (
     "bench", "model", "weights", "subject", "label", "params", "stage", "context", "batch", "budget", "budget_tokens",
-    "status", "reason", "n", "disturbed", "median_us", "p5_us", "p95_us", "reference", "ratio", "ratio_low",
-    "ratio_high", "bytes_min", "floor_us", "fraction", "gb_per_s", "tokens_per_s", "expected_bytes", "peak_bytes",
-    "launch", "sm_clock_low_mhz", "sm_clock_high_mhz", "device", "revision",
+    "full_heads", "status", "reason", "n", "disturbed", "median_us", "p5_us", "p95_us", "reference", "ratio",
+    "ratio_low", "ratio_high", "bytes_min", "floor_us", "fraction", "gb_per_s", "tokens_per_s", "expected_bytes",
+    "peak_bytes", "launch", "sm_clock_low_mhz", "sm_clock_high_mhz", "device", "revision",
 )  # fmt: skip
 _INTEGERS = (
-    "context", "batch", "budget_tokens", "n", "disturbed", "bytes_min", "expected_bytes", "peak_bytes",
+    "context", "batch", "budget_tokens", "full_heads", "n", "disturbed", "bytes_min", "expected_bytes", "peak_bytes",
     "sm_clock_low_mhz", "sm_clock_high_mhz",
 )  # fmt: skip
 _PER_TOKEN_STAGES = ("step", "no_selection", "no_attention")
@@ -32,7 +38,7 @@ _SHOWN = ("subject", "label", "stage", "context", "batch", "budget", "median_us"
 
 
 def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig) -> None:
-    """Write ``speed.csv`` to ``output`` and growth, break-even and breakdown beside it, each file whole or not at all.
+    """Write ``speed.csv`` to ``output`` and the tables made from it beside it, each file whole or not at all.
 
     Args:
         records: parquet files of speed records.
@@ -48,6 +54,9 @@ def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig) -
     write_csv(output.with_name("growth.csv"), growth_table(speed, run.confidence))
     write_csv(output.with_name("breakeven.csv"), breakeven_table(speed))
     write_csv(output.with_name("breakdown.csv"), breakdown_table(speed))
+    correction = correction_table(speed)
+    write_csv(output.with_name("correction.csv"), correction)
+    write_csv(output.with_name("over_baselines.csv"), baselines_table(speed, correction))
 
 
 def speed_table(records: Iterable[SpeedRecord], confidence: float, resamples: int) -> pd.DataFrame:
@@ -89,7 +98,8 @@ def _row(record: SpeedRecord, ceilings: dict[str, float], confidence: float, res
     times = statistics.good_times(record.samples)
     us = statistics.spread([time for time, _ in times])
     ratios = [reference / time for time, reference in times if reference is not None]
-    ratio = statistics.median_ratio(ratios, confidence, resamples, (record.seed, *key_of(record)))
+    identity = (record.seed, *(part for part in key_of(record) if part is not None))
+    ratio = statistics.median_ratio(ratios, confidence, resamples, identity)
     timed = len(times) > 0
     ceiling = ceilings.get(record.provenance.device)
     floor = record.bytes_min / ceiling if record.bytes_min and ceiling else None
@@ -106,6 +116,7 @@ def _row(record: SpeedRecord, ceilings: dict[str, float], confidence: float, res
         "batch": record.batch,
         "budget": record.budget,
         "budget_tokens": record.budget_tokens,
+        "full_heads": full_heads_of(record),
         "status": record.status,
         "reason": record.reason,
         "n": len(times),

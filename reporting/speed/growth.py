@@ -95,7 +95,7 @@ def stock_notes(speed: Speed, model: str) -> list[str]:
                 f"{times} {bounds} times as fast at {size} ({wording.milliseconds(row['median_us'])} ms a step)"
             )
         text = f"For the record: beside {label}, a stock loop of transformers, our Full is {'; '.join(parts)}."
-        found.append(f"{text} No other ratio is taken against it.")
+        found.append(f"{text} No other ratio is taken against it on this page.")
     return found
 
 

@@ -91,7 +91,7 @@ class Speed:
         keys = rows.assign(
             _op=rows["subject"].map(place), _rival=rows["label"] != OURS, _budget=rows["budget"].map(budget_order)
         )
-        ordered = keys.sort_values(["_op", "context", "batch", "_budget", "_rival"], kind="stable")
+        ordered = keys.sort_values(["_op", "context", "batch", "_budget", "full_heads", "_rival"], kind="stable")
         return ordered.drop(columns=["_op", "_rival", "_budget"])
 
     def sorted(self, rows: pd.DataFrame) -> pd.DataFrame:
@@ -149,6 +149,8 @@ def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
         return None
     empty = (table["status"] == "ok") & (table["n"] == 0)
     table.loc[empty, ["status", "reason"]] = ["disturbed", "every sample was disturbed"]
+    if "full_heads" not in table:  # a run from before there were hybrid kernel cases
+        table["full_heads"] = np.nan
     extra = {name: _frame(folder / f"{name}.csv", columns) for name, columns in _FRAMES.items()}
     return Speed(table, extra["growth"], extra["breakeven"], extra["breakdown"], tuple(order))
 

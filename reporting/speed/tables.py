@@ -18,6 +18,7 @@ STAGES = {
     "no_selection": "without selection",
     "no_attention": "without attention",
     "projections": "projections alone",
+    "correction": "one correction of the cache",
 }
 
 _ANY = {"no_attention": "any method", "projections": "any method"}
@@ -96,7 +97,7 @@ def kernel_tables(speed: Speed, model: str) -> list[SpeedTable]:
         notes: list[str] = []
         groups = [
             Group(size_of(mine.iloc[0]), _lines(mine, notes, partial(_kernel_more, size=mine)))
-            for _, mine in of_op.groupby(["context", "batch", "budget"], sort=False)
+            for _, mine in of_op.groupby(["context", "batch", "budget", "full_heads"], sort=False, dropna=False)
         ]
         peers = [label for label in dict.fromkeys(of_op["label"]) if label != OURS]
         found.append(SpeedTable(str(op), groups, notes, peers))
@@ -262,7 +263,9 @@ def size_of(row: pd.Series) -> str:
     if row["budget"] != "full":
         parts.append(f"budget {wording.budget(row['budget'])}")
     params = json.loads(row["params"]) if row["bench"] == "kernel" else {}
-    parts += [f"{name} {value:,}" for name, value in params.items() if name not in ("sets", "cold")]
+    if "full_heads" in params:
+        parts.append(f"{wording.plural(int(params['full_heads']), 'KV head')} whole")
+    parts += [f"{name} {value:,}" for name, value in params.items() if name not in ("sets", "cold", "full_heads")]
     parts += ["inputs in cache"] if params.get("cold") is False else []
     return ", ".join(parts)
 

@@ -19,11 +19,25 @@ from longdecode.evals.throughput.storage import journal_path, read_speed_records
 SPEED = {
     "kernels": {
         "shape": "miniature-shape",
-        "ops": ["decode_attention", "sparse_decode_attention", "topk_select", "add_rms_norm"],
+        "ops": [
+            "decode_attention",
+            "sparse_decode_attention",
+            "topk_select",
+            "add_rms_norm",
+            "hybrid_attention",
+            "topk_select_into",
+        ],
         "contexts": [256],
         "batches": [1],
         "budgets": [64, 256],
         "rounds": 2,
+        "hybrid": {
+            "contexts": [256],
+            "batches": [2],
+            "budgets": [64],
+            "full_heads": [0, 2],
+            "lengths": ["full", "random"],
+        },
     },
     "decode": {
         "tiny": {
@@ -39,6 +53,9 @@ SPEED = {
         }
     },
 }
+
+
+COMPANIONS = ("growth", "breakeven", "breakdown", "correction", "over_baselines")
 
 
 @pytest.fixture
@@ -83,8 +100,10 @@ def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
     output = tmp_path / "kernels.parquet"
     run_speed_job(run, "kernels", output)
     records = {
-        (record.subject, record.label, record.budget): record for record in read_speed_records(output)
-    }  # fmt: skip
+        (record.subject, record.label, record.budget): record
+        for record in read_speed_records(output)
+        if "full_heads" not in record.params
+    }
     ours = records["decode_attention", "longdecode", "full"]
     theirs = records["decode_attention", "torch_flash", "full"]
     assert (ours.reference, theirs.reference) == ("torch_flash", "longdecode")
@@ -97,6 +116,21 @@ def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
     assert {label for subject, label, _ in records if subject == "read_bandwidth"} == {
         "torch_sum", "torch_flash", "longdecode", "longdecode_linear",
     }  # fmt: skip
+    hybrid = {
+        (record.subject, record.label, record.params["full_heads"]): record
+        for record in read_speed_records(output)
+        if "full_heads" in record.params
+    }
+    for heads in (0, 2):
+        sparse, flash = (hybrid["hybrid_attention", label, heads] for label in ("longdecode", "torch_flash"))
+        assert (sparse.reference, flash.reference) == ("torch_flash", "longdecode")
+        # Keys and values of 4 heads over 256 tokens, float32, batch 2; a list is one block.
+        assert flash.bytes_min == 2 * 4 * 256 * 2 * 32 * 4
+        assert sparse.bytes_min == 2 * (heads * 256 + (4 - heads) * 64) * 2 * 32 * 4 + 2 * (4 - heads) * 8
+        assert hybrid["hybrid_attention_random", "longdecode", heads].reference == "longdecode_dense"
+    chosen = hybrid["topk_select_into", "longdecode", 2]
+    assert chosen.status == "ok" and chosen.params == {"full_heads": 2, "k": 1, "entries": 4, "sets": 1, "cold": False}
+    assert ("topk_select_into", "longdecode", 0) not in hybrid
 
 
 def test_a_killed_job_resumes_at_its_next_record(
@@ -168,7 +202,7 @@ def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.Ca
     assert (record.label, record.stage, len(record.samples)) == ("streaming", "step", 3)
     assert "streaming" in capsys.readouterr().out
     assert pd.read_csv(table)["label"].tolist() == ["streaming"]
-    assert all((table.parent / f"{name}.csv").exists() for name in ("growth", "breakeven", "breakdown"))
+    assert all((table.parent / f"{name}.csv").exists() for name in COMPANIONS)
     assert cli.main([*common, "--jobs", "tinny"]) == 1
     assert "nearest valid name: 'tiny'" in capsys.readouterr().err
 

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def size_of(context: int = 512, batch: int = 2, budget: int | None = 64) -> Size:
-    return Size(shape_config("miniature-shape"), context, batch, budget, CPU, torch.float32)
+    return Size(shape_config("miniature-shape"), context, batch, budget, CPU, torch.float32, full_heads=1)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -14,7 +14,7 @@ import yaml
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.hashing import speed_code_hash
 from longdecode.evals.run_config import build_run_config, load_run_config
-from longdecode.evals.throughput.spec import OPS, DecodeSpec, KernelSpec, ThroughputSpec
+from longdecode.evals.throughput.spec import OPS, DecodeSpec, HybridSpec, KernelSpec, ThroughputSpec
 
 ROOT = Path(__file__).parents[3]
 VALUES: dict[str, Any] = {
@@ -24,7 +24,13 @@ VALUES: dict[str, Any] = {
     "budgets": [0.5],
     "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
     "throughput": {
-        "kernels": {"shape": "qwen3-8b", "contexts": [1024], "batches": [1, 4], "budgets": [64, 0.1]},
+        "kernels": {
+            "shape": "qwen3-8b",
+            "contexts": [1024],
+            "batches": [1, 4],
+            "budgets": [64, 0.1],
+            "hybrid": {"contexts": [16000], "batches": [8], "budgets": [0.1]},
+        },
         "decode": {
             "mine": {"contexts": [512, 1024], "batches": [1], "budgets": [64], "steps": 3, "stages": False},
             "llama3-8b": {"methods": ["quest", "oracle_budget"], "contexts": [512], "batches": [2], "budgets": [0.5]},
@@ -45,6 +51,9 @@ def test_it_is_read_as_written() -> None:
     assert spec.jobs == ("kernels", "mine", "llama3-8b")
     assert spec.kernels.ops == OPS and spec.kernels.shape == "qwen3-8b"
     assert [budget.text for budget in spec.kernels.budgets] == ["64", "0.1"]
+    hybrid = spec.kernels.hybrid
+    assert hybrid is not None and hybrid.contexts == (16000,)
+    assert (hybrid.full_heads, hybrid.lengths) == ((0, 1, 2, 4, 8), ("full",))
     mine = spec.decode["mine"]
     assert mine.methods == ("full", "quest", "small", "oracle_budget")
     assert (mine.steps, mine.stages, mine.rounds, mine.hf_batches) == (3, False, 10, (1,))
@@ -66,6 +75,18 @@ def test_absent_means_no_throughput_tests() -> None:
         (lambda v: v["kernels"].update(contexts=[8]), "throughput.kernels.contexts", "8"),
         (lambda v: v["kernels"].update(budgets=[0]), "throughput.kernels.budgets", "0;"),
         (lambda v: v["kernels"].pop("batches"), "throughput.kernels.batches", "missing"),
+        (lambda v: v["kernels"]["hybrid"].update(full_head=[0]), "throughput.kernels.hybrid.full_head", "'full_heads'"),
+        (lambda v: v["kernels"]["hybrid"].update(full_heads=[9]), "throughput.kernels.hybrid.full_heads", "8 KV heads"),
+        (lambda v: v["kernels"]["hybrid"].update(lengths=["any"]), "throughput.kernels.hybrid.lengths", "'any'"),
+        (lambda v: v["kernels"]["hybrid"].pop("budgets"), "throughput.kernels.hybrid.budgets", "missing"),
+        (lambda v: v["kernels"].update(ops=["topk_select_into"], hybrid=None), "throughput.kernels.hybrid", "topk"),
+        (lambda v: v["decode"]["mine"].update(hf_contexts=[768]), "throughput.decode.mine.hf_contexts", "768"),
+        (lambda v: v["decode"]["mine"].update(prefill_contexts=[8]), "throughput.decode.mine.prefill_contexts", "512"),
+        (
+            lambda v: v["decode"]["mine"].update(hf_contexts=[512], hf_batches=[2]),
+            "throughput.decode.mine.hf_batches",
+            "2 in",
+        ),
         (lambda v: v["decode"].update(miine={}), "throughput.decode.miine", "'mine'"),
         (lambda v: v["decode"]["mine"].update(methods=["qest"]), "throughput.decode.mine.methods", "'quest'"),
         (lambda v: v["decode"]["mine"].update(step=1), "throughput.decode.mine.step", "'steps'"),
@@ -81,6 +102,15 @@ def test_wrong_values_are_refused(edit: Callable[[dict[str, Any]], Any], key: st
     assert str(caught.value).startswith(f"my.yaml: {key}: ") and says in str(caught.value)
 
 
+def test_hybrid_sizes_alone_need_no_others() -> None:
+    values = edited(lambda v: v.update(kernels={"ops": ["hybrid_attention"], "hybrid": v["kernels"]["hybrid"]}))
+    spec = build_run_config(values, "c").throughput
+    assert spec is not None and spec.kernels.contexts == () and spec.kernels.hybrid is not None
+    miniature = edited(lambda v: v["kernels"].update(shape="miniature-shape"))
+    small = build_run_config(miniature, "c").throughput
+    assert small is not None and small.kernels.hybrid is not None and small.kernels.hybrid.full_heads == (0, 1, 2, 4)
+
+
 def test_a_model_named_like_the_kernels_job_is_refused() -> None:
     values = edited(lambda v: v["decode"].update(kernels=v["decode"].pop("mine")))
     values["models"] = {"kernels": {"path": "x"}}
@@ -94,6 +124,7 @@ def test_the_schema_file_knows_the_same_keys() -> None:
     for shape, spec in (
         (section, ThroughputSpec),
         (section["kernels"]["properties"], KernelSpec),
+        (section["kernels"]["properties"]["hybrid"]["properties"], HybridSpec),
         (section["decode"]["additionalProperties"]["properties"], DecodeSpec),
     ):
         assert set(shape) == {item.name for item in fields(spec)}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from longdecode.engine.attention import AttentionMethod, DecodeState
+from longdecode.engine.correction import Correction
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
@@ -12,11 +16,19 @@ from longdecode.evals.throughput.ceilings import (
     NoAttention,
     OracleBudget,
     chooses,
+    launched_lists,
     sharing_cache,
     with_selection_given,
 )
-from longdecode.evals.throughput.step_block import fill_cache, projections_block, step_block
+from longdecode.evals.throughput.step_block import (
+    correction_block,
+    fill_cache,
+    projections_block,
+    step_block,
+    tensors_of,
+)
 from longdecode.evals.throughput.timing import Block
+from longdecode.kernels.sparse_decode_attention import EVERYTHING, sparse_decode_attention
 from longdecode.methods.registry import get_method
 
 CONFIG = ModelConfig(
@@ -143,3 +155,148 @@ def test_projections_multiply_every_matrix_once(monkeypatch: object, seed: int) 
         module.linear, module.gated_linear = linear, gated
     norms = sum(layer.input_norm.nbytes + layer.mlp_norm.nbytes for layer in decoder.weights.layers)
     assert sum(read) == decoder.weights.nbytes() - norms - decoder.weights.final_norm.nbytes
+
+
+class ScoresWhileReading(AttentionMethod):
+    """The last KV head reads everything and scores its tokens in the same launch; the others read its best of them."""
+
+    name = "scores_while_reading"
+    selects_in_attend = True
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: object) -> ScoresWhileReading:
+        return cls(None, config)
+
+    def make_extra(self, cache: KVCache) -> dict[str, torch.Tensor]:
+        heads, lists = self.config.num_kv_heads, cache.batch * self.config.num_kv_heads
+        counts = torch.full((cache.batch, heads), 5)
+        counts[:, -1] = EVERYTHING
+        indices = torch.arange(5).repeat(lists).view(cache.batch, heads, 5)
+        scores = torch.zeros(cache.batch, 1, cache.capacity)
+        return {"counts": counts, "indices": indices, "scores": scores, "calls": torch.zeros(self.config.num_layers)}
+
+    def attend(self, layer: int, q: torch.Tensor, state: DecodeState) -> torch.Tensor:
+        extra = state.extra
+        extra["calls"][layer] += 1
+        if layer == 1:
+            return self.attend_all(layer, q, state)
+        out = sparse_decode_attention(
+            q, state.cache.keys(layer), state.cache.values(layer), extra["indices"], extra["counts"], block_size=1,
+            lengths=state.visible, tally=state.tally[layer], uneven=True, scores=extra["scores"],
+            score_rows=torch.tensor([-1] * (self.config.num_kv_heads - 1) + [0]),
+        )[0]  # fmt: skip
+        scores = extra["scores"].masked_fill(torch.arange(state.cache.capacity) >= state.visible[:, None, None], -1e9)
+        extra["indices"].copy_(scores.topk(5).indices.expand_as(extra["indices"]))
+        return out
+
+
+def test_a_method_that_selects_while_it_reads_gets_its_lists_in_one_launch(seed: int) -> None:
+    decoder, cache, _ = made(seed, "full", None)
+    method = ScoresWhileReading(None, CONFIG)
+    assert chooses(method)
+    block = step_block(decoder, cache, with_selection_given(method), "given", CONTEXT, STEPS)
+    state, launches = block.keep[0].state, []
+    for turn in range(2):
+        block.reset()
+        before = state.reads.clone()
+        with launched_lists() as seen:
+            block.run()
+        launches.append(seen)
+        read = state.reads - before
+        rows = sum(range(CONTEXT - STEPS + 1, CONTEXT + 1))
+        assert read[1].tolist() == [float(rows)] * BATCH
+        assert read[0].tolist() == [(rows + 5 * STEPS) / 2] * BATCH, turn
+        assert state.extra["calls"].tolist() == [1.0] * CONFIG.num_layers  # the first step's alone
+        assert all(given.block_size == 1 for given in seen)
+    first, later = launches
+    layers = CONFIG.num_layers - 1
+    assert len(first) == len(later) == layers * STEPS
+    for number, given in enumerate((*first[layers:], *later)):
+        assert torch.equal(given.indices, first[number % layers].indices)
+        assert torch.equal(given.counts, first[number % layers].counts)
+
+
+def test_several_launches_of_a_layer_cannot_be_given(seed: int) -> None:
+    class Twice(ScoresWhileReading):
+        def attend(self, layer: int, q: torch.Tensor, state: DecodeState) -> torch.Tensor:
+            super().attend(layer, q, state)
+            return super().attend(layer, q, state)
+
+    decoder, cache, _ = made(seed, "full", None)
+    block = step_block(decoder, cache, with_selection_given(Twice(None, CONFIG)), "given", CONTEXT, STEPS)
+    with pytest.raises(UnsupportedCellError, match="2 launches over lists in layer 0"):
+        block.run()
+
+
+class RewritingFull(get_method("full")):  # type: ignore[misc]
+    """Full attention that asks for its last tokens to be run again."""
+
+    correction = Correction("rewrite", 8)
+
+
+class DenseNowAndThen(get_method("quest")):  # type: ignore[misc]
+    """Quest with a dense step now and then."""
+
+    correction = Correction("dense_step", 8)
+
+
+def test_a_rewrite_runs_the_last_tokens_again_and_goes_back_to_its_start(seed: int) -> None:
+    decoder, cache, _ = made(seed, "full", None)
+    before = cache.k.clone()
+    method = RewritingFull.from_budget(None, CONFIG)
+    block = correction_block(decoder, cache, method, "full_cc", CONTEXT)
+    assert block.calls == 1
+    for _ in range(2):
+        block.reset()
+        assert cache.lengths.tolist() == [CONTEXT] * BATCH
+        block.run()
+        assert cache.lengths.tolist() == cache.positions.tolist() == [CONTEXT] * BATCH
+    changed = (cache.k != before).flatten(4).any(dim=-1).any(dim=2)  # [L, B, S]
+    assert changed[:, :, CONTEXT - 8 : CONTEXT].all() and not changed[:, :, : CONTEXT - 8].any()
+
+
+def test_a_dense_step_reads_everything_up_to_the_context(seed: int) -> None:
+    decoder, cache, _ = made(seed, "full", None)
+    block = correction_block(decoder, cache, DenseNowAndThen.from_budget(64, CONFIG), "quest_cc", CONTEXT)
+    state = block.keep[0].state
+    before = state.reads.clone()
+    block.reset()
+    block.run()
+    assert (state.reads - before).tolist() == [[float(CONTEXT)] * BATCH] * CONFIG.num_layers
+    assert cache.lengths.tolist() == [CONTEXT] * BATCH
+
+
+def test_a_correction_that_cannot_be_is_unsupported(seed: int) -> None:
+    decoder, cache, _ = made(seed, "full", None)
+    with pytest.raises(UnsupportedCellError, match="corrects nothing"):
+        correction_block(decoder, cache, get_method("full").from_budget(None, CONFIG), "full", CONTEXT)
+    with pytest.raises(UnsupportedCellError, match="8 tokens"):
+        correction_block(decoder, cache, RewritingFull.from_budget(None, CONFIG), "full_cc", 7)
+
+
+def test_a_cache_of_two_stores_goes_back_to_its_start(seed: int) -> None:
+    class TwoStores(KVCache):
+        def __init__(self, prompt: KVCache):
+            super().__init__(prompt.config, prompt.batch, prompt.capacity, device=prompt.device, dtype=prompt.k.dtype)
+            self.k, self.v, self.lengths, self.positions = prompt.k, prompt.v, prompt.lengths, prompt.positions
+            self.window = KVCache(prompt.config, prompt.batch, 4, device=prompt.device, dtype=prompt.k.dtype)
+            self.written = [torch.zeros(prompt.batch, dtype=torch.int64)]
+
+        def advance(self, active: torch.Tensor) -> None:
+            super().advance(active)
+            self.window.advance(active)
+            self.written[0] += 1
+
+    class InTwoStores(get_method("full")):  # type: ignore[misc]
+        def after_prefill(self, prompt: KVCache) -> KVCache:
+            return TwoStores(prompt)
+
+    decoder, cache, _ = made(seed, "full", None)
+    block = step_block(decoder, cache, InTwoStores.from_budget(None, CONFIG), "two", CONTEXT, STEPS)
+    stores = block.keep[0].state.cache
+    assert len(list(tensors_of(stores))) == 9
+    for _ in range(2):
+        block.reset()
+        assert stores.window.lengths.tolist() == stores.written[0].tolist() == [0] * BATCH
+        block.run()
+        assert stores.window.lengths.tolist() == stores.written[0].tolist() == [STEPS] * BATCH

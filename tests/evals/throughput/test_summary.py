@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -123,6 +124,85 @@ def test_breakdown_parts_add_up_to_the_step(speed_record: Make) -> None:
     assert parts["quest"] == pytest.approx({"weights": 30, "selection": 10, "attention": 10, "rest": 10})
     assert parts["full"] == pytest.approx({"weights": 30, "selection": 0, "attention": 60, "rest": 10})
     assert set(parts) == {"quest", "full"}
+
+
+def test_growth_keeps_hybrid_layers_apart_by_how_many_heads_read_everything(speed_record: Make) -> None:
+    fields = {"bench": "kernel", "subject": "hybrid_attention", "label": "longdecode", "stage": "op", "budget": "0.1"}
+    records = [
+        speed_record([10.0 * heads * context / 1024], context=context, params={"full_heads": heads}, **fields)
+        for heads in (1, 8)
+        for context in (1024, 2048, 4096)
+    ]
+    speed = speed_table(records, 0.95, 200)
+    assert speed["full_heads"].tolist() == [1, 1, 1, 8, 8, 8]
+    table = derived.growth_table(speed, 0.95)
+    assert dict(zip(table["full_heads"], table["slope_us"], strict=True)) == pytest.approx({1: 10.0, 8: 80.0})
+
+
+def corrected(make: Make, mode: str, period: int, **other: Any) -> list[SpeedRecord]:
+    """Full at 100 us; a label whose step takes 50 us and whose correction takes 120."""
+    params = {"correction": mode, "correction_period": period}
+    full = make([100.0] * 4, [100.0] * 4, subject="full", label="full", budget="full")
+    step = make([50.0] * 4, [99.0, 100.0, 100.0, 101.0], label="quest_cc")
+    correction = make([120.0] * 4, [98.0, 100.0, 100.0, 102.0], label="quest_cc", stage="correction", params=params)
+    return [full, step, correction.model_copy(update=other)]
+
+
+@pytest.mark.parametrize(("mode", "us"), [("rewrite", 50 + 120 / 8), ("dense_step", 50 + (120 - 50) / 8)])
+def test_a_correction_costs_its_share_of_every_token(speed_record: Make, mode: str, us: float) -> None:
+    speed = speed_table(corrected(speed_record, mode, 8), 0.95, 200)
+    (row,) = derived.correction_table(speed).to_dict("records")
+    assert (row["mode"], row["period"], row["label"]) == (mode, 8, "quest_cc")
+    assert (row["step_us"], row["correction_us"]) == pytest.approx((50.0, 120.0))
+    assert row["per_token_us"] == pytest.approx(us) and row["ratio"] == pytest.approx(100 / us)
+    times = {stage: found.iloc[0] for stage, found in speed.groupby("stage") if stage == "correction"}
+    step = speed[(speed["label"] == "quest_cc") & (speed["stage"] == "step")].iloc[0]
+    kept = 1.0 if mode == "rewrite" else 7 / 8
+    for end, bound in (("ratio_low", "ratio_low"), ("ratio_high", "ratio_high")):
+        of_step = kept * (1 / step[end] - 1 / step["ratio"])
+        of_correction = (1 / times["correction"][end] - 1 / times["correction"]["ratio"]) / 8
+        assert abs(1 / row[bound] - 1 / row["ratio"]) == pytest.approx((of_step**2 + of_correction**2) ** 0.5)
+    assert row["ratio_low"] < row["ratio"] < row["ratio_high"]
+
+
+def test_ratios_over_every_baseline(speed_record: Make) -> None:
+    stock = {"subject": "hf_full", "budget": "full"}
+    records = [
+        *corrected(speed_record, "rewrite", 8),
+        speed_record([40.0] * 4, [98.0, 100.0, 100.0, 103.0]),
+        speed_record([400.0] * 4, [99.0, 100.0, 100.0, 102.0], label="hf_full", **stock),
+        speed_record([200.0] * 4, [100.0] * 4, label="hf_full_static", context=2048, **stock),
+    ]
+    speed = speed_table(records, 0.95, 200)
+    table = derived.baselines_table(speed, derived.correction_table(speed))
+    found = table.set_index(["label", "baseline"])
+    assert set(found.index) == {
+        ("full", "hf_full"), ("quest", "full"), ("quest", "hf_full"), ("quest_cc", "full"), ("quest_cc", "hf_full"),
+    }  # fmt: skip
+    assert found["ratio"].to_dict() == pytest.approx(
+        {
+            ("full", "hf_full"): 4.0, ("quest", "full"): 2.5, ("quest", "hf_full"): 10.0,
+            ("quest_cc", "full"): 100 / 65, ("quest_cc", "hf_full"): 400 / 65,
+        }
+    )  # fmt: skip
+    assert found["how"].to_dict() == {
+        ("full", "hf_full"): "paired", ("quest", "full"): "paired", ("quest", "hf_full"): "through full",
+        ("quest_cc", "full"): "paired, with correction", ("quest_cc", "hf_full"): "through full, with correction",
+    }  # fmt: skip
+    mine = speed[speed["label"] == "quest"].iloc[0]
+    theirs = speed[speed["label"] == "hf_full"].iloc[0]
+    both = found.loc[("quest", "hf_full")]
+    spread = (np.log(mine["ratio_high"] / mine["ratio"]), np.log(theirs["ratio"] / theirs["ratio_low"]))
+    assert np.log(both["high"] / both["ratio"]) == pytest.approx(np.hypot(*spread))
+    alone = found.loc[("full", "hf_full")]
+    assert (alone["low"], alone["high"]) == pytest.approx((1 / theirs["ratio_high"], 1 / theirs["ratio_low"]))
+
+
+def test_a_label_whose_correction_was_not_timed_has_no_ratio(speed_record: Make) -> None:
+    records = corrected(speed_record, "rewrite", 8, samples=[], status="oom", reason="too large")
+    speed = speed_table(records, 0.95, 200)
+    (row,) = derived.baselines_table(speed, derived.correction_table(speed)).to_dict("records")
+    assert (row["label"], row["how"]) == ("quest_cc", "paired, correction not timed") and pd.isna(row["ratio"])
 
 
 def test_records_come_back_from_parquet_and_journal_as_they_were(tmp_path: Path, speed_record: Make) -> None:
