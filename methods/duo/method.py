@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Annotated, ClassVar
 
 import torch
@@ -31,22 +32,19 @@ class DuoParams:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadOrder:
-    """A layer's heads, retrieval first: indices of KV heads ``[Hkv]`` and query heads ``[Hq]``, and the way back.
+class Run:
+    """Neighbouring KV heads of one role: ``first .. stop`` in the model, from ``at`` on in their store."""
 
-    ``None`` where that is the model's own order.
-    """
-
-    kv: Tensor
-    query: Tensor
-    back: Tensor
+    retrieval: bool
+    first: int
+    stop: int
+    at: int
 
 
 @dataclass(slots=True)
 class Rings:
-    """The order of heads by layer, and where the rings stand in this step: next slots and visible tokens, ``[B]``."""
+    """Where the rings stand in this step: next slots and visible tokens, ``[B]``."""
 
-    orders: list[HeadOrder | None]
     slots: Tensor
     visible: Tensor
 
@@ -71,6 +69,7 @@ class Duo(BudgetedMethod):
         if count is None:
             count = config.num_layers * config.num_kv_heads // 2
         self.roles = resolve_roles(params.roles, count, params.roles_seed, config, layer0=False)
+        self.runs = [_runs(row) for row in self.roles]
         self.sinks = min(params.sink_tokens, budget_tokens // 4)
 
     def dense_heads(self) -> tuple[frozenset[int], ...]:
@@ -95,25 +94,19 @@ class Duo(BudgetedMethod):
         return SplitCache.cut(prompt, self.roles, self.budget_tokens, self.sinks)
 
     def make_extra(self, cache: KVCache) -> Rings | None:
-        """The order of heads, where they keep different tokens."""
-        if not isinstance(cache, SplitCache):
-            return None
-        return Rings([self._order(layer, cache.device) for layer in range(self.config.num_layers)], *_rings(cache))
+        """Where the rings stand, where there are any."""
+        return _rings(cache) if isinstance(cache, SplitCache) else None
 
     def before_step(self, state: DecodeState) -> None:
         """Where the rings stand."""
-        if isinstance(state.cache, SplitCache):
-            state.extra.slots, state.extra.visible = _rings(state.cache)
+        state.extra = self.make_extra(state.cache)
 
     def append(self, layer: int, token: TokenHeads, state: DecodeState) -> Tensor:
         """Rotate the token's heads and store them in whole rows and rings; the queries come retrieval heads first."""
         cache = state.cache
         if not isinstance(cache, SplitCache):
             return super().append(layer, token, state)
-        q, k, v = token.q, token.k, token.v
-        order: HeadOrder | None = state.extra.orders[layer]
-        if order is not None:
-            q, k, v = q.index_select(1, order.query), k.index_select(1, order.kv), v.index_select(1, order.kv)
+        q, k, v = self._retrieval_first(layer, token)
         first = len(cache.whole.heads[layer])
         store = partial(
             rope_append, cos=token.cos, sin=token.sin, q_norm=token.q_norm, k_norm=token.k_norm, eps=token.eps
@@ -132,29 +125,50 @@ class Duo(BudgetedMethod):
         if not isinstance(cache, SplitCache):
             return super().attend(layer, q, state)
         first = len(cache.whole.heads[layer]) * self.config.group_size
-        parts = []
+        parts: dict[bool, Tensor] = {}
         if first:
-            parts.append(decode_attention(q[:, :first], *cache.whole.of(layer), state.visible, tally=tally)[0])
+            parts[True] = decode_attention(q[:, :first], *cache.whole.of(layer), state.visible, tally=tally)[0]
         if first < q.shape[1]:
-            parts.append(decode_attention(q[:, first:], *cache.ring.of(layer), state.extra.visible, tally=tally)[0])
-        out = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-        order: HeadOrder | None = state.extra.orders[layer]
-        return out if order is None else out.index_select(1, order.back)
+            parts[False] = decode_attention(q[:, first:], *cache.ring.of(layer), state.extra.visible, tally=tally)[0]
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        group = self.config.group_size
+        stored = [(parts[run.retrieval], slice(run.at, run.at + run.stop - run.first)) for run in self.runs[layer]]
+        return torch.cat([_heads(part, heads, group) for part, heads in stored], dim=1)
 
-    def _order(self, layer: int, device: torch.device) -> HeadOrder | None:
-        """The layer's heads, retrieval first."""
-        row, group = self.roles[layer], self.config.group_size
-        kv = sorted(range(len(row)), key=lambda head: not row[head])
-        if kv == list(range(len(row))):
-            return None
-        query = [head * group + member for head in kv for member in range(group)]
-        back = sorted(range(len(query)), key=query.__getitem__)
-        return HeadOrder(*(torch.tensor(indices, device=device) for indices in (kv, query, back)))
+    def _retrieval_first(self, layer: int, token: TokenHeads) -> tuple[Tensor, Tensor, Tensor]:
+        """The token's heads in the order of the stores; moved in one copy where that is not the model's order."""
+        runs = sorted(self.runs[layer], key=lambda run: not run.retrieval)
+        if runs == self.runs[layer]:
+            return token.q, token.k, token.v
+        group = self.config.group_size
+        pieces = [
+            _heads(heads, slice(run.first, run.stop), size)
+            for heads, size in ((token.q, group), (token.k, 1), (token.v, 1))
+            for run in runs
+        ]
+        q, k, v = torch.cat(pieces, dim=1).split((token.q.shape[1], token.k.shape[1], token.v.shape[1]), dim=1)
+        return q, k, v
 
 
-def _rings(cache: SplitCache) -> tuple[Tensor, Tensor]:
+def _runs(row: tuple[bool, ...]) -> list[Run]:
+    """A layer's heads as runs of one role, in the model's order."""
+    runs, first, at = [], 0, {True: 0, False: 0}
+    for role, heads in groupby(row):
+        count = len(list(heads))
+        runs.append(Run(role, first, first + count, at[role]))
+        first, at[role] = first + count, at[role] + count
+    return runs
+
+
+def _heads(x: Tensor, kv_heads: slice, group: int) -> Tensor:
+    """The heads of ``x`` ``[B, H, 1, D]`` that belong to a span of KV heads, ``group`` of them each."""
+    return x[:, kv_heads.start * group : kv_heads.stop * group]
+
+
+def _rings(cache: SplitCache) -> Rings:
     """Slots and visible tokens of the coming step."""
-    return cache.ring_slots(), cache.ring_visible()
+    return Rings(cache.ring_slots(), cache.ring_visible())
 
 
 METHOD = Duo

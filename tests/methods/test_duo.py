@@ -21,15 +21,24 @@ from longdecode.methods.head_roles import RoleFile, write_role_file
 from longdecode.methods.registry import get_method
 
 LENGTHS = [33, 3, 20, 1]
-ROLES = [[0, 1], [1, 0], [1, 1], [0, 0], [0, 1], [1, 0], [0, 0]]
-"""Both kinds in either order, and layers of one kind only."""
+ROLES = [[0, 1, 0, 0, 1], [1, 1, 0, 0, 0], [1, 0, 1, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]]
+"""Heads of both kinds in any order, and layers of one kind only; twelve retrieve."""
+
+
+@pytest.fixture
+def config() -> ModelConfig:
+    """Five layers, five KV heads that serve two query heads each."""
+    return ModelConfig(
+        family="llama", vocab_size=10, hidden_size=8, intermediate_size=8, num_layers=5, num_heads=10,
+        num_kv_heads=5, head_dim=8, max_positions=256, rope={"rope_theta": 100.0},
+    )  # fmt: skip
 
 
 @pytest.fixture
 def role_file(tmp_path: Path) -> str:
     """A role file with ``ROLES`` as scores."""
     scores = [[0.9 * role + 0.01 for role in row] for row in ROLES]
-    roles = RoleFile(model="test", layers=7, kv_heads=2, kind="duo", scores=scores, roles=ROLES)
+    roles = RoleFile(model="test", layers=5, kv_heads=5, kind="duo", scores=scores, roles=ROLES)
     write_role_file(tmp_path / "roles.json", roles)
     return str(tmp_path / "roles.json")
 
@@ -49,26 +58,26 @@ def test_heads_read_by_their_roles(
         retrieval = ROLES[layer][head // config.group_size]
         return list(range(len(keys))) if retrieval else kept(len(keys), budget, sinks)
 
-    method = get_method("duo").from_budget(budget, config, roles=role_file, retrieval_heads=6, sink_tokens=sink_tokens)
+    method = get_method("duo").from_budget(budget, config, roles=role_file, retrieval_heads=12, sink_tokens=sink_tokens)
     state = decode_against(method, choose, LENGTHS, 25)
-    assert method.dense_heads() == tuple(frozenset(h for h in (0, 1) if row[h]) for row in ROLES)
+    assert method.dense_heads() == tuple(frozenset(h for h in range(5) if row[h]) for row in ROLES)
     for row, length in enumerate(LENGTHS):
         visible = [length + step + 1 for step in range(25)]
         for layer, roles in enumerate(ROLES):
-            want = sum(n if role else min(n, budget) for n in visible for role in roles) / 2
-            assert state.reads[layer, row].item() == want
+            want = sum(n if role else min(n, budget) for n in visible for role in roles) / 5
+            assert state.reads[layer, row].item() == pytest.approx(want)
     assert state.cache.positions.tolist() == [n + 25 for n in LENGTHS]
 
 
-@pytest.mark.parametrize("heads", [0, 5, 13])
+@pytest.mark.parametrize("heads", [0, 5, 24])
 def test_memory_is_whole_rows_and_rings(
     config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache], heads: int
 ) -> None:
     prompt = prompt_cache(LENGTHS, 60)
     cache = get_method("duo").from_budget(12, config, retrieval_heads=heads).start(prompt).cache
-    tokens = heads * 60 + (14 - heads) * 12
+    tokens = heads * 60 + (25 - heads) * 12
     assert cache.nbytes() == 2 * tokens * len(LENGTHS) * config.head_dim * 8
-    assert cache.nbytes() == prompt.nbytes() * tokens // (14 * 60)
+    assert cache.nbytes() == prompt.nbytes() * tokens // (25 * 60)
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
         for store in (cache.whole, cache.ring)
@@ -81,16 +90,16 @@ def test_memory_is_whole_rows_and_rings(
 
 def test_half_of_the_heads_retrieve_by_default(config: ModelConfig, role_file: str) -> None:
     for params in ({}, {"roles": "random", "roles_seed": 3}, {"roles": role_file}):
-        assert sum(map(len, get_method("duo").from_budget(8, config, **params).dense_heads())) == 7
+        assert sum(map(len, get_method("duo").from_budget(8, config, **params).dense_heads())) == 12
     draws = {get_method("duo").from_budget(8, config, roles="random", roles_seed=n).dense_heads() for n in range(5)}
     assert len(draws) > 1
 
 
 def test_traffic_is_what_a_step_reads(config: ModelConfig, role_file: str) -> None:
-    method = get_method("duo").from_budget(10, config, roles=role_file, retrieval_heads=6)
+    method = get_method("duo").from_budget(10, config, roles=role_file, retrieval_heads=12)
     head_token_bytes = 2 * config.head_dim * 2
-    assert method.traffic(100, 2).total_bytes == (6 * 100 + 8 * 10) * head_token_bytes
-    assert method.traffic(7, 2).total_bytes == 14 * 7 * head_token_bytes
+    assert method.traffic(100, 2).total_bytes == (12 * 100 + 13 * 10) * head_token_bytes
+    assert method.traffic(7, 2).total_bytes == 25 * 7 * head_token_bytes
 
 
 def test_a_prompt_that_fits_the_rings_is_kept_whole(
@@ -103,19 +112,23 @@ def test_a_prompt_that_fits_the_rings_is_kept_whole(
 
 
 def test_a_finished_row_stands_still(
-    rng: torch.Generator, config: ModelConfig, attend: Callable, prompt_cache: Callable[[list[int], int], KVCache]
+    rng: torch.Generator,
+    config: ModelConfig,
+    attend: Callable,
+    prompt_cache: Callable[[list[int], int], KVCache],
+    role_file: str,
 ) -> None:
-    method = get_method("duo").from_budget(8, config)
+    method = get_method("duo").from_budget(8, config, roles=role_file)
     state: DecodeState = method.start(prompt_cache([12, 6], 40))
     state.active[1] = False
     for _ in range(5):
-        q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (6, 2))
+        q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (10, 5))
         state.begin_step()
         method.before_step(state)
         attend(method, 0, q, k, k, state)
         state.finish_step()
     assert state.cache.positions.tolist() == [17, 6]
-    assert state.reads[0].tolist() == [(sum(range(13, 18)) + 40) / 2, 0.0]
+    assert state.reads[0].tolist() == [(2 * sum(range(13, 18)) + 3 * 40) / 5, 0.0]
 
 
 def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]) -> None:
@@ -143,10 +156,10 @@ def test_bad_roles_are_refused(config: ModelConfig, tmp_path: Path) -> None:
         duo.from_budget(8, config, roles=str(tmp_path / "none.json"))
     with pytest.raises(ConfigError, match="'best'"):
         duo.from_budget(8, config, roles="best")
-    with pytest.raises(UnsupportedCellError, match="15 retrieval heads"):
-        duo.from_budget(8, config, retrieval_heads=15)
-    with pytest.raises(UnsupportedCellError, match="7 layers dense"):
-        duo.from_budget(8, config, retrieval_heads=14)
+    with pytest.raises(UnsupportedCellError, match="26 retrieval heads"):
+        duo.from_budget(8, config, retrieval_heads=26)
+    with pytest.raises(UnsupportedCellError, match="5 layers dense"):
+        duo.from_budget(8, config, retrieval_heads=25)
 
 
 def test_generation_with_rings_equals_single_runs(seed: int) -> None:
@@ -173,17 +186,17 @@ def test_the_kernels_in_force_compute_their_definitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two steps in Triton's interpreter, on strided heads in either order and with a launch that has no queries."""
-    method = get_method("duo").from_budget(8, config, roles=role_file, retrieval_heads=6)
+    method = get_method("duo").from_budget(8, config, roles=role_file, retrieval_heads=12)
     prompt = prompt_cache([19, 7], 24)
     prompt.k, prompt.v = prompt.k.float(), prompt.v.float()
-    heads = [torch.randn(2, heads, 1, 8, generator=rng) for heads in (6, 2, 2)]
+    heads = [torch.randn(2, heads, 1, 8, generator=rng) for heads in (10, 5, 5)]
 
     def outputs() -> list[Tensor]:
         state, outs = method.start(prompt), []
         for _ in range(2):
             state.begin_step()
             method.before_step(state)
-            outs += [attend(method, layer, *heads, state) for layer in (0, 1, 3)]
+            outs += [attend(method, layer, *heads, state) for layer in (0, 1, 4)]
             state.finish_step()
         return [*outs, state.counted]
 
