@@ -140,7 +140,7 @@ class L1Objective(Objective):
     def loss(self, distill: Tensor, gates: HeadGates) -> Loss:
         """See the class."""
         # Without noise a draw is the parameter itself, for which p_nonzero has no gradient.
-        constraint = gates.sample(torch.empty(1, gates.layers, gates.kv_heads))[0, self.first_layer :].abs().mean()
+        constraint = gates.sample(gates.score()[None])[0, self.first_layer :].abs().mean()
         return Loss(distill + self.lagrange * constraint, distill, constraint)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from longdecode.evals.config_values import Section
 from longdecode.evals.names import unknown_name
+from longdecode.evals.tasks.registry import task_names
 
 KINDS = ("hardkuma", "hard_concrete", "direct")
 OBJECTIVES = ("paper", "code", "l1")
@@ -189,11 +190,14 @@ def _refuse_contradictions(section: Section, run: IdentificationRun) -> None:
 def _overlap(section: Section, models: tuple[str, ...]) -> OverlapSpec:
     section.allow("key", [item.name for item in fields(OverlapSpec)])
     shape = OverlapSpec("", (), ())
+    contexts, sizes = section.integers("contexts", 64), section.integers("k", 1)
+    if max(sizes) >= min(contexts):
+        section.refuse("k", f"has {max(sizes)}; fewer than the shortest context ({min(contexts)}) are needed")
     return OverlapSpec(
         model=_model(section, models),
-        contexts=section.integers("contexts", 64),
-        k=section.integers("k", 1),
-        task=section.text("task", shape.task),
+        contexts=contexts,
+        k=sizes,
+        task=section.choice("task", "task", task_names(), shape.task),
         samples=section.integer("samples", 1, shape.samples),
         steps=section.integer("steps", 1, shape.steps),
         seed=section.integer("seed", 0, shape.seed),
