@@ -191,7 +191,10 @@ def _once_a_cache(setup: Setup) -> Setup:
     """A dense peer's calls on each cache once, where the sets of a case share caches."""
 
     def calls(case: Case, sets: Sequence[Inputs]) -> Calls:
-        return setup(case, list({id(x["k"]): x for x in reversed(sets)}.values())[::-1])
+        first: dict[int, Inputs] = {}
+        for x in sets:
+            first.setdefault(id(x["k"]), x)
+        return setup(case, list(first.values()))
 
     return calls
 

@@ -34,7 +34,19 @@ _INTEGERS = (
     "sm_clock_low_mhz", "sm_clock_high_mhz",
 )  # fmt: skip
 _PER_TOKEN_STAGES = ("step", "no_selection", "no_attention")
-_SHOWN = ("subject", "label", "stage", "context", "batch", "budget", "median_us", "ratio", "fraction", "gb_per_s")
+_SHOWN = (
+    "subject",
+    "label",
+    "stage",
+    "context",
+    "batch",
+    "budget",
+    "full_heads",
+    "median_us",
+    "ratio",
+    "fraction",
+    "gb_per_s",
+)
 
 
 def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig) -> None:

@@ -20,7 +20,7 @@ from longdecode.reporting.speed.tables import against
 BARS_PATH = Path(__file__).parents[1] / "bars.yaml"
 _COMPARE = {"<=": operator.le, ">=": operator.ge}
 _FACTOR = {"ms": 1e-3, "us": 1.0, "x": 1.0}
-_KEYS = {"what", "where", "bar", "moonshot", "unit", "column", "against", "minus"}
+_KEYS = {"what", "where", "bar", "moonshot", "unit", "column", "against", "minus", "paper"}
 
 
 class BarError(LongDecodeError):
@@ -40,17 +40,23 @@ class Verdict:
     words: str
 
 
-def judge(speed: Speed, path: Path = BARS_PATH) -> list[Verdict]:
+def judge(speed: Speed, path: Path = BARS_PATH, paper: str | None = None) -> list[Verdict]:
     """Every target of the models that were timed, in the file's order; nothing where none of theirs was.
 
     The measured value decides, not its interval: for times the median, for ratios the median over pairs.
+
+    Args:
+        speed: what was timed.
+        path: the file of targets.
+        paper: those that were set for one paper's page alone.
 
     Raises:
         BarError: an entry of the file is malformed.
     """
     entries: Sequence[Mapping[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     models = set(speed.table["model"])
-    return [_verdict(speed, entry) for entry in entries if _checked(entry, path)["where"].get("model") in models]
+    asked = [entry for entry in entries if paper is None or entry.get("paper") == paper]
+    return [_verdict(speed, entry) for entry in asked if _checked(entry, path)["where"].get("model") in models]
 
 
 def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:

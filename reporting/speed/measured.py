@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,16 @@ class Speed:
         )
         ordered = keys.sort_values(["_op", "context", "batch", "_budget", "full_heads", "_rival"], kind="stable")
         return ordered.drop(columns=["_op", "_rival", "_budget"])
+
+    def without(self, labels: Collection[str]) -> Speed:
+        """The same without the decode steps of some labels, as for overviews."""
+        tables = {
+            name: frame[~frame["label"].isin(list(labels))]
+            for name in ("growth", "breakeven", "breakdown")
+            if len(frame := getattr(self, name))
+        }
+        steps = (self.table["bench"] == "decode") & self.table["label"].isin(list(labels))
+        return replace(self, table=self.table[~steps], **tables)
 
     def sorted(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Rows by context, batch, method and budget."""

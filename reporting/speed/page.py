@@ -62,7 +62,7 @@ class Headline:
 
 
 def speed_page(
-    speed: Speed, writer: FigureWriter, name: Callable[[str], str], bars_path: Path = bars.BARS_PATH
+    speed: Speed, writer: FigureWriter, name: Callable[[str], str], main: Speed, bars_path: Path = bars.BARS_PATH
 ) -> dict[str, Any]:
     """Everything the template ``speed.html`` shows.
 
@@ -70,12 +70,13 @@ def speed_page(
         speed: what was timed.
         writer: where figures go.
         name: a model's name in words.
+        main: the same without ablations, for figures.
         bars_path: the targets.
     """
     return {
         "speed": facts(speed, name),
         "bars": bars.judge(speed, bars_path),
-        "sections": [_steps(speed, writer, model, name) for model in speed.models],
+        "sections": [_steps(speed, main, writer, model, name) for model in speed.models],
         "kernels": [_kernels(speed, writer, model) for model in kernel_models(speed)],
         "probes": _probes(speed),
         "speed_holes": tables.holes(speed),
@@ -167,15 +168,15 @@ def provenance(speed: Speed, records: Iterable[SpeedRecord]) -> dict[str, list[t
     }
 
 
-def _steps(speed: Speed, writer: FigureWriter, model: str, name: Callable[[str], str]) -> StepSection:
+def _steps(speed: Speed, main: Speed, writer: FigureWriter, model: str, name: Callable[[str], str]) -> StepSection:
     words = about(speed, model, name)
     drawn = (steps.latency, steps.speedup_by_context, steps.speedup_by_batch)
-    figures = [figure for draw in drawn if (figure := draw(speed, writer, model, words)) is not None]
+    figures = [figure for draw in drawn if (figure := draw(main, writer, model, words)) is not None]
     return StepSection(
         model,
         name(model),
         figures,
-        parts.breakdown(speed, writer, model, words),
+        parts.breakdown(main, writer, model, words),
         tables.decode_tables(speed, model),
         tables.stage_table(speed, model),
         tables.start_table(speed, model),

@@ -41,7 +41,7 @@ SPEED = {
     },
     "decode": {
         "tiny": {
-            "methods": ["full", "streaming", "oracle_budget"],
+            "methods": ["full", "streaming", "split", "oracle_budget"],
             "contexts": [128, 4096],
             "batches": [2],
             "budgets": [32],
@@ -61,7 +61,8 @@ COMPANIONS = ("growth", "breakeven", "breakdown", "correction", "over_baselines"
 @pytest.fixture
 def speed_values(config_values: dict[str, Any]) -> dict[str, Any]:
     """The small configuration of the evals room with throughput tests."""
-    return config_values | {"throughput": SPEED}
+    split = {"method": "duo", "params": {"roles": "spread"}, "by_model": {"tiny": {"retrieval_heads": 1}}}
+    return config_values | {"throughput": SPEED, "methods": config_values["methods"] | {"split": split}}
 
 
 @pytest.fixture
@@ -77,7 +78,8 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
     by_cell = {(record.label, record.stage): record for record in records if record.context == 128}
     assert set(by_cell) == {
         ("full", "step"), ("full", "setup"), ("full", "prefill"), ("streaming", "step"), ("streaming", "setup"),
-        ("oracle_budget", "step"), ("no_attention", "no_attention"), ("projections", "projections"),
+        ("split", "step"), ("split", "setup"), ("oracle_budget", "step"), ("no_attention", "no_attention"),
+        ("projections", "projections"),
         ("hf_full", "step"), ("hf_full_static", "step"),
     }  # fmt: skip
     assert {record.status for record in by_cell.values()} == {"ok"}, [record.reason for record in records]
@@ -92,6 +94,12 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
     assert full.bytes_min - streaming.bytes_min == 2 * (128 - 32) * kv_bytes
     assert full.expected_bytes is not None and streaming.expected_bytes is not None
     assert full.expected_bytes - streaming.expected_bytes == 2 * (128 - 32) * kv_bytes
+    split = by_cell["split", "step"]
+    assert split.params == {"roles": "spread", "retrieval_heads": 1}
+    assert split.bytes_min is not None and split.expected_bytes is not None
+    # Three of the four KV heads keep 32 tokens.
+    assert full.bytes_min - split.bytes_min == 2 * (128 - 32) * kv_bytes * 3 // 4
+    assert full.expected_bytes - split.expected_bytes == 2 * (128 - 32) * kv_bytes * 3 // 4
     over = [record for record in records if record.context == 4096]
     assert over and all(record.status == "unsupported" and "1024" in str(record.reason) for record in over)
 
