@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -75,8 +76,9 @@ class MathChecker:
             worker.kill()
             worker.wait()
             for pipe in (worker.stdin, worker.stdout):
-                if pipe is not None:
-                    pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # a request that nobody will read
+                    if pipe is not None:
+                        pipe.close()
 
     def _ask(self, request: str) -> str:
         worker = self._started()

@@ -20,6 +20,8 @@ edge does not decide (eval/auto_scoring_judge.py in OpenBMB/OlympiadBench)."""
 
 _SCIENTIFIC = re.compile(r"(?<![A-Za-z\\])(\d+(?:\.\d*)?|\.\d+)\s*[eE]\s*([+-]?\d+)(?![A-Za-z\d.])")
 _UPRIGHT = re.compile(r"\\(?:mathrm|mathbf|mathit|mathsf|boldsymbol|operatorname|rm)\s*\{\s*([A-Za-z0-9]+)\s*\}")
+_PYTHON_NAME = re.compile(r"\bnp\.([a-z]+)")
+_BARE_POINT = re.compile(r"(?<=\d)\.(?=\s*/)")
 _LONG_SUBSCRIPT = re.compile(r"_\{?\s*\\(odot|oplus|star|max|min)\s*\}?")
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_\\?\w+)?(?:\([\w,\\]+\))?")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -121,7 +123,8 @@ def _undressed(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Subscripts, upright letters and programmers' powers of ten written as math-verify reads them."""
+    """Subscripts, upright letters and what programmers write (``4e33``, ``-1./3``) as math-verify reads them."""
+    text = _BARE_POINT.sub("", _PYTHON_NAME.sub(r"\\\1", text))
     plain = _LONG_SUBSCRIPT.sub(r"_{\1}", text)
     while (simpler := _UPRIGHT.sub(_letters, plain)) != plain:
         plain = simpler

@@ -1,0 +1,223 @@
+"""Marking mathematics: the data sets' own answers, OlympiadBench's own examples, near misses, and the deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longdecode.engine.errors import MarkTimeoutError
+from longdecode.evals.scoring import math_checker
+from longdecode.evals.scoring.math_answer import final_answer, integer_answer
+from longdecode.evals.scoring.math_checker import CheckerError, MathChecker
+from longdecode.evals.scoring.math_equivalence import Rule
+from longdecode.evals.tasks.math import MathTask
+from longdecode.evals.tasks.math_data import SETS
+
+TOWER = "10^{10^{10^{10}}}"
+OFFICIAL = Rule(absolute=(1e-8,))
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[MathChecker]:
+    with MathChecker(deadline_seconds=10) as one:
+        yield one
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so \\boxed{1} and then \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("$\\boxed {42}$", "42"),
+        ("\\fbox{7}", "7"),
+        ("\\boxed{a \\text{ if } \\{x\\}}", "a \\text{ if } \\{x\\}"),
+        ("\\boxed{x = \\boxed{3}}", "x = \\boxed{3}"),
+        ("\\boxed{12} wait, \\boxed{1", "12"),  # cut off within the last box
+        ("the answer is 12", None),
+        ("\\boxed 5", None),
+        ("", None),
+    ],
+)
+def test_the_last_closed_box_is_the_answer(text: str, answer: str | None) -> None:
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("073", 73), ("$25$", 25), ("\\textbf{(073)}", 73), ("204.", 204), ("1{,}000", 1000), ("1,000", 1000),
+        ("-7", -7), ("0", 0), ("2,4", None), ("m+n", None), ("\\frac{8}{2}", None), ("3.5", None), ("9" * 5000, None),
+    ],
+)  # fmt: skip
+def test_integers_are_read_as_contests_print_them(text: str, value: int | None) -> None:
+    assert integer_answer(text) == value
+
+
+def test_every_gold_solution_is_marked_right(shared_data: Path, checker: MathChecker) -> None:
+    """All problems of AIME, MATH500 and Minerva by what their own sources write; no exception."""
+    halves = [rows(shared_data / f"aime25/test2025-{half}.jsonl") for half in ("I", "II")]
+    boxes = {
+        name: [final_answer(row["solution"]) for row in rows(shared_data / name / "test.jsonl")]
+        for name in SETS
+        if name in ("aime24", "math500")
+    }
+    answers = boxes | {
+        "aime25": [row["answer"] for half in halves for row in half],
+        "minerva": [row["answer"] for row in rows(shared_data / "minerva_math/test_qa_LIMO.jsonl")],
+    }
+    wrong = []
+    for name, given in answers.items():
+        task = MathTask(name, shared_data, checker)
+        for problem, answer in zip(task.problems, given, strict=True):
+            if answer is None or not task.is_right(problem, answer):
+                wrong.append((name, problem.gold, answer))
+    assert {name: len(given) for name, given in answers.items()} == {
+        "aime24": 30,
+        "math500": 500,
+        "aime25": 30,
+        "minerva": 272,
+    }
+    assert not wrong
+
+
+def test_olympiadbench_answers_written_otherwise_are_marked_right(shared_data: Path, checker: MathChecker) -> None:
+    """Its solutions box nothing, so a third of the gold answers is boxed here, with other fractions and spaces.
+
+    One of the 675 is no mathematics, ``t(0,4]``, and matches itself alone.
+    """
+    task = MathTask("olympiadbench", shared_data, checker)
+    assert len(task.problems) == 675
+    for problem in task.problems[::3]:
+        if problem.gold == "$t(0,4]$":
+            continue
+        spaced = problem.gold.replace("\\frac", "\\dfrac").replace(",", " , ")
+        answer = final_answer(f"Hence $\\boxed{{{spaced}}}$.")
+        assert answer is not None and task.is_right(problem, answer), problem.gold
+
+
+def test_another_problems_answer_is_marked_wrong(shared_data: Path, checker: MathChecker) -> None:
+    """Golds of neighbouring problems are different as a rule; where they are alike they are alike as text."""
+    for name in ("math500", "minerva", "olympiadbench"):
+        task = MathTask(name, shared_data, checker)
+        right = []
+        for one, other in list(zip(task.problems, task.problems[1:], strict=False))[:40]:
+            if task.is_right(one, other.gold):
+                right.append((one.gold, other.gold))
+        assert all(len({gold.rpartition("=")[2].strip("$. ") for gold in pair}) == 1 for pair in right), right
+
+
+def test_olympiadbench_examples(shared_data: Path, checker: MathChecker) -> None:
+    """34 of the 35 triples; on the last, a tower of exponents, the comparison does not end and nothing is claimed."""
+    undecided, differing, asked = [], [], 0
+    for example in json.loads((shared_data / "olympiadbench/scoring_examples.json").read_text()):
+        for given in example["Ans"]:
+            asked += 1
+            stated = given.get("precision", 1e-8)
+            precision = tuple(map(float, stated if isinstance(stated, list) else [stated]))
+            one = MathChecker(1.0) if example["GT"] == TOWER else checker
+            try:
+                equal = one.equal(example["GT"], given["answer"], Rule(absolute=precision))
+            except MarkTimeoutError:
+                undecided.append((example["GT"], given["answer"]))
+            else:
+                if equal != given["equal"]:
+                    differing.append((example["GT"], given))
+            if one is not checker:
+                one.close()
+    assert (asked, differing, undecided) == (36, [], [(TOWER, "10^{10}")])
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "equal"),
+    [
+        ("1.6", "1.6 \\mathrm{~cm}", True),
+        ("7.2", "7.2\\,\\mathrm{m}\\,\\mathrm{s}^{-1}", True),
+        ("41.8", "41.8^{\\circ}", True),
+        ("4.5e33", "4.5 \\times 10^{33} \\text{ erg/s}", True),
+        ("4e33", "4 \\times 10^{32}", False),
+        ("1.6", "1.60004", True),
+        ("1.6", "1.61", False),
+        ("3", "3x", False),
+        ("3", "3\\pi", False),
+        ("1000", "1,000", True),
+        ("-1./3", "-\\frac{1}{3}", True),
+        ("-3./2", "-1.5", True),
+        ("np.arcsin(10/13)", "\\arcsin\\frac{10}{13}", True),
+        ("np.arcsin(10/13)", "\\arccos\\frac{10}{13}", False),
+        ("0.5", "\\frac{1}{2}", True),
+    ],
+)
+def test_minerva_compares_numbers_and_drops_their_units(
+    gold: str, answer: str, equal: bool, checker: MathChecker
+) -> None:
+    assert checker.equal(gold, answer, Rule(relative=1e-4, drop_units=True)) is equal
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "absolute", "equal"),
+    [
+        ("1, 2, 2", "2, 1, 1", (1e-8,), False),
+        ("1, 2", "1, 2, 3", (1e-8,), False),
+        ("0.5, 0.9", "0.8, 0.6", (0.3, 0.05), False),  # 0.6 is the first one's, and 0.8 is not within 0.05 of 0.9
+        ("0.5, 0.9", "0.88, 0.6", (0.3, 0.05), True),
+        ("\\pm 2", "2, -2", (1e-8,), True),
+        ("\\frac{1}{3}", "0.3333", (1e-8,), False),
+        ("\\frac{1}{3}", "0.3333", (1e-3,), True),
+    ],
+)
+def test_several_values_are_paired_off_within_their_tolerances(
+    gold: str, answer: str, absolute: tuple[float, ...], equal: bool, checker: MathChecker
+) -> None:
+    assert checker.equal(gold, answer, Rule(absolute=absolute)) is equal
+
+
+def test_what_does_not_end_is_given_up_and_the_next_is_marked() -> None:
+    with MathChecker(deadline_seconds=0.5) as impatient:
+        for answer in (TOWER, "\\sum_{n=1}^{10^{12}} \\frac{1}{n^{3.1}}", "(" * 2000 + "1" + ")" * 2000):
+            assert impatient.equal("2", "4/2")
+            began = time.monotonic()
+            with pytest.raises(MarkTimeoutError, match=r"0\.5 s"):
+                impatient.equal("7", answer, OFFICIAL)
+            assert time.monotonic() - began < 20
+        assert impatient.equal("2", "\\sqrt{4}")
+        assert not impatient.equal("2", "3")
+
+
+def test_a_worker_that_dies_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MathChecker() as one:
+        assert one.equal("1", "1")
+        assert one._worker is not None
+        os.kill(one._worker.pid, signal.SIGKILL)
+        one._worker.wait()
+        with pytest.raises(MarkTimeoutError, match="ended with code -9"):
+            one.equal("1", "1")
+        assert one.equal("1", "1")
+    monkeypatch.setattr(math_checker, "_SOURCE_ROOT", Path("nowhere"))
+    monkeypatch.setenv("PYTHONPATH", "")
+    with MathChecker() as lost, pytest.raises(CheckerError, match=r"does not start.*longdecode"):
+        lost.equal("1", "1")
+
+
+def test_marking_needs_no_more_than_the_last_box(shared_data: Path, checker: MathChecker) -> None:
+    task = MathTask("aime24", shared_data, checker)
+    sample = next(s for s in task.samples(100_000, 30, 0, _Words()) if s.meta.gold == "025")
+    for text, mark in (("\\boxed{25}", 1), ("\\boxed{025}", 1), ("\\boxed{50/2}", 1), ("\\boxed{26}", 0), ("25", 0)):
+        assert task.score(sample, f"I think {text}.", ()).value == mark
+
+
+class _Words:
+    """A tokenizer whose tokens are words."""
+
+    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
+        assert chat
+        return tuple(range(len(text.split())))
