@@ -7,6 +7,7 @@ scores of real predictions these functions give to two decimals (tests/evals/tes
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 import string
 from collections import Counter
@@ -146,7 +147,7 @@ def _chinese_words(text: str) -> list[str]:
 
 def _segment(text: str) -> list[str]:
     try:
-        import jieba  # its dictionary takes a second to load, and only Chinese tasks need it
+        jieba = importlib.import_module("jieba")  # optional, and its dictionary takes a second to load
     except ModuleNotFoundError:
         raise DataUnavailableError(
             "Chinese LongBench tasks are marked on words, which the package jieba finds; install it with "

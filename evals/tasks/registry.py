@@ -16,6 +16,8 @@ from longdecode.evals.tasks.mini_book_pg19 import MiniBookPg19
 from longdecode.evals.tasks.mini_longgen import MiniLonggen
 from longdecode.evals.tasks.mini_reason import MiniReason
 from longdecode.evals.tasks.mini_recall import MiniRecall
+from longdecode.evals.tasks.passkey import DEPTHS, Passkey
+from longdecode.evals.tasks.ruler import RULER_TASKS, Ruler
 
 Data = Mapping[str, Path | None]
 _Factory = Callable[[Data], Task]
@@ -32,6 +34,19 @@ def _longbench(plain: bool) -> dict[str, _Factory]:
 
 def _math(name: str) -> _Factory:
     return lambda data: MathTask(name, data.get("math"))
+
+
+def _ruler(chat: bool) -> dict[str, _Factory]:
+    """One factory a RULER task, under its name."""
+
+    def factory(kind: str) -> _Factory:
+        return lambda data: Ruler(kind, data.get("ruler"), chat=chat)
+
+    return {f"ruler_{kind}{'_chat' * chat}": factory(kind) for kind in RULER_TASKS}
+
+
+def _passkey(depth: int) -> _Factory:
+    return lambda data: Passkey(depth)
 
 
 _SUITES: Mapping[str, Mapping[str, _Factory]] = {
@@ -56,6 +71,9 @@ _SUITES: Mapping[str, Mapping[str, _Factory]] = {
     },
     "longbench": _longbench(plain=False),
     "longbench_plain": _longbench(plain=True),
+    "ruler": _ruler(chat=False),
+    "ruler_chat": _ruler(chat=True),
+    "passkey": {f"passkey_depth_{depth}": _passkey(depth) for depth in DEPTHS},
     "math": {name: _math(name) for name in MATH_SETS},
 }
 _DEFAULTS: Mapping[str, tuple[str, ...]] = {

@@ -1,0 +1,131 @@
+"""What RULER's generators share: a question with its templates, and the largest haystack that fits a length.
+
+Source: Hsieh et al. 2024 (RULER, arXiv 2404.06654); github NVIDIA/RULER, scripts/data/synthetic/constants.py for the
+texts, which are the benchmark's own, and for the tokens to generate.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+
+
+@dataclass(frozen=True, slots=True)
+class RulerQuestion:
+    """A prompt, the beginning of its answer (RULER writes it after a model's chat template), and what must follow."""
+
+    prompt: str
+    answer_prefix: str
+    answers: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Prompt and answer prefix as one: the ``input`` of RULER's own files."""
+        return self.prompt + self.answer_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class RulerTemplate:
+    """Texts of one kind of task, with ``{...}`` for what a question fills in, and the tokens it may generate."""
+
+    prompt: str
+    answer_prefix: str
+    max_new_tokens: int
+
+
+NIAH = RulerTemplate(
+    "Some special magic {kind} are hidden within the following text. Make sure to memorize it. I will quiz you about "
+    "the {kind} afterwards.\n{context}\nWhat are all the special magic {kind} for {query} mentioned in the provided "
+    "text?",
+    " The special magic {kind} for {query} mentioned in the provided text are",
+    128,
+)
+NIAH_ONE = RulerTemplate(
+    "A special magic {kind} is hidden within the following text. Make sure to memorize it. I will quiz you about "
+    "the {kind} afterwards.\n{context}\nWhat is the special magic {kind} for {query} mentioned in the provided text?",
+    " The special magic {kind} for {query} mentioned in the provided text is",
+    128,
+)
+VARIABLE_TRACKING = RulerTemplate(
+    "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{context}\nQuestion: Find "
+    "all variables that are assigned the value {query} in the text above.",
+    " Answer: According to the chain(s) of variable assignment in the text above, {count} variables are assigned the "
+    "value {query}, they are: ",
+    30,
+)
+COMMON_WORDS = RulerTemplate(
+    "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones that "
+    "appear most often.\n{context}\nQuestion: What are the 10 most common words in the above list?",
+    " Answer: The top 10 words that appear most often in the list are:",
+    120,
+)
+FREQUENT_WORDS = RulerTemplate(
+    "Read the following coded text and track the frequency of each coded word. Find the three most frequently appeared "
+    "coded words. {context}\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are the "
+    "three most frequently appeared words in the above coded text?",
+    " Answer: According to the coded text above, the three most frequently appeared words are:",
+    50,
+)
+DOCUMENTS = RulerTemplate(
+    "Answer the question based on the given documents. Only give me the answer and do not output any other words.\n\n"
+    "The following are given documents.\n\n{context}\n\nAnswer the question based on the given documents. Only give me "
+    "the answer and do not output any other words.\n\nQuestion: {query}",
+    " Answer:",
+    32,
+)
+
+_Made = TypeVar("_Made")
+_SHRINK = 64  # a question that came out too long loses one part in so many of its haystack
+
+Make = Callable[[random.Random, int], RulerQuestion]
+"""A question from random numbers and a haystack size; the size's unit is the generator's (words, lines, documents)."""
+
+
+def largest_fitting(tokens: Callable[[int], int], limit: int, smallest: int, largest: int | None = None) -> int:
+    """The largest haystack size whose question has at most ``limit`` tokens, by bisection.
+
+    Args:
+        tokens: tokens of a question by size; grows with it, but for chance.
+        smallest: the size below which the question makes no sense.
+        largest: the size beyond which there is no more haystack; ``None`` where it has no end.
+
+    Raises:
+        ValueError: even the smallest does not fit.
+    """
+    least = tokens(smallest)
+    if least > limit:
+        raise ValueError(f"the smallest question takes {least} tokens of {limit}")
+    low, high = smallest, smallest + 1
+    while (largest is None or high <= largest) and tokens(high) <= limit:
+        low, high = high, 2 * high
+    if largest is not None:
+        high = min(high, largest + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tokens(middle) <= limit:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def shrunk_to_fit(make: Callable[[int], _Made], size: int, smallest: int, fits: Callable[[_Made], bool]) -> _Made:
+    """What is made of ``size``, or of the next smaller size that fits where chance made this one longer.
+
+    Raises:
+        ValueError: not even the smallest fits.
+    """
+    while not fits(made := make(size)):
+        if size <= smallest:
+            raise ValueError("a question of the smallest haystack is too long")
+        size = max(smallest, size - max(1, size // _SHRINK))
+    return made
+
+
+def fill(template: RulerTemplate, answers: tuple[str, ...], **values: object) -> RulerQuestion:
+    """A question from a template; braces inside the values are text."""
+    return RulerQuestion(template.prompt.format(**values), template.answer_prefix.format(**values), answers)

@@ -1,0 +1,259 @@
+"""RULER: official rows rebuilt byte for byte, answers read off generated prompts, lengths that fill the context."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.evals.generators.ruler_niah import ask, needle
+from longdecode.evals.generators.ruler_question import largest_fitting
+from longdecode.evals.scoring.ruler import string_match_all, string_match_part
+from longdecode.evals.tasks.base import Sample
+from longdecode.evals.tasks.registry import get_task, suite_tasks
+from longdecode.evals.tasks.ruler import NIAH_TASKS, RULER_TASKS, Ruler
+from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+
+NEEDLE = re.compile(r"One of the special magic (numbers|uuids) for ([\w-]+) is: ([\w-]+)\.")
+
+
+@pytest.fixture
+def tokenizer() -> TextTokenizer:
+    """Pieces of at most four characters stand for tokens, with a begin-of-text token."""
+    inner = Tokenizer(models.WordLevel({"<s>": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Split(pattern_of_pieces(), "isolated")
+    inner.add_special_tokens(["<s>"])
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return TextTokenizer(inner)
+
+
+def pattern_of_pieces() -> object:
+    from tokenizers import Regex
+
+    return Regex(r"\s?\w{1,4}|\s?[^\w\s]|\s")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, seed: int) -> Path:
+    """Essays, word lists and question files in the published formats, with content made up here."""
+    rng = random.Random(seed)
+
+    def word() -> str:
+        return "".join(rng.choices("abcdefghijklmnop", k=6))
+
+    (tmp_path / "essays").mkdir()
+    for name in ("a.txt", "b.txt"):
+        sentences = [" ".join(word() for _ in range(8)).capitalize() + "." for _ in range(60)]
+        (tmp_path / "essays" / name).write_text("\n".join(sentences))
+    for name, size in (("nounlist", 300), ("adjectivelist", 200), ("verblist", 100)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(word() for _ in range(size)))
+    (tmp_path / "english_words.json").write_text(json.dumps({str(i): word() for i in range(2000)}))
+    articles = [
+        {
+            "title": f"T{a}",
+            "paragraphs": [
+                {
+                    "context": f"Paragraph {a}-{p} " + " ".join(word() for _ in range(30)),
+                    "qas": [
+                        {"question": f"What is {a}-{p}?", "is_impossible": False, "answers": [{"text": f"P{a}{p}"}]},
+                        {"question": "Impossible?", "is_impossible": True, "answers": []},
+                    ],
+                }
+                for p in range(4)
+            ],
+        }
+        for a in range(5)
+    ]
+    (tmp_path / "squad.json").write_text(json.dumps({"data": articles}))
+    hotpot = [
+        {
+            "question": f"Which {q}?",
+            "answer": f"answer {q}",
+            "context": [[f"Title {q}-{i}", [f"First {q}.", f" Second {word()}."]] for i in range(3)],
+        }
+        for q in range(7)
+    ]
+    (tmp_path / "hotpotqa.json").write_text(json.dumps(hotpot))
+    return tmp_path
+
+
+def test_official_rows_are_rebuilt_byte_for_byte(shared_data: Path) -> None:
+    spec = NIAH_TASKS["niah_multikey_3"]
+    rows = (shared_data / "ruler" / "niah_multikey_3.4096.first20.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 20
+    for line in rows:
+        row = json.loads(line)
+        hidden = NEEDLE.findall(row["input"])
+        query = re.findall(r"What is the special magic uuid for ([\w-]+) mentioned", row["input"])
+        context = "\n".join(needle(kind, key, value) for kind, key, value in hidden)
+        assert row["length"] <= 4096
+        rebuilt = ask(spec, context, query, tuple(row["outputs"]))
+        assert rebuilt.text == row["input"]
+        assert rebuilt.answers == tuple(value for _, key, value in hidden if key == query[0])
+        sample = Sample(0, rebuilt.prompt, rebuilt.answer_prefix, 128, None, rebuilt.answers)
+        assert Ruler("niah_multikey_3", None).score(sample, f" {row['outputs'][0].upper()}.", ()).value == 1
+        assert Ruler("niah_multikey_3", None).score(sample, row["outputs"][0][:-1], ()).value == 0
+
+
+def test_generated_rows_have_the_official_rows_shape(shared_data: Path, tokenizer: TextTokenizer) -> None:
+    first = (shared_data / "ruler" / "niah_multikey_3.4096.first20.jsonl").open(encoding="utf-8").readline()
+    sample = Ruler("niah_multikey_3", None).samples(2048, 1, 3, tokenizer)[0]
+
+    def shape(text: str) -> str:
+        return re.sub(r"(One of .*\.\n)+", "NEEDLES\n", re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "U", text))
+
+    assert shape(sample.prompt + sample.forced) == shape(json.loads(first)["input"])
+    # Version 4 and its variant show in every identifier, as in the official rows.
+    found = NEEDLE.findall(sample.prompt)
+    assert all(
+        re.fullmatch(r".{8}-.{4}-4.{3}-[89ab].{3}-.{12}", text) for _, key, value in found for text in (key, value)
+    )
+
+
+@pytest.mark.parametrize("kind", RULER_TASKS)
+@pytest.mark.parametrize("context", [1500, 4096])
+def test_samples_fill_the_context_and_depend_on_their_index_alone(
+    kind: str, context: int, folder: Path, tokenizer: TextTokenizer, seed: int
+) -> None:
+    task = Ruler(kind, folder)
+    few, many = task.samples(context, 2, seed, tokenizer), task.samples(context, 4, seed, tokenizer)
+    assert few == many[:2] and len({sample.prompt for sample in many}) == 4
+    assert task.samples(context, 1, seed + 1, tokenizer)[0].prompt != many[0].prompt
+    for sample in many:
+        used = len(tokenizer.prompt_ids(sample.prompt)) + len(tokenizer.encode(sample.forced)) + sample.max_new_tokens
+        assert context * 0.85 < used <= context
+        completion = " ".join(sample.meta)
+        assert task.score(sample, completion.upper(), ()).value == 1
+        assert task.score(sample, "", ()).value == 0
+
+
+@pytest.mark.parametrize("kind", NIAH_TASKS)
+def test_needles_are_hidden_and_asked_for(kind: str, folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
+    spec = NIAH_TASKS[kind]
+    for sample in Ruler(kind, folder).samples(3000, 3, seed, tokenizer):
+        hidden = NEEDLE.findall(sample.prompt)
+        asked = re.findall(r"for ([\w, -]+) mentioned in the provided text\?", sample.prompt)[0]
+        queries = re.split(r", and |, ", asked)
+        assert f"for {asked} mentioned in the provided text" in sample.forced
+        wanted = [value for query in queries for _, key, value in hidden if key == query]
+        assert sorted(wanted) == sorted(sample.meta) and len(wanted) == spec.queries * spec.values
+        if spec.haystack == "needle":
+            assert len(hidden) > 10
+        else:
+            assert len(hidden) == spec.needles
+        plural = spec.queries * spec.values > 1
+        assert sample.prompt.startswith("Some special magic" if plural else "A special magic")
+        assert sample.forced.endswith("are" if plural else "is")
+
+
+def test_values_are_marked_one_by_one(folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
+    task = Ruler("niah_multivalue", folder)
+    sample = task.samples(2048, 1, seed, tokenizer)[0]
+    score = task.score(sample, f"{sample.meta[2]} and {sample.meta[0]}", ())
+    assert (score.value, score.parts) == (0.5, (1.0, 0.0, 1.0, 0.0))
+
+
+def test_a_chain_can_be_followed_to_all_its_variables(tokenizer: TextTokenizer, seed: int) -> None:
+    for sample in Ruler("vt", None).samples(2500, 3, seed, tokenizer):
+        example, question = sample.prompt.split("\n\nMemorize")
+        for part, answers in ((example, example.split("they are: ")[1].split()), (question, sample.meta)):
+            value = re.findall(r"assigned the value (\d{5})", part)[0]
+            start = re.findall(rf"VAR (\w+) = {value}\n", part)
+            links = dict(reversed(pair) for pair in re.findall(r"VAR (\w+) = VAR (\w+) \n", part))
+            walk = start
+            while walk[-1] in links:
+                walk.append(links[walk[-1]])
+            assert walk == list(answers) and len(walk) == 5
+        assert len(tokenizer.encode(example)) <= 520
+
+
+def test_the_common_words_are_the_repeated_ones(folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
+    for context, times, others in ((2000, 6, 1), (4096, 30, 3)):
+        for sample in Ruler("cwe", folder).samples(context, 2, seed, tokenizer):
+            listed = sample.prompt.rpartition("Memorize the ones that appear most often.\n")[2].partition("\nQuestion")[
+                0
+            ]
+            counts = Counter(re.findall(r"\d+\. (\w+)", listed))
+            assert {word for word, count in counts.items() if count == times} == set(sample.meta)
+            assert set(counts.values()) == {times, others} and len(sample.meta) == 10
+
+
+def test_the_frequent_words_are_the_three_after_the_dots(tokenizer: TextTokenizer, seed: int) -> None:
+    for sample in Ruler("fwe", None).samples(3000, 2, seed, tokenizer):
+        text = sample.prompt.partition("coded words. ")[2].partition("\nQuestion")[0]
+        ranked = Counter(text.split()).most_common(5)
+        assert [word for word, _ in ranked[:4]] == ["...", *sample.meta]
+        assert ranked[3][1] > ranked[4][1]
+
+
+@pytest.mark.parametrize(("kind", "gold"), [("qa_1", "Paragraph 0-0"), ("qa_2", "First 0.")])
+def test_the_documents_of_a_question_are_among_those_shown(
+    kind: str, gold: str, folder: Path, tokenizer: TextTokenizer, seed: int
+) -> None:
+    task = Ruler(kind, folder)
+    samples = task.samples(1200, 50, seed, tokenizer)
+    assert len(samples) == (20 if kind == "qa_1" else 7)
+    assert gold in samples[0].prompt and (task.data_source, task.metric) == ("real", "string_match_part")
+    numbers = re.findall(r"Document (\d+):\n", samples[0].prompt)
+    assert numbers == [str(i) for i in range(1, len(numbers) + 1)] and len(numbers) >= 3
+    assert len({samples[i].prompt.partition("Question:")[0] for i in range(5)}) == 5
+    whole = task.samples(9000, 1, seed, tokenizer)[0]
+    assert whole.prompt.count(gold) > (1 if kind == "qa_1" else 3)
+
+
+def test_absent_data_says_how_to_fetch_it(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    for kind, command in (
+        ("niah_single_2", "git clone .*NeedleInAHaystack"),
+        ("cwe", "pip download .*wonderwords"),
+        ("qa_1", r"curl .*dev-v2\.0\.json"),
+        ("qa_2", r"curl .*hotpot_dev_distractor"),
+    ):
+        for given in (None, tmp_path, tmp_path / "absent"):
+            with pytest.raises(DataUnavailableError, match=rf"{command}.*data\.ruler"):
+                Ruler(kind, given).samples(2048, 1, 0, tokenizer)
+    (tmp_path / "squad.json").write_text("[]")
+    with pytest.raises(DataUnavailableError, match="not in the expected format"):
+        Ruler("qa_1", tmp_path).samples(2048, 1, 0, tokenizer)
+
+
+@pytest.mark.parametrize("kind", RULER_TASKS)
+def test_a_context_too_short_is_unsupported(kind: str, folder: Path, tokenizer: TextTokenizer) -> None:
+    with pytest.raises(UnsupportedCellError, match=f"ruler_{kind} does not fit 160"):
+        Ruler(kind, folder).samples(160, 1, 0, tokenizer)
+
+
+def test_bytes_are_tokens_too(byte_checkpoint: Path, seed: int) -> None:
+    tokenizer = load_tokenizer(byte_checkpoint)
+    for kind in ("niah_single_1", "niah_multikey_2", "vt", "fwe"):
+        for sample in Ruler(kind, None).samples(4000, 2, seed, tokenizer):
+            total = len((sample.prompt + sample.forced).encode()) + sample.max_new_tokens
+            assert 4000 - 200 < total <= 4000
+
+
+def test_the_chat_suite_asks_for_the_template() -> None:
+    assert [name.removesuffix("_chat") for name in suite_tasks("ruler_chat")] == list(suite_tasks("ruler"))
+    assert get_task("ruler_vt_chat").chat and not get_task("ruler_vt").chat
+
+
+def test_the_largest_size_is_found(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(50):
+        smallest, grain, limit = rng.randint(1, 5), rng.randint(1, 9), rng.randint(50, 4000)
+        found = largest_fitting(lambda size, grain=grain: 7 + grain * size, limit, smallest)
+        assert 7 + grain * found <= limit < 7 + grain * (found + 1)
+        capped = largest_fitting(lambda size, grain=grain: 7 + grain * size, limit, smallest, smallest + 3)
+        assert capped == min(found, smallest + 3)
+    with pytest.raises(ValueError, match="takes 12 tokens of 11"):
+        largest_fitting(lambda size: 12, 11, 1)
+
+
+def test_matches_ignore_the_case_of_letters() -> None:
+    assert string_match_all("It is PARIS.", ("paris", "rome")) == (1.0, 0.0)
+    assert string_match_part("It is PARIS.", ("rome", "paris")) == 1.0
+    assert string_match_part("nothing", ("rome", "paris")) == 0.0
