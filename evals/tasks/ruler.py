@@ -112,7 +112,7 @@ class Ruler(Task):
         try:
             makes, smallest = self._makes(context_tokens, count, tokenizer)
             # One size for all, found on a question of its own as in the original.
-            size = largestshrunk_to_fit(lambda lines: tokens(makes[0](rng(-1), lines)), room, smallest)
+            size = largest_fitting(lambda lines: tokens(makes[0](rng(-1), lines)), room, smallest)
             questions = [
                 shrunk_to_fit(partial(_seeded, make, rng, index), size, smallest, lambda made: tokens(made) <= room)
                 for index, make in enumerate(makes)
@@ -172,7 +172,7 @@ def _example_size(tokenizer: TextTokenizer) -> int:
     """Lines of noise in variable tracking's worked example: what fits 500 tokens, or the fewest there can be."""
     rng_seed = "ruler_vt/example"
     try:
-        return largestshrunk_to_fit(
+        return largest_fitting(
             lambda size: len(tokenizer.encode(tracking_example(random.Random(rng_seed), size).text)),
             EXAMPLE_TOKENS,
             HOPS + 1,
