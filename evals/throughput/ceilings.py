@@ -21,7 +21,7 @@ from longdecode.engine.attention import AttentionMethod, DecodeState, Selection,
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
-from longdecode.kernels.sparse_decode_attention import naive, sparse_decode_attention
+from longdecode.kernels.sparse_decode_attention import EVERYTHING, naive, sparse_decode_attention
 from longdecode.methods.budgeted import BudgetedMethod
 
 PAGE_TOKENS = 16
@@ -104,25 +104,17 @@ def sharing_cache(method: AttentionMethod) -> AttentionMethod:
 
 def chooses(method: AttentionMethod) -> bool:
     """Whether the method selects at all, so that leaving selection out means something."""
-    return not isinstance(method, OracleBudget) and (_has_select(method) or selects_in_attend(method))
-
-
-def selects_in_attend(method: AttentionMethod) -> bool:
-    """Whether the method's choice is part of ``attend``, as it says of itself: heads score while they read."""
-    return bool(getattr(method, "selects_in_attend", False))
+    return type(method).select is not AttentionMethod.select and not isinstance(method, OracleBudget)
 
 
 def with_selection_given(method: AttentionMethod) -> AttentionMethod:
     """The method with its selections frozen: each layer's first one is kept and given back from then on.
 
     What is left of the method's own work is whatever it does outside ``select``, such as keeping page metadata. Of a
-    method that selects inside ``attend``, one launch over its lists is left, without scores.
+    method with an ``attend`` of its own, which may score and choose while it reads, one launch over its lists is left.
     """
-    return _with_lists_given(method) if selects_in_attend(method) else _with_select_given(method)
-
-
-def _has_select(method: AttentionMethod) -> bool:
-    return type(method).select is not AttentionMethod.select
+    whole = type(method).attend is not AttentionMethod.attend
+    return _with_lists_given(method) if whole else _with_select_given(method)
 
 
 def _with_select_given(method: AttentionMethod) -> AttentionMethod:
@@ -141,7 +133,10 @@ def _with_select_given(method: AttentionMethod) -> AttentionMethod:
 
 
 def _with_lists_given(method: AttentionMethod) -> AttentionMethod:
-    """The method, its ``attend`` replaced by one launch over what it was seen to read in a layer's first step."""
+    """The method, its ``attend`` replaced by one launch over what it was seen to read in a layer's first step.
+
+    Where all of a layer's lists were of everything, and without a launch over lists, that is dense attention.
+    """
     given = copy.copy(method)
     kept: dict[int, Selection | None] = {}
     attend: Callable[[int, Tensor, DecodeState], Tensor] = method.attend
@@ -154,7 +149,8 @@ def _with_lists_given(method: AttentionMethod) -> AttentionMethod:
                 raise UnsupportedCellError(
                     f"{method.name}: {len(launches)} launches over lists in layer {layer}; one can be given"
                 )
-            kept[layer] = launches[0] if launches else None
+            dense = not launches or bool((launches[0].counts == EVERYTHING).all())
+            kept[layer] = None if dense else launches[0]
             return out
         lists = kept[layer]
         if lists is None:

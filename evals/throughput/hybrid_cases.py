@@ -102,8 +102,10 @@ def attend(x: Inputs, scores: bool = True) -> tuple[Tensor, Tensor | None]:
     """
     wanted = scores and "scores" in x
     scoring = {name: x[name] for name in ("scores", "score_rows")} | {"score_block": BLOCK} if wanted else {}
+    # Where all heads read everything, a launch with scores takes their lists for long ones by itself.
+    uneven = bool(x["full"]) and not (wanted and len(x["full"]) == x["k"].shape[1])
     out, _ = sparse_decode_attention(
-        x["q"], x["k"], x["v"], x["indices"], x["counts"], block_size=BLOCK, lengths=x["lengths"], uneven=x["uneven"],
+        x["q"], x["k"], x["v"], x["indices"], x["counts"], block_size=BLOCK, lengths=x["lengths"], uneven=uneven,
         **scoring,
     )  # fmt: skip
     return out, x["scores"] if wanted else None
@@ -202,7 +204,7 @@ def _lists(size: Size, lengths: list[int], full: list[int], picked: int, turn: i
         indices = draw.argsort(dim=-1)[..., :picked].sort(dim=-1).values
     counts = used.clamp(max=picked).expand(-1, heads).contiguous()
     counts[:, full] = EVERYTHING
-    return {"lengths": stored, "indices": indices, "counts": counts, "uneven": bool(full), "full": full}
+    return {"lengths": stored, "indices": indices, "counts": counts, "full": full}
 
 
 def _score_buffers(size: Size, full: list[int], blocks: int) -> Inputs:

@@ -103,7 +103,8 @@ def summary_table(records: Sequence[SpeedRecord], run: RunConfig) -> str:
     if not records:
         return "nothing was timed"
     frame = speed_table(records, run.confidence, run.bootstrap_resamples)
-    return str(frame[list(_SHOWN)].to_string(index=False, float_format=lambda value: f"{value:,.3f}", na_rep=""))
+    shown = [name for name in _SHOWN if name != "full_heads" or frame[name].notna().any()]
+    return str(frame[shown].to_string(index=False, float_format=lambda value: f"{value:,.3f}", na_rep=""))
 
 
 def _row(record: SpeedRecord, ceilings: dict[str, float], confidence: float, resamples: int) -> dict[str, Any]:

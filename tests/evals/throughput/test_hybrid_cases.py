@@ -63,7 +63,6 @@ def test_some_heads_read_everything_and_the_others_their_blocks(
         x["scores"].fill_(float("nan"))
     out, scores = case.ours(x)
     case.check(x, (out, scores))
-    assert x["uneven"] == bool(full)
     read = 0
     for row in range(2):
         for head in range(HEADS):
@@ -81,6 +80,28 @@ def test_some_heads_read_everything_and_the_others_their_blocks(
     # The last block of a row may be cut short: bytes count it whole.
     kv = 2 * DIM * 4
     assert read * kv <= case.read_bytes - lists - scored <= (read + 2 * HEADS * BLOCK) * kv
+
+
+@pytest.mark.parametrize(
+    ("op", "full_heads", "uneven"),
+    [
+        ("hybrid_attention", 0, [False]), ("hybrid_attention", 1, [True]), ("hybrid_attention", 4, [True]),
+        ("hybrid_attention_scored", 1, [True]), ("hybrid_attention_scored", 4, [False]),
+    ],
+)  # fmt: skip
+def test_lists_of_different_lengths_are_announced(
+    monkeypatch: pytest.MonkeyPatch, op: str, full_heads: int, uneven: list[bool]
+) -> None:
+    """As methods do: where all heads read everything, it is the scores that tell the launch how long lists are."""
+    case, said = make_case(op, size_of(full_heads)), []
+    good = hybrid_cases.sparse_decode_attention
+    monkeypatch.setattr(
+        hybrid_cases,
+        "sparse_decode_attention",
+        lambda *args, **rest: said.append(rest["uneven"]) or good(*args, **rest),
+    )
+    case.ours(case.make_sets(1)[0])
+    assert said == uneven
 
 
 def test_bytes_by_hand() -> None:

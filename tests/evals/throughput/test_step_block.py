@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longdecode.engine.attention import AttentionMethod, DecodeState
+from longdecode.engine.attention import AttentionMethod, DecodeState, Selection
 from longdecode.engine.correction import Correction
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
@@ -161,7 +161,6 @@ class ScoresWhileReading(AttentionMethod):
     """The last KV head reads everything and scores its tokens in the same launch; the others read its best of them."""
 
     name = "scores_while_reading"
-    selects_in_attend = True
 
     @classmethod
     def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: object) -> ScoresWhileReading:
@@ -175,13 +174,19 @@ class ScoresWhileReading(AttentionMethod):
         scores = torch.zeros(cache.batch, 1, cache.capacity)
         return {"counts": counts, "indices": indices, "scores": scores, "calls": torch.zeros(self.config.num_layers)}
 
+    def select(self, layer: int, q: torch.Tensor, state: DecodeState) -> Selection | None:
+        counts = state.extra["counts"]
+        counts = torch.full_like(counts, EVERYTHING) if layer == 2 else counts
+        return None if layer == 1 else Selection(state.extra["indices"], counts, 1)
+
     def attend(self, layer: int, q: torch.Tensor, state: DecodeState) -> torch.Tensor:
         extra = state.extra
         extra["calls"][layer] += 1
-        if layer == 1:
+        selection = self.select(layer, q, state)
+        if selection is None:
             return self.attend_all(layer, q, state)
         out = sparse_decode_attention(
-            q, state.cache.keys(layer), state.cache.values(layer), extra["indices"], extra["counts"], block_size=1,
+            q, state.cache.keys(layer), state.cache.values(layer), extra["indices"], selection.counts, block_size=1,
             lengths=state.visible, tally=state.tally[layer], uneven=True, scores=extra["scores"],
             score_rows=torch.tensor([-1] * (self.config.num_kv_heads - 1) + [0]),
         )[0]  # fmt: skip
@@ -204,16 +209,36 @@ def test_a_method_that_selects_while_it_reads_gets_its_lists_in_one_launch(seed:
         launches.append(seen)
         read = state.reads - before
         rows = sum(range(CONTEXT - STEPS + 1, CONTEXT + 1))
-        assert read[1].tolist() == [float(rows)] * BATCH
+        assert read[1].tolist() == read[2].tolist() == [float(rows)] * BATCH
         assert read[0].tolist() == [(rows + 5 * STEPS) / 2] * BATCH, turn
         assert state.extra["calls"].tolist() == [1.0] * CONFIG.num_layers  # the first step's alone
         assert all(given.block_size == 1 for given in seen)
     first, later = launches
-    layers = CONFIG.num_layers - 1
-    assert len(first) == len(later) == layers * STEPS
-    for number, given in enumerate((*first[layers:], *later)):
-        assert torch.equal(given.indices, first[number % layers].indices)
-        assert torch.equal(given.counts, first[number % layers].counts)
+    layers = CONFIG.num_layers - 2  # the first step alone launches over lists of everything in layer 2
+    chosen, again = [first[0], *first[2 : layers + 1]], first[layers + 1 :]
+    assert len(again) == layers * (STEPS - 1) and len(later) == layers * STEPS
+    for number, given in enumerate((*again, *later)):
+        assert torch.equal(given.indices, chosen[number % layers].indices)
+        assert torch.equal(given.counts, chosen[number % layers].counts)
+
+
+@pytest.mark.parametrize("mode", ["block", "token"])
+def test_retrieval_heads_read_as_much_without_choosing(mode: str, seed: int) -> None:
+    decoder, cache, _ = made(seed, "full", None)
+    params = {"mode": mode, "block_size": 16, "roles": "spread", "retrieval_heads": 4}
+    method = get_method("lychee").from_budget(64, CONFIG, **params)
+    reads = []
+    for given in (False, True):
+        block = step_block(decoder, cache, with_selection_given(method) if given else method, "lychee", CONTEXT, STEPS)
+        block.run()  # lists are frozen in the first step
+        state, before = block.keep[0].state, block.keep[0].state.reads.clone()
+        scores = state.extra.scores.fill_(float("nan"))
+        block.reset()
+        block.run()
+        assert bool(scores.isnan().all()) == given
+        reads.append((state.reads - before).tolist())
+    assert reads[0] == reads[1]
+    assert sum(len(heads) for heads in method.dense_heads()) == 4
 
 
 def test_several_launches_of_a_layer_cannot_be_given(seed: int) -> None:
