@@ -59,6 +59,7 @@ class SpeedJob:
         methods = {
             label: [spec.method, spec.params_of(self.name), file_hashes(spec.files_of(self.name))]
             for label, spec in self.run.methods.items()
+            if label in getattr(below, "methods", ())
         }
         parts = [
             self.run.profile, self.name, self.model_hash, methods, self.run.seed, timed, device_name(self.device),

@@ -146,14 +146,17 @@ def speed_settings(job: str) -> str:
     """All settings that a throughput job's records depend on, and no others."""
     below = config["throughput"]
     timed = below.get("kernels") if job == "kernels" else below["decode"][job]
+    labels = () if job == "kernels" else RUN.throughput.decode[job].methods
     methods = {
-        label: [spec.method, spec.params_of(job)] for label, spec in RUN.methods.items()
+        label: [spec.method, spec.params_of(job)]
+        for label, spec in RUN.methods.items()
+        if label in labels
     }
     settings = {
         "device": RUN.device,
         "dtype": RUN.dtype,
         "job": timed,
-        "methods": {} if job == "kernels" else methods,
+        "methods": methods,
         "seed": RUN.seed,
     }
     return json.dumps(settings, sort_keys=True, default=str)
@@ -198,11 +201,15 @@ RECORDS = [
 
 SPEED_JOBS = RUN.throughput.jobs if RUN.throughput else ()
 SPEED_RECORDS = [f"{RESULTS}/speed/{job}.parquet" for job in SPEED_JOBS]
-SPEED_TABLES = (
-    [f"{RESULTS}/{name}.csv" for name in ("speed", "growth", "breakeven", "breakdown")]
-    if SPEED_JOBS
-    else []
+SPEED_NAMES = (
+    "speed",
+    "growth",
+    "breakeven",
+    "breakdown",
+    "correction",
+    "over_baselines",
 )
+SPEED_TABLES = [f"{RESULTS}/{name}.csv" for name in SPEED_NAMES] if SPEED_JOBS else []
 SPEED_THREADS = speed_threads()
 SPEED_CODE = speed_code_hash() if SPEED_JOBS else ""
 

@@ -31,6 +31,8 @@ rule speed_summary:
         growth=f"{RESULTS}/growth.csv",
         breakeven=f"{RESULTS}/breakeven.csv",
         breakdown=f"{RESULTS}/breakdown.csv",
+        correction=f"{RESULTS}/correction.csv",
+        over_baselines=f"{RESULTS}/over_baselines.csv",
     log:
         f"{RESULTS}/logs/speed_summary.log",
     conda:
