@@ -160,12 +160,12 @@ def reads_stay_within_budget(bench: Bench) -> None:
 
 
 def traffic_covers_the_reads(bench: Bench) -> None:
-    """The traffic model's bytes are at least those of the tokens counted, and at most a tenth over."""
+    """The traffic model's bytes are at least those of the tokens counted; at most a tenth over, unless it says so."""
     reads = float(bench.small.reads[-1, :, 0].sum())
     read_bytes = reads * CONFIG.kv_bytes_per_token(1) / CONFIG.num_layers
-    modelled = bench.build(BUDGET).traffic(PROMPT_TOKENS[0] + STEPS, 1).kv_bytes
-    if not read_bytes <= modelled <= 1.1 * read_bytes:
-        raise GateError(f"the traffic model says {modelled:,} bytes, {read_bytes:,.0f} were read")
+    traffic = bench.build(BUDGET).traffic(PROMPT_TOKENS[0] + STEPS, 1)
+    if traffic.kv_bytes < read_bytes or (traffic.kv_bytes > 1.1 * read_bytes and not traffic.at_most):
+        raise GateError(f"the traffic model says {traffic.kv_bytes:,} bytes, {read_bytes:,.0f} were read")
 
 
 def runs_leave_no_trace(bench: Bench) -> None:
@@ -199,14 +199,18 @@ def a_step_never_waits_for_the_host(bench: Bench) -> None:
 
 
 def graph_replay_equals_eager(bench: Bench) -> None:
-    """A step replayed from a CUDA graph gives what it gives eagerly; holds vacuously where there is no CUDA."""
+    """A step replayed from a CUDA graph gives what it gives eagerly; holds vacuously where there is no CUDA.
+
+    Where the method corrects its cache, the generation is long enough for two corrections.
+    """
     if bench.decoder.device.type != "cuda":
         return
+    method = bench.build(BUDGET)
+    new_tokens = 8 if method.correction is None else 8 + 2 * method.correction.period
     requests = [
-        Request(tuple(prompt.tolist()), max_new_tokens=8, forced_ids=tuple(fed.tolist()))
+        Request(tuple(prompt.tolist()), max_new_tokens=new_tokens, forced_ids=tuple(fed.tolist()))
         for prompt, fed in zip(bench.prompts, bench.fed, strict=True)
     ]
-    method = bench.build(BUDGET)
     eager, replayed = (Generator(bench.decoder, cuda_graph=graph).run(requests, method) for graph in (False, True))
     for row, (a, b) in enumerate(zip(eager, replayed, strict=True)):
         logprobs = [torch.tensor(completion.forced_logprobs) for completion in (a, b)]
