@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import random
 import zipfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import huggingface_hub
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals import runner
 from longdecode.evals.datasets.longbench import HUB_REVISION, read_rows
-from longdecode.evals.run_config import build_run_config
+from longdecode.evals.job import Job
+from longdecode.evals.run_config import build_run_config, load_run_config
 from longdecode.evals.runner import run_job
 from longdecode.evals.storage import read_records
-from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, protocols
+from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, LongBenchProtocol, protocols
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
@@ -214,8 +217,60 @@ def test_real_rows_become_samples_that_fit(
         assert task.score(sample, sample.meta[0][0], ()).value == pytest.approx(1.0, abs=1e-6)
 
 
+def test_the_ready_configuration_is_the_papers_protocol() -> None:
+    config = load_run_config(ROOT / "config" / "longbench.yaml")
+    assert config.suites["longbench"].tasks == tuple(f"longbench_{name}" for name in ENGLISH_EIGHT)
+    assert config.suites["longbench"].contexts == (32768,)
+    assert [budget.text for budget in config.budgets] == ["1024", "4096"]
+    # A row whose head roles are not learned says so in its name.
+    labels = {name: spec.params.get("roles") for name, spec in config.methods.items() if "roles" in spec.params}
+    assert all((roles == "spread") == name.endswith("_spread") for name, roles in labels.items())
+
+
+def test_real_tasks_begin_with_the_tokenizers_first_token_and_stop_at_eos(
+    byte_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).symlink_to(byte_checkpoint / name)
+    inner = Tokenizer.from_file(str(byte_checkpoint / "tokenizer.json"))
+    special = next(token for token, i in inner.get_vocab(with_added_tokens=True).items() if i == 256)
+    inner.post_processor = processors.TemplateProcessing(single=f"{special} $A", special_tokens=[(special, 256)])
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    write_rows(tmp_path / "data" / "qasper.jsonl", [row()])
+    suites = {"longbench": {"contexts": [1024], "samples": 1, "tasks": ["longbench_qasper"]}}
+    suites["mini_recall"] = {"contexts": [512], "samples": 1, "tasks": ["mini_recall_single"]}
+    values = {
+        "profile": "p",
+        "device": "cpu",
+        "models": {"m": {"path": str(folder)}},
+        "methods": {"full": {}},
+        "budgets": [0.5],
+        "suites": suites,
+        "data": {"longbench": str(tmp_path / "data")},
+    }
+    config = build_run_config(values, "test.yaml")
+    found = {}
+    for suite, context in (("longbench", 1024), ("mini_recall", 512)):
+        job = Job(config, "m", "full", suite, torch.device("cpu"))
+        task = job.task(config.suites[suite].tasks[0])
+        sample = job.samples(task, context)[0]
+        found[suite] = (sample, job.request(task, context, sample))
+    sample, request = found["longbench"]
+    assert request.prompt_ids == (256, *sample.prompt.encode()) and request.forced_ids == tuple(sample.forced.encode())
+    assert request.stop_ids == {7, 9} and request.total_tokens <= 1024
+    sample, request = found["mini_recall"]
+    assert request.prompt_ids == tuple(sample.prompt.encode()) and request.stop_ids == {10}
+
+
 def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "check_method", lambda *given: None)
+    # The protocol's 512 tokens take ten seconds here and show nothing more.
+    monkeypatch.setitem(
+        cast(dict[str, LongBenchProtocol], protocols()), "qmsum", replace(protocols()["qmsum"], max_new_tokens=48)
+    )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "qmsum.jsonl").symlink_to(shared_data / "longbench" / "rebuilt" / "qmsum.first40.jsonl")
     suite = {"contexts": [2048], "samples": 2, "batch": 2, "tasks": ["longbench_qmsum"]}
@@ -233,7 +288,7 @@ def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pyte
     records = read_records(output)
     assert [(record.status, record.sample_index) for record in records] == [("ok", 0), ("ok", 1)]
     for record, line in zip(records, (tmp_path / "data" / "qmsum.jsonl").open(encoding="utf-8"), strict=False):
-        assert (record.metric, record.data_source, len(record.output_ids or ())) == ("rouge_l", "real", 512)
+        assert (record.metric, record.data_source, len(record.output_ids or ())) == ("rouge_l", "real", 48)
         sample = get_task("longbench_qmsum", {"longbench": tmp_path / "data"}).samples(
             2048, 2, 0, load_tokenizer(ROOT / "miniature" / "weights")
         )[record.sample_index]
