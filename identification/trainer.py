@@ -178,9 +178,7 @@ def _refuse(run: IdentificationRun, decoder: Decoder) -> None:
             f"with {config.num_layers} layers of {config.num_kv_heads} KV heads"
         )
     if run.contexts[1] > config.max_positions:
-        raise ContextLimitError(
-            f"run {run.name}: a context of {run.contexts[1]}; the model's is {config.max_positions}"
-        )
+        raise ContextLimitError(f"run {run.name}: a context of {run.contexts[1]}; the limit is {config.max_positions}")
 
 
 def _report(run: IdentificationRun, row: list[float]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.weights import load_decoder
+from longdecode.miniature.tokenizer import byte_tokenizer
 
 
 @dataclass
@@ -53,3 +54,24 @@ def student_reference() -> Callable[..., Tensor]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.student_reference
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of three layers and two KV heads whose tokens are bytes, in transformers' format."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("byte_model")
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=1024, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0.0, (1.0 if "embed" in name else 2.0 * parameter.shape[1] ** -0.5))
+    model.save_pretrained(folder)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
