@@ -91,10 +91,14 @@ class DecodeState:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes one decode step of one sequence must move for attention, summed over layers."""
+    """Bytes one decode step of one sequence must move for attention, summed over layers.
+
+    ``at_most``: lists are as long as the data makes them, and ``kv_bytes`` is what they take at their longest.
+    """
 
     kv_bytes: int
     metadata_bytes: int = 0
+    at_most: bool = False
 
     @property
     def total_bytes(self) -> int:

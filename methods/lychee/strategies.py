@@ -1,0 +1,98 @@
+"""Which entries (tokens or blocks) a retrieval head hands down: the fixed shares, and the rules that look at scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from longdecode.kernels.layout import before
+
+_ROUNDING = 1e-9
+"""Keeps a share such as 0.1 * 10 from falling below a whole number by rounding."""
+
+
+def kept_always(width: int, first: int, last: int, at_least: int) -> tuple[int, int]:
+    """How many leading and trailing entries of a list of ``width`` are taken whatever their scores.
+
+    Sink and recent entries as asked for where they fill no more than half of the list; otherwise both shrink in
+    proportion to that half, so that the other half is chosen by score.
+
+    Args:
+        width: entries of the list, 1 or more.
+        first: leading entries wanted.
+        last: trailing entries wanted, ``at_least`` or more.
+        at_least: trailing entries kept even in a list with no room for more (0 or 1).
+    """
+    room = max(width // 2, at_least)
+    if first + last <= room:
+        return first, last
+    first = min(math.floor(room * first / (first + last) + 0.5), room - at_least)
+    return first, room - first
+
+
+def kept_always_by_row(widths: Tensor, first: int, last: int, at_least: int) -> tuple[Tensor, Tensor]:
+    """``kept_always`` for lists of different widths, ``[B]`` int64 each."""
+    room = (widths // 2).clamp(min=at_least)
+    share = torch.floor(room.to(torch.float64) * (first / max(1, first + last)) + 0.5).to(torch.int64)
+    shrunk = torch.minimum(share, room - at_least)
+    fits = room >= first + last
+    return torch.where(fits, first, shrunk), torch.where(fits, last, room - shrunk)
+
+
+def share_of(entries: int, ratio: float, cap: int) -> int:
+    """Entries that the ratio rule keeps of a row: all where they fit ``cap``, else ``(1 - ratio)`` of them, 1 to it."""
+    return entries if entries <= cap else min(cap, max(1, math.floor((1 - ratio) * entries + _ROUNDING)))
+
+
+def shares_of(entries: Tensor, ratio: float, cap: int) -> Tensor:
+    """``share_of`` for rows ``[B]`` int64."""
+    share = torch.floor(entries.to(torch.float64) * (1 - ratio) + _ROUNDING).to(torch.int64)
+    return torch.where(entries <= cap, entries, share.clamp(min=1, max=cap))
+
+
+def rank(scores: Tensor, valid: Tensor, first: Tensor, last: Tensor, width: int) -> Tensor:
+    """The ``width`` leading places of each list: entries kept always, then the others by falling score.
+
+    Args:
+        scores: ``[B, R, P]``; entries at or past ``valid`` may hold anything.
+        valid: ``[B]`` int64.
+        first: ``[B]`` int64, leading entries kept always.
+        last: ``[B]`` int64, trailing ones.
+        width: places wanted, at most ``P``.
+
+    Returns:
+        ``[B, R, width]`` int64; of equal scores the lower place comes first.
+    """
+    place = torch.arange(scores.shape[-1], device=scores.device)
+    kept = (place < first[:, None]) | (place >= (valid - last)[:, None])
+    ranked = torch.where(kept[:, None], float("inf"), scores)
+    ranked = torch.where(before(valid, scores.shape[-1])[:, None], ranked, float("-inf"))
+    return ranked.sort(dim=-1, descending=True, stable=True).indices[..., :width]
+
+
+def by_probability(scores: Tensor, valid: Tensor, cap: int, *, top_p: float | None, threshold: float) -> tuple:
+    """The likeliest entries of each list: as many as hold ``top_p`` of the mass, or all above ``threshold``.
+
+    The probabilities are the softmax of the scores over a row's entries. An entry is taken while those before it hold
+    no more than ``top_p``; the likeliest is always taken, and no more than ``cap``. A row of ``cap`` entries or fewer
+    is taken whole.
+
+    Args:
+        scores: ``[B, R, P]`` logits in natural units; entries at or past ``valid`` may hold anything.
+        valid: ``[B]`` int64, 1 or more.
+        cap: the longest list.
+        top_p: the mass; ``None`` for the threshold rule.
+        threshold: the probability to exceed, where ``top_p`` is ``None``.
+
+    Returns:
+        Places ``[B, R, cap]`` by falling score (fewer where ``P`` is less) and counts ``[B, R]``, int64.
+    """
+    logits = torch.where(before(valid, scores.shape[-1])[:, None], scores, float("-inf"))
+    ordered, places = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    taken = ordered > threshold if top_p is None else (ordered.cumsum(dim=-1) - ordered <= top_p) & (ordered > 0)
+    counts = taken.sum(dim=-1).clamp(min=1, max=cap)
+    whole = valid[:, None]
+    # Among equal probabilities, some of them zero, a stable sort leaves valid places before those past the row.
+    return places[..., :cap], torch.where(whole <= cap, whole, counts)

@@ -1,0 +1,274 @@
+"""lychee reads exactly what a slow search in float64 names, for several role maps, strategies and both modes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.correction import Correction
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.model_config import ModelConfig
+from longdecode.kernels import dispatch
+from longdecode.methods import conformance_bench
+from longdecode.methods.conformance import CHECKS, fast_path_equals_naive
+from longdecode.methods.conformance_bench import make_bench
+from longdecode.methods.head_roles import RoleFile, write_role_file
+from longdecode.methods.lychee.plan import default_retrieval_heads, layer_plans
+from longdecode.methods.registry import get_method
+
+LENGTHS = [33, 5, 62, 1]
+STEPS = 5
+"""With blocks of 4, the first and the third row begin a new block on the way."""
+
+# By layer, the roles of the two KV heads of the tests' model.
+ROLE_MAPS = {
+    "first_layer_only": ["11", "00", "00", "00", "00", "00", "00"],
+    "staggered": ["11", "00", "01", "10", "00", "01", "00"],
+    "in_a_row_and_last": ["11", "10", "10", "01", "11", "00", "11"],
+}
+
+
+@pytest.fixture(params=ROLE_MAPS)
+def roles(request: pytest.FixtureRequest) -> list[str]:
+    """One of the role maps."""
+    return ROLE_MAPS[request.param]
+
+
+@pytest.fixture
+def build(tmp_path: Path, config: ModelConfig) -> Callable[..., AttentionMethod]:
+    """A function of budget, role map and knobs."""
+
+    def make(budget: int, roles: list[str], **knobs: Any) -> AttentionMethod:
+        table = [[int(role) for role in row] for row in roles]
+        scores = [[float(role) for role in row] for row in table]
+        file = RoleFile(model="t", layers=7, kv_heads=2, kind="test", scores=scores, roles=table)
+        write_role_file(tmp_path / "roles.json", file)
+        return get_method("lychee").from_budget(budget, config, roles=str(tmp_path / "roles.json"), **knobs)
+
+    return make
+
+
+def best(scores: list[float], k: int, first: int, last: int) -> set[int]:
+    """The first and last entries, and the best of the others until there are ``k``."""
+    n = len(scores)
+    kept = {i for i in range(n) if i < first or i >= n - last}
+    rivals = sorted(set(range(n)) - kept, key=lambda i: (-scores[i], i))
+    return kept | set(rivals[: min(k, n) - len(kept)])
+
+
+def hybrid(
+    config: ModelConfig, roles: list[str], pick: Callable[[list[float]], set[int]]
+) -> Callable[[int, int, int, Tensor, Tensor], list[int]]:
+    """A search by hand: ``pick`` names the tokens of a retrieval head's choice from their group-mean logits."""
+    handed_down: dict[tuple[int, int], list[int]] = {}
+    group = config.group_size
+
+    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
+        kv_head = head // group
+        if roles[layer][kv_head] == "0":
+            return handed_down[row, kv_head]
+        means = []
+        for key in keys:
+            logits = [float(q[h] @ key) / math.sqrt(len(key)) for h in range(kv_head * group, (kv_head + 1) * group)]
+            means.append(sum(logits) / group)
+        handed_down[row, kv_head] = sorted(pick(means))
+        return list(range(len(keys)))
+
+    return choose
+
+
+def blocks_of(means: list[float], size: int) -> list[float]:
+    return [max(means[i : i + size]) for i in range(0, len(means), size)]
+
+
+# Budget, then how many sink and recent blocks of 4 a list keeps when 8 sink and 8 recent tokens are asked for: the
+# block of the current token is among the recent ones, and both shrink where they would fill more than half.
+@pytest.mark.parametrize(("budget", "first", "last"), [(51, 2, 3), (19, 1, 1), (4, 0, 1), (200, 2, 3)])
+def test_blocks(
+    build: Callable, decode_against: Callable, config: ModelConfig, roles: list[str], budget: int, first: int, last: int
+) -> None:
+    def pick(means: list[float]) -> set[int]:
+        chosen = best(blocks_of(means, 4), budget // 4, first, last)
+        return {i for i in range(len(means)) if i // 4 in chosen}
+
+    method = build(budget, roles, block_size=4, sink_tokens=8, recent_tokens=8)
+    state = decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
+    heads = [sum(role == "1" for role in row) for row in roles]
+    for row, length in enumerate(LENGTHS):
+        want = [0.0] * len(roles)
+        for n in range(length + 1, length + STEPS + 1):
+            left = max(0, math.ceil(n / 4) - budget // 4)
+            want = [w + (full * n + (2 - full) * (n - 4 * left)) / 2 for w, full in zip(want, heads, strict=True)]
+        assert state.reads[:, row].tolist() == want
+
+
+@pytest.mark.parametrize(("budget", "first", "last"), [(20, 3, 5), (7, 1, 2), (1, 0, 0), (90, 3, 5)])
+def test_tokens(
+    build: Callable, decode_against: Callable, config: ModelConfig, roles: list[str], budget: int, first: int, last: int
+) -> None:
+    method = build(budget, roles, mode="token", sink_tokens=3, recent_tokens=5)
+    pick = lambda means: best(means, budget, first, last)  # noqa: E731
+    decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
+
+
+@pytest.mark.parametrize("mode", ["block", "token"])
+def test_ratio(build: Callable, decode_against: Callable, config: ModelConfig, mode: str) -> None:
+    """A tenth of a row is left out; rows that fit the budget are read whole, and no list is longer than it."""
+    size, current = (2, 1) if mode == "block" else (1, 0)
+    cap, roles = 40 // size, ROLE_MAPS["staggered"]
+
+    def pick(means: list[float]) -> set[int]:
+        scores = blocks_of(means, size)
+        if len(scores) <= cap:
+            return set(range(len(means)))
+        k = min(cap, int(len(scores) * 9 // 10))
+        first, last = 6 // size, 12 // size + current
+        assert first + last <= k // 2
+        chosen = best(scores, k, first, last)
+        return {i for i in range(len(means)) if i // size in chosen}
+
+    method = build(
+        40, roles, mode=mode, block_size=2, strategy="ratio", ratio=0.1, sink_tokens=6, recent_tokens=12
+    )  # fmt: skip
+    decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
+
+
+def test_ratio_shrinks_what_is_kept_row_by_row(build: Callable, decode_against: Callable, config: ModelConfig) -> None:
+    """A fifth of a row of 35 tokens is 7: room for 3, of which 8 sinks and 4 recent tokens get 2 and 1; and so on."""
+    roles = ROLE_MAPS["in_a_row_and_last"]
+    kept = {6: (2, 1), 7: (2, 1), 12: (4, 2), 13: (4, 2)}
+
+    def pick(means: list[float]) -> set[int]:
+        k = len(means) // 5
+        return set(range(len(means))) if len(means) <= 20 else best(means, k, *kept[k])
+
+    method = build(20, roles, mode="token", strategy="ratio", ratio=0.8, sink_tokens=8, recent_tokens=4)
+    decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{"strategy": "top_p", "top_p": 0.6}, {"strategy": "top_p", "top_p": 1.0},
+     {"strategy": "threshold", "threshold": 0.03}, {"strategy": "threshold", "threshold": 0.9}],
+    ids=str,
+)  # fmt: skip
+def test_by_probability(build: Callable, decode_against: Callable, config: ModelConfig, knobs: dict) -> None:
+    cap, roles = 25, ROLE_MAPS["staggered"]
+    sizes: set[int] = set()
+
+    def pick(means: list[float]) -> set[int]:
+        if len(means) <= cap:
+            return set(range(len(means)))
+        weights = torch.tensor(means, dtype=torch.float64).softmax(0).tolist()
+        ordered = sorted(range(len(means)), key=lambda i: (-weights[i], i))
+        chosen, held = [], 0.0
+        for i in ordered:
+            if (held > knobs["top_p"]) if "top_p" in knobs else (weights[i] <= knobs["threshold"]):
+                break
+            chosen.append(i)
+            held += weights[i]
+        sizes.add(len(chosen))
+        return set((chosen or ordered[:1])[:cap])
+
+    decode_against(build(cap, roles, mode="token", **knobs), hybrid(config, roles, pick), LENGTHS, STEPS)
+    assert len(sizes) > 1 or knobs in ({"strategy": "threshold", "threshold": 0.9}, {"strategy": "top_p", "top_p": 1.0})
+
+
+def test_roles_decide_what_is_dense(build: Callable) -> None:
+    method = build(64, ROLE_MAPS["in_a_row_and_last"])
+    both, none = frozenset({0, 1}), frozenset()
+    assert method.dense_heads() == (both, frozenset({0}), frozenset({0}), frozenset({1}), both, none, both)
+    assert method.dense_layers() == {0, 4, 6}
+
+
+def test_only_choices_that_are_read_are_made() -> None:
+    """A retrieval head above a retrieval head, or in the last layer, has no reader."""
+    plans = layer_plans(tuple(tuple(role == "1" for role in row) for row in ROLE_MAPS["in_a_row_and_last"]))
+    assert [plan.choosing for plan in plans] == [(1,), (), (0,), (), (0, 1), (), ()]
+    assert [plan.dense for plan in plans] == [False, False, False, False, False, False, True]
+    assert [plan.mixed for plan in plans] == [False, True, True, True, False, False, False]
+    assert plans[0].score_rows() == [-1, 0] and plans[4].score_rows() == [0, 1]
+
+
+@pytest.mark.parametrize(("layers", "heads", "want"), [(32, 8, 32), (28, 4, 14), (12, 4, 6), (7, 2, 3), (36, 8, 36)])
+def test_the_number_of_heads_follows_the_paper(layers: int, heads: int, want: int) -> None:
+    assert default_retrieval_heads(layers, heads) == want
+
+
+def test_traffic_by_hand(build: Callable) -> None:
+    """A token's K and V of one head: 2 x 8 channels of 2 bytes, 32 bytes; 14 heads; context 102, blocks of 4."""
+
+    def traffic(budget: int, roles: str, **knobs: Any) -> tuple[int, int]:
+        got = build(budget, ROLE_MAPS[roles], block_size=4, **knobs).traffic(102, 2)
+        return got.kv_bytes, got.metadata_bytes
+
+    # 26 blocks, the last with 2 tokens: a list of 10 leaves out 16 whole blocks.
+    assert traffic(41, "first_layer_only") == ((2 * 102 + 12 * (102 - 64)) * 32, 2 * 26 * 4)
+    assert traffic(400, "first_layer_only")[0] == 14 * 102 * 32
+    # Five heads retrieve, and each has a reader below.
+    assert traffic(40, "staggered") == ((5 * 102 + 9 * 38) * 32, 5 * 26 * 4)
+    assert traffic(40, "staggered", mode="token") == ((5 * 102 + 9 * 40) * 32, 5 * 102 * 4)
+    assert traffic(40, "staggered", mode="token", strategy="ratio", ratio=0.7)[0] == (5 * 102 + 9 * 30) * 32
+    assert build(40, ROLE_MAPS["staggered"], mode="token", strategy="top_p").traffic(102, 2).at_most
+
+
+@pytest.mark.parametrize(
+    ("knobs", "error", "message"),
+    [
+        ({"block_size": 48}, ConfigError, "power of two"),
+        ({"strategy": "top_p"}, ConfigError, "needs mode = 'token'"),
+        ({"strategy": "threshold"}, ConfigError, "needs mode = 'token'"),
+        ({"ratio": 1.0}, ConfigError, "ratio = 1.0"),
+        ({"roles": "learned"}, ConfigError, "roles = 'learned'"),
+        ({"roles": "nowhere.json"}, ConfigError, "no such role file"),
+        ({"retrieval_heads": 1}, UnsupportedCellError, "2 to 14 are possible"),
+        ({"retrieval_heads": 14}, UnsupportedCellError, "keeps 7 layers dense"),
+        ({"block_size": 128}, UnsupportedCellError, r"128 tokens \(one block of 128\)"),
+        ({"correction": "often"}, ConfigError, "correction = 'often'"),
+    ],
+)
+def test_refuses(config: ModelConfig, knobs: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        get_method("lychee").from_budget(64, config, **knobs)
+
+
+def test_corrections_are_handed_to_the_engine(config: ModelConfig) -> None:
+    method = get_method("lychee")
+    assert method.from_budget(64, config).correction is None
+    asked = method.from_budget(64, config, correction="rewrite", correction_period=8)
+    assert asked.correction == Correction("rewrite", 8)
+
+
+PROBABILITY = [{"strategy": "top_p", "top_p": 0.5}, {"strategy": "threshold", "threshold": 0.02}, {"strategy": "ratio"}]
+
+
+@pytest.mark.parametrize("knobs", PROBABILITY, ids=str)
+def test_strategies_over_tokens_pass_the_gate(knobs: dict) -> None:
+    """Their knobs come in pairs, so that no variant of the card stands for them."""
+    bench = make_bench("lychee", "cpu", {"mode": "token", **knobs}, dtype=torch.float64, seed=torch.seed() % 2**31)
+    for check in CHECKS:
+        check(bench)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
+def test_the_kernels_compute_what_their_definitions_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step through Triton's interpreter, over a layer of each kind."""
+
+    def path(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
+        return "naive" if os.environ.get(dispatch.VARIABLE) == "naive" else "triton"
+
+    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch, "kernel_path", path)
+    monkeypatch.setattr(conformance_bench, "STEPS", 1)
+    monkeypatch.setattr(conformance_bench, "PROMPT_TOKENS", (70,))
+    fast_path_equals_naive(
+        make_bench("lychee", "cpu", {"block_size": 16}, dtype=torch.float32, seed=torch.seed() % 2**31)
+    )
