@@ -20,6 +20,7 @@ from longdecode.methods.registry import load_card, method_names
 from longdecode.reporting import checkpoint, curves, quality, tables, traffic, verdicts, wording
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
+from longdecode.reporting.papers.building import PaperPage, papers_of
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
@@ -67,15 +68,17 @@ def build_report(config_path: Path, results_dir: Path, output_dir: Path) -> None
     results = load_results(Path(config_path), Path(results_dir))
     output_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=f".{output_dir.name}.") as scratch:
-        _Build(results, Path(scratch)).everything()
+        _Build(results, Path(results_dir), Path(scratch)).everything()
         _publish(Path(scratch), output_dir)
 
 
 class _Build:
     """One report in the making."""
 
-    def __init__(self, results: Results, folder: Path):
+    def __init__(self, results: Results, results_dir: Path, folder: Path):
         self.results = results
+        self.main = results.without(results.ablations) if results.ablations else results
+        self.results_dir = results_dir
         self.folder = folder
         self.kinds = _kinds(results)
         drawn = looks(list(self.kinds), list(self.kinds.values()), REFERENCE_METHOD, CEILING_METHOD)
@@ -85,8 +88,11 @@ class _Build:
         self.timed = _timed_models(results.speed, known)
         carded = set(method_names())
         self.labels = [label for label, kind in self.kinds.items() if label in results.labels or kind in carded]
+        self.listed = [label for label in self.labels if label not in results.ablations]
         self.words: Mapping[str, Mapping[str, str]] = yaml.safe_load((_HERE / "descriptions.yaml").read_text("utf-8"))
         self.environment = _environment()
+        pages = {label: self.kinds[label] for label in self.labels}
+        self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, pages)
         self.common = self._common()
 
     def everything(self) -> None:
@@ -101,11 +107,13 @@ class _Build:
             self._traffic()
         if self.results.speed is not None:
             self._speed(self.results.speed)
+        for paper in self.papers:
+            self._paper(paper)
         self._provenance()
         self._figure_index()
 
     def _index(self) -> None:
-        results = self.results
+        results = self.main
         boards = [
             (model, verdicts.board(results, model), quality.overview(results, self.figures, model, self._about(model)))
             for model in results.models
@@ -118,12 +126,13 @@ class _Build:
             "index.html",
             "index.html",
             "Overview",
-            f"{_subjects(results)} of {wording.listing(swept or self.labels)} against full attention.",
+            f"{_subjects(results)} of {wording.listing(swept or self.listed)} against full attention.",
             boards=boards,
             swept=swept,
-            holes=tables.holes(results.records),
-            record_count=len(results.records),
-            cell_count=int((results.summary["task"] != ALL_TASKS).sum()),
+            holes=tables.holes(self.results.records),
+            record_count=len(self.results.records),
+            cell_count=int((self.results.summary["task"] != ALL_TASKS).sum()),
+            ablations=[label for label in self.labels if label in results.ablations],
             samples=wording.plural(many, "sample") if few == many else f"{few:,} to {many:,} samples",
             devices=sorted(set(results.summary["device"])),
             budgets=_budgets(results),
@@ -136,10 +145,12 @@ class _Build:
         )
 
     def _suite(self, suite: str) -> None:
-        results = self.results
+        results = self.main
         sections = []
         for model in results.models:
             topics, tasks = results.topics(model, suite), results.tasks(model, suite)
+            if not topics:
+                continue
             has_mean = topics[0].task == ALL_TASKS
             about = self._about(model, suite)
             sections.append(
@@ -171,7 +182,7 @@ class _Build:
         )
 
     def _method(self, label: str) -> None:
-        results = self.results
+        results = self.results.without(self.results.ablations - {label})
         card = load_card(self.kinds[label])
         scored, speed = label in results.labels, results.speed
         sections = [
@@ -193,19 +204,34 @@ class _Build:
             params=results.params(label) if scored or speed is None else speed.params(label),
             sections=sections,
             timed=timed,
+            variants=[] if label in self.results.ablations else self._ablations_of(self.kinds[label], label),
+            own_papers=[page for page in self.papers if page.name == self.kinds[label]],
         )
+
+    def _ablations_of(self, kind: str, label: str) -> list[str]:
+        return [
+            other
+            for other, method in self.kinds.items()
+            if method == kind and other != label and other in self.results.ablations and other in self.labels
+        ]
+
+    def _paper(self, page: PaperPage) -> None:
+        self._page(
+            "paper.html", f"paper-{page.name}.html", page.title, page.paper.summary, paper=page.published.paper,
+            sections=page.paper.sections(page.inputs), variants=self._ablations_of(page.name, page.name),
+        )  # fmt: skip
 
     def _speed(self, speed: Speed) -> None:
         self._page(
             "speed.html", "speed.html", "Speed", "Step times and speedups, beside the floor that memory sets.",
-            **speed_page.speed_page(speed, self.figures, self._timed_name),
+            **speed_page.speed_page(speed, self.figures, self._timed_name, self.main.speed or speed),
         )  # fmt: skip
 
     def _timed_name(self, model: str) -> str:
         return self.timed[model].short
 
     def _traffic(self) -> None:
-        results, sections = self.results, []
+        results, sections = self.main, []
         for model in results.models:
             about = self._about(model)
             sections.append(
@@ -262,7 +288,8 @@ class _Build:
         return {
             "profile": results.profile,
             "suites": results.suites,
-            "labels": self.labels,
+            "labels": self.listed,
+            "papers": self.papers,
             "with_page": set(self.labels),
             "has_quality": results.has_quality,
             "has_speed": results.speed is not None,
@@ -357,7 +384,7 @@ def _publish(made: Path, target: Path) -> None:
     for name in sorted(files, key=lambda path: path == Path("index.html")):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).replace(target / name)
-    pages = ("suite-*.html", "method-*.html", "traffic.html", "speed.html", "figures/*")
+    pages = ("suite-*.html", "method-*.html", "paper-*.html", "traffic.html", "speed.html", "figures/*")
     ours = [path for pattern in pages for path in target.glob(pattern)]
     for path in ours:
         if path.relative_to(target) not in files:

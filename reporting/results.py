@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,29 @@ class Results:
         """Method labels in the configuration's order, Full first."""
         found = _ordered(self.summary["method"], self.config.get("methods", {}))
         return sorted(found, key=lambda label: self.kind(label) != REFERENCE_METHOD)
+
+    @property
+    def ablations(self) -> frozenset[str]:
+        """Labels that the configuration runs on a part only (``suites`` or ``budgets`` of their own).
+
+        They vary a method to learn about it, so they stand on its pages and not in overviews.
+        """
+        methods = self.config.get("methods") or {}
+        return frozenset(
+            label for label, spec in methods.items() if spec and (spec.get("suites") or spec.get("budgets"))
+        )
+
+    def without(self, labels: Collection[str]) -> Results:
+        """The same without some labels; what was timed of them is left out too."""
+        gone = list(labels)
+        tables = {
+            name: frame[~frame["method"].isin(gone)]
+            for name in ("summary", "along", "loss")
+            if len(frame := getattr(self, name))
+        }
+        records = [record for record in self.records if record.label not in labels]
+        speed = None if self.speed is None else self.speed.without(labels)
+        return replace(self, records=records, speed=speed, **tables)
 
     def kind(self, label: str) -> str:
         """The registered method behind a label."""

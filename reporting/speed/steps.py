@@ -39,7 +39,7 @@ def latency(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figur
     if not places:
         return None
     data = _data(rows, places)
-    low, high = min(data["floor_us"].min(), data["p5_us"].min()) / 1e3, data["p95_us"].max() / 1e3
+    low, high = data[["floor_us", "p5_us"]].min().min() / 1e3, data["p95_us"].max() / 1e3
     panels = [_latency_panel(writer.looks, _panel_rows(rows, *place), place, (low, high)) for place in places]
     stock = " The stock loop is far above and stands in the table only." if STOCK_LOOP in _kinds(speed, model) else ""
     ceiling = ", dash-dotted the limit of any selector: sparse attention given its tokens for free"

@@ -1,0 +1,1 @@
+"""Pages of papers: what they published beside what was measured here. A paper is a folder; see :mod:`.registry`."""

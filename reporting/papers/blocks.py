@@ -1,0 +1,155 @@
+"""What a paper's page is made of: sections of prose, tables, figures and stated holes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from markupsafe import Markup, escape
+
+from longdecode.reporting import wording
+from longdecode.reporting.figure import Figure
+from longdecode.reporting.speed.bars import Verdict
+
+Level = Literal["shown", "estimate", "worse", "muted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """A paragraph; `` `code` `` and ``[text](link)`` are the only marks it knows."""
+
+    kind: ClassVar[str] = "prose"
+    text: str
+
+    @property
+    def html(self) -> Markup:
+        """The paragraph, escaped, with its marks as elements."""
+        return marked(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A heading within a section."""
+
+    kind: ClassVar[str] = "heading"
+    text: str
+    anchor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list of short paragraphs."""
+
+    kind: ClassVar[str] = "listing"
+    items: Sequence[str]
+
+    @property
+    def html(self) -> list[Markup]:
+        """The items, as :class:`Prose` has its paragraph."""
+        return [marked(text) for text in self.items]
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """What is missing, and the command that makes it."""
+
+    kind: ClassVar[str] = "hole"
+    what: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure."""
+
+    kind: ClassVar[str] = "figure"
+    figure: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One row of published beside measured, every part as text; ``of`` are the cells that name it."""
+
+    of: Sequence[str]
+    published: str = wording.DASH
+    mark: str = ""
+    measured: str = ""
+    interval: str = ""
+    verdict: str = ""
+    level: Level = "muted"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Published | measured | interval | verdict | why they differ."""
+
+    kind: ClassVar[str] = "comparison"
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Compared]
+    unit: str = ""
+    fold: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A table of another shape: headings, rows of text, and which columns are numbers."""
+
+    kind: ClassVar[str] = "cells"
+    caption: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: frozenset[int] = frozenset()
+    fold: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Targets and what was measured for each, as on the speed page."""
+
+    kind: ClassVar[str] = "targets"
+    rows: Sequence[Verdict]
+
+
+Block = Prose | Heading | Listing | Hole | Picture | Comparison | Cells | Targets
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A headed part of a page."""
+
+    title: str
+    anchor: str
+    blocks: Sequence[Block] = field(default_factory=list)
+
+
+def marked(text: str) -> Markup:
+    """Escaped text in which `` `code` `` and ``[text](link)`` are elements."""
+    html = str(escape(text.strip()))
+    html = re.sub(r"`([^`]+)`", r"<code>\1</code>", html)
+    return Markup(re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", r'<a href="\2">\1</a>', html))
+
+
+def agreement(published: float | None, value: float, low: float, high: float) -> tuple[str, Level]:
+    """How a published number lies to a measured interval; the value alone decides where there is none."""
+    if published is None:
+        return "nothing published", "muted"
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ("higher", "estimate") if value > published else ("lower", "estimate")
+    if low <= published <= high:
+        return "agree", "shown"
+    return ("measured higher", "estimate") if low > published else ("measured lower", "estimate")
+
+
+def direction(published: float | None, low: float, high: float) -> tuple[str, Level]:
+    """Whether a measured difference points where the published one does; its interval must lie on one side of 0."""
+    if not (math.isfinite(low) and math.isfinite(high)) or low <= 0 <= high:
+        return "cannot be told apart", "muted"
+    sign = "above 0" if low > 0 else "below 0"
+    if published is None or published == 0:
+        return sign, "shown" if low > 0 else "worse"
+    return (f"same order, {sign}", "shown") if (published > 0) == (low > 0) else (f"other order, {sign}", "worse")
