@@ -52,6 +52,7 @@ class DecodeRun:
         spare = self.longest
         self.chosen = torch.full((len(requests), spare + 1), -1, dtype=torch.int64, device=decoder.device)
         self.logprobs = torch.zeros(len(requests), spare + 1, dtype=torch.float32, device=decoder.device)
+        self.greedy = torch.zeros(len(requests), spare + 1, dtype=torch.bool, device=decoder.device)
         self.state.active.copy_(self.totals > 0)
         self.choose(prompt.logits)
 
@@ -96,8 +97,9 @@ class DecodeRun:
         slot = torch.where(active, self.chosen_count, self.longest)[:, None]
         self.chosen.scatter_(1, slot, token[:, None])
         if self.scores_forced:
-            logprob = logits.gather(1, token[:, None]) - logits.logsumexp(dim=1, keepdim=True)
-            self.logprobs.scatter_(1, slot, logprob)
+            logit = logits.gather(1, token[:, None])
+            self.logprobs.scatter_(1, slot, logit - logits.logsumexp(dim=1, keepdim=True))
+            self.greedy.scatter_(1, slot, logit >= logits.amax(dim=1, keepdim=True))
         self.tokens.copy_(torch.where(active, token, self.tokens))
         self.chosen_count.add_(active)
         done = self.chosen_count >= self.totals

@@ -122,7 +122,8 @@ class Generator:
 def _completions(run: DecodeRun, prompt: Prompt, decode_ms: float) -> list[Completion]:
     """Fetch the results of all rows in one go."""
     reads = run.state.reads
-    counts, chosen, logprobs = run.chosen_count.tolist(), run.chosen.tolist(), run.logprobs.tolist()
+    counts, chosen = run.chosen_count.tolist(), run.chosen.tolist()
+    logprobs, greedy = run.logprobs.tolist(), run.greedy.tolist()
     all_reads = reads.mean(dim=0).tolist()
     sparse_reads = _governed_reads(run, reads)
     completions = []
@@ -136,6 +137,7 @@ def _completions(run: DecodeRun, prompt: Prompt, decode_ms: float) -> list[Compl
             Completion(
                 output_ids=output,
                 forced_logprobs=tuple(logprobs[row][:forced]),
+                forced_greedy=tuple(greedy[row][:forced]),
                 finish_reason=reason,
                 read_tokens_mean=all_reads[row] / max(1, steps),
                 read_tokens_sparse=sparse_reads[row] / max(1, steps),

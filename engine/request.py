@@ -43,13 +43,15 @@ class Completion:
     """What one request got.
 
     ``output_ids`` are the generated tokens, a stop token included. ``forced_logprobs[i]`` is the log-probability of
-    ``forced_ids[i]`` given all before it. ``read_tokens_mean`` is the tokens read per KV head, layer and decode step;
-    ``read_tokens_sparse`` the same over the KV heads that do not read everything by rule. The times are those of the
-    whole batch; ``decode_steps`` counts the steps that this row took part in (the last token of a row is never fed).
+    ``forced_ids[i]`` given all before it, ``forced_greedy[i]`` whether no token was more probable.
+    ``read_tokens_mean`` is the tokens read per KV head, layer and decode step; ``read_tokens_sparse`` the same over the
+    KV heads that do not read everything by rule. The times are those of the whole batch; ``decode_steps`` counts the
+    steps that this row took part in (the last token of a row is never fed).
     """
 
     output_ids: tuple[int, ...]
     forced_logprobs: tuple[float, ...]
+    forced_greedy: tuple[bool, ...]
     finish_reason: Literal["stop", "length"]
     read_tokens_mean: float
     read_tokens_sparse: float

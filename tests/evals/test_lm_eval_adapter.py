@@ -1,0 +1,224 @@
+"""lm-eval's own tasks on our engine: full attention equals HFLM, and sparse methods really decide what is scored."""
+
+# ruff: noqa: E402 (the libraries read these variables once, when they are imported)
+from __future__ import annotations
+
+import functools
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+for _name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    os.environ.setdefault(_name, "1")
+
+import lm_eval.tasks
+from lm_eval import simple_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from longdecode.engine.errors import ConfigError, ContextLimitError, GateError
+from longdecode.evals.lm_eval_adapter import model as adapter
+from longdecode.evals.lm_eval_adapter.arguments import batches, cut_before, read_generation
+from longdecode.evals.lm_eval_adapter.model import LongDecodeLM
+from longdecode.evals.tasks.registry import get_task
+
+WEIGHTS = Path(__file__).resolve().parents[2] / "miniature" / "weights"
+CONTEXT = 320
+TASKS = {
+    "recall_written": """
+task: recall_written
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: context
+doc_to_target: answer
+generation_kwargs: {{until: ["\\n", "e ga"], max_gen_toks: 10}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+""",
+    "recall_chosen": """
+task: recall_chosen
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: context
+doc_to_choice: choices
+doc_to_target: right
+target_delimiter: ""
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks over look-ups that the miniature solves, as lm-eval reads them: YAML and a local jsonl."""
+    where = tmp_path_factory.mktemp("lm_eval_tasks")
+    samples = get_task("mini_recall_single").samples(CONTEXT, 4, 3)  # type: ignore[call-arg]
+    answers = [sample.meta[0] for sample in samples]
+    rows = []
+    for i, sample in enumerate(samples):
+        key, digits = answers[i].split("=")
+        other = f"{key}={(int(digits) + 1234) % 10000:04d}"
+        rows.append(
+            {
+                "context": sample.prompt + sample.forced, "answer": answers[i], "right": i % 2,
+                "choices": [answers[i], other][:: 1 if i % 2 == 0 else -1],
+            }
+        )  # fmt: skip
+    file = where / "docs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, text in TASKS.items():
+        (where / f"{name}.yaml").write_text(text.format(file=file))
+    return where
+
+
+def evaluate(model: Any, folder: Path, **kwargs: Any) -> dict[str, Any]:
+    manager = lm_eval.tasks.TaskManager(include_path=str(folder), include_defaults=False)
+    found = simple_evaluate(model=model, tasks=list(TASKS), task_manager=manager, bootstrap_iters=0, **kwargs)
+    assert found is not None
+    return found
+
+
+def written(results: dict[str, Any]) -> list[str]:
+    return [sample["resps"][0][0] for sample in sorted(results["samples"]["recall_written"], key=lambda s: s["doc_id"])]
+
+
+def chosen(results: dict[str, Any]) -> list[tuple[float, bool]]:
+    rows = sorted(results["samples"]["recall_chosen"], key=lambda s: s["doc_id"])
+    return [(float(logprob), str(greedy) == "True") for row in rows for ((logprob, greedy),) in row["resps"]]
+
+
+def ours(folder: Path, **arguments: Any) -> dict[str, Any]:
+    given = {
+        "pretrained": str(WEIGHTS),
+        "device": "cpu",
+        "dtype": "float32",
+        "gate": False,
+        "batch_size": 5,
+    } | arguments
+    return evaluate("longdecode", folder, model_args=given)
+
+
+@pytest.fixture(scope="module")
+def reference() -> HFLM:
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS)
+    model = LlamaForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32)
+    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=1024, device="cpu")
+
+
+def test_full_equals_transformers_and_a_sparse_method_is_seen(folder: Path, reference: HFLM) -> None:
+    theirs, full = evaluate(reference, folder), ours(folder)
+    assert written(full) == written(theirs)
+    for mine, other in zip(chosen(full), chosen(theirs), strict=True):
+        assert mine[0] == pytest.approx(other[0], abs=2e-3) and mine[1] == other[1]
+    for task, metric in (("recall_written", "exact_match,none"), ("recall_chosen", "acc,none")):
+        assert full["results"][task][metric] == theirs["results"][task][metric] >= 0.75
+    assert full["config"]["method"] == "full" and full["config"]["read_tokens_mean"] > 280
+
+    # A window of 64 tokens sees the question, seldom the record; pages of Quest find it. Even the probability of the
+    # first token of a choice is the method's.
+    near = ours(folder, method="streaming", budget=64)
+    pages = ours(folder, method="quest", budget=128)
+    assert near["results"]["recall_written"]["exact_match,none"] <= 0.5
+    assert pages["results"]["recall_written"]["exact_match,none"] >= 0.75
+    assert all(abs(a[0] - b[0]) > 1e-4 for a, b in zip(chosen(pages), chosen(full), strict=True))
+    assert near["config"]["read_tokens_mean"] <= 64 and pages["config"]["params"] == {}
+
+
+def test_a_document_is_scored_token_by_token(reference: HFLM) -> None:
+    texts = [get_task("mini_recall_single").samples(128, 1, i)[0].prompt for i in (1, 2)]  # type: ignore[call-arg]
+    asked = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(texts)]
+    lm = LongDecodeLM(str(WEIGHTS), device="cpu", dtype="float32", batch_size=2, gate=False)
+    expected = reference.loglikelihood_rolling(asked, disable_tqdm=True)
+    assert lm.loglikelihood_rolling(asked, disable_tqdm=True) == pytest.approx(expected, abs=0.02)
+    # Longer than the window: disjoint windows, each token scored once.
+    short = LongDecodeLM(str(WEIGHTS), device="cpu", dtype="float32", max_length=81, gate=False)
+    reference_short = HFLM(pretrained=reference.model, tokenizer=reference.tokenizer, max_length=80, device="cpu")
+    expected = reference_short.loglikelihood_rolling(asked, disable_tqdm=True)
+    assert short.loglikelihood_rolling(asked, disable_tqdm=True) == pytest.approx(expected, abs=0.02)
+
+
+def test_prompts_too_long_lose_their_beginning_and_sampling_has_its_own_noise(reference: HFLM) -> None:
+    sample = get_task("mini_recall_single").samples(400, 1, 0)[0]  # type: ignore[call-arg]
+    context = sample.prompt + sample.forced
+    lm = LongDecodeLM(str(WEIGHTS), device="cpu", dtype="float32", batch_size=4, max_length=200, gate=False)
+    short = HFLM(pretrained=reference.model, tokenizer=reference.tokenizer, max_length=199, device="cpu")
+    asked = [Instance("loglikelihood", {}, (context, ending), i) for i, ending in enumerate(("abcd=1", "x"))]
+    expected = short.loglikelihood(asked, disable_tqdm=True)
+    assert [a for a, _ in lm.loglikelihood(asked, disable_tqdm=True)] == pytest.approx(
+        [a for a, _ in expected], abs=2e-3
+    )
+    with pytest.raises(ContextLimitError, match="200"):
+        lm.generate_until([Instance("generate_until", {}, (context, {"max_gen_toks": 200}), 0)])
+    drawn = {"do_sample": True, "temperature": 20.0, "max_gen_toks": 20, "until": []}
+    several = [Instance("generate_until", {}, (context, drawn), i) for i in range(3)]
+    first = lm.generate_until(several, disable_tqdm=True)
+    assert len(set(first)) == 3 and lm.generate_until(several, disable_tqdm=True) == first
+
+
+def test_the_command_line_is_lm_evals(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the 14,000 tasks that ship with lm-eval are left out, whose indexing takes seconds."""
+    manager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", manager)
+    arguments = f"method=quest,budget=128,pretrained={WEIGHTS},device=cpu,dtype=float32,gate=false,page_size=8"
+    monkeypatch.setattr(
+        sys, "argv",
+        ["lm_eval", "--model", "longdecode", "--model_args", arguments, "--tasks", "recall_written", "--include_path",
+         str(folder), "--limit", "2", "--batch_size", "2", "--output_path", str(tmp_path / "out"), "--log_samples"],
+    )  # fmt: skip
+    runpy.run_module("longdecode.evals.lm_eval_adapter", run_name="__main__")
+    shown = capsys.readouterr().out
+    assert "recall_written" in shown and "exact_match" in shown
+    (file,) = (tmp_path / "out").rglob("results_*.json")
+    config = json.loads(file.read_text())["config"]
+    assert (config["method"], config["budget"], config["params"]) == ("quest", 128, {"page_size": 8})
+    assert 0 < config["read_tokens_mean"] < CONTEXT and config["decode_steps"] > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "quest", "budget": 64, "page_sise": 8}, "page_size"),
+        ({"method": "quest"}, "budget"),
+        ({"method": "full", "budget": 64}, "takes no budget"),
+        ({"method": "qest", "budget": 64}, "'quest'"),
+        ({"batch_size": "auto"}, "batch_size is 'auto'"),
+        ({"budget": 0.5, "method": "quest"}, "budget is 0.5"),
+        ({"max_length": 1 << 20}, "over the model's limit"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LongDecodeLM(str(WEIGHTS), device="cpu", **({"gate": False} | arguments))
+
+
+def test_a_method_that_fails_its_gate_is_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise GateError(f"{given[0]} is wrong")
+
+    monkeypatch.setattr(adapter, "check_method", refuse)
+    with pytest.raises(GateError, match="quest is wrong"):
+        LongDecodeLM(str(WEIGHTS), method="quest", budget=64, device="cpu")
+
+
+def test_generation_arguments() -> None:
+    greedy = read_generation({"until": "\n", "temperature": 0.7, "do_sample": False}, 32)
+    assert (greedy.sampling.temperature, greedy.max_new_tokens, greedy.until) == (0.0, 32, ("\n",))
+    drawn = read_generation({"until": ["a", ""], "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 5}, 32)
+    assert (drawn.sampling.temperature, drawn.sampling.top_p, drawn.max_new_tokens) == (0.7, 0.9, 5)
+    assert drawn.until == ("a",)
+    with pytest.raises(ConfigError, match=r"'top_k'.*'top_p'"):
+        read_generation({"top_k": 5}, 32)
+    assert cut_before("one two three", ["three", "two", "four"]) == "one "
+    assert list(batches([3, 9, 5, 1, 7], ["a", "b", "a", "a", "b"], 2)) == [[2, 0], [3], [1, 4]]
