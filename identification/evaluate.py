@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,11 +17,15 @@ from longdecode.methods.head_roles import Roles
 
 @dataclass(frozen=True, slots=True)
 class HardRoleLoss:
-    """Means over episodes: squared error of the logits per counted target, and how often the best token is the
-    teacher's."""
+    """How far a student with hard roles is from its teacher.
+
+    ``logits`` is the squared error of the logits, summed over the vocabulary and averaged over targets. ``kept`` is the
+    share of the tokens that the teacher predicts rightly which the student predicts rightly too; not a number where
+    the teacher has none right.
+    """
 
     logits: float
-    agreement: float
+    kept: float
 
 
 @torch.no_grad()
@@ -40,14 +45,18 @@ def hard_role_loss(
     """
     model = GatedModel(decoder, replace(sparse, inherit="chain", selection="causal"))
     sums = torch.zeros(len(roles), 2, device=decoder.device, dtype=torch.float64)
+    right = torch.zeros((), device=decoder.device, dtype=torch.float64)
     count = 0
     for batch in batches:
         cache, targets = batch.prefill(decoder), batch.targets.to(decoder.device)
         teacher = model.logits(model.hidden(targets, cache, batch.start))
+        known = teacher[:, :-1].argmax(dim=-1) == targets[:, 1:]
         for row, map_ in enumerate(roles):
             gates = torch.tensor(map_, device=decoder.device, dtype=torch.float32).expand(len(targets), -1, -1)
             student = model.logits(model.hidden(targets, cache, batch.start, gates))
             sums[row, 0] += (student - teacher).square().sum(dim=-1).mean()
-            sums[row, 1] += (student.argmax(dim=-1) == teacher.argmax(dim=-1)).double().mean()
+            sums[row, 1] += (known & (student[:, :-1].argmax(dim=-1) == targets[:, 1:])).sum()
+        right += known.sum()
         count += 1
-    return [HardRoleLoss(*row) for row in (sums / count).tolist()]
+    total = right.item() or math.nan
+    return [HardRoleLoss(logits / count, kept / total) for logits, kept in sums.tolist()]

@@ -16,6 +16,7 @@ from longdecode.engine.weights import load_decoder
 from longdecode.identification.artefacts import CURVE_COLUMNS, FILES, GATE_COLUMNS
 from longdecode.identification.data.miniature import MiniPasskey
 from longdecode.identification.evaluate import hard_role_loss
+from longdecode.identification.gated_model import GatedModel
 from longdecode.identification.roles import jaccard, projected, rank_correlation
 from longdecode.identification.spec import IdentificationRun
 from longdecode.identification.token_sets import SparseBranch
@@ -98,8 +99,20 @@ def test_hard_roles_are_compared_on_the_same_episodes(byte_model: Path) -> None:
     some, none = ((True, True), (True, False), (False, True)), ((True, True), (False, False), (False, False))
     branch = SparseBranch(ratio=0.1, sink=2, recent=4)
     full, partly, least = hard_role_loss(decoder, [everything, some, none], batches, branch)
-    assert full.logits == pytest.approx(0.0, abs=1e-6) and full.agreement == 1.0
-    assert least.logits > 0 and partly.logits > 0 and least.agreement < 1.0
+    assert full.logits == pytest.approx(0.0, abs=1e-6)
+    assert least.logits > 0 and partly.logits > 0
+    # With the teacher's own first choice as second target, what is kept is how often the student's is the same.
+    model, echo, same = GatedModel(decoder, branch), [], []
+    for batch in batches:
+        cache, first = batch.prefill(decoder), batch.targets[:, :1]
+        best = [
+            model.logits(model.hidden(first, cache, batch.start, gates)).argmax(dim=-1)
+            for gates in (None, torch.tensor(none).float().expand(2, -1, -1))
+        ]
+        echo.append(replace(batch, targets=torch.cat((first, best[0]), dim=1)))
+        same += (best[0] == best[1]).flatten().tolist()
+    whole, least = hard_role_loss(decoder, [everything, none], echo, branch)
+    assert whole.kept == 1.0 and least.kept == sum(same) / len(same)
     # Sets as large as the context make every role map exact.
     (whole,) = hard_role_loss(decoder, [none], batches, replace(branch, ratio=1.0))
     assert whole.logits == pytest.approx(0.0, abs=1e-3)
