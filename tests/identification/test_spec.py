@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.config_values import Section
 from longdecode.identification.plan import build_plan
-from longdecode.identification.spec import IdentificationSpec, read_identification
+from longdecode.identification.spec import IdentificationRun, IdentificationSpec, read_identification
 
 DEFAULTS = {"model": "tiny", "target_heads": 6, "contexts": [256, 512]}
 
@@ -86,3 +89,10 @@ def test_wrong_overlap_is_refused() -> None:
 def test_reading_a_configuration_does_not_import_torch() -> None:
     code = "import sys, longdecode.identification.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_setting_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "identifying-heads.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert documented == {item.name for item in fields(IdentificationRun)} - {"name"}
