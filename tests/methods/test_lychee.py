@@ -260,7 +260,7 @@ def test_strategies_over_tokens_pass_the_gate(knobs: dict) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
 def test_the_kernels_compute_what_their_definitions_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step through Triton's interpreter, over a layer of each kind."""
+    """A step through Triton's interpreter, over layers of each kind; the prompt is read in plain torch, for speed."""
 
     def path(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
         return "naive" if os.environ.get(dispatch.VARIABLE) == "naive" else "triton"
@@ -268,7 +268,7 @@ def test_the_kernels_compute_what_their_definitions_do(monkeypatch: pytest.Monke
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     monkeypatch.setattr(dispatch, "kernel_path", path)
     monkeypatch.setattr(conformance_bench, "STEPS", 1)
-    monkeypatch.setattr(conformance_bench, "PROMPT_TOKENS", (70,))
+    monkeypatch.setattr(conformance_bench, "PROMPT_TOKENS", (90,))
     fast_path_equals_naive(
         make_bench("lychee", "cpu", {"block_size": 16}, dtype=torch.float32, seed=torch.seed() % 2**31)
     )
