@@ -1,0 +1,197 @@
+"""The suite math: its data in every format it comes in, its samples, and whole jobs with what cannot be marked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.evals import runner, summary
+from longdecode.evals.records import Record
+from longdecode.evals.run_config import build_run_config
+from longdecode.evals.runner import run_job
+from longdecode.evals.scoring.math_checker import MathChecker
+from longdecode.evals.storage import read_records
+from longdecode.evals.tasks import math, math_data
+from longdecode.evals.tasks.math_data import INSTRUCTION, SETS, Problem, load_problems
+from longdecode.evals.tasks.registry import get_task, suite_tasks
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+ROWS: dict[str, dict[str, Any]] = {
+    "aime24": {"id": 60, "problem": "P", "solution": "\\boxed{025}", "answer": "025", "url": "u", "year": "2024"},
+    "aime25": {"problem": "P", "answer": "25", "id": "0"},
+    "math500": {"problem": "P", "solution": "s", "answer": "\\frac{1}{2}", "level": 2, "unique_id": "t"},
+    "olympiadbench": {
+        "id": 1606, "question": "P", "solution": ["s"], "final_answer": ["$2$"], "context": None, "image_1": None,
+        "modality": "Text-only", "is_multiple_answer": False, "unit": None, "answer_type": "Numerical", "error": "1e-1",
+    },
+    "minerva": {"question": "P", "answer": "4.5e33"},
+}  # fmt: skip
+GOLDS = {"aime24": "025", "aime25": "25", "math500": "\\frac{1}{2}", "olympiadbench": "$2$", "minerva": "4.5e33"}
+
+
+class Words:
+    """A tokenizer of words whose chat template adds three."""
+
+    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
+        assert chat
+        return tuple(range(len(text.split()) + 3))
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def snapshot(folder: Path, name: str) -> None:
+    """A set as its repository on the hub holds it: a file named for the split, and a card that names configurations."""
+    place = SETS[name]
+    write(folder / "data" / f"{place.split}.jsonl", [ROWS[name]])
+    config = place.config or "default"
+    files = [{"split": place.split, "path": f"data/{place.split}.jsonl"}]
+    card = json.dumps({"configs": [{"config_name": config, "data_files": files}]})
+    (folder / "README.md").write_text(f"---\n{card}\n---\n")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_snapshot_of_the_hub_is_read(name: str, tmp_path: Path) -> None:
+    snapshot(tmp_path / SETS[name].folder, name)
+    tolerance = "1e-1" if name == "olympiadbench" else None
+    assert load_problems(name, tmp_path) == [Problem("P", GOLDS[name], tolerance)]
+
+
+def test_the_hub_itself_is_asked_for_pinned_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked = []
+    load = datasets.load_dataset
+
+    def from_a_mirror(source: str, config: str | None, *, split: str, revision: str | None) -> Any:
+        name = next(name for name, place in SETS.items() if place.hub_id == source)
+        asked.append((name, revision))
+        snapshot(tmp_path / name, name)
+        return load(str(tmp_path / name), config, split=split)
+
+    monkeypatch.setattr(datasets, "load_dataset", from_a_mirror)
+    monkeypatch.chdir(tmp_path)
+    for name in SETS:
+        assert load_problems(name, Path("hub"))[0].gold == GOLDS[name]
+    assert asked == [(name, place.revision) for name, place in SETS.items()]
+    assert sum(place.revision is not None for place in SETS.values()) == 4
+
+
+def test_what_is_not_here_says_how_to_fetch_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def offline(*given: Any, **named: Any) -> Any:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    for data, why in ((None, "names no folder"), (tmp_path / "no", "no folder"), (Path("hub"), "no network")):
+        with pytest.raises(
+            DataUnavailableError, match=rf"{why}.*hf download .*HuggingFaceH4/MATH-500 --revision 6e4ed"
+        ):
+            load_problems("math500", data)
+    write(tmp_path / "math500" / "test.jsonl", [{"problem": "P"}])
+    with pytest.raises(DataUnavailableError, match="answer"):
+        load_problems("math500", tmp_path)
+
+
+def test_the_shipped_layout_is_read_whole(shared_data: Path) -> None:
+    sizes = {name: len(load_problems(name, shared_data)) for name in suite_tasks("math")}
+    assert sizes == {"aime24": 30, "aime25": 30, "math500": 500, "olympiadbench": 675, "minerva": 272}
+    # Two sources of AIME 2025 differ in wording and agree in answers; the instruction is not part of the problem.
+    found = load_problems("aime25", shared_data)
+    assert found[0].text.endswith("$97_b.$") and found[0].gold == "70"
+    assert [p.tolerance for p in load_problems("olympiadbench", shared_data) if p.tolerance] == ["1e-1"]
+
+
+def test_draws_of_a_problem_stand_together_and_share_its_prompt(tmp_path: Path) -> None:
+    write(tmp_path / "aime24" / "test.jsonl", [{"problem": f"problem {i} " * (i + 1), "answer": i} for i in range(9)])
+    task = get_task("aime24", {"math": tmp_path})
+    assert (task.samples_per_problem, task.metric, task.temperature, task.top_p) == (16, "avg@16", 0.6, 0.95)
+    samples = task.samples(100, 4, 7, Words())  # type: ignore[arg-type]
+    assert [sample.index for sample in samples] == list(range(64))
+    for i, sample in enumerate(samples):
+        first = samples[i - i % 16]
+        assert (sample.prompt, sample.meta, sample.forced, sample.stop) == (first.prompt, first.meta, "", None)
+        assert sample.prompt == sample.meta.text + INSTRUCTION
+        assert sample.max_new_tokens == 100 - 3 - len(sample.prompt.split())
+    chosen = {sample.meta.gold for sample in samples}
+    assert len(chosen) == 4
+    # The same part for any context, another for another seed, all where more are asked for than there are.
+    assert {s.meta.gold for s in task.samples(200, 4, 7, Words())} == chosen  # type: ignore[arg-type]
+    assert {s.meta.gold for seed in range(20) for s in task.samples(100, 4, seed, Words())} != chosen  # type: ignore[arg-type]
+    assert len(task.samples(100, 50, 7, Words())) == 9 * 16  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedCellError, match="leaves nothing to generate in a context of 20"):
+        task.samples(20, 9, 7, Words())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Record]]:
+    """One job of the suite on a byte model with a chat template and an end-of-sequence token."""
+    monkeypatch.setattr(runner, "check_method", lambda *given: None)
+    checkpoint = tmp_path / "chatty"
+    checkpoint.mkdir()
+    for file in byte_checkpoint.iterdir():
+        (checkpoint / file.name).write_bytes(file.read_bytes())
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [65, 256]}))
+    write(
+        tmp_path / "data" / "math500" / "test.jsonl", [{"problem": f"{i}+1?", "answer": str(i + 1)} for i in range(5)]
+    )
+    values = {
+        "profile": "tiny", "device": "cpu", "models": {"tiny": {"path": str(checkpoint)}}, "methods": {"full": {}},
+        "budgets": [64], "data": {"math": str(tmp_path / "data")},
+        "suites": {"math": {"contexts": [120], "samples": 6, "batch": 5, "tasks": ["math500"]}},
+    }  # fmt: skip
+
+    def start(folder: str) -> list[Record]:
+        output = tmp_path / folder / "records" / "tiny" / "full" / "math.parquet"
+        run_job(build_run_config(values, "test.yaml"), "tiny", "full", "math", output)
+        return read_records(output)
+
+    return start
+
+
+def test_a_job_marks_cuts_off_and_gives_up(run: Callable[..., list[Record]], monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["1", "{9}", None, "10^{10^{10^{10}}}", "\\frac{10}{2}"])
+    monkeypatch.setattr(math, "final_answer", lambda text: next(answers))
+    with MathChecker(deadline_seconds=0.5) as checker:
+        monkeypatch.setattr(math, "shared_checker", lambda: checker)
+        records = run("a")
+    assert [r.sample_index for r in records] == [0, 1, 2, 3, 4]
+    assert [(r.status, r.score) for r in records] == [
+        ("ok", 1.0), ("ok", 0.0), ("ok", 0.0), ("timeout", None), ("ok", 1.0),
+    ]  # fmt: skip
+    assert "0.5 s" in (records[3].reason or "") and records[3].output_ids
+    for r in records:
+        # An end-of-sequence token, "A" or the special one, ends a completion; else the context does.
+        assert r.output_ids is not None
+        ended = r.output_ids[-1] in (65, 256)
+        assert (r.truncated, r.finish_reason) == ((False, "stop") if ended else (True, "length"))
+        prompt = len(f"<user>{r.sample_index}+1?{INSTRUCTION}<a>")
+        assert len(r.output_ids) == 120 - prompt or ended
+    row = summary.summarise(records, summary.Spread(0.95, 200, 0)).iloc[0]
+    assert (row["status"], row["n"], row["n_timeout"], row["value"]) == ("ok", 4, 1, 0.5)
+    assert row["truncated"] == pytest.approx(sum(bool(r.truncated) for r in records) / 5)
+    # A second run marks nothing again, and keeps the sample that was given up.
+    monkeypatch.setattr(math, "final_answer", lambda text: pytest.fail("marked again"))
+    assert run("a") == records
+
+
+def test_a_model_without_a_chat_template_is_unsupported(tmp_path: Path, run: Callable[..., list[Record]]) -> None:
+    (tmp_path / "chatty" / "tokenizer_config.json").unlink()
+    assert [(r.status, r.sample_index) for r in run("b")] == [("unsupported", -1)]
+
+
+def test_every_set_is_a_task_of_the_suite() -> None:
+    assert suite_tasks("math") == tuple(math_data.SETS) == ("aime24", "aime25", "math500", "olympiadbench", "minerva")
+    assert [get_task(name).samples_per_problem for name in suite_tasks("math")] == [16, 16, 1, 1, 1]
