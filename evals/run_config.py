@@ -149,7 +149,8 @@ def build_run_config(values: Mapping[str, Any], source: str) -> RunConfig:
         ConfigError: as for ``load_run_config``.
     """
     top = Section(values, source)
-    top.allow("key", [item.name for item in fields(RunConfig) if item.name != "source"])
+    # Head identification reads its own section: it trains on models, which evaluations only use.
+    top.allow("key", [*(item.name for item in fields(RunConfig) if item.name != "source"), "identification"])
     models = {name: _model(section) for name, section in top.section("models").named_sections()}
     suites = {name: _suite(name, section) for name, section in _known_suites(top).named_sections()}
     known = (*models, *shape_names())

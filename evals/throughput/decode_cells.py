@@ -84,6 +84,7 @@ def decode_cells(labels: Labels, spec: DecodeSpec, config: ModelConfig) -> list[
         cell
         for context in spec.contexts
         for batch in spec.batches
+        if spec.times(FULL, context, batch)
         for cell in _at(labels, spec, selecting, corrected, context, batch)
     ]
 
@@ -93,7 +94,7 @@ def _at(
 ) -> Iterator[SpeedCell]:
     for label in (FULL, *(name for name in spec.methods if labels.method_name(name) != FULL)):
         budgets = spec.budgets if labels.takes_budget(label) else (FULL_BUDGET,)
-        for budget in budgets:
+        for budget in budgets if spec.times(label, context, batch) else ():
             yield _cell(labels, label, "step", context, batch, budget)
             if spec.stages and label in selecting:
                 yield _cell(labels, label, "no_selection", context, batch, budget)

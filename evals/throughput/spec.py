@@ -60,12 +60,21 @@ class KernelSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """A part of a grid; an empty list is no restriction."""
+
+    contexts: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeSpec:
     """The decode bench of one model.
 
     ``methods`` are labels; ``steps`` is how many decode steps one timed block has, ``rounds`` how many times the four
     blocks of a pair (A B B A) are run. ``prefill_contexts`` and ``hf_contexts`` say where the prefill and the stock
-    loop are timed; ``stages`` whether steps with a stage left out are.
+    loop are timed; ``stages`` whether steps with a stage left out are. ``smallest_batch_contexts`` are those of the
+    grid that other batches leave out, ``only`` restricts single labels to a part of it.
     """
 
     methods: tuple[str, ...]
@@ -78,6 +87,15 @@ class DecodeSpec:
     hf_contexts: tuple[int, ...] = ()
     hf_batches: tuple[int, ...] = (1,)
     stages: bool = True
+    smallest_batch_contexts: tuple[int, ...] = ()
+    only: Mapping[str, Places] = field(default_factory=dict)
+
+    def times(self, label: str, context: int, batch: int) -> bool:
+        """Whether a label is timed at a context and batch of the grid."""
+        if context in self.smallest_batch_contexts and batch != min(self.batches):
+            return False
+        part = self.only.get(label, Places())
+        return (not part.contexts or context in part.contexts) and (not part.batches or batch in part.batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +184,11 @@ def _decode(section: Section, labels: tuple[str, ...]) -> DecodeSpec:
     if min(contexts) <= steps:
         section.refuse("steps", f"is {steps}; fewer than the shortest context ({min(contexts)}) are needed")
     batches = section.integers("batches", 1)
+    methods = _names(section, "methods", "method", labels)
     prefill_contexts = _among(section, "prefill_contexts", contexts)
     hf_contexts = _among(section, "hf_contexts", contexts)
     return DecodeSpec(
-        methods=_names(section, "methods", "method", labels),
+        methods=methods,
         contexts=contexts,
         batches=batches,
         budgets=read_budgets(section),
@@ -179,7 +198,21 @@ def _decode(section: Section, labels: tuple[str, ...]) -> DecodeSpec:
         hf_contexts=hf_contexts,
         hf_batches=_among(section, "hf_batches", batches if hf_contexts else ()) or (1,),
         stages=_flag(section, "stages", True),
+        smallest_batch_contexts=_among(section, "smallest_batch_contexts", contexts),
+        only=_only(section.section("only"), methods, contexts, batches),
     )
+
+
+def _only(
+    section: Section, methods: tuple[str, ...], contexts: tuple[int, ...], batches: tuple[int, ...]
+) -> dict[str, Places]:
+    section.allow("method", methods)
+    found = {}
+    for label in section.values:
+        below = section.section(label)
+        below.allow("key", [item.name for item in fields(Places)])
+        found[label] = Places(_among(below, "contexts", contexts), _among(below, "batches", batches))
+    return found
 
 
 def _names(section: Section, key: str, kind: str, valid: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from longdecode.engine.errors import ConfigError
+from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.hashing import speed_code_hash
 from longdecode.evals.run_config import build_run_config, load_run_config
+from longdecode.evals.throughput.decode_cells import Labels, decode_cells
 from longdecode.evals.throughput.spec import OPS, DecodeSpec, HybridSpec, KernelSpec, ThroughputSpec
 
 ROOT = Path(__file__).parents[3]
@@ -148,3 +150,27 @@ def test_only_code_that_can_change_a_time_counts(tmp_path: Path) -> None:
         (tmp_path / name).write_text("changed")
         assert (speed_code_hash(tmp_path) != before) == counts, name
         (tmp_path / name).write_text(name)
+
+
+def test_contexts_and_labels_may_keep_to_a_part_of_the_grid() -> None:
+    values = copy.deepcopy(VALUES)
+    values["throughput"]["decode"]["mine"].update(
+        batches=[1, 4], smallest_batch_contexts=[1024], only={"quest": {"contexts": [512], "batches": [4]}}
+    )
+    run = build_run_config(values, "c")
+    assert run.throughput is not None
+    mine = run.throughput.decode["mine"]
+    assert [mine.times("full", 1024, batch) for batch in (1, 4)] == [True, False]
+    assert [mine.times("quest", *place) for place in ((512, 4), (512, 1), (1024, 1))] == [True, False, False]
+    config = ModelConfig("llama", 96, 64, 96, 4, 4, 2, 32, 2048, rope={"rope_theta": 1e4})
+    cells = decode_cells(Labels(run, "mine"), mine, config)
+    assert {(cell.context, cell.batch) for cell in cells if cell.label == "quest"} == {(512, 4)}
+    assert {(cell.context, cell.batch) for cell in cells if cell.label == "full"} == {(512, 1), (512, 4), (1024, 1)}
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"), [({"quets": {}}, "quest"), ({"quest": {"contexts": [300]}}, "nothing is timed there")]
+)
+def test_a_part_outside_the_grid_is_refused(entry: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build_run_config(edited(lambda v: v["decode"]["mine"].update(only=entry)), "c")
