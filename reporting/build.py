@@ -184,16 +184,17 @@ class _Build:
     def _method(self, label: str) -> None:
         results = self.results.without(self.results.ablations - {label})
         card = load_card(self.kinds[label])
-        scored, speed = label in results.labels, results.speed
+        scored, speed, ablation = label in results.labels, results.speed, label in self.results.ablations
         sections = [
             (
                 model,
-                quality.one_method(results, self.figures, model, label, self._about(model)),
+                None if ablation else quality.one_method(results, self.figures, model, label, self._about(model)),
                 tables.method_table(results, model, label),
             )
             for model in (results.models if scored else [])
         ]
-        timed = [] if speed is None else speed_page.method_sections(speed, self.figures, label, self._timed_name)
+        drawn = None if ablation else self.figures
+        timed = [] if speed is None else speed_page.method_sections(speed, drawn, label, self._timed_name)
         self._page(
             "method.html",
             f"method-{wording.slug(label)}.html",
@@ -204,7 +205,7 @@ class _Build:
             params=results.params(label) if scored or speed is None else speed.params(label),
             sections=sections,
             timed=timed,
-            variants=[] if label in self.results.ablations else self._ablations_of(self.kinds[label], label),
+            variants=[] if ablation else self._ablations_of(self.kinds[label], label),
             own_papers=[page for page in self.papers if page.name == self.kinds[label]],
         )
 

@@ -90,8 +90,9 @@ class Results:
     @property
     def labels(self) -> list[str]:
         """Method labels in the configuration's order, Full first."""
+        kinds = dict(zip(self.summary["method"], self.summary["kind"], strict=True))
         found = _ordered(self.summary["method"], self.config.get("methods", {}))
-        return sorted(found, key=lambda label: self.kind(label) != REFERENCE_METHOD)
+        return sorted(found, key=lambda label: kinds[label] != REFERENCE_METHOD)
 
     @property
     def ablations(self) -> frozenset[str]:

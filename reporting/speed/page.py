@@ -123,13 +123,14 @@ def headlines(speed: Speed, name: Callable[[str], str]) -> list[Headline]:
 
 
 def method_sections(
-    speed: Speed, writer: FigureWriter, label: str, name: Callable[[str], str]
+    speed: Speed, writer: FigureWriter | None, label: str, name: Callable[[str], str]
 ) -> list[tuple[str, Figure | None, list[tables.SpeedTable]]]:
-    """For a method's page: its figure and its steps, a model each."""
+    """For a method's page: its figure (unless there is no writer for it) and its steps, a model each."""
     found = []
     for model in speed.models:
         if label in set(speed.decode(model)["label"]):
-            figure = steps.one_method(speed, writer, model, label, about(speed, model, name))
+            words = about(speed, model, name)
+            figure = None if writer is None else steps.one_method(speed, writer, model, label, words)
             found.append((model, figure, tables.decode_tables(speed, model, label)))
     return found
 

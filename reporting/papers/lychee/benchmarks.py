@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def ruler(inputs: PaperInputs) -> list[Block]:
     ]
     models = inputs.models_with("ruler")
     found += [_measured(inputs, "ruler", model, "") for model in models]
-    return found if models else [*found, hole(inputs, words["hole"], "checkpoint")]
+    return found if models else [*found, hole(inputs, words["hole"], "ruler")]
 
 
 def _benchmark(inputs: PaperInputs, name: str, suite: str, keys: Sequence[str]) -> list[Block]:
@@ -67,7 +68,8 @@ def _benchmark(inputs: PaperInputs, name: str, suite: str, keys: Sequence[str]) 
         ]
         found.append(Comparison(f"{title}: single tasks.", [*heads, "Task"], tasks, table.unit, fold="Task by task"))
     if not set(known) - {None}:
-        found.append(hole(inputs, WORDS[name]["hole"].format(suite=suite), "checkpoint"))
+        command = "checkpoint" if name == "longbench" else name
+        found.append(hole(inputs, WORDS[name]["hole"].format(suite=suite), command))
     found += [_measured(inputs, suite, model, words["other"]) for model in ran if inputs.paper_model(model) is None]
     return found
 
@@ -83,25 +85,34 @@ def _compared(
     if model is None:
         return _row(of, printed, "", words["absent"])
     tasks = [text for text in table.columns if text != AVERAGE] if column == AVERAGE else [column]
-    found = _estimate(inputs, suite, model, row["method"], row.get("budget"), tasks)
+    partial = column == AVERAGE and name != "longbench"
+    found = _estimate(inputs, suite, model, row["method"], row.get("budget"), None if partial else tasks)
     if found is None:
         return _row(of, printed, "", f"{words['absent']} on {model}")
-    return _row(of, printed, found, words["same"])
+    reason = words["same"].format(context=f"{_context(inputs, suite, model):,}")
+    if partial:
+        return dataclasses.replace(_row(of, printed, found, words["average"]), verdict="not comparable", level="muted")
+    return _row(of, printed, found, reason)
+
+
+def _context(inputs: PaperInputs, suite: str, model: str) -> int:
+    return int(inputs.scores(suite, model)["context"].max())
 
 
 def _estimate(
-    inputs: PaperInputs, suite: str, model: str, label: str, budget: str | None, tasks: Sequence[str]
+    inputs: PaperInputs, suite: str, model: str, label: str, budget: str | None, tasks: Sequence[str] | None
 ) -> tuple[float, float, float] | None:
-    """Mean over the tasks with its interval, in points; nothing unless every task has it."""
-    records = [r for r in records_of(inputs, model, [suite], None) if r.label == label]
-    records = [r for r in records if budget is None or r.budget == budget]
-    wanted = [r for r in records if any(_is_task(r.task, task) for task in tasks)]
-    there = {task for task in tasks if any(_is_task(r.task, task) for r in wanted)}
-    if not wanted or there != set(tasks) or len({r.budget for r in wanted}) > 1:
+    """Mean over the tasks (or all of the suite) at the longest context, in points; nothing unless every task ran."""
+    records = [r for r in records_of(inputs, model, [suite], [_context(inputs, suite, model)]) if r.label == label]
+    wanted = [r for r in records if budget is None or r.budget == budget]
+    if tasks is not None:
+        wanted = [r for r in wanted if any(_is_task(r.task, task) for task in tasks)]
+    there = {task for task in tasks or () if any(_is_task(r.task, task) for r in wanted)}
+    if not wanted or there != set(tasks or ()) or len({r.budget for r in wanted}) > 1:
         return None
     scale = wording.scale(wanted[0].unit)
     samples = pairs.scored(wanted)
-    found = pairs.estimate(samples, inputs.results.confidence, resamples(inputs), suite, model, label, *tasks)
+    found = pairs.estimate(samples, inputs.results.confidence, resamples(inputs), suite, model, label, *(tasks or ()))
     return scale * found.value, scale * found.low, scale * found.high
 
 

@@ -150,7 +150,8 @@ def _by_budget(
     """Every label at every declared budget, with what it really read, and the method minus it."""
     confidence, draws = inputs.results.confidence, resamples(inputs)
     full = next(point for point in found if point.budget == "full")
-    ours = {point.budget: point for point in found if point.label == label_of(inputs, METHOD, model)}
+    own = label_of(inputs, METHOD, model)
+    ours = {point.budget: point for point in found if point.label == own}
     order = {label: number for number, label in enumerate(shown_labels(inputs, model))}
     rows = []
     for point in sorted(found, key=lambda p: (wording.budget_order(p.budget), order[p.label])):
@@ -177,12 +178,14 @@ def _equal_reads(
     inputs: PaperInputs, model: str, place: tuple[str, int], found: Sequence[pairs.Point], main: bool
 ) -> list[Compared]:
     """The method at its main budget (or the others) against each rival at the share it read."""
-    ours = {point.budget: point for point in found if point.label == label_of(inputs, METHOD, model)}
+    own = label_of(inputs, METHOD, model)
+    ours = {point.budget: point for point in found if point.label == own}
     chosen = main_budget(list(ours))
+    labels = [label_of(inputs, kind, model) for kind in RIVALS]
     rows = []
     for budget in sorted((text for text in ours if (text == chosen) == main), key=wording.budget_order):
-        for kind in RIVALS:
-            rivals = [point for point in found if point.label == label_of(inputs, kind, model)]
+        for label in labels:
+            rivals = [point for point in found if point.label == label]
             if rivals:
                 rows.append(_against(inputs, model, place, ours[budget], pairs.at_share(rivals, ours[budget].share)))
     return rows

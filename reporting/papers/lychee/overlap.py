@@ -31,7 +31,7 @@ def blocks(inputs: PaperInputs) -> list[Block]:
     table = read_overlap(path)
     if table is None:
         text = words["hole_other"].format(path=path.name) if path.exists() else words["hole"]
-        return [*found, _printed(inputs), hole(inputs, text, "train")]
+        return [*found, _printed(inputs), hole(inputs, text, "overlap")]
     for model in dict.fromkeys(table["model"]):
         mine = table[table["model"] == model]
         found += [Picture(_figure(inputs, str(model), mine)), _extremes(inputs, str(model), mine)]

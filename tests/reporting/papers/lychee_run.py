@@ -60,7 +60,7 @@ CONFIG: dict[str, Any] = {
     },
     "budgets": [0.05, 0.1, 0.3],
     "suites": {
-        "mini_recall": {"contexts": [2048, 8192], "samples": 12},
+        "mini_recall": {"contexts": [8192], "samples": 12},
         "mini_longgen": {"contexts": [2048, 8192], "samples": 12},
         "longbench": {"contexts": [8192], "samples": 12},
     },

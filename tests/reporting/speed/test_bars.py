@@ -100,5 +100,7 @@ def test_the_targets_that_ship_fit_the_made_up_run(run_folder: Path) -> None:
 
     speed = load_speed(run_folder, ["full", "quest"])
     assert speed is not None
-    found = judge(speed)
-    assert len(found) == 15 and all(v.level in ("moonshot", "met", "missed", "recorded") for v in found), found
+    found, of_paper = judge(speed), judge(speed, paper="lychee")
+    assert len(found) == 18 and len(of_paper) == 3 and all(v in found for v in of_paper)
+    assert all(v.level == "absent" for v in of_paper)  # nothing of that method was timed there
+    assert all(v.level in ("moonshot", "met", "missed", "recorded") for v in found if v not in of_paper), found
