@@ -1,0 +1,182 @@
+"""The page of LycheeDecode says what the run says, beside what was published, and states what is missing."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from longdecode.evals.storage import read_records
+from longdecode.reporting.figure import FigureWriter
+from longdecode.reporting.identity import looks
+from longdecode.reporting.papers.building import papers_of
+from longdecode.reporting.results import load_results
+
+NAMES = ("full", "quest", "tidal", "lychee", "lychee_cc", "hf_full", "hf_full_static")
+
+
+def words(path: Path) -> str:
+    """A page's text, tags gone."""
+    text = re.sub(r"</?(?:a|span|b|code|strong|em|sup)\b[^>]*>", "", path.read_text(encoding="utf-8"))
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split()).replace("\u2212", "-").replace("\u202f", " ")
+
+
+@pytest.fixture(scope="module")
+def page(paper_report: Path) -> str:
+    return words(paper_report / "paper-lychee.html")
+
+
+def test_it_is_linked_and_every_link_of_it_resolves(paper_report: Path) -> None:
+    for name in ("index.html", "method-lychee.html", "speed.html"):
+        assert 'href="paper-lychee.html"' in (paper_report / name).read_text(encoding="utf-8")
+    text = (paper_report / "paper-lychee.html").read_text(encoding="utf-8")
+    anchors = set(re.findall(r'id="([^"]+)"', text))
+    assert len(anchors) == len(re.findall(r'id="([^"]+)"', text)) > 15
+    for link in re.findall(r'(?:href|src|srcset)="([^":]+)"', text):
+        path, _, fragment = link.partition("#")
+        assert not path or (paper_report / path).is_file(), link
+        assert path or fragment in anchors, link
+
+
+def test_published_numbers_keep_their_marks(page: str) -> None:
+    for shown in (
+        "33.07 digest A",
+        "lychee 1,024 tokens 31.02 digest C",
+        "up to 7.0 digests A, B, C",
+        "2.7 paper; digests A, B, C",
+        "1.73 digests B, C",
+        "lychee_cc 44.9 digests A, B",
+        "59.4 digest D",
+    ):
+        assert shown in page, shown
+
+
+def test_differences_at_a_budget_are_those_of_the_records(paper_run: Path, page: str) -> None:
+    """Lychee minus tidal on the only task of a suite: the mean of the paired differences, worked out by hand."""
+    folder = paper_run / "records" / "miniature"
+    frames = {
+        label: {
+            r.sample_index: float(r.score or 0)
+            for r in read_records(folder / label / "mini_longgen.parquet")
+            if r.context == 8192 and r.budget == "0.1"
+        }
+        for label in ("lychee", "tidal")
+    }
+    gap = 100 * float(np.mean([frames["lychee"][i] - frames["tidal"][i] for i in range(12)]))
+    row = re.search(
+        r"tidal 10 % 40 % [\d.]+ \[[^]]+\] \S+ \[[^]]+\] (\S+) \[", page.split("mini_longgen, 8,192 tokens")[1]
+    )
+    assert row is not None and float(row[1]) == pytest.approx(gap, abs=0.06)
+
+
+def test_the_ablation_averages_seeds_and_counts_the_same_roles_once(page: str) -> None:
+    table = page.split("Score by source of the roles")[1]
+    assert "hardkuma, mini_passkey 8 2 trainings 33.07" in table
+    assert "random 8 2 draws" in table and "direct, mini_passkey 8 1 training 32.06" in table
+    assert re.search(r"random mini_passkey 8 – \+\d\d\.\d \[\+\S+ \+\S+ above 0", page)
+
+
+def test_ratios_over_every_baseline_stand_beside_print(paper_run: Path, page: str) -> None:
+    table = pd.read_csv(paper_run / "over_baselines.csv", dtype={"budget": str})
+    place = (table["context"] == 131072) & (table["batch"] == 1) & (table["label"] == "lychee")
+    for _, row in table[place].iterrows():
+        shown = f"{row['baseline']} 128K 1 4,096 tokens 2.7 paper; digests A, B, C {row['ratio']:.2f} "
+        assert f"{shown}[{row['low']:.2f}, {row['high']:.2f}]" in page
+    speed = pd.read_csv(paper_run / "speed.csv", dtype={"budget": str})
+    steps = speed[(speed["stage"] == "step") & (speed["context"] == 131072) & (speed["batch"] == 1)].set_index("label")
+    assert f"tidal 128K 1 4,096 tokens 1.73 digests B, C {steps.ratio['lychee'] / steps.ratio['tidal']:.2f} [" in page
+    nearest = min(("full", "hf_full", "hf_full_static"), key=lambda b: abs(_ratio(table[place], b) - 2.7))
+    assert f"{nearest} comes nearest to the published 2.7: {_ratio(table[place], nearest):.2f}" in page
+
+
+def _ratio(table: pd.DataFrame, baseline: str) -> float:
+    return float(table.loc[table["baseline"] == baseline, "ratio"].iloc[0])
+
+
+def test_the_kernel_stands_by_heads_and_lengths(paper_run: Path, page: str) -> None:
+    speed = pd.read_csv(paper_run / "speed.csv", dtype={"budget": str})
+    rows = speed[(speed["subject"] == "hybrid_attention") & (speed["label"] == "torch_flash")]
+    row = rows[(rows["context"] == 131072) & (rows["batch"] == 8) & (rows["full_heads"] == 2)].iloc[0]
+    shown = f"{1 / row['ratio']:.2f} [{1 / row['ratio_high']:.2f}, {1 / row['ratio_low']:.2f}]"
+    assert row["reference"] == "longdecode" and f"6 of 8 128K 8 full – {shown}" in page
+    assert "8 of 8 128K 8 random up to 7.0" in page
+    assert "8 of 8 heads sparse, 10 % of the blocks, 128K, batch 8" in page.split("Targets")[2]
+
+
+def test_agreement_is_counted_beyond_layer_0(paper_run: Path, lychee_run: ModuleType, page: str) -> None:
+    from longdecode.methods.head_roles import read_role_file
+
+    roles = [
+        {
+            (layer, head)
+            for layer, row in enumerate(read_role_file(folder / "roles.json").roles)
+            for head, role in enumerate(row)
+            if role and layer
+        }
+        for folder in (paper_run / "identification" / "miniature" / name for name in ("kuma0", "kuma1"))
+    ]
+    shared, total = len(roles[0] & roles[1]), (lychee_run.LAYERS - 1) * lychee_run.HEADS
+    chance = len(roles[0]) * len(roles[1]) / total
+    shown = f"hardkuma, mini_passkey, seed 0 hardkuma, mini_passkey, seed 1 4 and 4 of {total} {shared} {chance:.1f}"
+    assert f"{shown} {shared / (8 - shared):.2f}" in page
+
+
+def test_ablations_stay_off_overviews_and_keep_a_page(paper_report: Path, lychee_run: ModuleType) -> None:
+    for name in ("index", "suite-mini-recall", "traffic"):
+        text = words(paper_report / f"{name}.html")
+        assert "lychee_random0" not in text and "lychee_kuma1" not in text, name
+    assert "10 further labels" in words(paper_report / "index.html")
+    drawn = pd.read_csv(paper_report / "figures" / "overview-miniature.csv")
+    assert set(drawn["method"]) == {"full", "quest", "tidal", "lychee"}
+    for label in lychee_run.ABLATION:
+        assert (paper_report / f"method-{label.replace('_', '-')}.html").is_file()
+    assert "lychee_random0" in words(paper_report / "method-lychee.html")
+
+
+def blocks_of(folder: Path) -> str | None:
+    """The page's words without the rest of a report; nothing where the run gets no page."""
+    results = load_results(folder / "config.yaml", folder)
+    drawn = looks(list(NAMES), list(NAMES), "full")
+    found = papers_of(results, folder, FigureWriter(folder / "figures", drawn), str, str, {"lychee": "lychee"})
+    if not found:
+        return None
+    return " ".join(repr(block) for section in found[0].paper.sections(found[0].inputs) for block in section.blocks)
+
+
+def test_every_part_may_be_missing(lychee_run: ModuleType, tmp_path: Path) -> None:
+    folder = lychee_run.write_run(tmp_path, ("speed",))
+    (folder / "over_baselines.csv").unlink()
+    text = blocks_of(folder)
+    assert text is not None
+    for hole in (
+        "The suites mini_recall and mini_longgen were not scored with this method.",
+        "No identification run left its files.",
+        "No overlap was measured in this run.",
+        "RULER was not scored in this run.",
+        "over_baselines.csv is absent",
+        "Some targets have no number in this run.",
+        "No label of another selection strategy was scored.",
+        "snakemake --cores 8 lychee_train --config profile=papers",
+    ):
+        assert hole in text, hole
+    assert "+0.94" not in text and "published='33.07'" in text and "'tidal', '128K', '1'" in text
+
+
+def test_a_table_of_another_kind_is_not_taken_for_overlap(lychee_run: ModuleType, tmp_path: Path) -> None:
+    folder = lychee_run.write_run(tmp_path, ("speed",))
+    (folder / "overlap.csv").write_text("launches,median_us\nordinary,1\n", encoding="utf-8")
+    assert "overlap.csv has other columns than this figure needs" in str(blocks_of(folder))
+
+
+def test_a_run_without_the_method_has_no_page(lychee_run: ModuleType, tmp_path: Path) -> None:
+    folder = lychee_run.write_run(tmp_path, ("speed",))
+    assert blocks_of(folder) is not None
+    speed = pd.read_csv(folder / "speed.csv", dtype={"budget": str})
+    ours = speed["subject"].str.startswith("hybrid_attention") | (speed["subject"] == "lychee")
+    speed[~ours].to_csv(folder / "speed.csv", index=False)
+    assert blocks_of(folder) is None

@@ -1,0 +1,71 @@
+"""Published figures: the file that ships is whole, and a malformed one is refused with what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from longdecode.reporting.papers.published import PublishedError, load_published, short_mark
+from longdecode.reporting.papers.registry import load_paper, paper_names
+
+FILE = Path(__file__).parents[3] / "reporting" / "papers" / "lychee" / "published.yaml"
+
+
+def test_averages_of_complete_rows_are_those_in_print() -> None:
+    """Means of the eight tasks, worked out anew; also a check that no task was typed wrong."""
+    table = load_published(FILE).tables["longbench"]
+    tasks = [name for name in table.columns if name != "avg"]
+    whole = [row for row in table.rows if all(row.get(task) is not None for task in tasks)]
+    assert len(whole) == 6
+    for row in whole:
+        assert sum(row[task] for task in tasks) / 8 == pytest.approx(row["avg"], abs=0.0101), row
+
+
+def test_every_paper_loads_with_its_figures() -> None:
+    assert paper_names() == ["lychee"]
+    paper, published = load_paper("lychee")
+    assert paper.title == "LycheeDecode"
+    figure = published.figure("latency", "ratio", baseline="full", context=131072, batch=1)
+    assert figure is not None and (figure.text, figure.mark) == ("2.7", "paper; digests A, B, C")
+    assert published.figure("heads", "passkey", kind="nothing") is None
+    assert published.figure("longbench", "qmsum", model="llama3-8b-1048k", method="quest", budget="1024") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("gradientai/Llama-3-8B-Instruct-Gradient-1048k", "llama3-8b-1048k"),
+        ("models/qwen3-8b/", "qwen3-8b"),
+        ("miniature/weights", None),
+    ],
+)
+def test_a_model_is_known_by_the_end_of_its_path(path: str, name: str | None) -> None:
+    assert load_published(FILE).model_of(path) == name
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mark": "hearsay"}, "without explanation"),
+        ({"speed": 3}, r"a row has \['speed'\]"),
+        ({"mark": None}, "lacks"),
+        ({"kind": "hardkuma"}, "named twice"),
+    ],
+)
+def test_a_malformed_file_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    values = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    row = values["tables"]["heads"]["rows"][0]
+    row |= {key: value for key, value in change.items() if value is not None}
+    for key in [key for key, value in change.items() if value is None]:
+        del row[key]
+    bad = tmp_path / "published.yaml"
+    bad.write_text(yaml.safe_dump(values), encoding="utf-8")
+    with pytest.raises(PublishedError, match=said):
+        load_published(bad)
+
+
+def test_marks_are_short_in_rows() -> None:
+    assert short_mark("digest B; paper; digest C") == "paper; digests B, C" and short_mark("code") == "code"
