@@ -207,6 +207,9 @@ def sparse_decode_attention_kernel(
                 i_score >= 0, score_entry, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
                 BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, ROWS, SCORE_BLOCK, UPCAST,
             )  # fmt: skip
+            if p_scores is not None:  # noqa: SIM102 - as above
+                if until >= last:
+                    let_next_start(PDL)
             # Tile t belongs to the last program whose share begins at or before it.
             i_first = ((begin + 1) * workers - 1) // tiles
             parts = (end * workers - 1) // tiles - i_first + 1

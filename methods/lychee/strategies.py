@@ -35,7 +35,7 @@ def kept_always(width: int, first: int, last: int, at_least: int) -> tuple[int, 
 def kept_always_by_row(widths: Tensor, first: int, last: int, at_least: int) -> tuple[Tensor, Tensor]:
     """``kept_always`` for lists of different widths, ``[B]`` int64 each."""
     room = (widths // 2).clamp(min=at_least)
-    share = torch.floor(room.to(torch.float64) * (first / max(1, first + last)) + 0.5).to(torch.int64)
+    share = torch.floor(room.to(torch.float64) * first / max(1, first + last) + 0.5).to(torch.int64)
     shrunk = torch.minimum(share, room - at_least)
     fits = room >= first + last
     return torch.where(fits, first, shrunk), torch.where(fits, last, room - shrunk)
@@ -72,7 +72,9 @@ def rank(scores: Tensor, valid: Tensor, first: Tensor, last: Tensor, width: int)
     return ranked.sort(dim=-1, descending=True, stable=True).indices[..., :width]
 
 
-def by_probability(scores: Tensor, valid: Tensor, cap: int, *, top_p: float | None, threshold: float) -> tuple:
+def by_probability(
+    scores: Tensor, valid: Tensor, cap: int, *, top_p: float | None, threshold: float
+) -> tuple[Tensor, Tensor]:
     """The likeliest entries of each list: as many as hold ``top_p`` of the mass, or all above ``threshold``.
 
     The probabilities are the softmax of the scores over a row's entries. An entry is taken while those before it hold

@@ -22,6 +22,7 @@ from longdecode.methods.conformance import CHECKS, fast_path_equals_naive
 from longdecode.methods.conformance_bench import make_bench
 from longdecode.methods.head_roles import RoleFile, write_role_file
 from longdecode.methods.lychee.plan import default_retrieval_heads, layer_plans
+from longdecode.methods.lychee.strategies import kept_always, kept_always_by_row, share_of, shares_of
 from longdecode.methods.registry import get_method
 
 LENGTHS = [33, 5, 62, 1]
@@ -110,7 +111,7 @@ def test_blocks(
         assert state.reads[:, row].tolist() == want
 
 
-@pytest.mark.parametrize(("budget", "first", "last"), [(20, 3, 5), (7, 1, 2), (1, 0, 0), (90, 3, 5)])
+@pytest.mark.parametrize(("budget", "first", "last"), [(20, 3, 5), (7, 1, 2), (1, 0, 0)])
 def test_tokens(
     build: Callable, decode_against: Callable, config: ModelConfig, roles: list[str], budget: int, first: int, last: int
 ) -> None:
@@ -180,6 +181,23 @@ def test_by_probability(build: Callable, decode_against: Callable, config: Model
 
     decode_against(build(cap, roles, mode="token", **knobs), hybrid(config, roles, pick), LENGTHS, STEPS)
     assert len(sizes) > 1 or knobs in ({"strategy": "threshold", "threshold": 0.9}, {"strategy": "top_p", "top_p": 1.0})
+
+
+@pytest.mark.parametrize(("first", "last", "at_least"), [(2, 5, 1), (128, 256, 0), (8, 1, 1), (0, 3, 0), (0, 0, 0)])
+def test_what_is_kept_always_leaves_half_of_a_list(first: int, last: int, at_least: int) -> None:
+    widths = torch.arange(1, 400)
+    for width, *by_row in zip(widths.tolist(), *kept_always_by_row(widths, first, last, at_least), strict=True):
+        sinks, recent = kept_always(width, first, last, at_least)
+        assert [sinks, recent] == [int(x) for x in by_row]
+        assert 0 <= sinks <= first and at_least <= recent <= last
+        assert sinks + recent == min(first + last, max(width // 2, at_least))
+
+
+def test_shares_are_rounded_down() -> None:
+    """A tenth of 10 is 1, though 1 - 0.9 is a little less than a tenth in floating point."""
+    assert [share_of(n, 0.9, 5) for n in (5, 6, 9, 10, 19, 20, 1000)] == [5, 1, 1, 1, 1, 2, 5]
+    entries = torch.arange(1, 300)
+    assert shares_of(entries, 0.7, 50).tolist() == [share_of(n, 0.7, 50) for n in entries.tolist()]
 
 
 def test_roles_decide_what_is_dense(build: Callable) -> None:
