@@ -28,6 +28,8 @@ class Objective(ABC):
     """A loss over gates. ``lagrange`` is the multiplier, a scalar on the device; nothing here waits for the host."""
 
     lagrange: Tensor
+    rate: float = 0.0
+    """Of the multiplier, a step; 0 where it is a constant."""
 
     @abstractmethod
     def distance(self, model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:

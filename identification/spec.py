@@ -19,6 +19,8 @@ SELECTION = ("causal", "code")
 HAYSTACKS = ("generated", "books")
 BATCHED_DATA = ("mini_passkey", "mini_two_hop")
 """Data whose samples of one context length are equally long, so that several fit one step."""
+PAPER_RATE = 1.6
+"""Factor in the multiplier's default rate; see ``IdentificationRun.lagrange_rate``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,19 @@ class IdentificationRun:
         """Learning rate of the gates: DuoAttention's for ``direct``, LycheeDecode's for the others."""
         return self.lr if self.lr is not None else {"direct": 0.02}.get(self.kind, 0.01)
 
-    @property
-    def lagrange_rate(self) -> float:
-        """Rate of the multiplier: 0.001 for ``code``, as released; for ``paper`` found by trying, 0.002 at 3,000 steps.
+    def lagrange_rate(self, gates: int, target: int) -> float:
+        """Rate of the multiplier: ``lambda_lr``; else 0.001 for ``code``, as released, 1.6 n / (N steps) for ``paper``.
 
-        What counts is the rate times the steps: faster, and heads are closed before their use is known; slower, and
-        the number of heads does not come down to the target.
+        The latter was found by trying on the miniature. What counts is the rate times the steps: faster, and heads are
+        closed before their use is known; slower, and their number does not come down to the target.
+
+        Args:
+            gates: ``n``, how many the constraint counts.
+            target: ``N``, how many of them may be on.
         """
         if self.lambda_lr is not None:
             return self.lambda_lr
-        return 0.001 if self.objective == "code" else 6.0 / self.steps
+        return 0.001 if self.objective == "code" else PAPER_RATE * gates / (target * self.steps)
 
     @property
     def role_kind(self) -> str:

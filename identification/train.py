@@ -64,7 +64,7 @@ def train_roles(
         "data": run.data,
         "seed": run.seed,
         "objective": run.objective,
-        "settings": asdict(run) | {"gate_rate": run.gate_rate, "lagrange_rate": run.lagrange_rate},
+        "settings": asdict(run) | {"gate_rate": run.gate_rate, "lagrange_rate": trainer.objective.rate},
         "model": run.model,
         "model_hash": provenance.checkpoint_hash(folder),
         "device": device_name(device),

@@ -111,10 +111,11 @@ class Trainer:
         learned = run.target_heads - run.first_role_layer * gates.kv_heads
         if run.objective == "l1":
             return L1Objective(first, run.l1, device)
+        counted = (gates.layers - first) * gates.kv_heads
+        rate = run.lagrange_rate(counted, learned)
         if run.objective == "code":
-            share = learned / ((gates.layers - first) * gates.kv_heads)
-            return CodeObjective(first, share, run.lagrange_rate, device)
-        return PaperObjective(first, learned, run.lagrange_rate, self._reference())
+            return CodeObjective(first, learned / counted, rate, device)
+        return PaperObjective(first, learned, rate, self._reference())
 
     @torch.no_grad()
     def _reference(self) -> Tensor:

@@ -37,11 +37,16 @@ def test_defaults_are_shared_and_overridden() -> None:
     ).runs
     kuma, code, duo, long = (runs[name] for name in ("kuma", "code", "duo", "long"))
     assert (kuma.seed, kuma.steps, kuma.contexts, kuma.target_heads) == (3, 60, (256, 512), 6)
-    assert (kuma.gate_rate, kuma.lagrange_rate, kuma.role_kind) == (0.01, 0.1, "hardkuma")
+    assert (kuma.gate_rate, kuma.lagrange_rate(40, 16), kuma.role_kind) == (0.01, 4 / 60, "hardkuma")
     assert (kuma.first_role_layer, kuma.first_counted_layer) == (1, 1)
-    assert (code.model, code.lagrange_rate, code.first_role_layer, code.first_counted_layer) == ("other", 0.001, 1, 0)
+    assert (code.model, code.lagrange_rate(8, 2), code.first_role_layer, code.first_counted_layer) == (
+        "other",
+        0.001,
+        1,
+        0,
+    )
     assert (duo.role_kind, duo.gate_rate, duo.first_role_layer, duo.first_counted_layer) == ("duo", 0.02, 0, 0)
-    assert (long.contexts, long.lagrange_rate, long.gate_rate) == ((300, 300), 0.5, 0.03)
+    assert (long.contexts, long.lagrange_rate(8, 2), long.gate_rate) == ((300, 300), 0.5, 0.03)
 
 
 def test_nothing_configured_is_nothing_to_do() -> None:
