@@ -66,7 +66,7 @@ def _of_model(inputs: PaperInputs, model: str) -> list[Block]:
         rows = [row for place in longest_places for row in _equal_reads(inputs, model, place, curves[place], main)]
         if rows:
             fold = "" if main else "At the other budgets"
-            heads = ("Suite", "Lychee at", "Against", "Reading")
+            heads = ("Suite", "Lychee minus", "Lychee's budget", "Read")
             caption = f"Lychee minus a rival, at the share of reads that lychee made. {inputs.about(model, None)}"
             found.append(Comparison(caption, heads, rows, "points", fold=fold))
     return found
@@ -199,19 +199,21 @@ def _against(
     printed = _published_gap(inputs, rival.label)
     verdict, level = direction(None if printed is None else printed[0], gap.low, gap.high)
     budgets = " and ".join(wording.budget(text) for text in rival.budgets.split())
-    read = f"{share_text(rival.share)}, {'' if rival.nearest else 'between '}{budgets}"
-    reason = WORDS["miniature"]["reason"]
+    if rival.nearest:
+        where = f"{rival.label} at {budgets} {rival.nearest}, {share_text(rival.share)}"
+    else:
+        where = f"{rival.label} between {budgets}" if " and " in budgets else f"{rival.label} at {budgets}"
+    reason = WORDS["miniature"]["reason"] if printed is not None else "no such difference in print"
     return Compared(
-        of=[place[0], f"{wording.budget(ours.budget)}, reading {share_text(ours.share)}", rival.label,
-            read + (f" ({rival.nearest})" if rival.nearest else "")],
+        of=[place[0], rival.label, wording.budget(ours.budget), share_text(ours.share)],
         published=wording.DASH if printed is None else wording.number(printed[0], 2, signed=True),
         mark="" if printed is None else printed[1],
         measured=points_text(gap.value),
         interval=points_interval(gap.low, gap.high),
         verdict=verdict,
         level=level,
-        reason=reason if printed is not None else f"no such difference in print; {reason}",
-    )  # fmt: skip
+        reason=f"{where}; {reason}",
+    )
 
 
 def _published_gap(inputs: PaperInputs, kind: str) -> tuple[float, str] | None:
