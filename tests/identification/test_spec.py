@@ -37,7 +37,7 @@ def test_defaults_are_shared_and_overridden() -> None:
     ).runs
     kuma, code, duo, long = (runs[name] for name in ("kuma", "code", "duo", "long"))
     assert (kuma.seed, kuma.steps, kuma.contexts, kuma.target_heads) == (3, 60, (256, 512), 6)
-    assert (kuma.gate_rate, kuma.lagrange_rate(40, 16), kuma.role_kind) == (0.01, 4 / 60, "hardkuma")
+    assert (kuma.gate_rate, kuma.lagrange_rate(40, 16), kuma.role_kind) == (0.01, 6.25 / 60, "hardkuma")
     assert (kuma.first_role_layer, kuma.first_counted_layer) == (1, 1)
     assert (code.model, code.lagrange_rate(8, 2), code.first_role_layer, code.first_counted_layer) == (
         "other",
