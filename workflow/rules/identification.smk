@@ -1,27 +1,4 @@
-from longdecode.identification.plan import build_plan
-
-IDENTIFICATION = build_plan(config, RUN.source)
-ROLE_RUNS = IDENTIFICATION.identification.runs
-ROLE_FILES = [
-    f"{RESULTS}/identification/{spec.model}/{name}/roles.json"
-    for name, spec in ROLE_RUNS.items()
-]
-IDENTIFICATION_CODE = (
-    folder_hash("identification", "engine") if config.get("identification") else ""
-)
-
-
-def role_settings(name: str) -> str:
-    """All settings that a run's roles depend on, and no others."""
-    spec = ROLE_RUNS[name]
-    settings = {
-        "data": IDENTIFICATION.data,
-        "device": RUN.device,
-        "dtype": RUN.dtype,
-        "model": IDENTIFICATION.models[spec.model],
-        "run": repr(spec),
-    }
-    return json.dumps(settings, sort_keys=True, default=str)
+include: "identification_common.smk"
 
 
 wildcard_constraints:
