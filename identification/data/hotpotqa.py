@@ -20,6 +20,8 @@ FILE = "hotpot_dev_distractor_v1.json"
 FETCH = f"curl -O http://curtis.ml.cmu.edu/datasets/hotpot/{FILE}"
 CLOSED_BOOK_TOKENS = 20
 _CLOSED_BOOK_BATCH = 32
+_MAX_QUESTIONS_MIXED = 10_000
+"""Questions whose documents may fill one context: an end for a file whose documents are all gold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +118,9 @@ class HotpotQA(SampleSource):
     def _distractors(self, rng: random.Random, question: Question) -> Iterator[tuple[str, str]]:
         yield from question.others
         titles = {title for title, _ in question.gold}
-        while True:
+        for _ in range(_MAX_QUESTIONS_MIXED):
             other = rng.choice(self.questions)
-            for document in (*other.gold, *other.others):
-                if document[0] not in titles:
-                    yield document
+            yield from (document for document in (*other.gold, *other.others) if document[0] not in titles)
 
 
 def without_closed_book(

@@ -122,6 +122,25 @@ def test_hotpotqa_surrounds_gold_with_others(first_answer: bool, tokenizer: Text
         HotpotQA(tokenizer, questions, first_answer).sample(random.Random(3), 50)
 
 
+def test_the_hub_gives_the_same_questions(hotpot_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_hub(row: dict[str, Any]) -> dict[str, Any]:
+        (fact_titles, sentences), (titles, texts) = (
+            zip(*row[key], strict=True) for key in ("supporting_facts", "context")
+        )
+        facts = {"title": list(fact_titles), "sent_id": list(sentences)}
+        return row | {"supporting_facts": facts, "context": {"title": list(titles), "sentences": list(texts)}}
+
+    asked = []
+
+    def load_dataset(*names: str, split: str) -> list[dict[str, Any]]:
+        asked.append((*names, split))
+        return [as_hub(row) for row in rows(6)]
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    assert read_hotpotqa("hotpotqa/hotpot_qa") == read_hotpotqa(str(hotpot_file))
+    assert asked == [("hotpotqa/hotpot_qa", "distractor", "validation")]
+
+
 def test_questions_answered_without_passages_are_left_out(byte_model: Path) -> None:
     decoder, tokenizer = load_decoder(byte_model, device="cpu", dtype=torch.float32), load_tokenizer(byte_model)
     prompt = tokenizer.prompt_ids("Question: Who?\nAnswer:")

@@ -29,19 +29,28 @@ RUN = IdentificationRun(
     "r", "tiny", 4, (128, 160), steps=6, batch=2, context_count=2, questions=2, ratio=0.1, sink=2, recent=4, lr=0.1,
     log_every=2,
 )  # fmt: skip
+HOTPOT = {
+    "question": "Which town?",
+    "answer": "Aldwick, surely",
+    "supporting_facts": [["A", 0], ["B", 0]],
+    "context": [["A", ["One fact."]], ["C", ["No fact."]], ["B", ["Another fact."]]],
+}
 CODE = {"objective": "code", "inherit": "previous_layer", "selection": "code"}
 KINDS = {
     "hardkuma": RUN,
     "code": replace(RUN, **CODE),
     "hard_concrete": replace(RUN, kind="hard_concrete", data="mini_two_hop"),
     "direct": replace(RUN, kind="direct", objective="l1"),
+    "passkey": replace(RUN, data="passkey", batch=1, passkey_words=3, contexts=(400, 450)),
+    "hotpotqa": replace(RUN, data="hotpotqa", batch=1, contexts=(300, 350)),
     "duo": replace(RUN, kind="direct", objective="l1", sparse="streaming"),
 }
 
 
 @pytest.mark.parametrize("run", KINDS.values(), ids=KINDS)
 def test_a_run_writes_its_artefacts(run: IdentificationRun, byte_model: Path, tmp_path: Path) -> None:
-    train_roles(run, byte_model, CPU, tmp_path / "out")
+    (tmp_path / "hotpot.json").write_text(json.dumps([HOTPOT] * 8), encoding="utf-8")
+    train_roles(run, byte_model, CPU, tmp_path / "out", data={"hotpotqa": str(tmp_path / "hotpot.json")})
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
     roles = read_role_file(tmp_path / "out" / "roles.json")
     assert (roles.model, roles.layers, roles.kv_heads, roles.kind) == ("tiny", 3, 2, run.role_kind)
