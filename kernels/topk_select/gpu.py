@@ -116,7 +116,7 @@ def topk_select_kernel(
         few = width > GROUPS
     high = tl.max(b_bound).to(tl.int64) + 1
     low = tl.min(tl.where(b_bound == NO_KEY, KEPT_KEY, b_bound)).to(tl.int64)
-    low = tl.where(few | (need == rivals), LEAST_KEY, tl.where(need == 0, KEPT_KEY, low))
+    low = tl.where(need == 0, KEPT_KEY, tl.where(few | (need == rivals), LEAST_KEY, low))
     reached = tl.where((need == rivals) | (need == 0), need, -1)
     low, reached, over = bisect(b_tile, need, 0, low, high, reached, THREADS, WARP)
 

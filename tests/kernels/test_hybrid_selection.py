@@ -38,7 +38,10 @@ def into(way: str, scores: Tensor, k: int, valid: Tensor, indices: Tensor, heads
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("size", "k", "first", "last"), [(1, 3, 0, 0), (63, 16, 2, 5), (700, 40, 0, 1)])
+@pytest.mark.parametrize(
+    ("size", "k", "first", "last"),
+    [(1, 3, 0, 0), (3, 1, 0, 1), (63, 6, 2, 4), (63, 16, 2, 5), (700, 40, 0, 1)],  # in two nothing is left to choose
+)
 def test_lists_land_where_they_belong(rng: torch.Generator, way: str, size: int, k: int, first: int, last: int) -> None:
     """Two of four lists are written, in another order, in a buffer wider than needed; all else stays."""
     scores = torch.randint(-3, 4, (3, 2, size), generator=rng).float()
