@@ -81,7 +81,7 @@ def train_roles(
         layers=decoder.config.num_layers,
         kv_heads=decoder.config.num_kv_heads,
         kind=run.role_kind,
-        scores=[[round(value, 6) for value in row] for row in scores],
+        scores=[[float(f"{value:.6g}") for value in row] for row in scores],
         roles=[[int(role) for role in row] for row in roles],
         run=brief,
     )

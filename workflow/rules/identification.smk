@@ -37,14 +37,14 @@ rule train_roles:
         "../scripts/train_roles.py"
 
 
-if IDENTIFICATION.identification.overlap is not None:
+if OVERLAP:
 
     rule overlap:
         """How much the top tokens of adjacent layers overlap, head by head."""
         input:
             model=model_files(RUN.models[IDENTIFICATION.identification.overlap.model]),
         output:
-            f"{RESULTS}/overlap.csv",
+            OVERLAP[0],
         log:
             f"{RESULTS}/logs/overlap.log",
         conda:

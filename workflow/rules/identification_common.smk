@@ -28,6 +28,11 @@ ROLE_FILES = [
     f"{RESULTS}/identification/{spec.model}/{name}/roles.json"
     for name, spec in ROLE_RUNS.items()
 ]
+OVERLAP = (
+    [f"{RESULTS}/overlap.csv"]
+    if IDENTIFICATION.identification.overlap is not None
+    else []
+)
 IDENTIFICATION_CODE = (
     folder_hash("identification", "engine") if config.get("identification") else ""
 )

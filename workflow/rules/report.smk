@@ -7,6 +7,7 @@ rule report:
         instrument=rules.check_instrument.output[0],
         passed=rules.require_instrument.output[0],
         speed=SPEED_TABLES,
+        identification=ROLE_FILES + OVERLAP,
     output:
         report(
             f"{REPORT}/index.html",
