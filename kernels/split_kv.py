@@ -14,7 +14,7 @@ from longdecode.kernels.multiprocessors import MERGE_PARTS
 
 LOG2E = 1.4426950408889634
 COUNTERS = 1 << 16
-"""Lists times row tiles that may be under way in one launch with a fused merge."""
+"""Lists, or with groups lists and slots, times row tiles that may be under way in one launch with a fused merge."""
 _COUNTERS: dict[torch.device, Tensor] = {}
 _LN2 = tl.constexpr(0.6931471805599453)
 _MERGE_ELEMENTS_A_THREAD = 128
@@ -32,7 +32,7 @@ class Partials(NamedTuple):
 
 
 def new_partials(parts: int, rows: int, dim: int, device: torch.device) -> Partials:
-    """Uninitialised scratch for ``parts`` parts of ``rows`` query rows."""
+    """Uninitialised scratch for ``parts`` parts (and groups of parts) of ``rows`` query rows."""
     acc = torch.empty(parts, rows, dim, dtype=torch.float32, device=device)
     top = torch.empty(parts, rows, dtype=torch.float32, device=device)
     return Partials(acc, top, torch.empty_like(top))
@@ -48,18 +48,18 @@ def merge_tile(rows: int, parts: int, dim: int, num_warps: int) -> tuple[int, in
 def arrival_counters(needed: int, device: torch.device) -> Tensor:
     """The device's ``COUNTERS`` arrival counters ``[COUNTERS]`` int32, zero between launches.
 
-    A launch counts the finished parts of each list here, and whoever finishes a list sets its counter back to zero, so
-    that nothing need be cleared. All launches of a device share the counters: they must run one after the other (one
-    stream, no programmatic overlap of two of them). The buffer is made once per device, at its first use, and is
-    never freed, so that a captured graph's pointer to it stays good; made during a capture it would belong to that
-    graph's pool and be zeroed only by its replay, which is refused.
+    A launch counts the finished parts of each list (and of each group of parts) here, and whoever finishes a list (or
+    group) sets its counter back to zero, so that nothing need be cleared. All launches of a device share the counters:
+    they must run one after the other (one stream, no programmatic overlap of two of them). The buffer is made once per
+    device, at its first use, and is never freed, so that a captured graph's pointer to it stays good; made during a
+    capture it would belong to that graph's pool and be zeroed only by its replay, which is refused.
 
     Raises:
         ValueError: ``needed`` is more than there are.
         RuntimeError: the first use on this device falls into the capture of a CUDA graph.
     """
     if needed > COUNTERS:
-        raise ValueError(f"a fused merge counts at most {COUNTERS} lists and row tiles, got {needed}")
+        raise ValueError(f"a fused merge has {COUNTERS} arrival counters, {needed} are needed")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     if device not in _COUNTERS:
@@ -107,11 +107,14 @@ def store_rows(p_out, p_lse, b_sum, b_top, b_total, o_out, live, o_dim, DIM: tl.
 
 
 @triton.jit
-def merge_parts(
-    p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_row,
+def join_parts(
+    p_acc, p_top, p_total, i_first, parts, i_row,
     ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Join ``parts`` parts from ``i_first`` on, for the rows from ``i_row`` on: see ``merge_parts_kernel``."""
+    """Sum, maximum and total of ``parts`` parts from slot ``i_first`` on, for the rows from ``i_row`` on.
+
+    They are joined in the order of their slots, whoever wrote them first: a result repeats to the bit.
+    """
     o_row = i_row + tl.arange(0, MERGE_ROWS)
     o_dim = tl.arange(0, BLOCK_DIM)
     o_part = tl.arange(0, MERGE_PARTS)
@@ -140,7 +143,49 @@ def merge_parts(
         b_total = b_total * b_shrink + tl.sum(b_weights * b_totals, 0)
         b_sum = b_sum * b_shrink[:, None] + tl.sum(b_weights[:, :, None] * b_accs, 0)
         b_top = b_new
-    store_rows(p_out, p_lse, b_sum, b_top, b_total, i_list * ROWS + o_row, live, o_dim, DIM)
+    return b_sum, b_top, b_total
+
+
+@triton.jit
+def merge_parts(
+    p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_row,
+    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
+):  # fmt: skip
+    """Join ``parts`` parts as ``join_parts`` does and write the list's rows: see ``merge_parts_kernel``."""
+    b_sum, b_top, b_total = join_parts(
+        p_acc, p_top, p_total, i_first, parts, i_row, ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS
+    )
+    o_row = i_row + tl.arange(0, MERGE_ROWS)
+    o_dim = tl.arange(0, BLOCK_DIM)
+    store_rows(p_out, p_lse, b_sum, b_top, b_total, i_list * ROWS + o_row, o_row < ROWS, o_dim, DIM)
+
+
+@triton.jit
+def merge_group(
+    p_acc, p_top, p_total, i_first, parts, i_into, i_row,
+    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
+):  # fmt: skip
+    """Join ``parts`` parts from slot ``i_first`` on into one, in slot ``i_into``."""
+    b_sum, b_top, b_total = join_parts(
+        p_acc, p_top, p_total, i_first, parts, i_row, ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS
+    )
+    store_part(p_acc, p_top, p_total, b_sum, b_top, b_total, i_into, i_row, ROWS, DIM, BLOCK_DIM, MERGE_ROWS)
+
+
+@triton.jit
+def store_part(
+    p_acc, p_top, p_total, b_acc, b_top, b_total, i_slot, i_row,
+    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write the rows from ``i_row`` on of the part in a slot."""
+    o_row = i_row + tl.arange(0, BLOCK_ROWS)
+    o_dim = tl.arange(0, BLOCK_DIM)
+    live = o_row < ROWS
+    i_at = tl.cast(i_slot, tl.int64) * ROWS
+    o_acc = o_row[:, None] * DIM + o_dim[None, :]
+    tl.store(p_top + i_at + o_row, b_top, mask=live)
+    tl.store(p_total + i_at + o_row, b_total, mask=live)
+    tl.store(p_acc + i_at * DIM + o_acc, b_acc, mask=live[:, None] & (o_dim < DIM)[None, :])
 
 
 @triton.jit
@@ -161,11 +206,7 @@ def finish_part(
     if parts == 1:
         store_rows(p_out, p_lse, b_acc, b_top, b_total, i_list * ROWS + o_row, live, o_dim, DIM)
     else:
-        i_at = tl.cast(i_slot, tl.int64) * ROWS
-        o_acc = o_row[:, None] * DIM + o_dim[None, :]
-        tl.store(p_top + i_at + o_row, b_top, mask=live)
-        tl.store(p_total + i_at + o_row, b_total, mask=live)
-        tl.store(p_acc + i_at * DIM + o_acc, b_acc, mask=live[:, None] & (o_dim < DIM)[None, :])
+        store_part(p_acc, p_top, p_total, b_acc, b_top, b_total, i_slot, i_row, ROWS, DIM, BLOCK_DIM, BLOCK_ROWS)
         if FUSED:
             # The barrier puts every thread's stores before the one thread's release.
             tl.debug_barrier()
@@ -181,6 +222,71 @@ def finish_part(
                     for i_block in range(i_row, tl.minimum(i_row + BLOCK_ROWS, ROWS), MERGE_ROWS):
                         merge_parts(
                             p_acc, p_top, p_total, p_out, p_lse, i_list, i_first, parts, i_block,
+                            ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+                        )  # fmt: skip
+
+
+@triton.jit
+def finish_part_in_groups(
+    p_acc, p_top, p_total, p_counter, p_groups, p_out, p_lse, b_acc, b_top, b_total,
+    i_list, i_slot, i_first, parts, slots, i_row,
+    ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, MERGE_ROWS: tl.constexpr,
+    MERGE_PARTS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """``finish_part`` with a fused merge for lists of many parts: they are joined in two steps, the first in parallel.
+
+    A list of more than ``GROUP`` parts is cut into groups of ``GROUP`` slots; whoever writes a group's last part joins
+    the group, and whoever joins the last group joins the groups: one program alone would read ``parts`` parts one after
+    the other. Group ``j`` goes into slot ``slots + i_first + j``: behind the ``slots`` of parts are as many again.
+    ``p_groups`` are counters of the row tile, one a slot. A group counts parts at its first slot's, and its list then
+    counts groups at ``p_counter``, where a list of few parts counts those.
+    """
+    o_row = i_row + tl.arange(0, BLOCK_ROWS)
+    o_dim = tl.arange(0, BLOCK_DIM)
+    if parts == 1:
+        store_rows(p_out, p_lse, b_acc, b_top, b_total, i_list * ROWS + o_row, o_row < ROWS, o_dim, DIM)
+    else:
+        store_part(p_acc, p_top, p_total, b_acc, b_top, b_total, i_slot, i_row, ROWS, DIM, BLOCK_DIM, BLOCK_ROWS)
+        # Barriers put every thread's stores before the one thread's release.
+        tl.debug_barrier()
+        last = tl.minimum(i_row + BLOCK_ROWS, ROWS)
+        i_from = i_first
+        wanted = parts
+        complete = parts <= GROUP
+        if parts > GROUP:
+            i_from += slots
+            wanted = tl.cdiv(parts, GROUP)
+            i_place = (i_slot - i_first) // GROUP
+            i_group = i_first + i_place * GROUP
+            members = tl.minimum(GROUP, i_first + parts - i_group)
+            complete = tl.atomic_add(p_groups + i_group, 1, sem="acq_rel", scope="gpu") == members - 1
+            if complete:
+                tl.store(p_groups + i_group, 0)
+                if ROWS <= MERGE_ROWS:
+                    merge_group(
+                        p_acc, p_top, p_total, i_group, members, i_from + i_place, 0,
+                        ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+                    )  # fmt: skip
+                else:
+                    for i_block in range(i_row, last, MERGE_ROWS):
+                        merge_group(
+                            p_acc, p_top, p_total, i_group, members, i_from + i_place, i_block,
+                            ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+                        )  # fmt: skip
+                tl.debug_barrier()
+        if complete:
+            arrived = tl.atomic_add(p_counter, 1, sem="acq_rel", scope="gpu")
+            if arrived == wanted - 1:
+                tl.store(p_counter, 0)
+                if ROWS <= MERGE_ROWS:
+                    merge_parts(
+                        p_acc, p_top, p_total, p_out, p_lse, i_list, i_from, wanted, 0,
+                        ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+                    )  # fmt: skip
+                else:
+                    for i_block in range(i_row, last, MERGE_ROWS):
+                        merge_parts(
+                            p_acc, p_top, p_total, p_out, p_lse, i_list, i_from, wanted, i_block,
                             ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
                         )  # fmt: skip
 

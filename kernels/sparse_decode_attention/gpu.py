@@ -16,6 +16,7 @@ from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
     finish_part,
+    finish_part_in_groups,
     merge_partials,
     merge_tile,
     new_partials,
@@ -126,7 +127,7 @@ def sparse_decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_LISTS: tl.constexpr, SPLITS: tl.constexpr,
     BALANCED: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
-    SCORE_BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, SCORE_BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Parts of index lists: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``, then joined.
 
@@ -141,7 +142,8 @@ def sparse_decode_attention_kernel(
       program walks the lists that its share overlaps and leaves a part for each in slot ``program + list``, which no
       other pair has and which keeps the parts of a list together.
 
-    The last program of a list to finish joins its parts (``finish_part``). With ``p_scores``, lists that read
+    The last program of a list to finish joins its parts (``finish_part``), where there may be more than ``GROUP`` after
+    the last ones of groups have joined theirs (``finish_part_in_groups``). With ``p_scores``, lists that read
     everything and have a row there also leave ``max_{i in block} mean_r(scale * q_r . k_i)`` of every block of
     ``SCORE_BLOCK`` tokens, from the logits at hand: no key is read twice. Shares then begin between such blocks.
 
@@ -160,7 +162,11 @@ def sparse_decode_attention_kernel(
     i_program = tl.program_id(0) % SPLITS
     i_row = tl.program_id(0) // SPLITS * BLOCK_ROWS
     o_row = i_row + tl.arange(0, BLOCK_ROWS)
-    p_counters += tl.program_id(0) // SPLITS * all_lists
+    i_row_tile = tl.program_id(0) // SPLITS
+    if BALANCED:
+        # Behind the counters of all lists and row tiles, one a slot of this row tile.
+        p_groups = p_counters + all_lists * tl.cdiv(ROWS, BLOCK_ROWS) + i_row_tile * (SPLITS + all_lists)
+    p_counters += i_row_tile * all_lists
     if BALANCED:
         o_list = tl.arange(0, BLOCK_LISTS)
         known = o_list < all_lists
@@ -207,17 +213,21 @@ def sparse_decode_attention_kernel(
                 i_score >= 0, score_entry, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
                 BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, ROWS, SCORE_BLOCK, UPCAST,
             )  # fmt: skip
-            if p_scores is not None:  # noqa: SIM102 - as above
-                if until >= last:
-                    let_next_start(PDL)
             # Tile t belongs to the last program whose share begins at or before it.
             i_first = ((begin + 1) * workers - 1) // tiles
             parts = (end * workers - 1) // tiles - i_first + 1
-            finish_part(
-                p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, b_total,
-                i_list.to(tl.int64), i_program + i_list, i_first + i_list, parts, i_row, ROWS,
-                DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, True,
-            )  # fmt: skip
+            if SPLITS > GROUP:
+                finish_part_in_groups(
+                    p_acc, p_top, p_total, p_counters + i_list, p_groups, p_out, p_lse, b_acc, b_top, b_total,
+                    i_list.to(tl.int64), i_program + i_list, i_first + i_list, parts, SPLITS + all_lists, i_row,
+                    ROWS, DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, GROUP,
+                )  # fmt: skip
+            else:
+                finish_part(
+                    p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, b_total,
+                    i_list.to(tl.int64), i_program + i_list, i_first + i_list, parts, i_row, ROWS,
+                    DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, True,
+                )  # fmt: skip
             i_tile = until
     else:
         i_batch = tl.program_id(2).to(tl.int64)
@@ -321,11 +331,14 @@ def sparse_decode_attention_gpu(
     row_tiles, padded = triton.cdiv(rows, launch.rows), max(16, triton.next_power_of_2(dim))
     alone = launch.splits == 1 and not launch.balanced
     slots = launch.splits + all_lists if launch.balanced else 0 if alone else launch.splits * all_lists
-    partials = new_partials(slots, rows, dim, q.device)
-    counters = arrival_counters(all_lists * row_tiles, q.device) if launch.fused_merge and not alone else None
+    grouped = launch.balanced and launch.splits > launch.merge_group
+    partials = new_partials(2 * slots if grouped else slots, rows, dim, q.device)
+    counting = (all_lists + slots if grouped else all_lists) * row_tiles
+    counters = arrival_counters(counting, q.device) if launch.fused_merge and not alone else None
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    merge_rows, merge_some = merge_tile(min(rows, launch.rows), launch.splits, padded, launch.num_warps)
+    at_once = launch.merge_group if grouped else launch.splits
+    merge_rows, merge_some = merge_tile(min(rows, launch.rows), at_once, padded, launch.num_warps)
     grid = (launch.splits * row_tiles,) if launch.balanced else (launch.splits * row_tiles, lists, batch)
     with torch.cuda.device_of(q):
         sparse_decode_attention_kernel[grid](
@@ -341,7 +354,7 @@ def sparse_decode_attention_gpu(
             DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens, ROWS=rows,
             BLOCK_LISTS=triton.next_power_of_2(all_lists), SPLITS=launch.splits, BALANCED=launch.balanced,
             FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
-            SCORE_BLOCK=scored,
+            GROUP=launch.merge_group, SCORE_BLOCK=scored,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,

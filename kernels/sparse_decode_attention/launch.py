@@ -25,10 +25,12 @@ class SparseLaunch:
     ``rows`` query rows (padded; a power of two, 16 or more) and ``tokens`` a step (a power of two, 16 or more).
     ``balanced``: ``splits`` programs in all share the tokens of all lists evenly; otherwise ``splits`` programs share
     those of each list. ``fused_merge``: the last program of a list to finish joins the parts; otherwise a second
-    launch does, which ``balanced`` has not. ``registers`` a thread at most.
+    launch does, which ``balanced`` has not. ``registers`` a thread at most. ``merge_group``: a list of more parts than
+    this is joined in two steps where ``balanced``, first groups of so many parts, each by its last program, then the
+    groups; the nearer to the square root of the parts, the shorter the two together.
 
     Raises:
-        ValueError: ``balanced`` without ``fused_merge``.
+        ValueError: ``balanced`` without ``fused_merge``, or groups of fewer than two parts.
     """
 
     rows: int
@@ -39,10 +41,13 @@ class SparseLaunch:
     balanced: bool = False
     fused_merge: bool = True
     registers: int = 255
+    merge_group: int = 16
 
     def __post_init__(self) -> None:
         if self.balanced and not self.fused_merge:
             raise ValueError("a balanced launch merges its parts itself: fused_merge cannot be False")
+        if self.merge_group < 2:
+            raise ValueError(f"merge_group = {self.merge_group}: a group joins 2 parts or more")
 
 
 def choose_launch(

@@ -114,7 +114,7 @@ def test_launches_leave_no_trace_for_the_next(rng: torch.Generator, fused: bool)
 
 
 def test_counters_have_an_end() -> None:
-    with pytest.raises(ValueError, match=f"at most {COUNTERS} lists and row tiles, got {COUNTERS + 1}"):
+    with pytest.raises(ValueError, match=f"has {COUNTERS} arrival counters, {COUNTERS + 1} are needed"):
         arrival_counters(COUNTERS + 1, DEVICE)
 
 
