@@ -45,7 +45,8 @@ class MethodSpec:
     """A registered method under the label that tables print, with the parameters that differ from its defaults.
 
     ``takes_budget`` is false for methods that read everything: they run once a context, not once a budget. ``suites``
-    and ``budgets`` restrict a label to a part of the run, as ablations want it; ``None`` runs it everywhere.
+    and ``budgets`` restrict a label to a part of the run, as ablations want it; ``None`` runs it everywhere, no suite
+    leaves it to the throughput tests alone.
     ``by_model`` lays parameters of single models over the others: head roles, say, are a model's own.
     """
 
@@ -118,7 +119,8 @@ class RunConfig:
 
     def suites_of(self, label: str) -> tuple[str, ...]:
         """The suites this label runs on: all of the run's, unless it is restricted."""
-        return self.methods[label].suites or tuple(self.suites)
+        only = self.methods[label].suites
+        return tuple(self.suites) if only is None else only
 
 
 def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -204,7 +206,9 @@ def _method(label: str, section: Section, suites: Sequence[str], models: Sequenc
     for below in (params, *(by_model.section(model) for model in by_model.values)):
         if below.values:
             _check_params(name, below)
-    only = tuple(section.sequence("suites")) if section.values.get("suites") is not None else None
+    only: tuple[str, ...] | None = None
+    if section.values.get("suites") is not None:
+        only = tuple(section.sequence("suites")) if section.values["suites"] != [] else ()
     for suite in only or ():
         if suite not in suites:
             section.refuse("suites", unknown_name("suite of this run", suite, suites))

@@ -143,6 +143,8 @@ def test_a_label_may_be_restricted_and_differ_by_model(config_values: dict[str, 
     config = build_run_config(config_values, "c")
     assert config.suites_of("part") == ("mini_book",) and config.suites_of("full") == tuple(config.suites)
     assert [budget.text for budget in config.budgets_of("part")] == ["0.25"]
+    config_values["methods"]["part"]["suites"] = []
+    assert build_run_config(config_values, "c").suites_of("part") == ()
     spec = config.methods["part"]
     assert (spec.params_of("tiny"), spec.params_of("llama3-8b")) == ({"sinks": 2}, {"sinks": 8})
 
@@ -151,7 +153,7 @@ def test_a_label_may_be_restricted_and_differ_by_model(config_values: dict[str, 
     ("entry", "message"),
     [
         ({"suites": ["mini_boom"]}, "mini_book"),
-        ({"suites": []}, "at least one"),
+        ({"suites": "mini_book"}, "a list of at least one"),
         ({"method": "full", "budgets": [0.5]}, "takes no budget"),
         ({"by_model": {"tinny": {"sinks": 1}}}, "tiny"),
         ({"by_model": {"tiny": {"sink": 1}}}, "sinks"),
