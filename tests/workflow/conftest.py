@@ -26,7 +26,8 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
-    """Maker of a Snakemake command line whose results land in the test's folder."""
+    """Maker of a Snakemake command line whose results land in the test's folder, the shipped model and roles beside."""
+    (tmp_path / "miniature").symlink_to(ROOT / "miniature")
 
     def make(*arguments: str) -> list[str]:
         places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]

@@ -28,7 +28,12 @@ def test_one_job_per_model_method_and_suite(snakemake: Any, profile: str) -> Non
     config = yaml.safe_load((ROOT / "config" / f"{profile}.yaml").read_text())
     jobs = planned(snakemake("-n", "--config", f"profile={profile}", check=True).stdout)
     assert jobs.pop("total") == sum(jobs.values())
-    assert jobs.pop("evaluate") == len(config["models"]) * len(config["methods"]) * len(config["suites"])
+    suites = [(method or {}).get("suites") or config["suites"] for method in config["methods"].values()]
+    assert jobs.pop("evaluate") == len(config["models"]) * sum(map(len, suites))
+    # Roles that are there are not learned again; those of the profile h200 are committed.
+    wanted = config.get("identification") or {}
+    assert jobs.pop("train_roles", 0) in (0, len(wanted.get("runs", {})))
+    assert jobs.pop("overlap", 0) <= int("overlap" in wanted)
     assert jobs.pop("throughput") == 1 + len(config["throughput"]["decode"])  # the kernels' job and one a model
     assert jobs == dict.fromkeys(OTHER_RULES, 1)
 
@@ -40,6 +45,21 @@ def test_throughput_runs_where_it_is_asked_for(snakemake: Any, write_config: Any
     path = write_config(throughput={"decode": decode})
     jobs = planned(snakemake("-n", "--configfile", str(path), check=True).stdout)
     assert (jobs["throughput"], jobs["speed_summary"]) == (2, 1)
+
+
+def test_roles_are_learned_before_what_reads_them(snakemake: Any, write_config: Any) -> None:
+    roles = "results/{profile}/identification/random/kuma/roles.json"
+    runs = {
+        "kuma": {"model": "random", "target_heads": 2, "contexts": [64]},
+        "other": {"model": "random", "target_heads": 2, "contexts": [64]},
+    }
+    profile = yaml.safe_load(Path(write_config()).read_text())["profile"]
+    methods = {"full": {}, "lychee": {"params": {"roles": roles.format(profile=profile)}}}
+    path = str(write_config(methods=methods, identification={"runs": runs}))
+    assert planned(snakemake("-n", "--configfile", path, "--", "lychee_train", check=True).stdout)["train_roles"] == 2
+    records = f"results/{profile}/records/random/lychee/mini_recall.parquet"
+    jobs = planned(snakemake("-n", "--configfile", path, "--", records, check=True).stdout)
+    assert (jobs["train_roles"], jobs["evaluate"]) == (1, 1)
 
 
 def test_timing_on_a_cpu_leaves_no_core_to_others(snakemake: Any, write_config: Any) -> None:
@@ -97,7 +117,8 @@ def test_schema_and_run_config_have_the_same_keys() -> None:
     from longdecode.evals.run_config import InstrumentSpec, RunConfig, SuiteSpec
 
     properties = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())["properties"]
-    assert set(properties) == {item.name for item in fields(RunConfig)} - {"source"}
+    # Head identification reads a section of its own (`identification.plan`).
+    assert set(properties) - {"identification"} == {item.name for item in fields(RunConfig)} - {"source"}
     assert set(properties["instrument"]["properties"]) == {item.name for item in fields(InstrumentSpec)}
     assert set(properties["suites"]["additionalProperties"]["properties"]) == {item.name for item in fields(SuiteSpec)}
 
@@ -117,11 +138,11 @@ def test_schema_is_closed_everywhere() -> None:
     assert all(node.get("additionalProperties") is False for node in found)
 
 
-def test_reading_a_configuration_does_not_import_torch() -> None:
+def test_reading_a_configuration_without_parameters_does_not_import_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'src'); from pathlib import Path\n"
         "from longdecode.evals.run_config import load_run_config\n"
         "from longdecode.evals.hashing import code_hash\n"
-        "load_run_config(Path('config/demo.yaml')); code_hash('quest'); print('torch' in sys.modules)"
+        "load_run_config(Path('config/bench.yaml')); code_hash('quest'); print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "False"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,19 @@ def trainings(folder: Path, model: str | None = None) -> list[Training]:
         for path in sorted((folder / "identification").glob("*/*/roles.json"))
         if model is None or path.parent.parent.name == model
     ]
+    counts = [sum(map(sum, training.roles.roles)) for training in found if training.kind != "duo"]
+    usual = max(counts, key=counts.count, default=0)
+    found = [_with_count(training, usual) for training in found]
     order = {kind: place for place, kind in enumerate(KIND_HUES)}
     return sorted(found, key=lambda t: (order.get(t.kind, 9), t.data != "mini_passkey", t.data, t.variant, t.seed or 0))
+
+
+def _with_count(training: Training, usual: int) -> Training:
+    """The training, its variant naming its number of heads where that is not what the others have."""
+    heads = sum(map(sum, training.roles.roles))
+    if heads == usual:
+        return training
+    return replace(training, variant=", ".join(filter(None, (training.variant, f"{heads} heads"))))
 
 
 def scored_labels(inputs: PaperInputs, model: str) -> list[Scored]:
@@ -120,6 +131,8 @@ def _training(folder: Path) -> Training:
 def _variant(run: Mapping[str, Any], kind: str) -> str:
     """What a training does otherwise than its kind's default, in words."""
     parts = []
+    if (run.get("objective"), run.get("inherit"), run.get("selection")) == ("code", "previous_layer", "code"):
+        return "as released"
     if run.get("objective", "paper") != _OWN_OBJECTIVE.get(kind, "paper"):
         parts.append(f"objective {run['objective']}")
     if run.get("inherit", "chain") != "chain":
