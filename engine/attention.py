@@ -152,6 +152,22 @@ class AttentionMethod(ABC):
         """Bytes a decode step reads at this context; the default is dense attention in every layer."""
         return Traffic(context_tokens * self.config.kv_bytes_per_token(bytes_per_element))
 
+    def traffic_per_token(self, context_tokens: int, bytes_per_element: int) -> Traffic:
+        """Bytes read for each generated token: a step's, and its share of the correction where the cache is corrected.
+
+        A correction reads all keys and values once: a rewrite between two steps, a dense step in the place of one.
+        """
+        step, correction = self.traffic(context_tokens, bytes_per_element), self.correction
+        if correction is None:
+            return step
+        everything = context_tokens * self.config.kv_bytes_per_token(bytes_per_element)
+        sparse_share = (correction.period - (correction.mode == "dense_step")) / correction.period
+        return Traffic(
+            round(step.kv_bytes * sparse_share + everything / correction.period),
+            round(step.metadata_bytes * sparse_share),
+            step.at_most,
+        )
+
     def start(self, prompt: KVCache, *, keep_prompt: bool = True) -> DecodeState:
         """Make the state of one generation from a densely prefilled cache.
 

@@ -187,7 +187,7 @@ class Job:
             reason = str(error)
         if score is not None and not all(map(math.isfinite, (score.value, *score.parts))):
             raise GateError(f"sample {sample.index}: the score is {score.value}, not a finite number")
-        traffic = method.traffic(cell.context, self.dtype.itemsize)
+        traffic = method.traffic_per_token(cell.context, self.dtype.itemsize)
         return self._record(
             task,
             cell,

@@ -185,3 +185,17 @@ def test_traffic_by_hand(config: ModelConfig) -> None:
     assert traffic("quest", 48, variant="accuracy_script") == ((2 * 100 + 5 * 3 * 48) * 64, 5 * 7 * 64)
     assert traffic("tidal", 30) == ((4 * 100 + 3 * 30) * 64, 2 * 100 * 32)
     assert traffic("tidal", 30, selection="query_head") == ((4 * 100 + 3 * 3 * 30) * 64, 2 * 100 * 32)
+
+
+def test_traffic_per_token_shares_out_corrections_by_hand(config: ModelConfig) -> None:
+    """A correction every 4 steps reads 7 layers x 100 tokens x 64 bytes once; a dense step replaces one of the 4."""
+
+    def traffic(correction: str) -> tuple[int, int]:
+        method = get_method("tidal").from_budget(30, config, correction=correction, correction_period=4)
+        got = method.traffic_per_token(100, 2)
+        return got.kv_bytes, got.metadata_bytes
+
+    step, keys, everything = (4 * 100 + 3 * 30) * 64, 2 * 100 * 32, 7 * 100 * 64
+    assert traffic("none") == (step, keys)
+    assert traffic("rewrite") == (step + everything // 4, keys)
+    assert traffic("dense_step") == ((3 * step + everything) // 4, 3 * keys // 4)
