@@ -197,15 +197,17 @@ class Lychee(BudgetedMethod):
     def _choose(self, scores: Tensor, heads: Tensor, lists: Lists) -> None:
         """Replace the lists of ``heads`` by the entries that their scores ``[B, R, P]`` favour."""
         params, used = self.params, lists.used
+        first, last = kept_always(self.width, *self.wanted, self.at_least)
         if params.strategy == "top_k":
-            first, last = kept_always(self.width, *self.wanted, self.at_least)
             topk_select_into(scores, self.width, used, lists.indices, heads, keep_first=first, keep_last=last)
         elif params.strategy == "ratio":
             kept = kept_always_by_row(lists.listed[:, 0], *self.wanted, self.at_least)
             lists.indices.index_copy_(1, heads, rank(scores, used, *kept, lists.indices.shape[2]))
         else:
             mass = params.top_p if params.strategy == "top_p" else None
-            places, counts = by_probability(scores, used, self.width, top_p=mass, threshold=params.threshold)
+            places, counts = by_probability(
+                scores, used, first, last, self.width, top_p=mass, threshold=params.threshold
+            )  # fmt: skip
             lists.indices.index_copy_(1, heads, places)
             lists.listed.index_copy_(1, heads, counts)
 

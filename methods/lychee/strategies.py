@@ -73,28 +73,35 @@ def rank(scores: Tensor, valid: Tensor, first: Tensor, last: Tensor, width: int)
 
 
 def by_probability(
-    scores: Tensor, valid: Tensor, cap: int, *, top_p: float | None, threshold: float
+    scores: Tensor, valid: Tensor, first: int, last: int, cap: int, *, top_p: float | None, threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """The likeliest entries of each list: as many as hold ``top_p`` of the mass, or all above ``threshold``.
+    """Entries kept always, then the likeliest: until all hold ``top_p`` of the mass, or those above ``threshold``.
 
-    The probabilities are the softmax of the scores over a row's entries. An entry is taken while those before it hold
-    no more than ``top_p``; the likeliest is always taken, and no more than ``cap``. A row of ``cap`` entries or fewer
-    is taken whole.
+    The probabilities are the softmax of the scores over a row's entries. An entry is taken while those before it, the
+    kept ones included, hold no more than ``top_p``; one is always taken, and no more than ``cap``. A row of ``cap``
+    entries or fewer is taken whole.
 
     Args:
         scores: ``[B, R, P]`` logits in natural units; entries at or past ``valid`` may hold anything.
         valid: ``[B]`` int64, 1 or more.
-        cap: the longest list.
+        first: leading entries kept always.
+        last: trailing ones.
+        cap: the longest list, ``first + last`` or more.
         top_p: the mass; ``None`` for the threshold rule.
         threshold: the probability to exceed, where ``top_p`` is ``None``.
 
     Returns:
-        Places ``[B, R, cap]`` by falling score (fewer where ``P`` is less) and counts ``[B, R]``, int64.
+        Places ``[B, R, cap]``, kept ones first, then by falling score (fewer where ``P`` is less), and counts
+        ``[B, R]``, int64.
     """
-    logits = torch.where(before(valid, scores.shape[-1])[:, None], scores, float("-inf"))
-    ordered, places = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    taken = ordered > threshold if top_p is None else (ordered.cumsum(dim=-1) - ordered <= top_p) & (ordered > 0)
-    counts = taken.sum(dim=-1).clamp(min=1, max=cap)
+    used = before(valid, scores.shape[-1])
+    place = torch.arange(scores.shape[-1], device=scores.device)
+    kept = ((place < first) | (place >= (valid - last)[:, None])) & used
+    likely = torch.where(used[:, None], scores, float("-inf")).softmax(dim=-1)
+    # Above every probability. Among equal ones, some of them zero, a stable sort leaves valid places before the others.
+    ranked, places = torch.where(kept[:, None], 2.0, likely).sort(dim=-1, descending=True, stable=True)
+    ordered = likely.gather(-1, places)
+    passes = ordered > threshold if top_p is None else (ordered.cumsum(dim=-1) - ordered <= top_p) & (ordered > 0)
+    counts = (passes | (ranked > 1)).sum(dim=-1).clamp(min=1, max=cap)
     whole = valid[:, None]
-    # Among equal probabilities, some of them zero, a stable sort leaves valid places before those past the row.
     return places[..., :cap], torch.where(whole <= cap, whole, counts)

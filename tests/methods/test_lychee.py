@@ -161,7 +161,11 @@ def test_ratio_shrinks_what_is_kept_row_by_row(build: Callable, decode_against: 
      {"strategy": "threshold", "threshold": 0.03}, {"strategy": "threshold", "threshold": 0.9}],
     ids=str,
 )  # fmt: skip
-def test_by_probability(build: Callable, decode_against: Callable, config: ModelConfig, knobs: dict) -> None:
+@pytest.mark.parametrize(("sinks", "recent"), [(0, 0), (2, 5)])
+def test_by_probability(
+    build: Callable, decode_against: Callable, config: ModelConfig, knobs: dict, sinks: int, recent: int
+) -> None:
+    """Without sinks and recent tokens it is the released code's rule; with them they come first and count."""
     cap, roles = 25, ROLE_MAPS["staggered"]
     sizes: set[int] = set()
 
@@ -169,17 +173,20 @@ def test_by_probability(build: Callable, decode_against: Callable, config: Model
         if len(means) <= cap:
             return set(range(len(means)))
         weights = torch.tensor(means, dtype=torch.float64).softmax(0).tolist()
-        ordered = sorted(range(len(means)), key=lambda i: (-weights[i], i))
-        chosen, held = [], 0.0
+        chosen = {i for i in range(len(means)) if i < sinks or i >= len(means) - recent}
+        ordered = sorted(set(range(len(means))) - chosen, key=lambda i: (-weights[i], i))
+        held = sum(weights[i] for i in chosen)
         for i in ordered:
             if (held > knobs["top_p"]) if "top_p" in knobs else (weights[i] <= knobs["threshold"]):
                 break
-            chosen.append(i)
+            if len(chosen) < cap:
+                chosen.add(i)
             held += weights[i]
         sizes.add(len(chosen))
-        return set((chosen or ordered[:1])[:cap])
+        return chosen or set(ordered[:1])
 
-    decode_against(build(cap, roles, mode="token", **knobs), hybrid(config, roles, pick), LENGTHS, STEPS)
+    method = build(cap, roles, mode="token", sink_tokens=sinks, recent_tokens=recent, **knobs)
+    decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
     assert len(sizes) > 1 or knobs in ({"strategy": "threshold", "threshold": 0.9}, {"strategy": "top_p", "top_p": 1.0})
 
 
