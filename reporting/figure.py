@@ -127,13 +127,17 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Labels of the axes, for each width the most panels in a row, and their height where it is not the usual."""
+    """Labels of the axes, for each width the most panels in a row, their height where it is not the usual.
+
+    ``title_lines``: lines of the longest title of a panel.
+    """
 
     x_label: str
     y_label: str = ""
     wide: int = 3
     narrow: int = 2
     panel_in: float | None = None
+    title_lines: int = 1
 
 
 class FigureWriter:
@@ -191,7 +195,8 @@ def _draw(
 ) -> tuple[int, int]:
     """Draw one SVG; returns its size in CSS pixels. Margins are in inches, so that text keeps its size."""
     rows = math.ceil(len(panels) / form.columns)
-    left, right, bottom, title_in, gap_in = 0.5, 0.12, 0.44, 0.3, 0.42
+    left, right, bottom, gap_in = 0.5, 0.12, 0.44, 0.42
+    title_in = 0.3 + 0.14 * (layout.title_lines - 1)
     legend_columns, legend_rows = _legend_shape(looks, form.width_in)
     top = 0.1 + 0.19 * legend_rows
     height = top + rows * (title_in + form.panel_in) + (rows - 1) * gap_in + bottom

@@ -29,6 +29,8 @@ class Row:
     difference: str
     difference_bounds: str
     p_value: str
+    cut: str
+    late: str
     n: str
     status: str
     note: int | None
@@ -36,13 +38,24 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ScoreTable:
-    """The scores of one topic: a group of rows for each context, and what the footnotes say."""
+    """The scores of one topic: a group of rows for each context, and what the footnotes say.
+
+    ``measured``, ``cut`` and ``late`` say whether any row has reads, generations that the length limit cut off, and
+    completions that could not be marked in time.
+    """
 
     topic: Topic
     groups: list[tuple[int, list[Row]]]
     notes: list[str]
     mean_note: str
     measured: bool
+    cut: bool
+    late: bool
+
+    @property
+    def columns(self) -> int:
+        """Columns that the table has: nine always, and those that say something."""
+        return 9 + self.measured + self.cut + self.late
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,12 @@ def score_table(results: Results, topic: Topic) -> ScoreTable:
             lines.append(_row(lost, topic, row, row["method"] not in seen, notes))
             seen.add(row["method"])
         groups.append((int(str(context)), lines))
-    return ScoreTable(topic, groups, notes, _mean_note(results, topic), bool(rows["read_tokens_sparse"].notna().any()))
+    return ScoreTable(
+        topic, groups, notes, _mean_note(results, topic),
+        measured=bool(rows["read_tokens_sparse"].notna().any()),
+        cut=bool((rows["truncated"] > 0).any()),
+        late=bool((rows["n_timeout"] > 0).any()),
+    )  # fmt: skip
 
 
 def holes(records: Iterable[Record]) -> list[Hole]:
@@ -174,6 +192,8 @@ def _row(lost: Sequence[Record], topic: Topic, row: pd.Series, first: bool, note
         difference=wording.gap(row["diff_to_full"], unit) if compared else "",
         difference_bounds=wording.gap_interval(row["diff_low"], row["diff_high"], unit) if compared else "",
         p_value=wording.p_value(row["p_holm"]) if compared else "",
+        cut=wording.number(100 * row["truncated"], 1) if pd.notna(row["truncated"]) else wording.DASH,
+        late=f"{int(row['n_timeout']):,}",
         n=f"{int(row['n']):,}",
         status=row["status"],
         note=note,

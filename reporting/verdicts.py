@@ -9,6 +9,7 @@ import pandas as pd
 
 from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
 from longdecode.reporting.wording import (
+    NARROW,
     budget,
     difference_unit,
     gap,
@@ -31,8 +32,8 @@ class Verdict:
 
     ``level`` is ``shown`` where the interval of the difference stays within the margin, ``estimate`` where only the
     difference itself does, ``worse`` where it does at no budget tried, ``alone`` where Full did not run, ``hole`` where
-    the method did not. ``budget`` is the
-    smallest one from which on this holds at every larger budget tried, else the largest tried.
+    the method did not. ``budget`` is the smallest one from which on this holds at every larger budget tried, else the
+    largest tried. ``read`` is what was read there, over all heads and layers, as a share of what Full read.
     """
 
     label: str
@@ -41,6 +42,7 @@ class Verdict:
     level: Level
     budget: str
     share: float
+    read: float | None
     difference: str
     bounds: str
     value: str
@@ -55,6 +57,11 @@ class Verdict:
         if self.level == "worse":
             return f"not by {self.budget}"
         return f"from {self.budget}"
+
+    @property
+    def reads(self) -> str:
+        """What was read there, in words; empty where it was not counted."""
+        return "" if self.read is None else f"reads {number(100 * self.read, 0)}{NARROW}%"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +105,9 @@ def verdict(results: Results, topic: Topic, context: int, label: str) -> Verdict
     ran = rows[(rows["method"] == label) & (rows["status"] == "ok")]
     mine = ran[ran["diff_to_full"].notna()].sort_values("share")
     if mine.empty:
-        return Verdict(label, topic, context, "hole" if ran.empty else "alone", "", 0.0, "", "", "")
+        return Verdict(label, topic, context, "hole" if ran.empty else "alone", "", 0.0, None, "", "", "")
     sign = 1.0 if topic.higher_is_better else -1.0
+    mine = mine.assign(read=_shares_read(rows, mine))
     worst = mine["diff_low"] if topic.higher_is_better else -mine["diff_high"]
     for level, close in (("shown", worst >= -MARGIN), ("estimate", sign * mine["diff_to_full"] >= -MARGIN)):
         first = _from_here_on(close)
@@ -116,10 +124,19 @@ def finding(results: Results, topic: Topic, context: int, verdicts: list[Verdict
         topic,
         context,
         with_unit(score(full["value"].iloc[0], topic.unit), topic.unit) if len(full) else "",
-        sorted((v for v in verdicts if v.level in ("shown", "estimate")), key=lambda v: v.share),
+        sorted(
+            (v for v in verdicts if v.level in ("shown", "estimate")),
+            key=lambda v: v.share if v.read is None else v.read,
+        ),
         [v for v in verdicts if v.level == "worse"],
         [v for v in verdicts if v.level in ("alone", "hole")],
     )
+
+
+def _shares_read(rows: pd.DataFrame, mine: pd.DataFrame) -> pd.Series:
+    """Tokens read by all heads and layers over those that Full read; missing where either was not counted."""
+    full = rows.loc[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok"), "read_tokens_mean"]
+    return mine["read_tokens_mean"] / (full.iloc[0] if len(full) else float("nan"))
 
 
 def margin(unit: str) -> str:
@@ -144,6 +161,7 @@ def _verdict(row: pd.Series, label: str, topic: Topic, context: int, level: Leve
         level,
         budget(row["budget"]),
         float(row["share"]),
+        float(row["read"]) if pd.notna(row["read"]) else None,
         gap(row["diff_to_full"], unit),
         bounds,
         with_unit(score(row["value"], unit), unit),

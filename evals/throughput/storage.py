@@ -81,7 +81,7 @@ def write_speed_records(path: Path, records: Iterable[SpeedRecord]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        pq.write_table(pa.Table.from_pylist(rows, schema=SPEED_SCHEMA), temporary)
+        pq.write_table(pa.Table.from_pylist(rows, schema=SPEED_SCHEMA), temporary, compression="zstd")
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -59,25 +59,36 @@ class Against:
         return mean_of(self.samples)
 
 
-def scored(records: Sequence[Record]) -> dict[Key, Sample]:
-    """Samples of records that have a score."""
+def scored(records: Sequence[Record], *, sparse_heads: bool = False) -> dict[Key, Sample]:
+    """Samples of records that have a score.
+
+    Args:
+        sparse_heads: count the reads of the heads under the budget alone, where there are any, not those of all heads.
+    """
     return {
         (r.suite, r.task, r.context, r.seed, r.sample_index): Sample(
-            float(r.score), _items(r), r.prompt_sha256, float(r.read_tokens_mean or math.nan)
+            float(r.score),
+            _items(r),
+            r.prompt_sha256,
+            float((sparse_heads and r.read_tokens_sparse) or r.read_tokens_mean or math.nan),
         )
         for r in records
         if r.status == "ok" and r.score is not None
     }
 
 
-def points(records: Sequence[Record], full: Scored) -> list[Point]:
-    """Every label and budget that has all samples of Full, with its achieved share of Full's reads."""
+def points(records: Sequence[Record], full: Scored, *, sparse_heads: bool = False) -> list[Point]:
+    """Every label and budget that has all samples of Full, with its achieved share of Full's reads.
+
+    Args:
+        sparse_heads: as in :func:`scored`.
+    """
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.label, record.budget), []).append(record)
     found = []
     for (label, budget), mine in groups.items():
-        samples = scored(mine)
+        samples = scored(mine, sparse_heads=sparse_heads)
         if set(samples) == set(full) and samples:
             found.append(Point(label, budget, achieved_share(samples, full), samples))
     return found

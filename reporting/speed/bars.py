@@ -66,14 +66,16 @@ def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:
     if found is None:
         return Verdict(entry["what"], goal, harder, wording.DASH, "", "absent", why)
     value, low, high = found
-    bounds = "" if pd.isna(low) or pd.isna(high) else f"[{_number(low, unit)}, {_number(high, unit)}]"
+    digits = _digits(value, unit, [text for text in (bar, moonshot) if text])
+    low_text, high_text = (wording.number(bound, digits) for bound in (low, high))
+    bounds = "" if pd.isna(low) or pd.isna(high) else f"[{low_text}, {high_text}]"
     if bar is None:
         level, words = "recorded", "on record"
     elif moonshot is not None and _holds(value, moonshot):
         level, words = "moonshot", "harder met"
     else:
         level, words = ("met", "met") if _holds(value, bar) else ("missed", "missed")
-    return Verdict(entry["what"], goal, harder, _with_unit(_number(value, unit), unit), bounds, level, words)
+    return Verdict(entry["what"], goal, harder, _with_unit(wording.number(value, digits), unit), bounds, level, words)
 
 
 def _measured(speed: Speed, entry: Mapping[str, Any]) -> tuple[tuple[float, float, float] | None, str]:
@@ -124,8 +126,12 @@ def _shown(text: str | None, unit: str) -> str:
     return _with_unit(f"{'≤' if sign == '<=' else '≥'} {limit}", unit)
 
 
-def _number(value: float, unit: str) -> str:
-    return wording.number(value, 1 if unit == "us" else 2)
+def _digits(value: float, unit: str, limits: Sequence[str]) -> int:
+    """The usual decimals, or as many as it takes for the rounded value to stand on the same side of every limit."""
+    usual = 1 if unit == "us" else 2
+    sides = [_holds(value, text) for text in limits]
+    enough = (d for d in range(usual, usual + 3) if [_holds(round(value, d), text) for text in limits] == sides)
+    return next(enough, usual + 3)
 
 
 def _with_unit(text: str, unit: str) -> str:

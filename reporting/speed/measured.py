@@ -172,6 +172,13 @@ def few(values: Sequence[Any], most: int) -> list[Any]:
     return [values[round(place)] for place in np.linspace(0, len(values) - 1, most)]
 
 
+def farthest(rows: pd.DataFrame, most: int) -> list[int]:
+    """At most ``most`` batches in order: those timed at the longest contexts, of equals the smaller ones."""
+    pairs = list(zip(rows["batch"].astype(int), rows["context"].astype(int), strict=True))
+    reach = {batch: max(context for b, context in pairs if b == batch) for batch, _ in pairs}
+    return sorted(sorted(reach, key=lambda batch: (-reach[batch], batch))[:most])
+
+
 def common_context(speed: Speed, model: str) -> tuple[int, int] | None:
     """The smallest batch, and the largest context at which every method has a step time there; the stock loop aside."""
     rows = speed.ok(model)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from longdecode.reporting import drawing
 from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
 from longdecode.reporting.identity import FAINT, Look
-from longdecode.reporting.speed.measured import CEILING_METHOD, REFERENCE_METHOD, STOCK_LOOP, Speed, few
+from longdecode.reporting.speed.measured import CEILING_METHOD, REFERENCE_METHOD, STOCK_LOOP, Speed, farthest, few
 from longdecode.reporting.wording import budget, short_tokens, significant, slug
 
 MAX_BATCHES = 3
@@ -128,7 +128,8 @@ def _places(rows: pd.DataFrame, budgets: Sequence[str], axis: str) -> list[Place
     for text in budgets:
         mine = rows[rows["budget"].isin([text, "full"])]
         values = [value for value in sorted(set(mine[held])) if _makes_a_line(mine[mine[held] == value], axis)]
-        found += [(text, held, int(value)) for value in few(values, most)]
+        shown = farthest(mine[mine[held].isin(values)], most) if held == "batch" else few(values, most)
+        found += [(text, held, int(value)) for value in shown]
     return found
 
 

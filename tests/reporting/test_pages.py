@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from longdecode.reporting.build import build_report
-from longdecode.reporting.results import ReportError
+from longdecode.reporting.results import ReportError, load_results
+from longdecode.reporting.tables import score_table
 
 INLINE = {"a", "span", "b", "code", "strong", "em", "sup"}
 VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
@@ -161,6 +162,22 @@ def test_score_tables_carry_the_summary(run_folder: Path, pages: dict[str, Page]
         shown = f"{100 * cell['value']:.1f} [{100 * cell['low']:.1f}, {100 * cell['high']:.1f}]"
         gap = f"{100 * cell['diff_to_full']:+.1f} [{100 * cell['diff_low']:+.1f}, {100 * cell['diff_high']:+.1f}]"
         assert f"{shown} {gap.replace('-', chr(0x2212))}".replace("+0.0", "0.0") in words.replace("+0.0", "0.0")
+
+
+def test_a_table_says_what_was_cut_off_or_not_marked_where_there_is_any(
+    run_folder: Path, pages: dict[str, Page]
+) -> None:
+    assert "Cut off %" in pages["suite-mini-longgen"].words() and "Cut off" not in pages["suite-mini-recall"].text
+    assert "Not marked n" not in pages["suite-mini-longgen"].words()
+    results = load_results(run_folder / "config.yaml", run_folder)
+    topic = results.topic("miniature", "mini_longgen", "mini_longgen_15")
+    table = score_table(results, topic)
+    cut = {row.label: row.cut for _, rows in table.groups for row in rows}
+    assert float(cut["streaming"]) > 0 and cut["quest"] == "0.0" and (table.cut, table.late) == (True, False)
+    results.summary.loc[results.summary["method"] == "quest", "n_timeout"] = 3
+    late = score_table(results, topic)
+    assert late.late and {row.late for _, rows in late.groups for row in rows if row.label == "quest"} == {"3"}
+    assert late.columns == table.columns + 1
 
 
 def test_method_pages_show_card_and_parameters(pages: dict[str, Page]) -> None:

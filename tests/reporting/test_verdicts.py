@@ -27,6 +27,7 @@ def results(rows: list[dict[str, Any]]) -> Results:
     base = {
         "suite": "s", "task": "t", "metric": "accuracy", "model": "m", "unit": "fraction", "status": "ok", "n": 16,
         "context": 4096, "batch": 1, "data_source": "generated", "params": "{}", "low": 0.9, "high": 1.0,
+        "read_tokens_mean": float("nan"),
     }  # fmt: skip
     full = base | {"method": "full", "kind": "full", "budget": "full", "share": 1.0, "value": 0.99}
     table = pd.DataFrame([full, *({**base, "method": "quest", "kind": "quest", **row} for row in rows)])
@@ -51,6 +52,17 @@ def test_shown_needs_the_whole_interval_at_every_larger_budget() -> None:
     rows = [cell(0.5, 0.0, -0.01, 0.01), cell(0.05, -0.3, -0.4, -0.2), cell(0.1, -0.005, -0.02, 0.01)]
     found = judged(rows)
     assert (found.level, found.budget, found.difference) == ("shown", f"10{wording.NARROW}%", f"{wording.MINUS}0.5")
+
+
+def test_what_was_read_in_all_stands_beside_the_budget() -> None:
+    """A budget of a tenth where a third of the heads read everything: 40 % of what Full read."""
+    rows = [cell(0.1, 0.0, -0.01, 0.01, read_tokens_mean=1600.0), cell(0.5, 0.0, -0.01, 0.01, read_tokens_mean=2700.0)]
+    found = results(rows)
+    topic = found.topic("m", "s", "t")
+    assert verdicts.verdict(found, topic, 4096, "quest").reads == ""
+    found.summary.loc[found.summary["kind"] == "full", "read_tokens_mean"] = 4000.0
+    judged_now = verdicts.verdict(found, topic, 4096, "quest")
+    assert (judged_now.reads, judged_now.read) == (f"reads 40{wording.NARROW}%", 0.4)
 
 
 def test_a_lucky_small_budget_below_a_bad_one_does_not_count() -> None:
@@ -90,10 +102,9 @@ def test_a_method_without_full_beside_it_gets_no_verdict() -> None:
 def test_findings_are_sorted_by_cost() -> None:
     found = results([cell(0.1, 0.0, -0.01, 0.01)])
     topic = Topic("m", "s", "t", "accuracy", "fraction", True, "generated")
-    cheap, dear = (
-        verdicts.Verdict(name, topic, 4096, "shown", "", share, "", "", "") for name, share in (("a", 0.3), ("b", 0.03))
-    )
-    assert [v.label for v in verdicts.finding(found, topic, 4096, [cheap, dear]).near] == ["b", "a"]
+    asked = (("a", 0.3, None), ("b", 0.03, None), ("c", 0.01, 0.34))
+    judged = [verdicts.Verdict(n, topic, 4096, "shown", "", share, read, "", "", "") for n, share, read in asked]
+    assert [v.label for v in verdicts.finding(found, topic, 4096, judged).near] == ["b", "a", "c"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import wrap
 
 import numpy as np
 import pandas as pd
@@ -96,7 +97,9 @@ def _histograms(inputs: PaperInputs, model: str, found: Sequence[Training]) -> F
         middle = last.loc[(last["from"] > 0.05) & (last["from"] < 0.85), "share"].sum()
         ends.append(f"{training.words}: {number(100 * middle, 0)} % between 0.1 and 0.9 at the last step")
     fields = {"readings": "; ".join(ends)}
-    words, layout = Words("paper_gates", _about(model, firsts), fields), Layout("training step", "gate", wide=3)
+    lines = max(_title(training.family).count("\n") for training in firsts) + 1
+    words = Words("paper_gates", _about(model, firsts), fields)
+    layout = Layout("training step", "gate", wide=3, title_lines=lines)
     return inputs.writer.write(f"paper-lychee-gates-{slug(model)}", words, panels, data, layout, [])
 
 
@@ -116,7 +119,7 @@ def _histogram_panel(training: Training, data: pd.DataFrame) -> Callable[[Axes],
     steps = sorted(set(data["step"]))
 
     def draw(axes: Axes) -> None:
-        axes.set_title(training.words)
+        axes.set_title(_title(training.family))
         for place, step in enumerate(steps):
             for _, row in data[data["step"] == step].iterrows():
                 cell(axes, place, row["from"] * BINS, float(row["share"]) ** 0.5, colour)
@@ -144,23 +147,27 @@ def _maps(inputs: PaperInputs, model: str, found: Sequence[Training]) -> Figure:
         for layer, roles in enumerate(training.roles.roles)
         for head, role in enumerate(roles)
     ]  # fmt: skip
-    panels = [_map_panel(training) for training in shown]
+    several = {t.family for t in found if sum(other.family == t.family for other in found) > 1}
+    titles = [_title(training.words if training.family in several else training.family) for training in shown]
+    panels = [_map_panel(training, title) for training, title in zip(shown, titles, strict=True)]
     counts = [f"{training.words}: {sum(map(sum, training.roles.roles))} retrieval heads" for training in shown]
     fields = {"left_out": f" {len(found) - len(shown)} more are in the data." if len(found) > len(shown) else "",
               "readings": "; ".join(counts)}  # fmt: skip
     words = Words("paper_roles", _about(model, shown), fields)
     height = 0.12 * max(training.roles.kv_heads for training in shown) + 0.35
-    layout = Layout("layer", "KV head", wide=3, panel_in=height)
+    layout = Layout(
+        "layer", "KV head", wide=3, panel_in=height, title_lines=max(title.count("\n") for title in titles) + 1
+    )
     return inputs.writer.write(f"paper-lychee-roles-{slug(model)}", words, panels, pd.DataFrame(rows), layout, [])
 
 
-def _map_panel(training: Training) -> Callable[[Axes], None]:
+def _map_panel(training: Training, title: str) -> Callable[[Axes], None]:
     scores = np.array(training.roles.scores, dtype=np.float64)
     low, high = float(scores.min()), float(scores.max())
     colour = KIND_HUES.get(training.kind, INK)
 
     def draw(axes: Axes) -> None:
-        axes.set_title(training.words)
+        axes.set_title(title)
         heat(axes, (scores - low) / (high - low or 1.0), colour)
         for layer, row in enumerate(training.roles.roles):
             for head, role in enumerate(row):
@@ -170,6 +177,11 @@ def _map_panel(training: Training) -> Callable[[Axes], None]:
                     )
 
     return draw
+
+
+def _title(words: str) -> str:
+    """A panel's title in lines that fit a narrow panel."""
+    return "\n".join(wrap(words, 24))
 
 
 def _about(model: str, found: Sequence[Training]) -> str:

@@ -13,11 +13,13 @@ from longdecode.reporting.figure import Figure, Layout, Words
 from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Heading, Picture, Prose, agreement
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.lychee.common import METHOD, WORDS, hole
-from longdecode.reporting.speed.measured import Speed, few
+from longdecode.reporting.speed.measured import Speed, farthest
 from longdecode.reporting.wording import short_tokens, slug
 
 MAIN = (131072, 1)
 SHOWN = ("full", METHOD, "tidal", "quest", "duo", "hf_full", "hf_full_static")
+MOST_BATCHES = 3
+"""Panels of the figure: the batches that reach the longest contexts."""
 STOCK = ("full", "hf_full", "hf_full_static")
 COLUMNS = ["model", "context", "batch", "label", "budget", "baseline", "ratio", "low", "high", "how"]
 CORRECTION = ["model", "label", "budget", "context", "batch", "mode", "period", "step_us", "correction_us"]
@@ -75,10 +77,10 @@ def _figure(inputs: PaperInputs, speed: Speed, model: str) -> Figure | None:
     rows = speed.ok(model)
     main = speed.main_budget(model)
     rows = rows[rows["label"].isin(SHOWN) & rows["budget"].isin(["full", main or "full"])]
-    batches = [b for b in sorted(set(rows["batch"])) if rows[rows["batch"] == b]["context"].nunique() > 1]
+    lines = [b for b in set(rows["batch"]) if rows[rows["batch"] == b]["context"].nunique() > 1]
+    batches = farthest(rows[rows["batch"].isin(lines)], MOST_BATCHES)
     if not batches:
         return None
-    batches = few(batches, 3)
     rows = rows[rows["batch"].isin(batches)]
     low, high = rows["p5_us"].min() / 1e3, rows["p95_us"].max() / 1e3
     panels = [_panel(inputs, rows[rows["batch"] == batch], int(batch), (low, high)) for batch in batches]

@@ -14,6 +14,7 @@ from longdecode.methods.head_roles import RoleFile, read_role_file
 from longdecode.reporting.identity import FAINT, HUES, Look
 from longdecode.reporting.papers.inputs import PaperInputs, config_params
 from longdecode.reporting.papers.lychee.common import METHOD, label_of
+from longdecode.reporting.wording import short_tokens
 
 ROLE_KEYS = frozenset({"roles", "retrieval_heads", "roles_seed"})
 """Parameters that say which heads retrieve; labels that differ in these alone form the ablation."""
@@ -33,6 +34,7 @@ class Training:
     data: str
     seed: int | None
     variant: str
+    contexts: tuple[int, int] | None
     roles: RoleFile
     curve: pd.DataFrame
     gates: pd.DataFrame
@@ -69,7 +71,8 @@ def trainings(folder: Path, model: str | None = None) -> list[Training]:
     ]
     counts = [sum(map(sum, training.roles.roles)) for training in found if training.kind != "duo"]
     usual = max(counts, key=counts.count, default=0)
-    found = [_with_count(training, usual) for training in found]
+    spans = [training.contexts for training in found]
+    found = [_with_span(_with_count(training, usual), max(spans, key=spans.count, default=None)) for training in found]
     order = {kind: place for place, kind in enumerate(KIND_HUES)}
     return sorted(found, key=lambda t: (order.get(t.kind, 9), t.data != "mini_passkey", t.data, t.variant, t.seed or 0))
 
@@ -80,6 +83,15 @@ def _with_count(training: Training, usual: int) -> Training:
     if heads == usual:
         return training
     return replace(training, variant=", ".join(filter(None, (training.variant, f"{heads} heads"))))
+
+
+def _with_span(training: Training, usual: tuple[int, int] | None) -> Training:
+    """The training, its variant naming its contexts where they are not what most others have."""
+    if training.contexts in (usual, None):
+        return training
+    low, high = training.contexts
+    span = f"{short_tokens(low)} to {short_tokens(high)} contexts"
+    return replace(training, variant=", ".join(filter(None, (training.variant, span))))
 
 
 def scored_labels(inputs: PaperInputs, model: str) -> list[Scored]:
@@ -124,7 +136,7 @@ def _training(folder: Path) -> Training:
     seed = said.get("seed")
     return Training(
         folder.name, folder.parent.name, roles.kind, str(said.get("data", "")), None if seed is None else int(seed),
-        _variant(said, roles.kind), roles, curve, gates,
+        _variant(said, roles.kind), _span(said), roles, curve, gates,
     )  # fmt: skip
 
 
@@ -140,6 +152,12 @@ def _variant(run: Mapping[str, Any], kind: str) -> str:
     if run.get("selection", "causal") != "causal":
         parts.append("selection as in the code")
     return ", ".join(parts)
+
+
+def _span(run: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The shortest and the longest context of a training, tokens; nothing where its run does not say."""
+    contexts = run.get("contexts")
+    return (min(contexts), max(contexts)) if contexts else None
 
 
 def _without_roles(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -34,15 +34,27 @@ from longdecode.reporting.wording import short_tokens, slug
 RATIO = "ratio"
 OWN_KEYS = frozenset({"mode", "strategy", "ratio", "top_p", "threshold"})
 """Parameters that say how a list is chosen; labels that differ in these alone are compared."""
-Kind = tuple[str, str]
-"""Strategy and mode."""
+KEPT_KEYS = frozenset({"sink_tokens", "recent_tokens"})
+"""What a list always holds; a label in which both are 0 is compared as one that keeps nothing."""
+
+
+class Kind(NamedTuple):
+    """How a label chooses its lists."""
+
+    strategy: str
+    mode: str
+    bare: bool = False
+
+
 STRATEGIES: dict[Kind, Look] = {
-    ("top_k", "block"): Look("top-k, blocks", HUES[2], "o", False, False),
-    ("top_k", "token"): Look("top-k, tokens", HUES[2], "o", True, False),
-    (RATIO, "block"): Look("ratio, blocks", HUES[1], "s", False, False),
-    (RATIO, "token"): Look("ratio, tokens", HUES[1], "s", True, False),
-    ("top_p", "token"): Look("top-p, tokens", HUES[0], "D", True, False),
-    ("threshold", "token"): Look("threshold, tokens", HUES[3], "^", True, False),
+    Kind("top_k", "block"): Look("top-k, blocks", HUES[2], "o", False, False),
+    Kind("top_k", "token"): Look("top-k, tokens", HUES[2], "o", True, False),
+    Kind(RATIO, "block"): Look("ratio, blocks", HUES[1], "s", False, False),
+    Kind(RATIO, "token"): Look("ratio, tokens", HUES[1], "s", True, False),
+    Kind("top_p", "token"): Look("top-p, tokens", HUES[0], "D", True, False),
+    Kind("threshold", "token"): Look("threshold, tokens", HUES[3], "^", True, False),
+    Kind("top_p", "token", bare=True): Look("top-p, nothing kept", HUES[0], "D", False, False),
+    Kind("threshold", "token", bare=True): Look("threshold, nothing kept", HUES[3], "^", False, False),
 }
 _FULL = Look("full", INK, "", False, True)
 
@@ -64,42 +76,51 @@ def strategies(inputs: PaperInputs, model: str) -> dict[str, Kind]:
     own = label_of(inputs, METHOD, model)
     if own is None:
         return {}
-    rest = _without(config_params(inputs.results, own, model))
+    ours = config_params(inputs.results, own, model)
     found = {}
     for label in inputs.labels(METHOD, model):
         params = config_params(inputs.results, label, model)
-        kind = (str(params.get("strategy", "top_k")), str(params.get("mode", "block")))
-        if _without(params) == rest and kind in STRATEGIES:
+        bare = all(params.get(name) == 0 for name in KEPT_KEYS)
+        kind = Kind(str(params.get("strategy", "top_k")), str(params.get("mode", "block")), bare)
+        own_keys = OWN_KEYS | KEPT_KEYS if bare else OWN_KEYS
+        if _without(params, own_keys) == _without(ours, own_keys) and kind in STRATEGIES:
             found[label] = kind
     return found
 
 
-def _without(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if name not in OWN_KEYS}
+def _without(params: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if name not in names}
 
 
 def _of_model(inputs: PaperInputs, model: str) -> list[Block]:
     names = strategies(inputs, model)
-    places = [(s, max(contexts)) for s in SUITES if (contexts := contexts_of(inputs, model, s))]
+    ends = {
+        suite: (min(contexts), max(contexts)) for suite in SUITES if (contexts := contexts_of(inputs, model, suite))
+    }
+    places = [(suite, context) for suite, both in ends.items() for context in dict.fromkeys(both)]
     curves: dict[tuple[str, int], list[pairs.Point]] = {}
     for suite, context in places:
         records = records_of(inputs, model, [suite], [context])
         full = full_of(records)
         wanted = [r for r in records if r.label in names or r.method == REFERENCE_METHOD]
-        curves[(suite, context)] = pairs.points(wanted, full)
-    rows = [
-        _row(inputs, model, place, kind, point, ratio)
-        for place, found in curves.items()
-        for point in sorted(found, key=lambda p: p.share)
-        if (kind := names.get(point.label)) is not None and kind[0] != RATIO
-        if (ratio := [other for other in found if names.get(other.label) == (RATIO, kind[1])])
-    ]
+        curves[(suite, context)] = pairs.points(wanted, full, sparse_heads=True)
     figure = _figure(inputs, model, names, curves)
     blocks_: list[Block] = [] if figure is None else [Picture(figure)]
-    if rows:
-        heads = ("Suite", "Ratio minus", "At", "Read", "Its score")
-        caption = f"Ratio minus another strategy, where that strategy's points read. {inputs.about(model, None)}"
-        blocks_.append(Comparison(caption, heads, rows, "points"))
+    for place in sorted(curves, key=lambda place: place[1] != ends[place[0]][0]):
+        suite, context = place
+        rows = [
+            _row(inputs, model, place, kind, point, ratio)
+            for kind in STRATEGIES
+            if kind.strategy != RATIO
+            for point in sorted(curves[place], key=lambda p: p.share)
+            if names.get(point.label) == kind
+            if (ratio := [other for other in curves[place] if names.get(other.label) == Kind(RATIO, kind.mode)])
+        ]
+        if rows:
+            heads = ("Ratio minus", "At", "Read", "Its score")
+            caption = f"Ratio minus another strategy, where that strategy's points read: {suite}, {context:,} tokens."
+            fold = "" if context == ends[suite][0] else f"{suite} at {context:,} tokens"
+            blocks_.append(Comparison(f"{caption} {inputs.about(model, None)}", heads, rows, "points", fold=fold))
     return blocks_
 
 
@@ -112,10 +133,11 @@ def _row(
                            RATIO, point.label, point.budget)  # fmt: skip
     printed = inputs.published.figure("strategies", "rank", strategy=RATIO)
     verdict, level = direction(1.0, gap.low, gap.high)
+    capped = kind.strategy in ("top_p", "threshold")
+    at = point.label if capped else f"{point.label}, {wording.budget(point.budget)}"
     near = f"; ratio {rival.nearest} there ({share_text(rival.share)})" if rival.nearest else ""
     return Compared(
-        of=[place[0], STRATEGIES[kind].label, f"{point.label}, {wording.budget(point.budget)}",
-            share_text(point.share), f"{100 * point.value:.1f}"],
+        of=[STRATEGIES[kind].label, at, share_text(point.share), f"{100 * point.value:.1f}"],
         published="above 0",
         mark="" if printed is None else printed.mark,
         measured=points_text(gap.value),
@@ -153,7 +175,7 @@ def _figure(
         "coverage": f"{100 * inputs.results.confidence:g} %", "samples": f"n = {data['n'].max():,} samples",
     }  # fmt: skip
     words = Words("paper_strategies", inputs.about(model, None), fields)
-    layout = Layout("read (% of what Full reads)", "right (%)", wide=2)
+    layout = Layout("read by sparse heads (% of the context)", "right (%)", wide=2)
     name = f"paper-lychee-strategies-{slug(model)}"
     return inputs.writer.write(name, words, panels, data, layout, [_FULL, *used])
 

@@ -44,6 +44,7 @@ ABLATION = {
 STRATEGIES: dict[str, dict[str, Any]] = {
     "lychee_token": {"mode": "token"}, "lychee_ratio": {"mode": "token", "strategy": "ratio"},
     "lychee_top_p": {"mode": "token", "strategy": "top_p"},
+    "lychee_top_p_bare": {"mode": "token", "strategy": "top_p", "sink_tokens": 0, "recent_tokens": 0},
 }  # fmt: skip
 BASE = {"roles": "somewhere/kuma0.json", "retrieval_heads": RETRIEVAL}
 CONFIG: dict[str, Any] = {
@@ -127,7 +128,8 @@ def _cell(
     share = 1.0 if budget is None else budget / context if budget > 1 else budget
     chance = _chance(label, share, context)
     kind = spec.get("method", label)
-    read = DENSE[kind] + (1 - DENSE[kind]) * (share if label != "lychee_top_p" else 0.6 * share)
+    sparse = 0.6 * share if "top_p" in label else share
+    read = DENSE[kind] + (1 - DENSE[kind]) * sparse
     for index in range(CONFIG["suites"][suite]["samples"]):
         if suite == "longbench":
             parts, score = None, float(np.clip(0.2 + 0.1 * chance + rng.normal(0, 0.1), 0, 1))
@@ -141,7 +143,7 @@ def _cell(
             budget="full" if budget is None else str(budget),
             budget_tokens=None if budget is None else math.ceil(share * context), context=context, batch=4, seed=0,
             sample_index=index, status="ok", prompt_sha256=f"{task}-{context}-{index}", score=score, parts=parts,
-            read_tokens_mean=read * context, read_tokens_sparse=share * context, kv_bytes_per_step=read * context,
+            read_tokens_mean=read * context, read_tokens_sparse=sparse * context, kv_bytes_per_step=read * context,
             metadata_bytes_per_step=0.0, provenance=PROVENANCE,
         )  # fmt: skip
 
@@ -150,7 +152,7 @@ def _chance(label: str, share: float, context: int) -> float:
     if label == "full":
         return 0.995
     need = {"quest": 0.03, "tidal": 0.05}.get(label, 0.02) * (context / 4096) ** 0.4
-    need *= 8.0 if "random" in label else 2.0 if label in ("lychee_direct", "lychee_top_p") else 1.0
+    need *= 8.0 if "random" in label else 2.0 if label == "lychee_direct" or "top_p" in label else 1.0
     return 0.995 / (1 + math.exp(-2.5 * math.log(share / need)))
 
 

@@ -81,6 +81,19 @@ def test_the_ablation_averages_seeds_and_counts_the_same_roles_once(page: str) -
     assert re.search(r"random mini_passkey 8 – \+\d\d\.\d \[\+\S+ \+\S+ above 0", page)
 
 
+def test_strategies_stand_where_their_sparse_heads_read(paper_report: Path, page: str) -> None:
+    """A label that keeps nothing is a strategy of its own; every point is at the share that its sparse heads read."""
+    data = pd.read_csv(paper_report / "figures" / "paper-lychee-strategies-miniature.csv", dtype={"budget": str})
+    by_label = data.groupby("method")["strategy"].agg(set)
+    assert by_label["lychee_top_p"] == {"top-p, tokens"} and by_label["lychee_ratio"] == {"ratio, tokens"}
+    assert by_label["lychee_top_p_bare"] == {"top-p, nothing kept"}
+    swept = data[data["method"] != "full"]
+    share = swept["budget"].astype(float) * swept["method"].str.contains("top_p").map({True: 0.6, False: 1.0})
+    assert np.allclose(swept["share_read"], share) and set(data["context"]) == {2048, 8192}
+    table = page.split("Ratio minus another strategy")[1]
+    assert re.search(r"top-p, nothing kept lychee_top_p_bare [\d.]+ % [\d.]+ above 0 digests", table)
+
+
 def test_ratios_over_every_baseline_stand_beside_print(paper_run: Path, page: str) -> None:
     table = pd.read_csv(paper_run / "over_baselines.csv", dtype={"budget": str})
     place = (table["context"] == 131072) & (table["batch"] == 1) & (table["label"] == "lychee")
@@ -130,7 +143,7 @@ def test_ablations_stay_off_overviews_and_keep_a_page(paper_report: Path, lychee
     for name in ("index", "suite-mini-recall", "traffic"):
         text = words(paper_report / f"{name}.html")
         assert "lychee_random0" not in text and "lychee_kuma1" not in text, name
-    assert "10 further labels" in words(paper_report / "index.html")
+    assert "11 further labels" in words(paper_report / "index.html")
     drawn = pd.read_csv(paper_report / "figures" / "overview-miniature.csv")
     assert set(drawn["method"]) == {"full", "quest", "tidal", "lychee"}
     for label in lychee_run.ABLATION:

@@ -11,7 +11,7 @@ import yaml
 
 from longdecode.reporting.speed import bars
 from longdecode.reporting.speed.bars import BarError, judge
-from longdecode.reporting.speed.measured import Speed
+from longdecode.reporting.speed.measured import Speed, farthest
 
 EMPTY = pd.DataFrame()
 
@@ -47,6 +47,22 @@ def test_a_time_is_shown_with_unit_and_spread(tmp_path: Path) -> None:
 def test_a_speedup_counts_upwards(tmp_path: Path, ratio: float, level: str) -> None:
     found = verdict(tmp_path, table({"ratio": ratio}), column="ratio", bar=">= 1.5", moonshot=">= 1.65", unit="x")
     assert (found.level, found.bounds) == (level, "[1.50, 1.70]")
+
+
+@pytest.mark.parametrize(("ratio", "shown"), [(2.795, "2.795×"), (2.8, "2.80×"), (2.79961, "2.7996×"), (2.71, "2.71×")])
+def test_a_value_never_rounds_over_a_limit(tmp_path: Path, ratio: float, shown: str) -> None:
+    speed = table({"ratio": ratio})
+    found = verdict(tmp_path, speed, column="ratio", bar=">= 2.4", moonshot=">= 2.8", unit="x")
+    assert (found.measured, found.level) == (shown, "moonshot" if ratio >= 2.8 else "met")
+
+
+def test_of_many_batches_those_are_drawn_that_reach_the_longest_contexts() -> None:
+    sizes = [(1, 4096), (1, 524288), (4, 4096), (4, 131072), (8, 32768), (16, 4096), (16, 32768)]
+    rows = pd.DataFrame(sizes, columns=["batch", "context"])
+    assert (
+        farthest(rows, 3) == [1, 4, 8] and farthest(rows[rows["batch"] > 1], 1) == [4] and farthest(rows, 9)[-1] == 16
+    )
+    assert farthest(rows[:0], 3) == []
 
 
 def test_growth_is_a_difference_of_two_rows(tmp_path: Path) -> None:
