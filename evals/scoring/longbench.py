@@ -24,7 +24,6 @@ _CHINESE_PUNCTUATION = _PUNCTUATION | frozenset(
     "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"
     "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
 )
-_SEGMENTED = ("qa_f1_zh", "rouge_l_zh")
 
 
 def score_answers(metric: str, prediction: str, answers: Sequence[str], classes: Classes = None) -> float:
@@ -35,9 +34,6 @@ def score_answers(metric: str, prediction: str, answers: Sequence[str], classes:
         prediction: the completion, or its first line where the task marks that alone.
         answers: the references.
         classes: all class names, for ``classification``.
-
-    Raises:
-        DataUnavailableError: a Chinese metric needs the word segmenter, which is not installed.
     """
     return max((METRICS[metric](prediction, answer, classes) for answer in answers), default=0.0)
 
@@ -45,16 +41,6 @@ def score_answers(metric: str, prediction: str, answers: Sequence[str], classes:
 def first_line(prediction: str) -> str:
     """What few-shot tasks mark: the first line that is not empty, since models go on with an example of their own."""
     return prediction.lstrip("\n").split("\n")[0]
-
-
-def require(metric: str) -> None:
-    """Refuse a metric whose tools are missing before anything is generated.
-
-    Raises:
-        DataUnavailableError: as for ``score_answers``.
-    """
-    if metric in _SEGMENTED:
-        _segment("")
 
 
 def qa_f1(prediction: str, answer: str, _: Classes = None) -> float:
@@ -146,13 +132,8 @@ def _chinese_words(text: str) -> list[str]:
 
 
 def _segment(text: str) -> list[str]:
-    try:
-        jieba = importlib.import_module("jieba")  # optional, and its dictionary takes a second to load
-    except ModuleNotFoundError:
-        raise DataUnavailableError(
-            "Chinese LongBench tasks are marked on words, which the package jieba finds; install it with "
-            "pip install jieba"
-        ) from None
+    jieba = importlib.import_module("jieba")  # only here: its dictionary takes a second to load
+    jieba.setLogLevel("WARNING")
     return list(jieba.cut(text, cut_all=False))
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.datasets.longbench import LongBenchRow, read_rows
-from longdecode.evals.scoring.longbench import first_line, require, score_answers
+from longdecode.evals.scoring.longbench import first_line, score_answers
 from longdecode.evals.tasks.base import Sample, Score, Task
 
 if TYPE_CHECKING:
@@ -86,9 +86,8 @@ class LongBench(Task):
 
         Raises:
             UnsupportedCellError: the context leaves no room before the generation.
-            DataUnavailableError: the rows, or the segmenter that marks Chinese, are not here.
+            DataUnavailableError: the rows are not here.
         """
-        require(self.metric)
         rows = read_rows(self.source, self.dataset, count)
         return [self._sample(index, row, context_tokens, tokenizer) for index, row in enumerate(rows)]
 

@@ -63,7 +63,8 @@ def _of_model(inputs: PaperInputs, model: str) -> list[Block]:
         found.append(_by_budget(inputs, model, place, curves[place], "" if longest else _fold(place)))
     longest_places = [(suite, max(contexts)) for suite, contexts in by_suite.items() if contexts]
     for main in (True, False):
-        rows = [row for place in longest_places for row in _equal_reads(inputs, model, place, curves[place], main)]
+        at = list(curves) if main else [place for place in longest_places if place in curves]
+        rows = [row for place in at for row in _equal_reads(inputs, model, place, curves[place], main)]
         if rows:
             fold = "" if main else "At the other budgets"
             heads = ("Suite", "Lychee minus", "Lychee's budget", "Read")
@@ -205,7 +206,7 @@ def _against(
         where = f"{rival.label} between {budgets}" if " and " in budgets else f"{rival.label} at {budgets}"
     reason = WORDS["miniature"]["reason"] if printed is not None else "no such difference in print"
     return Compared(
-        of=[place[0], rival.label, wording.budget(ours.budget), share_text(ours.share)],
+        of=[f"{place[0]}, {short_tokens(place[1])}", rival.label, wording.budget(ours.budget), share_text(ours.share)],
         published=wording.DASH if printed is None else wording.number(printed[0], 2, signed=True),
         mark="" if printed is None else printed[1],
         measured=points_text(gap.value),
