@@ -144,8 +144,12 @@ def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None
     return build_run_config(_merge(Section(values, str(source)).values, overrides or {}), str(source))
 
 
-def build_run_config(values: Mapping[str, Any], source: str) -> RunConfig:
+def build_run_config(values: Mapping[str, Any], source: str, *, check_params: bool = True) -> RunConfig:
     """Check a configuration that is already in memory; ``source`` names it in errors.
+
+    Args:
+        check_params: hold the methods' parameters against their modules, which brings in torch: seconds that a process
+            of a run whose configuration was checked before can do without.
 
     Raises:
         ConfigError: as for ``load_run_config``.
@@ -157,7 +161,7 @@ def build_run_config(values: Mapping[str, Any], source: str) -> RunConfig:
     suites = {name: _suite(name, section) for name, section in _known_suites(top).named_sections()}
     known = (*models, *shape_names())
     methods = {
-        label: _method(label, section, tuple(suites), known)
+        label: _method(label, section, tuple(suites), known, check_params)
         for label, section in top.section("methods").named_sections()
     }
     for name, found in (("models", models), ("methods", methods), ("suites", suites)):
@@ -195,7 +199,9 @@ def _model(section: Section) -> ModelSpec:
     return ModelSpec(section.text("path"), section.optional_text("revision"))
 
 
-def _method(label: str, section: Section, suites: Sequence[str], models: Sequence[str]) -> MethodSpec:
+def _method(
+    label: str, section: Section, suites: Sequence[str], models: Sequence[str], check_params: bool
+) -> MethodSpec:
     section.allow("key", ("method", "params", "suites", "budgets", "by_model"))
     name = section.text("method", label)
     if name not in method_names():
@@ -204,7 +210,7 @@ def _method(label: str, section: Section, suites: Sequence[str], models: Sequenc
     params, by_model = section.section("params"), section.section("by_model")
     by_model.allow("model", models)
     for below in (params, *(by_model.section(model) for model in by_model.values)):
-        if below.values:
+        if below.values and check_params:
             _check_params(name, below)
     only: tuple[str, ...] | None = None
     if section.values.get("suites") is not None:

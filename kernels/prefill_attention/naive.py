@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from longdecode.kernels.layout import fold_group, on_host
@@ -38,6 +37,8 @@ def prefill_attention(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
     if start == 0 and (narrow or on_host(q)):
         return scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
     if narrow and not on_host(q):
+        from torch.nn.attention.bias import causal_lower_right  # brings in torch's compiler: over a second
+
         bias = causal_lower_right(rows, stop)
         return scaled_dot_product_attention(q, keys, values, attn_mask=bias, enable_gqa=True)
     seen = torch.arange(stop, device=q.device) <= torch.arange(start, stop, device=q.device)[:, None]

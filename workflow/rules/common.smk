@@ -49,12 +49,17 @@ def config_source() -> str:
 
 
 def checked(values: dict, source: str) -> RunConfig:
-    """The run that a configuration asks for; a wrong one ends the run with its message alone."""
+    """The run that a configuration asks for; a wrong one ends the run with its message alone.
+
+    A job's own process takes for granted what the run's first process has checked.
+    """
+    first = workflow.is_main_process
     try:
-        run = build_run_config(values, source)
+        run = build_run_config(values, source, check_params=first)
     except ConfigError as error:
         raise SystemExit(f"ConfigError: {error}")
-    validate(values, ROOT / "workflow" / "schemas" / "config.schema.yaml")
+    if first:
+        validate(values, ROOT / "workflow" / "schemas" / "config.schema.yaml")
     return run
 
 
