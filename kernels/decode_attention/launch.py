@@ -34,7 +34,8 @@ def choose_launch(
     """The launch for static shapes, chosen on an H200 among ``candidates`` at the shapes of Llama-3-8B.
 
     One program a multiprocessor with two tiles of 64 KiB on their way reads fastest; smaller heads need two for as
-    many bytes. More than 16 rows take the wide tensor-core instructions.
+    many bytes. More than 16 rows take the wide tensor-core instructions, 64 rows a program: two programs that read the
+    same keys for 128 rows take less time than one that has them all.
 
     Args:
         rows: query rows that share a KV head: group times query rows.
@@ -47,7 +48,7 @@ def choose_launch(
         if rows <= 16:
             launch = DecodeLaunch(16, max(16, min(128, 16_384 // padded_dim(dim))), 4, 3, 1)
         else:
-            launch = DecodeLaunch(64, tokens, 4, 3, 1) if rows <= 64 else DecodeLaunch(128, tokens, 8, 3, 1)
+            launch = DecodeLaunch(64, tokens, 4, 3, 1)
     tokens, stages = fitting(launch.rows, launch.tokens, launch.num_stages, dim, dtype, device)
     launch = replace(launch, tokens=tokens, num_stages=stages)
     large = launch.num_warps == 8 or (rows <= 16 and padded_dim(dim) >= 128)

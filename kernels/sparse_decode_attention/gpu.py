@@ -127,7 +127,7 @@ def sparse_decode_attention_kernel(
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK_LISTS: tl.constexpr, SPLITS: tl.constexpr,
     BALANCED: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
-    GROUP: tl.constexpr, SCORE_BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, LIST_COST: tl.constexpr, SCORE_BLOCK: tl.constexpr, UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Parts of index lists: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``, then joined.
 
@@ -138,9 +138,10 @@ def sparse_decode_attention_kernel(
     - otherwise than ``BALANCED``, grid ``(SPLITS * row tiles, Hs, B)``: program ``s`` takes tiles ``s, s + SPLITS,
       ...`` of its list, so that where it begins does not wait for the count;
     - ``BALANCED``, grid ``(SPLITS * row tiles,)``: the tiles of all lists, one list after the other and at least one
-      a list, are cut into ``SPLITS`` (or as many as there are tiles) contiguous shares, equal within one tile; a
-      program walks the lists that its share overlaps and leaves a part for each in slot ``program + list``, which no
-      other pair has and which keeps the parts of a list together.
+      a list, are cut into ``SPLITS`` (or as many as there are tiles) contiguous shares, equal within one tile; each
+      list ends in ``LIST_COST`` tiles that hold nothing, for the time that a program needs to change lists. A program
+      walks the lists that its share overlaps and leaves a part for each in slot ``program + list``, which no other
+      pair has and which keeps the parts of a list together.
 
     The last program of a list to finish joins its parts (``finish_part``), where there may be more than ``GROUP`` after
     the last ones of groups have joined theirs (``finish_part_in_groups``). With ``p_scores``, lists that read
@@ -177,7 +178,7 @@ def sparse_decode_attention_kernel(
         b_listed = listed_tokens(b_count, b_length, width, BLOCK_SIZE)
         # Several where a scored block is larger than a tile, so that no two programs meet in one.
         UNIT: tl.constexpr = SCORE_BLOCK // BLOCK_TOKENS if SCORE_BLOCK > BLOCK_TOKENS else 1
-        b_tiles = tl.where(known, tl.maximum(tl.cdiv(b_listed, BLOCK_TOKENS * UNIT), 1), 0)
+        b_tiles = tl.where(known, tl.maximum(tl.cdiv(b_listed, BLOCK_TOKENS * UNIT), 1) + LIST_COST, 0)
         if p_scores is not None:
             b_score_row = tl.load(p_score_rows + o_list % lists, mask=known & (b_count < 0), other=-1)
         b_end = tl.cumsum(b_tiles, 0)
@@ -199,7 +200,7 @@ def sparse_decode_attention_kernel(
             i_head = i_in_row // lists_per_kv_head
             p_list = p_indices + i_batch * index_batch + i_in_row * index_list
             first = (i_tile - begin) * UNIT
-            stop = until - begin if UNIT == 1 else tl.minimum((until - begin) * UNIT, tl.cdiv(listed, BLOCK_TOKENS))
+            stop = tl.minimum((until - begin) * UNIT, tl.cdiv(listed, BLOCK_TOKENS))
             i_score = tl.sum(tl.where(here, b_score_row, 0), 0) if p_scores is not None else -1
             b_block = load_blocks(p_list, index_slot, first, width, BLOCK_SIZE, BLOCK_TOKENS)
             b_q = load_queries(p_q, q_batch, q_head, q_dim, i_batch, i_in_row, o_row, ROWS, DIM, BLOCK_DIM, UPCAST)
@@ -326,7 +327,8 @@ def sparse_decode_attention_gpu(
     )
     if scores is not None:
         _refuse_scores(scores, score_block, rows, launch)
-    if launch.balanced and all_lists * triton.cdiv(capacity, launch.tokens) * launch.splits >= 1 << 31:
+    most_tiles = all_lists * (triton.cdiv(capacity, launch.tokens) + launch.list_cost)
+    if launch.balanced and most_tiles * launch.splits >= 1 << 31:
         raise ValueError(f"{all_lists} lists of up to {capacity} tokens are more than a balanced launch can share out")
     row_tiles, padded = triton.cdiv(rows, launch.rows), max(16, triton.next_power_of_2(dim))
     alone = launch.splits == 1 and not launch.balanced
@@ -354,7 +356,7 @@ def sparse_decode_attention_gpu(
             DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens, ROWS=rows,
             BLOCK_LISTS=triton.next_power_of_2(all_lists), SPLITS=launch.splits, BALANCED=launch.balanced,
             FUSED=launch.fused_merge, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
-            GROUP=launch.merge_group, SCORE_BLOCK=scored,
+            GROUP=launch.merge_group, LIST_COST=launch.list_cost, SCORE_BLOCK=scored,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
             num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,

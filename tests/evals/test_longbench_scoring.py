@@ -111,5 +111,7 @@ def test_every_protocol_names_a_metric() -> None:
 
 def test_chinese_words_are_compared_without_punctuation() -> None:
     assert METRICS["qa_f1_zh"]("我们在北京。", "我们在北京", None) == 1
-    assert METRICS["qa_f1_zh"]("我们，在上海", "我们在北京", None) == pytest.approx(2 / 3)  # we | in | Shanghai, Beijing
+    assert METRICS["qa_f1_zh"]("我们，在上海", "我们在北京", None) == pytest.approx(
+        2 / 3
+    )  # we | in | Shanghai, Beijing
     assert METRICS["rouge_l_zh"]("我们在北京", "我们在北京", None) == pytest.approx(1.0, abs=1e-7)

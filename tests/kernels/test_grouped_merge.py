@@ -77,11 +77,13 @@ def check(one: Case, launch: SparseLaunch, scored: bool = False) -> tuple[Tensor
 MANY = ([[EVERYTHING, 3], [0, 21], [1, EVERYTHING]], [600, 340, 0])
 ALONE = ([[EVERYTHING]], [630])
 LAUNCHES = [
-    # Groups of 16 in more programs than tiles and in fewer, of 4 with several steps of the last merge, of 32.
-    (SparseLaunch(16, 16, 4, 2, 200, balanced=True), True),
-    (SparseLaunch(16, 16, 4, 2, 64, balanced=True), False),
+    # Groups of 16 in more programs than tiles and in fewer, of 4 with several steps of the last merge, of 32; lists
+    # that cost nothing to change, and so much that some shares hold nothing else.
+    (SparseLaunch(16, 16, 4, 2, 200, balanced=True, merge_group=16), True),
+    (SparseLaunch(16, 16, 4, 2, 64, balanced=True, merge_group=16, list_cost=0), False),
     (SparseLaunch(16, 16, 4, 2, 48, balanced=True, merge_group=4), True),
-    (SparseLaunch(16, 16, 8, 2, 64, balanced=True, merge_group=32), True),
+    (SparseLaunch(16, 16, 8, 2, 64, balanced=True, merge_group=32, list_cost=9), True),
+    (SparseLaunch(16, 16, 4, 2, 90, balanced=True, merge_group=8, list_cost=40), True),
 ]
 
 
@@ -93,7 +95,8 @@ def test_lists_of_many_and_of_few_parts(rng: torch.Generator, launch: SparseLaun
 @pytest.mark.parametrize("splits", [16, 17, 18, 32, 33])
 def test_one_list_of_any_number_of_parts(rng: torch.Generator, splits: int) -> None:
     """Around whole groups: the last group holds all, one or two parts."""
-    check(case(rng, *ALONE, 3, 32, torch.float16), SparseLaunch(16, 16, 4, 2, splits, balanced=True))
+    launch = SparseLaunch(16, 16, 4, 2, splits, balanced=True, merge_group=16)
+    check(case(rng, *ALONE, 3, 32, torch.float16), launch)
 
 
 @pytest.mark.parametrize(("group", "dim"), [(20, 16), (33, 200)])
@@ -122,7 +125,7 @@ def test_results_do_not_hang_on_who_comes_last(rng: torch.Generator, monkeypatch
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="programs arrive in any order on a GPU alone")
 def test_two_runs_give_the_same_bits(rng: torch.Generator) -> None:
     one = case(rng, *MANY, 4, 128, torch.bfloat16)
-    launch = SparseLaunch(16, 16, 4, 2, 200, balanced=True)
+    launch = SparseLaunch(16, 16, 4, 2, 200, balanced=True, merge_group=16)
     want = run(one, launch, True)
     for _ in range(50):
         for got, first in zip(run(one, launch, True), want, strict=True):
@@ -135,3 +138,5 @@ def test_groups_need_counters_and_two_parts(rng: torch.Generator) -> None:
         run(one, SparseLaunch(16, 16, 4, 2, COUNTERS - 1, balanced=True))
     with pytest.raises(ValueError, match="merge_group = 1"):
         SparseLaunch(16, 16, 4, 2, 4, balanced=True, merge_group=1)
+    with pytest.raises(ValueError, match="list_cost = -1"):
+        SparseLaunch(16, 16, 4, 2, 4, balanced=True, list_cost=-1)

@@ -49,9 +49,7 @@ def test_a_speedup_counts_upwards(tmp_path: Path, ratio: float, level: str) -> N
     assert (found.level, found.bounds) == (level, "[1.50, 1.70]")
 
 
-@pytest.mark.parametrize(
-    ("ratio", "shown"), [(2.7954, "2.795×"), (2.8, "2.80×"), (2.7996, "2.7996×"), (2.71, "2.71×")]
-)
+@pytest.mark.parametrize(("ratio", "shown"), [(2.7954, "2.795×"), (2.8, "2.80×"), (2.7996, "2.7996×"), (2.71, "2.71×")])
 def test_a_value_never_rounds_over_a_limit(tmp_path: Path, ratio: float, shown: str) -> None:
     speed = table({"ratio": ratio})
     found = verdict(tmp_path, speed, column="ratio", bar=">= 2.4", moonshot=">= 2.8", unit="x")
