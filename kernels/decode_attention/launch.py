@@ -34,8 +34,8 @@ def choose_launch(
     """The launch for static shapes, chosen on an H200 among ``candidates`` at the shapes of Llama-3-8B.
 
     One program a multiprocessor with two tiles of 64 KiB on their way reads fastest; smaller heads need two for as
-    many bytes. More than 16 rows take the wide tensor-core instructions, 64 rows a program: two programs that read the
-    same keys for 128 rows take less time than one that has them all.
+    many bytes. More than 16 rows take the wide tensor-core instructions, 64 rows a program: of 128 rows over
+    131,072 tokens, two programs that read the same keys took a third less than one for one sequence, 3 % more for four.
 
     Args:
         rows: query rows that share a KV head: group times query rows.
