@@ -17,7 +17,7 @@ DATA_COLUMNS = [
     *("model", "suite", "task", "metric", "unit", "method", "budget", "budget_tokens", "share", "context"),
     *("n", "value", "low", "high", "diff_to_full", "diff_low", "diff_high", "status"),
 ]
-_BUDGET = "budget (% of context read)"
+_BUDGET = "budget (% of the context)"
 
 
 def overview(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
