@@ -51,7 +51,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     path = tmp_path / "r.parquet"
     write_records(path, records)
 
-    def half(table: pa.Table, where: Path) -> None:
+    def half(table: pa.Table, where: Path, **settings: str) -> None:
         where.write_bytes(b"PAR1 half")
         raise OSError("disk full")
 
