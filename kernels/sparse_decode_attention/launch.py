@@ -28,7 +28,7 @@ class SparseLaunch:
     launch does, which ``balanced`` has not. ``registers`` a thread at most. ``merge_group``: a list of more parts than
     this is joined in two steps where ``balanced``, first groups of so many parts, each by its last program, then the
     groups. ``list_cost``: tiles that a program where ``balanced`` could read in the time it takes to end one list and
-    begin the next; on an H200 2 spread the time best (1 to 4 were tried, 0 took 5 % longer).
+    begin the next. On an H200, lists of 4,096 tokens and one of 131,072, batch 1, 0 took 5 % longer than 2.
 
     Raises:
         ValueError: ``balanced`` without ``fused_merge``, groups of fewer than two parts, or a cost below 0.
