@@ -55,20 +55,20 @@ class TokenHeads:
 class DecodeState:
     """All that one generation keeps; made by ``AttentionMethod.start`` and dropped with the call.
 
-    ``visible`` (tokens a query may read, the current one included) and ``slots`` (where the current token is stored),
-    both ``[B]`` int64, hold for one step. ``tally`` ``[L, B]`` int64 is added to by the attention kernels: tokens
+    ``kv_lengths`` (tokens a query may read, the current one included) and ``slot_mapping`` (where the current token is
+    stored), both ``[B]`` int64, hold for one step. ``kv_tokens_read`` ``[L, B]`` int64 is added to by kernels: tokens
     loaded, summed over KV heads, whether a row is active or not; ``counted`` follows it for the active rows. ``seen``
     ``[B]`` int64 is what a head that reads everything has read in the steps in which its row was active.
     """
 
-    def __init__(self, cache: KVCache, extra: Any = None):
+    def __init__(self, cache: KVCache, method_state: Any = None):
         layers = cache.config.num_layers
         self.cache = cache
-        self.extra = extra
+        self.method_state = method_state
         self.dense = False
         self.active = torch.ones(cache.batch, dtype=torch.bool, device=cache.device)
-        self.tally = torch.zeros(layers, cache.batch, dtype=torch.int64, device=cache.device)
-        self.counted = torch.zeros_like(self.tally)
+        self.kv_tokens_read = torch.zeros(layers, cache.batch, dtype=torch.int64, device=cache.device)
+        self.counted = torch.zeros_like(self.kv_tokens_read)
         self.seen = torch.zeros(cache.batch, dtype=torch.int64, device=cache.device)
         self.begin_step()
 
@@ -79,13 +79,13 @@ class DecodeState:
 
     def begin_step(self) -> None:
         """Work out once what every layer of the coming step needs."""
-        self.visible = self.cache.visible_lengths()
-        self.slots = self.cache.slots()
+        self.kv_lengths = self.cache.kv_lengths()
+        self.slot_mapping = self.cache.slot_mapping()
 
     def finish_step(self) -> None:
         """Count what the active rows read and advance them."""
-        torch.where(self.active, self.tally, self.counted, out=self.counted)
-        self.seen += self.visible * self.active
+        torch.where(self.active, self.kv_tokens_read, self.counted, out=self.counted)
+        self.seen += self.kv_lengths * self.active
         self.cache.advance(self.active)
 
 
@@ -179,7 +179,7 @@ class AttentionMethod(ABC):
         cache = self.after_prefill(prompt)
         if cache is prompt and keep_prompt:
             cache = prompt.clone()
-        return DecodeState(cache, self.make_extra(cache))
+        return DecodeState(cache, self.make_method_state(cache))
 
     def after_prefill(self, prompt: KVCache) -> KVCache:
         """See the prompt, without changing it; return the cache to decode with.
@@ -188,7 +188,7 @@ class AttentionMethod(ABC):
         """
         return prompt
 
-    def make_extra(self, cache: KVCache) -> Any:
+    def make_method_state(self, cache: KVCache) -> Any:
         """Whatever else the method keeps for a generation (page metadata, inherited selections)."""
         return None
 
@@ -205,7 +205,7 @@ class AttentionMethod(ABC):
         """What ``append`` does by default, in one launch; page bounds given with it are widened by the new key."""
         keys, values = state.cache.keys(layer), state.cache.values(layer)
         return rope_append(
-            token.q, token.k, token.v, token.cos, token.sin, keys, values, state.slots,
+            token.q, token.k, token.v, token.cos, token.sin, keys, values, state.slot_mapping,
             q_norm=token.q_norm, k_norm=token.k_norm, eps=token.eps, bounds=bounds, page_size=page_size,
         )  # fmt: skip
 
@@ -228,13 +228,14 @@ class AttentionMethod(ABC):
         keys, values = state.cache.keys(layer), state.cache.values(layer)
         return sparse_decode_attention(
             q, keys, values, selection.indices, selection.counts,
-            block_size=selection.block_size, lengths=state.visible, tally=state.tally[layer], uneven=selection.uneven,
+            block_size=selection.block_size, lengths=state.kv_lengths, uneven=selection.uneven,
+            kv_tokens_read=state.kv_tokens_read[layer],
         )[0]  # fmt: skip
 
     def attend_all(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
         """Read everything that the cache holds of ``layer``; shapes as in ``attend``."""
         keys, values = state.cache.keys(layer), state.cache.values(layer)
-        return decode_attention(q, keys, values, state.visible, tally=state.tally[layer])[0]
+        return decode_attention(q, keys, values, state.kv_lengths, kv_tokens_read=state.kv_tokens_read[layer])[0]
 
     def after_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
         """React to a finished decode step, before lengths advance."""

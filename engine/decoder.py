@@ -114,7 +114,7 @@ class Decoder:
         self._chunk(tokens, *self.rope.at_each(slots), read)
         seen = cache.lengths * state.active
         state.seen += seen
-        state.tally += seen * self.config.num_kv_heads
+        state.kv_tokens_read += seen * self.config.num_kv_heads
 
     def _prefill_chunk(self, tokens: Tensor, rows: slice, start: int, cache: KVCache) -> Tensor:
         """Hidden states ``[R, T, H]``, before the final norm, of tokens ``[R, T]`` of ``rows`` at ``start ..``."""

@@ -66,16 +66,16 @@ class KVCache:
         for stored, new in ((self.k[layer], k), (self.v[layer], v)):
             stored.scatter_(2, index, torch.where(rows[:, None, None, None], new, stored.gather(2, index)))
 
-    def held(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
+    def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """What one KV head of one row stores: keys and values ``[n, D]``, in order of slots. Looks at a length."""
         stored = int(self.lengths[row])
         return self.k[layer, row, head, :stored], self.v[layer, row, head, :stored]
 
-    def slots(self) -> Tensor:
+    def slot_mapping(self) -> Tensor:
         """Where each row's current token is stored, ``[B]`` int64; a full row writes over its last slot."""
         return self.lengths.clamp(max=self.capacity - 1)
 
-    def visible_lengths(self) -> Tensor:
+    def kv_lengths(self) -> Tensor:
         """Tokens a decode query may read, the one just appended included, ``[B]``."""
         return self.lengths + 1
 

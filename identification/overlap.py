@@ -64,7 +64,7 @@ class OverlapProbe(AttentionMethod):
             raise ConfigError("overlap_probe takes the size of its sets and nothing else")
         return cls((budget_tokens,), config)
 
-    def make_extra(self, cache: KVCache) -> _Record:
+    def make_method_state(self, cache: KVCache) -> _Record:
         """Empty sums."""
         config = self.config
         shape = (len(self.sizes), config.num_layers, config.num_kv_heads + config.num_heads)
@@ -74,8 +74,8 @@ class OverlapProbe(AttentionMethod):
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Compare, and read everything."""
-        record: _Record = state.extra
-        sets = self._top_sets(q, state.cache.keys(layer), state.visible)
+        record: _Record = state.method_state
+        sets = self._top_sets(q, state.cache.keys(layer), state.kv_lengths)
         if layer:
             for row, (upper, lower, size) in enumerate(zip(sets, record.below, self.sizes, strict=True)):
                 shared = (upper & lower).sum(dim=-1).double() / size

@@ -132,7 +132,7 @@ def stored_keys_keep_their_rotation(bench: Bench) -> None:
         if int(got.positions[row]) != seen:
             raise GateError(f"row {row} is at position {int(got.positions[row])} after {seen} tokens")
         for head in range(CONFIG.num_kv_heads):
-            (keys, values), (all_keys, all_values) = got.held(0, row, head), want.held(0, row, head)
+            (keys, values), (all_keys, all_values) = got.stored_kv(0, row, head), want.stored_kv(0, row, head)
             token = torch.cdist(keys, all_keys).argmin(dim=1)
             what = f"row {row}, head {head}"
             _close(keys, all_keys[token], f"{what}: stored keys and keys at their original positions")

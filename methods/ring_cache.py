@@ -63,11 +63,11 @@ class RingCache(KVCache):
         ring.positions.copy_(full.positions)
         return ring
 
-    def slots(self) -> Tensor:
+    def slot_mapping(self) -> Tensor:
         """Where each row's current token is stored, ``[B]``: over the oldest token of the ring, once it is full."""
         return ring_slots(self.positions, self.capacity, self.sinks)
 
-    def visible_lengths(self) -> Tensor:
+    def kv_lengths(self) -> Tensor:
         """Tokens a decode query may read, the one just appended included, ``[B]``: never more than the capacity."""
         return (self.lengths + 1).clamp(max=self.capacity)
 

@@ -59,7 +59,7 @@ class ScoreTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class MissingResult:
     """Cells without a number that share status and reason."""
 
     status: str
@@ -95,14 +95,14 @@ def score_table(results: Results, topic: Topic) -> ScoreTable:
     )  # fmt: skip
 
 
-def holes(records: Iterable[Record]) -> list[Hole]:
+def holes(records: Iterable[Record]) -> list[MissingResult]:
     """Every cell that has no number, grouped by what kept it from one."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for r in records:
         if r.status != "ok":
             groups.setdefault((r.status, r.reason or "no reason recorded"), []).append(r)
     return [
-        Hole(
+        MissingResult(
             status,
             wording.STATUS_WORDS.get(status, status),
             reason,

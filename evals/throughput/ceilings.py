@@ -32,14 +32,14 @@ class NoParams:
     """No knobs."""
 
 
-class OracleBudget(BudgetedMethod):
+class FreeSelection(BudgetedMethod):
     """Sparse attention in every layer over pages that cost nothing to choose: the ceiling of any selector.
 
     Each KV head of each row has a list of its own: random distinct pages of 16 tokens, the last one among them, in
     ascending order, drawn once a generation.
     """
 
-    name: ClassVar[str] = "oracle_budget"
+    name: ClassVar[str] = "free_selection"
     Params: ClassVar[type] = NoParams
 
     @classmethod
@@ -52,7 +52,7 @@ class OracleBudget(BudgetedMethod):
         pages = self.budget_tokens // PAGE_TOKENS
         return self.layered_traffic(context_tokens, min(context_tokens, pages * PAGE_TOKENS), 0, bytes_per_element)
 
-    def make_extra(self, cache: KVCache) -> Selection:
+    def make_method_state(self, cache: KVCache) -> Selection:
         """The pages that every layer and step reads."""
         heads = self.config.num_kv_heads
         used = -(-cache.capacity // PAGE_TOKENS)
@@ -66,7 +66,7 @@ class OracleBudget(BudgetedMethod):
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Always the same pages."""
-        chosen: Selection = state.extra
+        chosen: Selection = state.method_state
         return chosen
 
 
@@ -104,7 +104,7 @@ def sharing_cache(method: AttentionMethod) -> AttentionMethod:
 
 def chooses(method: AttentionMethod) -> bool:
     """Whether the method selects at all, so that leaving selection out means something."""
-    return type(method).select is not AttentionMethod.select and not isinstance(method, OracleBudget)
+    return type(method).select is not AttentionMethod.select and not isinstance(method, FreeSelection)
 
 
 def with_selection_given(method: AttentionMethod) -> AttentionMethod:
@@ -157,7 +157,8 @@ def _with_lists_given(method: AttentionMethod) -> AttentionMethod:
             return method.attend_all(layer, q, state)
         return sparse_decode_attention(
             q, state.cache.keys(layer), state.cache.values(layer), lists.indices, lists.counts,
-            block_size=lists.block_size, lengths=state.visible, tally=state.tally[layer], uneven=lists.uneven,
+            block_size=lists.block_size, lengths=state.kv_lengths, uneven=lists.uneven,
+            kv_tokens_read=state.kv_tokens_read[layer],
         )[0]  # fmt: skip
 
     vars(given)["attend"] = attend_given

@@ -11,7 +11,7 @@ from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.throughput.ceilings import NoAttention, OracleBudget, chooses
+from longdecode.evals.throughput.ceilings import FreeSelection, NoAttention, chooses
 from longdecode.evals.throughput.ledger import SpeedCell
 from longdecode.evals.throughput.records import Stage
 from longdecode.evals.throughput.spec import CEILING_METHODS, DecodeSpec
@@ -52,8 +52,8 @@ class Labels:
         Raises:
             UnsupportedCellError: it cannot honour the budget on this model.
         """
-        if label == OracleBudget.name:
-            return OracleBudget.from_budget(budget_tokens, config)
+        if label == FreeSelection.name:
+            return FreeSelection.from_budget(budget_tokens, config)
         if label == NoAttention.name:
             return NoAttention.from_budget(budget_tokens, config)
         return get_method(self.method_name(label)).from_budget(budget_tokens, config, **self.params(label))

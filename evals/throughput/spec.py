@@ -21,7 +21,7 @@ HYBRID_OPS = ("hybrid_attention", "hybrid_attention_scored", "topk_select_into")
 """Those with sizes of their own, which also say how many KV heads read everything: see ``HybridSpec``."""
 LENGTHS = ("full", "random")
 FULL_HEADS = (0, 1, 2, 4, 8)
-CEILING_METHODS = ("oracle_budget",)
+CEILING_METHODS = ("free_selection",)
 """Labels that the decode bench knows without a method of that name: see ``ceilings``."""
 KERNELS_JOB = "kernels"
 """The job that times the kernels and the device's read bandwidth; the other jobs are named after their models."""

@@ -9,7 +9,13 @@ from longdecode.kernels.layout import accumulator, fold_group
 
 
 def decode_attention_cpu(
-    q: Tensor, k: Tensor, v: Tensor, ends: list[int], *, scale: float | None = None, tally: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ends: list[int],
+    *,
+    scale: float | None = None,
+    kv_tokens_read: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention as in ``naive.decode_attention``, in few and large operations.
 
@@ -23,7 +29,7 @@ def decode_attention_cpu(
         v: ``[B, Hkv, S, D]``.
         ends: keys of each row, 1 or more.
         scale: factor on the scores; ``D ** -0.5`` when left out.
-        tally: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
+        kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
 
     Returns:
         ``out`` ``[B, Hq, T, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, T]`` in float32 (float64 for float64).
@@ -43,7 +49,7 @@ def decode_attention_cpu(
     out = probabilities[..., :shared] @ v[:, :, :shared].to(dtype)
     for row, end in tails:
         out[row] += probabilities[row, ..., shared:end] @ v[row, :, shared:end].to(dtype)
-    if tally is not None:
-        tally += torch.tensor(ends) * k.shape[1]
+    if kv_tokens_read is not None:
+        kv_tokens_read += torch.tensor(ends) * k.shape[1]
     lse = scores.amax(dim=-1) - probabilities.amax(dim=-1).log()
     return out.to(q.dtype).reshape(q.shape), lse.reshape(q.shape[:-1])

@@ -50,8 +50,8 @@ def dense_tile(
 
 @triton.jit
 def decode_attention_kernel(
-    p_q, p_k, p_v, p_lengths, p_acc, p_top, p_total, p_counters, p_out, p_lse, p_tally,
-    q_batch, q_head, q_row, q_dim, k_batch, k_head, v_batch, v_head, tally_batch,
+    p_q, p_k, p_v, p_lengths, p_acc, p_top, p_total, p_counters, p_out, p_lse, p_tokens_read,
+    q_batch, q_head, q_row, q_dim, k_batch, k_head, v_batch, v_head, read_batch,
     scale_log2, queries, capacity, kv_heads,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
@@ -67,7 +67,7 @@ def decode_attention_kernel(
 
     ``p_q`` ``[B, Hq, T, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides (the
     arguments named by tensor and axis, in elements); ``p_lengths`` ``[B]`` integer; partials as in ``Partials``, slot
-    ``list * SPLITS + split``; ``p_out`` and ``p_lse`` contiguous; ``p_tally`` ``[B]`` int64 or None. Sums run in
+    ``list * SPLITS + split``; ``p_out`` and ``p_lse`` contiguous; ``p_tokens_read`` ``[B]`` int64 or None. Sums run in
     float32. Moves ``2 * sum(lengths) * Hkv * D`` elements of cache once per row tile, and
     ``2 * B * Hkv * SPLITS * R * (D + 2)`` float32 through L2.
 
@@ -113,9 +113,9 @@ def decode_attention_kernel(
             p_k, p_v, b_q, b_top, b_total, b_acc, left, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
             DIM, BLOCK_DIM, BLOCK_TOKENS, False, UPCAST,
         )  # fmt: skip
-    if p_tally is not None:  # noqa: SIM102 (known when compiling; the other is not)
+    if p_tokens_read is not None:  # noqa: SIM102 (known when compiling; the other is not)
         if (i_tile == 0) & (i_split == 0):
-            tl.atomic_add(p_tally + i_batch * tally_batch, length.to(tl.int64), sem="relaxed")
+            tl.atomic_add(p_tokens_read + i_batch * read_batch, length.to(tl.int64), sem="relaxed")
     finish_part(
         p_acc, p_top, p_total, p_counters + i_list * ROW_TILES + i_tile, p_out, p_lse,
         b_acc, b_top, tl.sum(b_total, 1), i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, i_row,
@@ -130,7 +130,7 @@ def decode_attention_gpu(
     lengths: Tensor,
     *,
     scale: float | None = None,
-    tally: Tensor | None = None,
+    kv_tokens_read: Tensor | None = None,
     launch: DecodeLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention as in ``naive.decode_attention``, without looking at a value: a CUDA graph can capture it.
@@ -144,7 +144,7 @@ def decode_attention_gpu(
         v: ``[B, Hkv, S, D]``, likewise.
         lengths: ``[B]`` integers; a length over ``S`` counts as ``S``.
         scale: factor on the scores; ``D ** -0.5`` when left out.
-        tally: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
+        kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
         launch: how to run; ``choose_launch``'s when left out.
 
     Returns:
@@ -170,8 +170,9 @@ def decode_attention_gpu(
     merge_rows, merge_some = merge_tile(min(rows, launch.rows), launch.splits, padded, launch.num_warps)
     with torch.cuda.device_of(q):
         decode_attention_kernel[(row_tiles * launch.splits, kv_heads, batch)](
-            q, k, v, lengths.contiguous(), *partials, lse if counters is None else counters, out, lse, tally,
-            *q.stride(), k.stride(0), k.stride(1), v.stride(0), v.stride(1), 0 if tally is None else tally.stride(0),
+            q, k, v, lengths.contiguous(), *partials, lse if counters is None else counters, out, lse, kv_tokens_read,
+            *q.stride(), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            0 if kv_tokens_read is None else kv_tokens_read.stride(0),
             LOG2E * (dim**-0.5 if scale is None else scale), queries, capacity, kv_heads,
             K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3),
             DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens,

@@ -9,7 +9,13 @@ from longdecode.kernels.layout import accumulator, before, fold_group
 
 
 def decode_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, *, scale: float | None = None, tally: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float | None = None,
+    kv_tokens_read: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention of every query row over the first ``lengths[b]`` keys of its batch row.
 
@@ -22,7 +28,7 @@ def decode_attention(
         v: ``[B, Hkv, S, D]``.
         lengths: ``[B]`` int64, at most ``S``; a row of length 0 gives zeros and an ``lse`` of minus infinity.
         scale: factor on the scores; ``D ** -0.5`` when left out.
-        tally: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
+        kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
 
     Returns:
         ``out`` ``[B, Hq, T, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, T]`` in float32 (float64 for float64).
@@ -32,8 +38,8 @@ def decode_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     grouped = fold_group(q, k.shape[1]).to(accumulator(q.dtype)) * scale
     out, lse = _masked(grouped, k, v, lengths)
-    if tally is not None:
-        tally += lengths * k.shape[1]
+    if kv_tokens_read is not None:
+        kv_tokens_read += lengths * k.shape[1]
     return out.to(q.dtype).reshape(q.shape), lse.reshape(q.shape[:-1])
 
 

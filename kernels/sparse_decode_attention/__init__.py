@@ -20,7 +20,7 @@ def sparse_decode_attention(
     lengths: Tensor,
     scale: float | None = None,
     bias: Tensor | None = None,
-    tally: Tensor | None = None,
+    kv_tokens_read: Tensor | None = None,
     scores: Tensor | None = None,
     score_rows: Tensor | None = None,
     score_block: int = 1,
@@ -38,10 +38,10 @@ def sparse_decode_attention(
 
         return sparse_decode_attention_gpu(
             q, k, v, indices, counts,
-            block_size=block_size, lengths=lengths, scale=scale, bias=bias, tally=tally,
+            block_size=block_size, lengths=lengths, scale=scale, bias=bias, kv_tokens_read=kv_tokens_read,
             scores=scores, score_rows=score_rows, score_block=score_block, uneven=uneven,
         )  # fmt: skip
     return naive.sparse_decode_attention(
-        q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale, bias=bias, tally=tally,
-        scores=scores, score_rows=score_rows, score_block=score_block,
+        q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale, bias=bias,
+        kv_tokens_read=kv_tokens_read, scores=scores, score_rows=score_rows, score_block=score_block,
     )  # fmt: skip

@@ -62,7 +62,7 @@ def listed_tokens(count, length, width, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def attend_tiles(
-    b_q, b_block, p_k, p_v, p_indices, p_bias, p_tally, first, stop, step, everything, listed, length, width,
+    b_q, b_block, p_k, p_v, p_indices, p_bias, p_tokens_read, first, stop, step, everything, listed, length, width,
     index_slot, bias_token, scale_log2, p_scores, scored, score_entry,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
@@ -73,8 +73,8 @@ def attend_tiles(
     A tile is ``BLOCK_TOKENS`` slots of the list: ``BLOCK_TOKENS / BLOCK_SIZE`` listed blocks, or that many tokens of
     the row where the list is ``everything``. Block numbers are loaded a tile ahead, into registers; ``b_block`` are
     those of the first tile. Pointers are those of the list's KV head, indices and bias; the tokens read are added to
-    ``p_tally``. Where the list is ``scored``, which takes ``everything`` and, for blocks larger than a tile, a step of
-    1, the scores of its blocks go to ``p_scores``.
+    ``p_tokens_read``. Where the list is ``scored``, which takes ``everything`` and, for blocks larger than a tile, a
+    step of 1, the scores of its blocks go to ``p_scores``.
     """
     o_dim = tl.arange(0, BLOCK_DIM)
     b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
@@ -111,17 +111,17 @@ def attend_tiles(
             b_scores += (b_bias * _LOG2E)[None, :]
         b_scores = tl.where((b_token >= 0)[None, :], b_scores, float("-inf"))
         b_top, b_total, b_acc = softmax_step(b_scores, b_v, b_top, b_total, b_acc)
-    if p_tally is not None:
-        tl.atomic_add(p_tally, tl.sum(b_read, 0).to(tl.int64), sem="relaxed")
+    if p_tokens_read is not None:
+        tl.atomic_add(p_tokens_read, tl.sum(b_read, 0).to(tl.int64), sem="relaxed")
     return b_top, tl.sum(b_total, 1), b_acc
 
 
 @triton.jit
 def sparse_decode_attention_kernel(
-    p_q, p_k, p_v, p_indices, p_counts, p_lengths, p_bias, p_tally, p_scores, p_score_rows,
+    p_q, p_k, p_v, p_indices, p_counts, p_lengths, p_bias, p_tokens_read, p_scores, p_score_rows,
     p_acc, p_top, p_total, p_counters, p_out, p_lse,
     q_batch, q_head, q_dim, k_batch, k_head, v_batch, v_head, index_batch, index_list, index_slot,
-    count_batch, count_list, bias_batch, bias_list, bias_token, tally_batch, score_batch, score_row, score_entry,
+    count_batch, count_list, bias_batch, bias_list, bias_token, read_batch, score_batch, score_row, score_entry,
     scale_log2, capacity, width, lists, lists_per_kv_head, all_lists,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
@@ -150,7 +150,7 @@ def sparse_decode_attention_kernel(
 
     ``p_q`` ``[B, Hq, 1, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides;
     ``p_indices`` ``[B, Hs, N]`` and ``p_counts`` ``[B, Hs]`` int64; ``p_lengths`` ``[B]`` integer; ``p_bias``
-    ``[B, Hs, S]`` float32 or None; ``p_tally`` ``[B]`` int64 or None; ``p_scores`` ``[B, R, P]`` float32 and
+    ``[B, Hs, S]`` float32 or None; ``p_tokens_read`` ``[B]`` int64 or None; ``p_scores`` ``[B, R, P]`` float32 and
     ``p_score_rows`` ``[Hs]`` int64, or None; partials as in ``Partials``; ``p_out`` and ``p_lse`` contiguous. Sums run
     in float32. Moves ``2 * D`` elements of cache and, with a bias, one float32 for each token read, ``sum(counts)``
     indices, one float32 a scored block, and twice ``parts * R * (D + 2)`` float32 through L2.
@@ -208,7 +208,7 @@ def sparse_decode_attention_kernel(
                 b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head,
                 p_list,
                 None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
-                None if p_tally is None else p_tally + i_batch * tally_batch,
+                None if p_tokens_read is None else p_tokens_read + i_batch * read_batch,
                 first, stop, 1, everything, listed, length, width, index_slot, bias_token, scale_log2,
                 None if p_scores is None else p_scores + i_batch * score_batch + i_score * score_row,
                 i_score >= 0, score_entry, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
@@ -247,7 +247,7 @@ def sparse_decode_attention_kernel(
         b_top, b_total, b_acc = attend_tiles(
             b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head, p_list,
             None if p_bias is None else p_bias + i_batch * bias_batch + i_in_row * bias_list,
-            None if p_tally is None else p_tally + i_batch * tally_batch,
+            None if p_tokens_read is None else p_tokens_read + i_batch * read_batch,
             i_program, tl.cdiv(listed, BLOCK_TOKENS), SPLITS, count < 0, listed, length, width,
             index_slot, bias_token, scale_log2,
             None if p_scores is None else p_scores + i_batch * score_batch + i_score * score_row,
@@ -273,7 +273,7 @@ def sparse_decode_attention_gpu(
     lengths: Tensor,
     scale: float | None = None,
     bias: Tensor | None = None,
-    tally: Tensor | None = None,
+    kv_tokens_read: Tensor | None = None,
     scores: Tensor | None = None,
     score_rows: Tensor | None = None,
     score_block: int = 1,
@@ -295,7 +295,7 @@ def sparse_decode_attention_gpu(
         lengths: ``[B]`` integers; a length over ``S`` counts as ``S``.
         scale: factor on the scores; ``D ** -0.5`` when left out.
         bias: ``[B, Hs, S]`` float32, any strides, added to the scaled scores (natural logarithm).
-        tally: ``[B]`` int64, to which the tokens read, summed over lists, are added.
+        kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over lists, are added.
         scores: ``[B, R, ceil(S / score_block)]`` float32, any strides, filled by lists that read everything.
         score_rows: ``[Hs]`` int64, the row of ``scores`` that each list fills, no two the same; -1 fills none.
         score_block: tokens that one score stands for, a power of two.
@@ -344,12 +344,13 @@ def sparse_decode_attention_gpu(
     grid = (launch.splits * row_tiles,) if launch.balanced else (launch.splits * row_tiles, lists, batch)
     with torch.cuda.device_of(q):
         sparse_decode_attention_kernel[grid](
-            q, k, v, indices, counts, lengths.contiguous(), bias, tally,
+            q, k, v, indices, counts, lengths.contiguous(), bias, kv_tokens_read,
             scores, None if score_rows is None else score_rows.contiguous(),
             *partials, lse if counters is None else counters, out, lse,
             q.stride(0), q.stride(1), q.stride(3), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             *indices.stride(), *counts.stride(), *((0, 0, 0) if bias is None else bias.stride()),
-            0 if tally is None else tally.stride(0), *((0, 0, 0) if scores is None else scores.stride()),
+            0 if kv_tokens_read is None else kv_tokens_read.stride(0),
+            *((0, 0, 0) if scores is None else scores.stride()),
             LOG2E * (dim**-0.5 if scale is None else scale), capacity, width, lists, lists // kv_heads,
             all_lists,
             K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3), BLOCK_SIZE=block_size,

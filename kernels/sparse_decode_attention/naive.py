@@ -23,7 +23,7 @@ def sparse_decode_attention(
     lengths: Tensor,
     scale: float | None = None,
     bias: Tensor | None = None,
-    tally: Tensor | None = None,
+    kv_tokens_read: Tensor | None = None,
     scores: Tensor | None = None,
     score_rows: Tensor | None = None,
     score_block: int = 1,
@@ -51,7 +51,7 @@ def sparse_decode_attention(
         lengths: ``[B]`` int64; a length over ``S`` counts as ``S``.
         scale: factor on the scores; ``D ** -0.5`` when left out.
         bias: ``[B, Hs, S]``, added to the scaled scores of the list's tokens (natural logarithm).
-        tally: ``[B]`` int64, to which the tokens read, summed over lists, are added.
+        kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over lists, are added.
         scores: ``[B, R, P]``, any float dtype and strides, ``P = ceil(S / score_block)``, to be written. What begins at
             or past a row's length, and rows of lists that do not read everything, stay as they are.
         score_rows: ``[Hs]`` int64, the row of ``scores`` that each list fills, no two the same; -1 fills none.
@@ -81,8 +81,8 @@ def sparse_decode_attention(
         _write_scores(q, k, lengths.clamp(max=capacity), counts, scale, scores, score_rows, score_block)
 
     tokens, visible = _tokens(indices, counts, lengths.clamp(max=capacity), block_size, capacity)
-    if tally is not None:
-        tally += visible.sum(dim=(1, 2))
+    if kv_tokens_read is not None:
+        kv_tokens_read += visible.sum(dim=(1, 2))
     tokens = torch.where(visible, tokens, 0)
     base = torch.arange(batch, device=q.device)[:, None] * kv_heads + (
         torch.arange(lists, device=q.device) // (lists // kv_heads)

@@ -93,13 +93,13 @@ class Duo(BudgetedMethod):
             return prompt
         return SplitCache.cut(prompt, self.roles, self.budget_tokens, self.sinks)
 
-    def make_extra(self, cache: KVCache) -> Rings | None:
+    def make_method_state(self, cache: KVCache) -> Rings | None:
         """Where the rings stand, where there are any."""
         return _rings(cache) if isinstance(cache, SplitCache) else None
 
     def before_step(self, state: DecodeState) -> None:
         """Where the rings stand."""
-        state.extra = self.make_extra(state.cache)
+        state.method_state = self.make_method_state(state.cache)
 
     def append(self, layer: int, token: TokenHeads, state: DecodeState) -> Tensor:
         """Rotate the token's heads and store them in whole rows and rings; the queries come retrieval heads first."""
@@ -113,23 +113,27 @@ class Duo(BudgetedMethod):
         )
         keys, values = cache.whole.of(layer)
         # All queries are rotated by the first of the two launches, whether or not it has keys to store.
-        q = store(q, k[:, :first], v[:, :first], k_cache=keys, v_cache=values, slots=state.slots)
+        q = store(q, k[:, :first], v[:, :first], k_cache=keys, v_cache=values, slots=state.slot_mapping)
         if first < self.config.num_kv_heads:
             keys, values = cache.ring.of(layer)
-            store(q[:, :0], k[:, first:], v[:, first:], k_cache=keys, v_cache=values, slots=state.extra.slots)
+            store(q[:, :0], k[:, first:], v[:, first:], k_cache=keys, v_cache=values, slots=state.method_state.slots)
         return q
 
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
         """Everything in the whole rows, everything in the rings; outputs in the model's order of heads."""
-        cache, tally = state.cache, state.tally[layer]
+        cache, kv_tokens_read = state.cache, state.kv_tokens_read[layer]
         if not isinstance(cache, SplitCache):
             return super().attend(layer, q, state)
         first = len(cache.whole.heads[layer]) * self.config.group_size
         parts: dict[bool, Tensor] = {}
         if first:
-            parts[True] = decode_attention(q[:, :first], *cache.whole.of(layer), state.visible, tally=tally)[0]
+            parts[True] = decode_attention(
+                q[:, :first], *cache.whole.of(layer), state.kv_lengths, kv_tokens_read=kv_tokens_read
+            )[0]
         if first < q.shape[1]:
-            parts[False] = decode_attention(q[:, first:], *cache.ring.of(layer), state.extra.visible, tally=tally)[0]
+            parts[False] = decode_attention(
+                q[:, first:], *cache.ring.of(layer), state.method_state.visible, kv_tokens_read=kv_tokens_read
+            )[0]
         if len(parts) == 1:
             return next(iter(parts.values()))
         group = self.config.group_size

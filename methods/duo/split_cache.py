@@ -111,7 +111,7 @@ class SplitCache(KVCache):
 
     values = keys
 
-    def held(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
+    def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """What one KV head of one row stores: keys and values ``[n, D]``, in order of slots. Looks at a length."""
         store = self.whole if head in self.whole.heads[layer] else self.ring
         stored = min(int(self.lengths[row]), store.k.shape[2])

@@ -136,7 +136,7 @@ class Lychee(BudgetedMethod):
             tokens * token_bytes, scored * _SCORE_BYTES, at_most=self.params.strategy in _BY_PROBABILITY
         )  # fmt: skip
 
-    def make_extra(self, cache: KVCache) -> Lists:
+    def make_method_state(self, cache: KVCache) -> Lists:
         """The lists of a step, and the role map on the device."""
         batch, heads, device = cache.batch, self.config.num_kv_heads, cache.device
         entries = self._entries(cache.capacity)
@@ -157,8 +157,8 @@ class Lychee(BudgetedMethod):
 
     def before_step(self, state: DecodeState) -> None:
         """Count the entries of each row and, where they follow from that, what every layer's heads read of them."""
-        lists: Lists = state.extra
-        lists.used = (state.visible + (self.entry_tokens - 1)) // self.entry_tokens
+        lists: Lists = state.method_state
+        lists.used = (state.kv_lengths + (self.entry_tokens - 1)) // self.entry_tokens
         if self.params.strategy in _BY_PROBABILITY:
             return
         ratio = self.params.strategy == "ratio"
@@ -168,7 +168,7 @@ class Lychee(BudgetedMethod):
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Retrieval heads read everything, sparse heads what the same head above them chose."""
-        plan, lists = self.plans[layer], state.extra
+        plan, lists = self.plans[layer], state.method_state
         if plan.dense:
             return None
         guessed = self.params.strategy in _BY_PROBABILITY
@@ -181,12 +181,13 @@ class Lychee(BudgetedMethod):
         selection = self.select(layer, q, state)
         if selection is None:
             return self.attend_all(layer, q, state)
-        lists: Lists = state.extra
+        lists: Lists = state.method_state
         choosing = len(self.plans[layer].choosing)
         scores = lists.scores[:, :choosing] if choosing else None
         out, _ = sparse_decode_attention(
             q, state.cache.keys(layer), state.cache.values(layer), selection.indices, selection.counts,
-            block_size=selection.block_size, lengths=state.visible, tally=state.tally[layer], uneven=selection.uneven,
+            block_size=selection.block_size, lengths=state.kv_lengths, uneven=selection.uneven,
+            kv_tokens_read=state.kv_tokens_read[layer],
             scores=scores, score_rows=lists.rows.get(layer), score_block=self.entry_tokens,
         )  # fmt: skip
         if scores is not None:

@@ -48,9 +48,9 @@ class OracleTopk(BudgetedMethod):
         """Top tokens by the group's mean probability; dense in the first layers."""
         if layer in self.dense_layers():
             return None
-        probabilities = token_probabilities(q, state.cache.keys(layer), state.visible)
+        probabilities = token_probabilities(q, state.cache.keys(layer), state.kv_lengths)
         scores = group_reduce(probabilities, self.config.num_kv_heads, "mean")
-        indices, counts = topk_select(scores, self.budget_tokens, state.visible, keep_last=1)
+        indices, counts = topk_select(scores, self.budget_tokens, state.kv_lengths, keep_last=1)
         return Selection(indices, counts, block_size=1)
 
 

@@ -78,7 +78,7 @@ class Quest(BudgetedMethod):
         sparse = self.config.num_layers - len(self.dense_layers())
         return self.layered_traffic(context_tokens, read, sparse * bounds, bytes_per_element)
 
-    def make_extra(self, cache: KVCache) -> Pages:
+    def make_method_state(self, cache: KVCache) -> Pages:
         """Page bounds of each sparse layer."""
         layers = sorted(set(range(self.config.num_layers)) - self.dense_layers())
         page = self.params.page_size
@@ -86,15 +86,15 @@ class Quest(BudgetedMethod):
 
     def before_step(self, state: DecodeState) -> None:
         """Count the pages in use, the current token's among them."""
-        state.extra.used = -(-state.visible // self.params.page_size)
+        state.method_state.used = -(-state.kv_lengths // self.params.page_size)
 
     def append(self, layer: int, token: TokenHeads, state: DecodeState) -> Tensor:
         """Store the token and widen its page's bounds by the new key."""
-        return self.store(layer, token, state, state.extra.bounds.get(layer), self.params.page_size)
+        return self.store(layer, token, state, state.method_state.bounds.get(layer), self.params.page_size)
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Top pages; dense in the first layers."""
-        pages: Pages = state.extra
+        pages: Pages = state.method_state
         if layer not in pages.bounds:
             return None
         alike = self.params.variant == "kernel"

@@ -56,7 +56,7 @@ class Streaming(BudgetedMethod):
             return prompt
         return RingCache.compacted(prompt, self.budget_tokens, self.params.sinks)
 
-    def make_extra(self, cache: KVCache) -> Any:
+    def make_method_state(self, cache: KVCache) -> Any:
         """Rotary frequencies ``[D]`` float32, each twice, where sinks need a rotation of their own."""
         if self.params.positions == "original":
             return None
@@ -68,12 +68,14 @@ class Streaming(BudgetedMethod):
         cache, sinks = state.cache, self.params.sinks
         if self.params.positions == "original" or not isinstance(cache, RingCache) or sinks == 0:
             return super().attend(layer, q, state)
-        angles = (cache.evicted()[:, None].to(state.extra.dtype) * state.extra)[:, None]
+        angles = (cache.evicted()[:, None].to(state.method_state.dtype) * state.method_state)[:, None]
         turned_back = rotate(q, angles.cos(), -angles.sin())
-        keys, values, tally = cache.keys(layer), cache.values(layer), state.tally[layer]
-        near, far = (state.visible - sinks).clamp(min=0), state.visible.clamp(max=sinks)
-        first = decode_attention(turned_back, keys[:, :, :sinks], values[:, :, :sinks], far, tally=tally)
-        window = decode_attention(q, keys[:, :, sinks:], values[:, :, sinks:], near, tally=tally)
+        keys, values, kv_tokens_read = cache.keys(layer), cache.values(layer), state.kv_tokens_read[layer]
+        near, far = (state.kv_lengths - sinks).clamp(min=0), state.kv_lengths.clamp(max=sinks)
+        first = decode_attention(
+            turned_back, keys[:, :, :sinks], values[:, :, :sinks], far, kv_tokens_read=kv_tokens_read
+        )
+        window = decode_attention(q, keys[:, :, sinks:], values[:, :, sinks:], near, kv_tokens_read=kv_tokens_read)
         return merge_attention(*first, *window)[0]
 
 

@@ -81,20 +81,20 @@ class Tidal(BudgetedMethod):
         keys = 2 * context_tokens * self.token_bytes(bytes_per_element) // 2
         return self.layered_traffic(context_tokens, read, keys, bytes_per_element)
 
-    def make_extra(self, cache: KVCache) -> LastSelection:
+    def make_method_state(self, cache: KVCache) -> LastSelection:
         """Room for the last selection."""
         return LastSelection()
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Dense layers read everything, the selection layers among them choose for those that follow."""
         if layer in (SELECT_LAYER, self.reselect_layer):
-            state.extra.value = self._choose(layer, q, state)
-        return None if layer in self.dense_layers() else state.extra.value
+            state.method_state.value = self._choose(layer, q, state)
+        return None if layer in self.dense_layers() else state.method_state.value
 
     def _choose(self, layer: int, q: Tensor, state: DecodeState) -> Selection:
         shared = self.params.selection == "kv_head"
-        scores = token_logits(q, state.cache.keys(layer), state.visible, group="mean" if shared else None)
-        indices, counts = topk_select(scores, self.budget_tokens, state.visible, keep_last=int(shared))
+        scores = token_logits(q, state.cache.keys(layer), state.kv_lengths, group="mean" if shared else None)
+        indices, counts = topk_select(scores, self.budget_tokens, state.kv_lengths, keep_last=int(shared))
         return Selection(indices, counts, block_size=1)
 
 

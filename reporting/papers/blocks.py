@@ -53,7 +53,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class MissingResult:
     """What is missing, and the command that makes it."""
 
     kind: ClassVar[str] = "hole"
@@ -115,7 +115,7 @@ class Targets:
     rows: Sequence[Verdict]
 
 
-Block = Prose | Heading | Listing | Hole | Picture | Comparison | Cells | Targets
+Block = Prose | Heading | Listing | MissingResult | Picture | Comparison | Cells | Targets
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from longdecode.reporting.speed.tables import against
 BARS_PATH = Path(__file__).parents[1] / "bars.yaml"
 _COMPARE = {"<=": operator.le, ">=": operator.ge}
 _FACTOR = {"ms": 1e-3, "us": 1.0, "x": 1.0}
-_KEYS = {"what", "where", "bar", "moonshot", "unit", "column", "against", "minus", "paper"}
+_KEYS = {"what", "where", "bar", "stretch", "unit", "column", "against", "minus", "paper"}
 
 
 class BarError(LongDecodeError):
@@ -29,11 +29,11 @@ class BarError(LongDecodeError):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One target: ``level`` is moonshot, met, missed, recorded (no target was set) or absent."""
+    """One target: ``level`` is stretch, met, missed, recorded (no target was set) or absent."""
 
     what: str
     bar: str
-    moonshot: str
+    stretch: str
     measured: str
     bounds: str
     level: str
@@ -60,19 +60,19 @@ def judge(speed: Speed, path: Path = BARS_PATH, paper: str | None = None) -> lis
 
 
 def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:
-    bar, moonshot, unit = entry["bar"], entry["moonshot"], entry["unit"]
+    bar, stretch, unit = entry["bar"], entry["stretch"], entry["unit"]
     found, why = _measured(speed, entry)
-    goal, harder = _shown(bar, unit), _shown(moonshot, unit)
+    goal, harder = _shown(bar, unit), _shown(stretch, unit)
     if found is None:
         return Verdict(entry["what"], goal, harder, wording.DASH, "", "absent", why)
     value, low, high = found
-    digits = _digits(value, unit, [text for text in (bar, moonshot) if text])
+    digits = _digits(value, unit, [text for text in (bar, stretch) if text])
     low_text, high_text = (wording.number(bound, digits) for bound in (low, high))
     bounds = "" if pd.isna(low) or pd.isna(high) else f"[{low_text}, {high_text}]"
     if bar is None:
         level, words = "recorded", "on record"
-    elif moonshot is not None and _holds(value, moonshot):
-        level, words = "moonshot", "harder met"
+    elif stretch is not None and _holds(value, stretch):
+        level, words = "stretch", "harder met"
     else:
         level, words = ("met", "met") if _holds(value, bar) else ("missed", "missed")
     return Verdict(entry["what"], goal, harder, _with_unit(wording.number(value, digits), unit), bounds, level, words)
@@ -139,9 +139,9 @@ def _with_unit(text: str, unit: str) -> str:
 
 
 def _checked(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    unknown, missing = set(entry) - _KEYS, {"what", "where", "bar", "moonshot", "unit"} - set(entry)
+    unknown, missing = set(entry) - _KEYS, {"what", "where", "bar", "stretch", "unit"} - set(entry)
     wrong = [
-        text for text in (entry.get("bar"), entry.get("moonshot")) if text and not re.fullmatch(r"[<>]= [\d.]+", text)
+        text for text in (entry.get("bar"), entry.get("stretch")) if text and not re.fullmatch(r"[<>]= [\d.]+", text)
     ]
     if unknown or missing or wrong or entry["unit"] not in _FACTOR:
         found = ", ".join(sorted(unknown | missing)) or wrong or entry["unit"]

@@ -16,7 +16,7 @@ from longdecode.reporting.wording import budget_order
 REFERENCE_METHOD = "full"
 OURS = "longdecode"
 STOCK_LOOP = "hf_full"
-CEILING_METHOD = "oracle_budget"
+CEILING_METHOD = "free_selection"
 STEP = "step"
 _TEXT = (
     *("bench", "model", "weights", "subject", "label", "params", "stage", "budget", "status", "reason", "reference"),

@@ -54,8 +54,8 @@ class Window(AttentionMethod):
         if layer == 0 or not self.params.sparse:
             return None
         shape = (q.shape[0], self.config.num_kv_heads)
-        newest_first = state.visible[:, None] - 1 - torch.arange(WINDOW, device=q.device)
-        counts = state.visible.clamp(max=WINDOW)[:, None].expand(shape)
+        newest_first = state.kv_lengths[:, None] - 1 - torch.arange(WINDOW, device=q.device)
+        counts = state.kv_lengths.clamp(max=WINDOW)[:, None].expand(shape)
         return Selection(newest_first.clamp(min=0)[:, None].expand(*shape, WINDOW), counts, 1)
 
 

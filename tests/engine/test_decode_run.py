@@ -44,7 +44,7 @@ def test_a_step_never_waits_for_the_host(sampling: Sampling, dense: Callable, mo
     """
 
     def as_on_cuda(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, *, tally: torch.Tensor
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, *, kv_tokens_read: torch.Tensor
     ) -> Any:
         grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
         out, lse = naive._masked(grouped, k, v, lengths)
@@ -71,7 +71,7 @@ def test_a_step_changes_tensors_in_place(sampling: Sampling, dense: Callable, se
     def addresses() -> dict[str, int]:
         owners = {"run": run, "cache": run.state.cache}
         named = {f"{key}.{name}": value for key, owner in owners.items() for name, value in vars(owner).items()}
-        named |= {name: getattr(run.state, name) for name in ("tally", "counted", "active")}
+        named |= {name: getattr(run.state, name) for name in ("kv_tokens_read", "counted", "active")}
         return {name: value.data_ptr() for name, value in named.items() if isinstance(value, torch.Tensor)}
 
     before = addresses()

@@ -34,11 +34,11 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
     """Every launch that decoding at this shape makes, and those of 16 query rows."""
     tensor = floats(dtype)
     cache, lengths, q = tensor(batch, kv_heads, capacity, dim), integers(batch), tensor(batch, heads, 1, dim)
-    decode_attention_gpu(q, cache, cache, lengths, tally=lengths)
+    decode_attention_gpu(q, cache, cache, lengths, kv_tokens_read=lengths)
     decode_attention_gpu(tensor(batch, heads, 16, dim), cache, cache, lengths)
     for lists, block in ((kv_heads, 16), (kv_heads, 1), (heads, 16)):
         indices, counts = integers(batch, lists, 2048 // block), integers(batch, lists)
-        plan: dict[str, Any] = {"block_size": block, "lengths": lengths, "tally": lengths}
+        plan: dict[str, Any] = {"block_size": block, "lengths": lengths, "kv_tokens_read": lengths}
         for uneven in (False, True):
             sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, uneven=uneven)
             if (lists, block) == (kv_heads, 16):

@@ -85,10 +85,10 @@ def test_scale_is_used(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("attend", [decode_attention, naive.decode_attention], ids=["dispatched", "naive"])
 def test_dense_adds_what_it_read_to_the_tally(rng: torch.Generator, attend: Callable) -> None:
-    tally = torch.tensor([5, 0, 7])
+    kv_tokens_read = torch.tensor([5, 0, 7])
     q, k, v, lengths = ragged(rng, 3, 2, 4, 32, 15, torch.float32)
-    attend(q, k, v, lengths, tally=tally)
-    assert tally.tolist() == [5 + 2 * 15, 2 * lengths[1].item(), 7 + 2 * 1]
+    attend(q, k, v, lengths, kv_tokens_read=kv_tokens_read)
+    assert kv_tokens_read.tolist() == [5 + 2 * 15, 2 * lengths[1].item(), 7 + 2 * 1]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -139,11 +139,23 @@ def test_sparse_reads_everything_adds_the_bias_and_tallies(rng: torch.Generator,
         width = 1 if counts[b, h] == EVERYTHING else block
         lists[b, h] = [i for j in chosen for i in range(j * width, (j + 1) * width) if i < lengths[b]]
         bias[b, h, lists[b, h]] = torch.randn(len(lists[b, h]), generator=rng)
-    tally = torch.tensor([3, 0])
+    kv_tokens_read = torch.tensor([3, 0])
     out, lse = sparse_decode_attention(
-        q, k, v, indices, counts, block_size=block, lengths=lengths, bias=bias, tally=tally, uneven=everything
+        q,
+        k,
+        v,
+        indices,
+        counts,
+        block_size=block,
+        lengths=lengths,
+        bias=bias,
+        kv_tokens_read=kv_tokens_read,
+        uneven=everything,
     )
-    assert tally.tolist() == [3 + sum(len(lists[0, h]) for h in range(3)), sum(len(lists[1, h]) for h in range(3))]
+    assert kv_tokens_read.tolist() == [
+        3 + sum(len(lists[0, h]) for h in range(3)),
+        sum(len(lists[1, h]) for h in range(3)),
+    ]
     for (b, h), tokens in lists.items():
         if not tokens:
             assert out[b, 2 * h].eq(0).all() and lse[b, 2 * h].item() == float("-inf")
@@ -159,7 +171,9 @@ def test_sparse_on_meta_keeps_to_fixed_shapes(capacity: int) -> None:
     q, k = torch.empty(2, 4, 1, 32, device="meta"), torch.empty(2, 2, capacity, 32, device="meta")
     indices, counts = (torch.empty(*shape, dtype=torch.int64, device="meta") for shape in ((2, 2, 9), (2, 2)))
     lengths = torch.empty(2, dtype=torch.int64, device="meta")
-    out, lse = sparse_decode_attention(q, k, k, indices, counts, block_size=16, lengths=lengths, tally=lengths.clone())
+    out, lse = sparse_decode_attention(
+        q, k, k, indices, counts, block_size=16, lengths=lengths, kv_tokens_read=lengths.clone()
+    )
     assert out.shape == q.shape and lse.shape == (2, 4, 1)
 
 

@@ -47,17 +47,17 @@ def check(
     how: SparseLaunch | str | None = None,
     bias: Tensor | None = None,
 ) -> None:
-    """Outputs, scores, untouched entries and tally of one call; ``how`` is ``"naive"`` or a launch."""
+    """Outputs, scores, untouched entries and kv_tokens_read of one call; ``how`` is ``"naive"`` or a launch."""
     q, k, v, lengths = data
     (batch, kv, size, _), lists = k.shape, counts.shape[1]
     blocks = -(-size // block)
     order = torch.Generator().manual_seed(int(lengths.sum()))
     indices = torch.rand(batch, lists, blocks, generator=order).argsort(-1)
     scores = torch.full((batch, -(-size // score_block), max(rows) + 2), UNTOUCHED).transpose(1, 2)
-    tally = torch.arange(batch)
+    kv_tokens_read = torch.arange(batch)
     moved = [x.to(DEVICE) for x in (q, k, v, indices, counts)]
     rest = {
-        "block_size": block, "lengths": lengths.to(DEVICE), "scale": 0.3, "tally": tally.to(DEVICE),
+        "block_size": block, "lengths": lengths.to(DEVICE), "scale": 0.3, "kv_tokens_read": kv_tokens_read.to(DEVICE),
         "scores": scores.to(DEVICE), "score_rows": torch.tensor(rows, device=DEVICE), "score_block": score_block,
         "bias": None if bias is None else bias.to(DEVICE),
     }  # fmt: skip
@@ -65,7 +65,7 @@ def check(
         out, _ = naive.sparse_decode_attention(*moved, **rest)
     else:
         out, _ = sparse_decode_attention_gpu(*moved, **rest, launch=how)
-    got, tally = rest["scores"].cpu(), rest["tally"].cpu()
+    got, kv_tokens_read = rest["scores"].cpu(), rest["kv_tokens_read"].cpu()
     served, group = q.shape[1] // lists, q.shape[1] // kv
     for b, length in enumerate(lengths.tolist()):
         read, filled = b, set()
@@ -92,7 +92,7 @@ def check(
             assert got[b, rows[h], len(want) :].eq(UNTOUCHED).all()
         others = [r for r in range(got.shape[1]) if r not in filled]
         assert got[b, others].eq(UNTOUCHED).all()
-        assert int(tally[b]) == read
+        assert int(kv_tokens_read[b]) == read
 
 
 def mixed(rng: torch.Generator, batch: int, lists: int, blocks: int) -> Tensor:

@@ -55,11 +55,11 @@ def ragged(
 def check_dense(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: float | None = None, launch: DecodeLaunch | None = None
 ) -> None:
-    tally = torch.arange(len(lengths), device=DEVICE)
+    kv_tokens_read = torch.arange(len(lengths), device=DEVICE)
     out, lse = decode_attention_gpu(
-        *(x.to(DEVICE) for x in (q, k, v, lengths)), scale=scale, tally=tally, launch=launch
+        *(x.to(DEVICE) for x in (q, k, v, lengths)), scale=scale, kv_tokens_read=kv_tokens_read, launch=launch
     )  # fmt: skip
-    assert tally.cpu().equal(torch.arange(len(lengths)) + lengths * k.shape[1])
+    assert kv_tokens_read.cpu().equal(torch.arange(len(lengths)) + lengths * k.shape[1])
     assert out.dtype == q.dtype and out.shape == q.shape and lse.dtype == torch.float32
     group = q.shape[1] // k.shape[1]
     for b, length in enumerate(lengths.tolist()):
@@ -165,10 +165,10 @@ def check_sparse(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, indices: Tensor, counts: Tensor, block: int,
     bias: Tensor | None = None, launch: SparseLaunch | None = None,
 ) -> None:  # fmt: skip
-    tally = torch.arange(len(lengths), device=DEVICE)
+    kv_tokens_read = torch.arange(len(lengths), device=DEVICE)
     out, lse = sparse_decode_attention_gpu(
         *(x.to(DEVICE) for x in (q, k, v, indices, counts)), block_size=block, lengths=lengths.to(DEVICE),
-        bias=None if bias is None else bias.to(DEVICE), tally=tally, launch=launch,
+        bias=None if bias is None else bias.to(DEVICE), kv_tokens_read=kv_tokens_read, launch=launch,
     )  # fmt: skip
     assert out.dtype == q.dtype and out.shape == q.shape and lse.dtype == torch.float32
     group, served = q.shape[1] // k.shape[1], q.shape[1] // indices.shape[1]
@@ -184,7 +184,7 @@ def check_sparse(
             want, want_lse = attend(q[b, h], k[b, h // group], v[b, h // group], tokens, q.shape[-1] ** -0.5, add)
             close(out[b, h], want, q.dtype)
             torch.testing.assert_close(lse[b, h].cpu().double(), want_lse, atol=1e-4, rtol=1e-4)
-        assert tally[b].item() == read
+        assert kv_tokens_read[b].item() == read
 
 
 # batch, KV heads, group, head dimension, capacity, block, one list a query head

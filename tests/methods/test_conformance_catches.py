@@ -73,7 +73,7 @@ FAULTS = {
         def select(self, layer, q, state):
             chosen = super().select(layer, q, state)
             if chosen is not None:
-                longest = state.cache.visible_lengths().max()
+                longest = state.cache.kv_lengths().max()
                 chosen.counts = torch.where(longest > 100, chosen.counts.clamp(max=20), chosen.counts)
             return chosen
     """,

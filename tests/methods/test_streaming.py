@@ -106,7 +106,7 @@ def test_a_finished_row_stands_still(
 def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]) -> None:
     cache = get_method("streaming").from_budget(8, config).start(prompt_cache([12], 40)).cache
     other = cache.clone()
-    other.k[0, 0, :, other.slots()] = 1.0
+    other.k[0, 0, :, other.slot_mapping()] = 1.0
     other.advance(torch.tensor([True]))
     assert not other.k[0].equal(cache.k[0])
     assert (other.positions.item(), cache.positions.item()) == (13, 12)

@@ -24,7 +24,7 @@ LAYERS, KV_BYTES, WEIGHT_BYTES = 32, 4096, 15.0e9  # of Llama-3-8B: bytes of a t
 CONTEXTS, BATCHES, BUDGETS = (4096, 16384, 32768, 131072, 524288), (1, 4, 16), ("1024", "4096", "0.1")
 MEMORY = 140e9
 DEVICE, REVISION = "NVIDIA H200", "0123456789abcdef0123456789abcdef01234567"
-METHODS = {"full": 0, "quest": 2, "tidal": 4, "streaming": 0, "oracle_budget": 0, "hf_full": 0}
+METHODS = {"full": 0, "quest": 2, "tidal": 4, "streaming": 0, "free_selection": 0, "hf_full": 0}
 SAMPLES = 10
 PROVENANCE = Provenance(
     revision=REVISION, dirty=False, code_hash="c" * 64, model_hash="m" * 64, data_hash="none", device=DEVICE,

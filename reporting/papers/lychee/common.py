@@ -8,7 +8,7 @@ from pathlib import Path
 from longdecode.evals.records import Record
 from longdecode.reporting import wording
 from longdecode.reporting.papers import pairs
-from longdecode.reporting.papers.blocks import Hole
+from longdecode.reporting.papers.blocks import MissingResult
 from longdecode.reporting.papers.inputs import PaperInputs, load_words
 from longdecode.reporting.results import REFERENCE_METHOD
 from longdecode.reporting.wording import number
@@ -20,9 +20,9 @@ MAIN_SHARE = 0.10
 WORDS = load_words(Path(__file__).parent / "words.yaml")
 
 
-def hole(inputs: PaperInputs, what: str, command: str) -> Hole:
+def hole(inputs: PaperInputs, what: str, command: str) -> MissingResult:
     """A stated hole with one of the commands of words.yaml."""
-    return Hole(what, WORDS["commands"][command].format(profile=inputs.results.profile))
+    return MissingResult(what, WORDS["commands"][command].format(profile=inputs.results.profile))
 
 
 def label_of(inputs: PaperInputs, kind: str, model: str) -> str | None:

@@ -70,7 +70,7 @@ def _near_full(inputs: PaperInputs, model: str | None, longest: bool, where: str
     if found is None:
         return Verdict(what, "shown", goal, DASH, "", "absent", "not measured")
     near = 100 * found[1].value >= NEAR_FULL
-    return Verdict(what, "shown", goal, *_shown(found[1]), *(("moonshot", "harder met") if near else ("met", "shown")))
+    return Verdict(what, "shown", goal, *_shown(found[1]), *(("stretch", "harder met") if near else ("met", "shown")))
 
 
 def _to_full(inputs: PaperInputs, model: str, longest: bool) -> tuple[str, stats.Difference] | None:

@@ -41,7 +41,7 @@ SPEED = {
     },
     "decode": {
         "tiny": {
-            "methods": ["full", "streaming", "split", "oracle_budget"],
+            "methods": ["full", "streaming", "split", "free_selection"],
             "contexts": [128, 4096],
             "batches": [2],
             "budgets": [32],
@@ -78,7 +78,7 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
     by_cell = {(record.label, record.stage): record for record in records if record.context == 128}
     assert set(by_cell) == {
         ("full", "step"), ("full", "setup"), ("full", "prefill"), ("streaming", "step"), ("streaming", "setup"),
-        ("split", "step"), ("split", "setup"), ("oracle_budget", "step"), ("no_attention", "no_attention"),
+        ("split", "step"), ("split", "setup"), ("free_selection", "step"), ("no_attention", "no_attention"),
         ("projections", "projections"),
         ("hf_full", "step"), ("hf_full_static", "step"),
     }  # fmt: skip

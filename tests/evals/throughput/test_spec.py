@@ -35,7 +35,7 @@ VALUES: dict[str, Any] = {
         },
         "decode": {
             "mine": {"contexts": [512, 1024], "batches": [1], "budgets": [64], "steps": 3, "stages": False},
-            "llama3-8b": {"methods": ["quest", "oracle_budget"], "contexts": [512], "batches": [2], "budgets": [0.5]},
+            "llama3-8b": {"methods": ["quest", "free_selection"], "contexts": [512], "batches": [2], "budgets": [0.5]},
         },
     },
 }
@@ -57,9 +57,9 @@ def test_it_is_read_as_written() -> None:
     assert hybrid is not None and hybrid.contexts == (16000,)
     assert (hybrid.full_heads, hybrid.lengths) == ((0, 1, 2, 4, 8), ("full",))
     mine = spec.decode["mine"]
-    assert mine.methods == ("full", "quest", "small", "oracle_budget")
+    assert mine.methods == ("full", "quest", "small", "free_selection")
     assert (mine.steps, mine.stages, mine.rounds, mine.hf_batches) == (3, False, 10, (1,))
-    assert spec.decode["llama3-8b"].methods == ("quest", "oracle_budget")
+    assert spec.decode["llama3-8b"].methods == ("quest", "free_selection")
 
 
 def test_absent_means_no_throughput_tests() -> None:

@@ -13,8 +13,8 @@ from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.throughput.ceilings import (
+    FreeSelection,
     NoAttention,
-    OracleBudget,
     chooses,
     launched_lists,
     sharing_cache,
@@ -92,10 +92,10 @@ def test_oracle_reads_its_budget_in_distinct_pages_with_the_last_one(seed: int) 
     decoder = random_decoder(CONFIG, 0, "cpu", torch.float32)
     cache = decoder.new_cache(BATCH, CONTEXT)
     fill_cache(cache, CONTEXT, 0)
-    method = OracleBudget.from_budget(64, CONFIG)
-    block = step_block(decoder, cache, method, "oracle_budget", CONTEXT, STEPS)
+    method = FreeSelection.from_budget(64, CONFIG)
+    block = step_block(decoder, cache, method, "free_selection", CONTEXT, STEPS)
     run = block.keep[0]
-    chosen = run.state.extra
+    chosen = run.state.method_state
     assert chosen.indices.shape == (BATCH, 2, 4) and chosen.counts.unique().tolist() == [4]
     assert bool((chosen.indices.diff() > 0).all())
     assert chosen.indices[..., -1].unique().tolist() == [(CONTEXT - 1) // 16]
@@ -131,7 +131,7 @@ def test_given_selections_are_the_methods_own_and_stay(seed: int) -> None:
     assert chooses(get_method("quest").from_budget(64, CONFIG))
     assert not chooses(get_method("full").from_budget(None, CONFIG))
     assert not chooses(get_method("streaming").from_budget(64, CONFIG))
-    assert not chooses(OracleBudget.from_budget(64, CONFIG))
+    assert not chooses(FreeSelection.from_budget(64, CONFIG))
 
 
 def test_sharing_leaves_the_method_itself_as_it_was(seed: int) -> None:
@@ -166,7 +166,7 @@ class ScoresWhileReading(AttentionMethod):
     def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: object) -> ScoresWhileReading:
         return cls(None, config)
 
-    def make_extra(self, cache: KVCache) -> dict[str, torch.Tensor]:
+    def make_method_state(self, cache: KVCache) -> dict[str, torch.Tensor]:
         heads, lists = self.config.num_kv_heads, cache.batch * self.config.num_kv_heads
         counts = torch.full((cache.batch, heads), 5)
         counts[:, -1] = EVERYTHING
@@ -175,22 +175,24 @@ class ScoresWhileReading(AttentionMethod):
         return {"counts": counts, "indices": indices, "scores": scores, "calls": torch.zeros(self.config.num_layers)}
 
     def select(self, layer: int, q: torch.Tensor, state: DecodeState) -> Selection | None:
-        counts = state.extra["counts"]
+        counts = state.method_state["counts"]
         counts = torch.full_like(counts, EVERYTHING) if layer == 2 else counts
-        return None if layer == 1 else Selection(state.extra["indices"], counts, 1)
+        return None if layer == 1 else Selection(state.method_state["indices"], counts, 1)
 
     def attend(self, layer: int, q: torch.Tensor, state: DecodeState) -> torch.Tensor:
-        extra = state.extra
+        extra = state.method_state
         extra["calls"][layer] += 1
         selection = self.select(layer, q, state)
         if selection is None:
             return self.attend_all(layer, q, state)
         out = sparse_decode_attention(
             q, state.cache.keys(layer), state.cache.values(layer), extra["indices"], selection.counts, block_size=1,
-            lengths=state.visible, tally=state.tally[layer], uneven=True, scores=extra["scores"],
+            lengths=state.kv_lengths, kv_tokens_read=state.kv_tokens_read[layer], uneven=True, scores=extra["scores"],
             score_rows=torch.tensor([-1] * (self.config.num_kv_heads - 1) + [0]),
         )[0]  # fmt: skip
-        scores = extra["scores"].masked_fill(torch.arange(state.cache.capacity) >= state.visible[:, None, None], -1e9)
+        scores = extra["scores"].masked_fill(
+            torch.arange(state.cache.capacity) >= state.kv_lengths[:, None, None], -1e9
+        )
         extra["indices"].copy_(scores.topk(5).indices.expand_as(extra["indices"]))
         return out
 
@@ -211,7 +213,7 @@ def test_a_method_that_selects_while_it_reads_gets_its_lists_in_one_launch(seed:
         rows = sum(range(CONTEXT - STEPS + 1, CONTEXT + 1))
         assert read[1].tolist() == read[2].tolist() == [float(rows)] * BATCH
         assert read[0].tolist() == [(rows + 5 * STEPS) / 2] * BATCH, turn
-        assert state.extra["calls"].tolist() == [1.0] * CONFIG.num_layers  # the first step's alone
+        assert state.method_state["calls"].tolist() == [1.0] * CONFIG.num_layers  # the first step's alone
         assert all(given.block_size == 1 for given in seen)
     first, later = launches
     layers = CONFIG.num_layers - 2  # the first step alone launches over lists of everything in layer 2
@@ -232,7 +234,7 @@ def test_retrieval_heads_read_as_much_without_choosing(mode: str, seed: int) -> 
         block = step_block(decoder, cache, with_selection_given(method) if given else method, "lychee", CONTEXT, STEPS)
         block.run()  # lists are frozen in the first step
         state, before = block.keep[0].state, block.keep[0].state.reads.clone()
-        scores = state.extra.scores.fill_(float("nan"))
+        scores = state.method_state.scores.fill_(float("nan"))
         block.reset()
         block.run()
         assert bool(scores.isnan().all()) == given

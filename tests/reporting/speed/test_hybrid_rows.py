@@ -48,7 +48,7 @@ def test_a_target_names_the_number_of_whole_heads(speed: Speed, tmp_path: Path) 
     path = tmp_path / "bars.yaml"
     path.write_text(
         "- what: Hybrid\n  where: {model: llama3-8b, subject: hybrid_attention, full_heads: 0, batch: 8}\n"
-        '  against: torch_flash\n  bar: ">= 7"\n  moonshot: ">= 8.5"\n  unit: x\n'
+        '  against: torch_flash\n  bar: ">= 7"\n  stretch: ">= 8.5"\n  unit: x\n'
     )
     (verdict,) = judge(speed, path)
     assert (verdict.level, verdict.measured) == ("met", "8.00×")
