@@ -228,7 +228,7 @@ class AttentionMethod(ABC):
         keys, values = state.cache.keys(layer), state.cache.values(layer)
         return sparse_decode_attention(
             q, keys, values, selection.indices, selection.counts,
-            block_size=selection.block_size, lengths=state.kv_lengths, uneven=selection.uneven,
+            block_size=selection.block_size, kv_lengths=state.kv_lengths, uneven=selection.uneven,
             kv_tokens_read=state.kv_tokens_read[layer],
         )[0]  # fmt: skip
 

@@ -15,8 +15,9 @@ from longdecode.engine.layer_weights import DecoderWeights
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.rope import RopeTable
 from longdecode.kernels.add_rms_norm import add_rms_norm
+from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.linear import gated_linear, linear
-from longdecode.kernels.prefill_attention import chunk_attention, prefill_attention
+from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.kernels.rms_norm import rms_norm
 from longdecode.kernels.rope import apply_rope
 from longdecode.kernels.silu_mul import silu_mul
@@ -109,7 +110,7 @@ class Decoder:
 
         def read(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             cache.rewrite(index, slots, k, v, state.active)
-            return chunk_attention(q, cache.keys(index), cache.values(index), starts)
+            return decode_attention(q, cache.keys(index), cache.values(index), starts + width)[0]
 
         self._chunk(tokens, *self.rope.at_each(slots), read)
         seen = cache.lengths * state.active

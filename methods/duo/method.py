@@ -113,10 +113,17 @@ class Duo(BudgetedMethod):
         )
         keys, values = cache.whole.of(layer)
         # All queries are rotated by the first of the two launches, whether or not it has keys to store.
-        q = store(q, k[:, :first], v[:, :first], k_cache=keys, v_cache=values, slots=state.slot_mapping)
+        q = store(q, k[:, :first], v[:, :first], k_cache=keys, v_cache=values, slot_mapping=state.slot_mapping)
         if first < self.config.num_kv_heads:
             keys, values = cache.ring.of(layer)
-            store(q[:, :0], k[:, first:], v[:, first:], k_cache=keys, v_cache=values, slots=state.method_state.slots)
+            store(
+                q[:, :0],
+                k[:, first:],
+                v[:, first:],
+                k_cache=keys,
+                v_cache=values,
+                slot_mapping=state.method_state.slots,
+            )
         return q
 
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:

@@ -186,7 +186,7 @@ class Lychee(BudgetedMethod):
         scores = lists.scores[:, :choosing] if choosing else None
         out, _ = sparse_decode_attention(
             q, state.cache.keys(layer), state.cache.values(layer), selection.indices, selection.counts,
-            block_size=selection.block_size, lengths=state.kv_lengths, uneven=selection.uneven,
+            block_size=selection.block_size, kv_lengths=state.kv_lengths, uneven=selection.uneven,
             kv_tokens_read=state.kv_tokens_read[layer],
             scores=scores, score_rows=lists.rows.get(layer), score_block=self.entry_tokens,
         )  # fmt: skip
