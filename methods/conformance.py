@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState, Selection
+from longdecode.engine.attention import Selection
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellError
-from longdecode.engine.generation import Generator, Request
+from longdecode.engine.generation import Generator
+from longdecode.engine.sampling import Sampling
 from longdecode.kernels import dispatch
 from longdecode.methods.conformance_bench import CONFIG, STEPS, Bench, Trace, make_bench, run_step_without_values
 from longdecode.methods.conformance_rules import reads_follow_the_rule, traffic_follows_the_rule
@@ -145,7 +147,7 @@ def whole_budget_equals_full(bench: Bench) -> None:
     """
     if not bench.card.conformance.whole_budget_exact:
         return
-    got = bench.trace(bench.build(bench.whole_budget))
+    got = bench.inputs.trace(bench.build(bench.whole_budget))
     _close(got.logits, bench.full.logits, "logits with the whole budget and Full's")
     if not bool((got.reads >= bench.full.reads).all()):
         raise GateError("the whole budget does not read the whole context")
@@ -153,7 +155,7 @@ def whole_budget_equals_full(bench: Bench) -> None:
 
 def small_budget_leaves_something_out(bench: Bench) -> None:
     """With a small budget not everything is read: otherwise the checks below would check dense attention."""
-    if not bench.takes_budget:
+    if not bench.takes_budget or bench.card.kind == "speculative":
         return
     if bool((bench.small.reads >= bench.full.reads)[:, bench.governed_layers()].all()):
         raise GateError(f"a budget of {bench.budget} tokens reads contexts of up to {len(bench.prompts[0])} whole")
@@ -162,7 +164,7 @@ def small_budget_leaves_something_out(bench: Bench) -> None:
 def ragged_batch_equals_single_rows(bench: Bench) -> None:
     """The shortest and the longest row of a ragged batch get the logits that they get alone."""
     for row in (2, 0):
-        alone = bench.trace(bench.method, [row])
+        alone = bench.inputs.trace(bench.method, [row])
         _close(bench.small.logits[row : row + 1], alone.logits, f"row {row} in the batch and alone")
         if not bench.small.reads[..., row].equal(alone.reads[..., 0]):
             raise GateError(f"row {row} reads other numbers of tokens in the batch and alone")
@@ -184,7 +186,7 @@ def permuting_the_batch_permutes_the_result(bench: Bench) -> None:
 def stored_keys_keep_their_rotation(bench: Bench) -> None:
     """Each key that a head of the first layer stores is one Full has, beside its value; no token is there twice."""
     got, want = bench.small.cache, bench.full.cache
-    for row, seen in enumerate(want.lengths.tolist()):
+    for row, seen in enumerate(want.positions.tolist()):
         if int(got.positions[row]) != seen:
             raise GateError(f"row {row} is at position {int(got.positions[row])} after {seen} tokens")
         for head in range(CONFIG.num_kv_heads):
@@ -202,7 +204,7 @@ def reads_stay_within_budget(bench: Bench) -> None:
 
     Reads are counted over all heads of a layer; those that read everything are taken off by what Full reads.
     """
-    if not bench.takes_budget:
+    if not bench.takes_budget or bench.card.kind == "speculative":
         return
     layers = bench.governed_layers()
     governed = torch.tensor([bench.governed_heads[layer] for layer in layers], device=bench.decoder.device)[:, None]
@@ -219,6 +221,7 @@ def reads_stay_within_budget(bench: Bench) -> None:
 def traffic_covers_the_reads(bench: Bench) -> None:
     """The traffic model's bytes are at least those of the tokens counted; at most a tenth over, unless it says so."""
     reads = float(bench.small.reads[-1, :, 0].sum())
+    reads -= STEPS * CONFIG.num_layers * bench.card.slack.per_generated_token
     read_bytes = reads * CONFIG.kv_bytes_per_token(1) / CONFIG.num_layers
     traffic = bench.method.traffic(len(bench.prompts[0]) + STEPS, 1)
     if traffic.kv_bytes < read_bytes or (traffic.kv_bytes > 1.1 * read_bytes and not traffic.at_most):
@@ -226,10 +229,10 @@ def traffic_covers_the_reads(bench: Bench) -> None:
 
 
 def runs_leave_no_trace(bench: Bench) -> None:
-    """A method that ran before, also with other rows, runs as the first time."""
+    """A method that ran before, also with other rows, runs as the first time; so it does on a prompt it shares."""
     first = bench.small
-    bench.trace(bench.method, [1])
-    again = bench.trace(bench.method)
+    bench.inputs.trace(bench.method, [1])
+    again = bench.inputs.trace(bench.method, shared=True)
     if not again.logits.equal(first.logits) or not again.reads.equal(first.reads):
         raise GateError("two runs with the same inputs differ")
 
@@ -237,6 +240,21 @@ def runs_leave_no_trace(bench: Bench) -> None:
 def a_step_never_waits_for_the_host(bench: Bench) -> None:
     """A step runs on tensors without values, so no hook looks at one, which would break a CUDA graph."""
     run_step_without_values(bench)
+
+
+def speculation_changes_no_token(bench: Bench) -> None:
+    """Where tokens are drafted, those generated are Full's, greedy and sampled."""
+    if bench.method.draft is None:
+        return
+    requests = bench.inputs.requests(new_tokens=3 * bench.method.draft.tokens)
+    full = get_method("full").from_budget(None, CONFIG)
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        generator = Generator(bench.decoder, sampling)
+        for row, (got, want) in enumerate(
+            zip(generator.run(requests, bench.method), generator.run(requests, full), strict=True)
+        ):
+            if got.output_ids != want.output_ids:
+                raise GateError(f"row {row}: speculation generates {got.output_ids}, full attention {want.output_ids}")
 
 
 def graph_replay_equals_eager(bench: Bench) -> None:
@@ -248,10 +266,7 @@ def graph_replay_equals_eager(bench: Bench) -> None:
         return
     method = bench.method
     new_tokens = 8 if method.correction is None else 8 + 2 * method.correction.period
-    requests = [
-        Request(tuple(prompt.tolist()), max_new_tokens=new_tokens, forced_ids=tuple(fed.tolist()))
-        for prompt, fed in zip(bench.prompts, bench.fed, strict=True)
-    ]
+    requests = bench.inputs.requests(new_tokens=new_tokens)
     eager, replayed = (Generator(bench.decoder, cuda_graph=graph).run(requests, method) for graph in (False, True))
     for row, (a, b) in enumerate(zip(eager, replayed, strict=True)):
         logprobs = [torch.tensor(completion.forced_logprobs) for completion in (a, b)]
@@ -276,11 +291,11 @@ def fast_path_equals_naive(bench: Bench) -> None:
         return chosen
 
     setattr(fast, "select", recorded)  # noqa: B010 - a method of an instance, which types do not allow to assign
-    got = bench.trace(fast)
+    got = bench.inputs.trace(fast)
     replay = iter(made)
     setattr(plain, "select", lambda layer, q, state: next(replay))  # noqa: B010
     with dispatch.naive_kernels():
-        want = bench.trace(plain)
+        want = bench.inputs.trace(plain)
     _close(got.logits, want.logits, "logits through the kernels in force and through their definitions")
 
 
@@ -300,11 +315,16 @@ CHECKS: tuple[Callable[[Bench], None], ...] = (
     traffic_covers_the_reads,
     runs_leave_no_trace,
     a_step_never_waits_for_the_host,
+    speculation_changes_no_token,
     graph_replay_equals_eager,
 )
 """Every check, in the order they run."""
 
-CASE_CHECKS: tuple[Callable[[Bench], None], ...] = (bad_parameters_are_refused, graph_replay_equals_eager)
+CASE_CHECKS: tuple[Callable[[Bench], None], ...] = (
+    bad_parameters_are_refused,
+    speculation_changes_no_token,
+    graph_replay_equals_eager,
+)
 """Those that may tell two cases apart whose steps are the same."""
 
 FAST_PATH_CHECKS: tuple[Callable[[Bench], None], ...] = (
@@ -331,7 +351,9 @@ def _setting(value: object) -> str:
 
 
 def _default(item: Field[Any]) -> Any:
-    return item.default if item.default is not MISSING else None
+    """Return a field's default as YAML has it."""
+    default = None if item.default is MISSING else item.default
+    return list(default) if isinstance(default, tuple) else default
 
 
 def _close(got: Tensor, want: Tensor, what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -12,11 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import AttentionMethod, DecodeState, TokenHeads
+from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import GateError, UnsupportedCellError
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.generation import Generator, Request
+from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.prefill import PrefillObserver
+from longdecode.engine.token_block import WHOLE, BlockHeads, TokenBlock
 from longdecode.engine.weights import random_decoder
 from longdecode.methods.card import Card
 from longdecode.methods.registry import get_method, get_rule, load_card
@@ -81,12 +85,36 @@ class Inputs:
     fed: Tensor
     """``[B, T]`` int64."""
 
+    def requests(self, rows: Sequence[int] = (0, 1, 2), new_tokens: int = 0) -> list[Request]:
+        """Return the given rows as requests: their fed tokens are forced, ``new_tokens`` follow."""
+        fed = self.fed.tolist()
+        return [Request(tuple(self.prompts[row].tolist()), new_tokens, tuple(fed[row])) for row in rows]
+
+    @torch.no_grad()
     def trace(
-        self, method: AttentionMethod, rows: list[int] | None = None, poison: bool = False, observe: bool = True
+        self, method: AttentionMethod, rows: Sequence[int] = (0, 1, 2), poison: bool = False, shared: bool = False
     ) -> Trace:
-        """Prefill and decode the given rows of the batch, all in order if left out."""
-        rows = list(range(len(self.prompts))) if rows is None else rows
-        return _decode(self.decoder, method, [self.prompts[row] for row in rows], self.fed[rows], poison, observe)
+        """Prefill and decode the given rows of the batch; the one place that knows how the engine is driven.
+
+        Args:
+            method: runs with the state of one generation; keeps none.
+            rows: rows of the batch, in this order.
+            poison: fill every buffer with NaN beforehand.
+            shared: cut down a dense prompt that other methods share, instead of a prefill of the method's own.
+        """
+        with _uninitialised_memory_is_nan(poison), _observed(method) as heads:
+            generator = Generator(self.decoder, prefill_tokens=64 * len(rows))
+            requests = self.requests(rows)
+            prompt = generator.prefill(requests, [method]) if shared else generator.prefill_for(requests, method)
+            state = method.start(prompt, keep_prompt=shared)
+            fed, logits, reads = self.fed[list(rows)], [], []
+            for step in range(fed.shape[1]):
+                before = state.counted.clone()
+                logits.append(self.decoder.step(fed[:, step], state, method))
+                reads.append(state.counted - before)
+        layers = CONFIG.num_layers
+        by_step = [heads[first : first + layers] for first in range(0, len(heads), layers)]
+        return Trace(torch.stack(logits, dim=1), torch.stack(reads), state.cache, by_step)
 
     @cached_property
     def full(self) -> Trace:
@@ -94,17 +122,31 @@ class Inputs:
         return self.trace(get_method("full").from_budget(None, CONFIG))
 
     @cached_property
-    def prompt_queries(self) -> list[list[Tensor]]:
-        """Return by position and layer the queries ``[B, Hq, D]`` of the prompts' tokens, before rotation.
+    def prompt_queries(self) -> Tensor:
+        """Return the rotated queries of the prompts, ``[L, B, Hq, n, D]``."""
+        observer = _AllQueries()
+        cache = self.decoder.new_cache(len(self.prompts), max(map(len, self.prompts)))
+        self.decoder.prefill(self.prompts, cache, 64 * len(self.prompts), observers=[observer])
+        return observer.queries
 
-        Prefill does not show them, so that full attention is fed the prompts token by token. Shorter rows run on. The
-        first token can only attend to itself: its queries stand for any.
-        """
-        full = get_method("full").from_budget(None, CONFIG)
-        longest = max(map(len, self.prompts))
-        ids = torch.stack([prompt.repeat(longest // len(prompt) + 1)[:longest] for prompt in self.prompts])
-        steps = _decode(self.decoder, full, list(ids[:, :1]), ids[:, 1:].to(self.fed.device), False, True).heads
-        return [[heads.q for heads in layers] for layers in (steps[0], *steps)]
+
+class _AllQueries(PrefillObserver):
+    """Keep all queries of a prefill."""
+
+    key = "all_queries"
+
+    def begin(self, shape: CacheShape, lengths: Sequence[int]) -> None:
+        """See ``PrefillObserver.begin``."""
+        size = (CONFIG.num_layers, shape.batch, CONFIG.num_heads, max(lengths), CONFIG.head_dim)
+        self.queries = torch.zeros(size, device=shape.device, dtype=shape.dtype)
+
+    def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
+        """See ``PrefillObserver.see``."""
+        self.queries[layer, rows, :, start : start + q.shape[2]] = q
+
+    def layer(self, layer: int) -> Tensor:
+        """See ``PrefillObserver.layer``."""
+        return self.queries[layer]
 
 
 @dataclass(frozen=True)
@@ -159,13 +201,13 @@ class Bench:
     @cached_property
     def small(self) -> Trace:
         """Return the decode with the small budget."""
-        return self.trace(self.method)
+        return self.inputs.trace(self.method)
 
     @cached_property
     def shuffled(self) -> tuple[list[int], Trace]:
         """Return an order of the rows and the decode in it, with every buffer full of NaN beforehand."""
         order = [2, 0, 1]
-        return order, self.trace(self.build(self.budget), order, poison=True)
+        return order, self.inputs.trace(self.build(self.budget), order, poison=True)
 
     @cached_property
     def governed_heads(self) -> list[int]:
@@ -183,10 +225,6 @@ class Bench:
         except UnsupportedCellError:
             return False
         return True
-
-    def trace(self, method: AttentionMethod, rows: list[int] | None = None, poison: bool = False) -> Trace:
-        """Prefill and decode the given rows of the batch, all in order if left out."""
-        return self.inputs.trace(method, rows, poison)
 
 
 def make_bench(
@@ -257,19 +295,20 @@ def run_step_without_values(bench: Bench) -> None:
     Raises:
         GateError: a hook looks at a value.
     """
-    meta, rows = torch.device("meta"), len(bench.prompts)
-    cache = KVCache(CONFIG, rows, max(map(len, bench.prompts)) + STEPS, device=meta, dtype=torch.float32)
+    meta, rows, capacity = torch.device("meta"), len(bench.prompts), max(map(len, bench.prompts)) + STEPS
+    shape = CacheShape(CONFIG, rows, capacity, meta, torch.float32, STEPS)
     method = bench.build(bench.budget)
     k = torch.empty(rows, CONFIG.num_kv_heads, 1, CONFIG.head_dim, device=meta)
     q = k.repeat_interleave(CONFIG.group_size, dim=1)
     angles = torch.empty(rows, 1, CONFIG.head_dim, device=meta)
+    tokens = torch.empty(rows, 1, dtype=torch.int64, device=meta)
     try:
-        state = method.start(cache)
-        method.before_step(state)
+        state = method.decode_in(method.make_cache(shape) or DenseCache(shape))
+        state.begin(TokenBlock(tokens, tokens), method)
         for layer in range(CONFIG.num_layers):
-            method.attend(layer, method.append(layer, TokenHeads(q, k, k, angles, angles), state), state)
-        method.after_step(state)
-        state.finish_step()
+            state.attend(layer, BlockHeads(q, k, k, angles, angles), method, WHOLE)
+        state.end(method)
+        state.accept()
     except (RuntimeError, NotImplementedError) as error:
         raise GateError(f"a step needs a tensor's value: {error}") from error
 
@@ -287,55 +326,28 @@ def _accepted(build: Callable[[int], AttentionMethod], budget: int) -> int:
             return budget
 
 
-@torch.no_grad()
-def _decode(
-    decoder: Decoder, method: AttentionMethod, prompts: list[Tensor], fed: Tensor, poison: bool, observe: bool
-) -> Trace:
-    """Prefill and decode: the one place that knows how the engine is driven."""
-    with _uninitialised_memory_is_nan(poison), _observed(method, observe) as heads:
-        cache = decoder.new_cache(len(prompts), max(map(len, prompts)) + fed.shape[1])
-        if poison:
-            cache.k.fill_(float("nan"))
-            cache.v.fill_(float("nan"))
-        decoder.prefill(prompts, cache, 64 * len(prompts))
-        state = method.start(cache, keep_prompt=False)
-        logits, reads = [], []
-        for step in range(fed.shape[1]):
-            before = state.counted.clone()
-            logits.append(decoder.step(fed[:, step], state, method))
-            reads.append(state.counted - before)
-    layers = CONFIG.num_layers
-    by_step = [heads[first : first + layers] for first in range(0, len(heads), layers)]
-    return Trace(torch.stack(logits, dim=1), torch.stack(reads), state.cache, by_step)
-
-
 @contextmanager
-def _observed(method: AttentionMethod, on: bool) -> Iterator[list[Heads]]:
-    """Record what ``append`` is given and ``attend`` returns, while inside."""
+def _observed(method: AttentionMethod) -> Iterator[list[Heads]]:
+    """Record what each layer of each step is given and returns, while inside."""
     seen: list[Heads] = []
-    if not on:
-        yield seen
-        return
+    given: list[BlockHeads] = []
     append, attend = method.append, method.attend
-    given: list[TokenHeads] = []
 
-    def recorded_append(layer: int, token: TokenHeads, state: DecodeState) -> Tensor:
-        given.append(token)
-        return append(layer, token, state)
+    def recorded_append(layer: int, heads: BlockHeads, state: DecodeState) -> Tensor:
+        given.append(heads)
+        return append(layer, heads, state)
 
     def recorded_attend(layer: int, q: Tensor, state: DecodeState) -> Tensor:
-        token = given.pop()
+        heads = given.pop()
         out = attend(layer, q, state)
-        seen.append(Heads(*(heads[:, :, 0].clone() for heads in (token.q, token.k, token.v, out))))
+        seen.append(Heads(*(part[:, :, 0].clone() for part in (heads.q, heads.k, heads.v, out))))
         return out
 
-    own = {"append": recorded_append, "attend": recorded_attend}
-    vars(method).update(own)
+    vars(method).update(append=recorded_append, attend=recorded_attend)
     try:
         yield seen
     finally:
-        for name in own:
-            del vars(method)[name]
+        del vars(method)["append"], vars(method)["attend"]
 
 
 @contextmanager

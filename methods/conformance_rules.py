@@ -33,7 +33,7 @@ def reads_follow_the_rule(bench: Bench) -> None:
     if bench.takes_budget:
         for budget in sorted({bench.card.limits.min_budget_tokens or 1, bench.budget - bench.budget // 8 - 1}):
             if bench.accepts(budget):
-                _follow(bench, bench.trace(bench.build(budget), rows[1:]), budget, rows[1:])
+                _follow(bench, bench.inputs.trace(bench.build(budget), rows[1:]), budget, rows[1:])
 
 
 def traffic_follows_the_rule(bench: Bench) -> None:
@@ -47,6 +47,8 @@ def traffic_follows_the_rule(bench: Bench) -> None:
             kv_length = len(prompt) + step + 1
             traffic = bench.method.traffic(kv_length, _ELEMENT_BYTES)
             metadata = rule.metadata_bytes(kv_length, _ELEMENT_BYTES)
+            if bench.card.slack.per_generated_token:
+                read -= (step + 1) * CONFIG.num_layers * CONFIG.num_kv_heads
             if traffic.metadata_bytes != metadata or traffic.kv_bytes < read * token_bytes:
                 raise GateError(
                     f"at {kv_length} tokens the traffic model says {traffic.metadata_bytes:,} bytes of metadata and "
@@ -90,8 +92,8 @@ def _row_views(bench: Bench, rule: Rule, trace: Trace, at: int, row: int) -> Ite
                 into[layer, head, :start] = every[:start].cpu()
     if type(rule).see_prompt is not Rule.see_prompt:
         for layer in range(CONFIG.num_layers):
-            raw = torch.stack([by_layer[layer][row] for by_layer in bench.inputs.prompt_queries[:start]], dim=1)
-            rule.see_prompt(layer, _rotate(raw.cpu(), *(part[:start] for part in table)), keys[layer, :, :start])
+            queries = bench.inputs.prompt_queries[layer, row, :, :start].cpu()
+            rule.see_prompt(layer, queries, keys[layer, :, :start])
     for step, layers in enumerate(trace.heads):
         n = start + step
         for layer, heads in enumerate(layers):
@@ -154,7 +156,7 @@ def _of_row(heads: Heads, row: int) -> list[Tensor]:
 
 def _rotations(bench: Bench, length: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of every position, ``[length, D]``."""
-    cos, sin = bench.decoder.rope.span(0, length)
+    cos, sin = bench.decoder.rope.at(torch.arange(length, device=bench.decoder.device)[None])
     return cos[0].cpu().double(), sin[0].cpu().double()
 
 

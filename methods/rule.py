@@ -83,11 +83,12 @@ class Rule(ABC):
 class EvictingRule(Rule):
     """Name the tokens that each KV head keeps, from the attention they received; a dropped token never returns.
 
-    A step reads what was kept and the current token.
+    A step reads what was kept and the current token; the first ``params.dense_layers``, if any, keep everything.
     """
 
     def __init__(self, params: Any, budget_tokens: int | None, config: ModelConfig):
         super().__init__(params, budget_tokens, config)
+        self.dense_layers: int = getattr(params, "dense_layers", 0)
         self.kept: dict[int, list[Positions]] = {}
         """By layer, for each KV head."""
 
@@ -107,6 +108,8 @@ class EvictingRule(Rule):
 
     def see_prompt(self, layer: int, queries: Tensor, keys: Tensor) -> None:
         """Keep a part of the prompt."""
+        if layer < self.dense_layers:
+            return
         shared = keys.repeat_interleave(self.config.group_size, dim=0)
         logits = queries @ shared.transpose(1, 2) / math.sqrt(self.config.head_dim)
         future = torch.ones(logits.shape[1:], dtype=torch.bool).triu(1)
@@ -114,10 +117,14 @@ class EvictingRule(Rule):
 
     def reads(self, layer: int, queries: Tensor, keys: Tensor) -> list[Positions]:
         """Return what is kept and the current token."""
+        if layer < self.dense_layers:
+            return self.everything(keys)
         return [[*kept, keys.shape[1] - 1] for kept in self.kept[layer]]
 
     def see_weights(self, layer: int, weights: Tensor) -> None:
         """Keep a part of what was stored."""
+        if layer < self.dense_layers:
+            return
         stored: list[Positions] = [[*kept, weights.shape[1] - 1] for kept in self.kept[layer]]
         self.kept[layer] = self.keep(layer, stored, weights)
 

@@ -14,13 +14,13 @@ class H2ORule(EvictingRule):
     """Keep the latest tokens, and of the others those that received the most attention so far.
 
     The score of a token is the sum of its attention weights over all queries since the start of the prompt and over
-    the query heads of the group; one set per KV head. Half of the budget, rounded up, is for the latest tokens, the
+    the query heads of the group; one set per KV head. ``recent_share`` of the budget is for the latest tokens, the
     current one among them. Room for the next token is made after each step, so that no step reads over the budget.
     """
 
     def __init__(self, params: Any, budget_tokens: int | None, config: ModelConfig):
         super().__init__(params, budget_tokens, config)
-        self.recent = self.budget - self.budget // 2
+        self.recent = min(self.budget - 1, max(1, int(params.recent_share * self.budget)))
         self.scores: dict[tuple[int, int], list[float]] = {}
 
     def keep_prompt(self, layer: int, weights: Tensor) -> list[Positions]:
@@ -43,9 +43,15 @@ class H2ORule(EvictingRule):
         if len(stored) < self.budget:
             return list(stored)
         seen = len(self.scores[layer, head])
-        latest = [p for p in stored if p > seen - self.recent]
+        latest = [p for p in stored if p > seen - max(2, self.recent)]
         others = [p for p in stored if p not in latest]
         return [*best(self.scores[layer, head], self.budget - 1 - len(latest), others), *latest]
+
+    def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
+        """Return the bytes of the stored keys, which are read once more for the weights."""
+        layers = self.config.num_layers - min(self.config.num_layers, self.dense_layers)
+        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget)
+        return stored * self.config.head_dim * bytes_per_element
 
 
 RULE = H2ORule

@@ -28,5 +28,11 @@ class TovaRule(EvictingRule):
         kept = [*best(mean_of(weights.tolist()), self.budget - 2, others), current]
         return [list(stored) if len(stored) < self.budget else kept] * self.config.num_kv_heads
 
+    def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
+        """Return the bytes of the stored keys, which are read once more for the weights."""
+        layers = self.config.num_layers - min(self.config.num_layers, self.dense_layers)
+        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget)
+        return stored * self.config.head_dim * bytes_per_element
+
 
 RULE = TovaRule
