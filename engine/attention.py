@@ -238,7 +238,7 @@ class AttentionMethod(ABC):
         cache = state.dense
         return sparse_decode_attention(
             q, cache.keys(layer), cache.values(layer), selection.indices, selection.counts,
-            block_size=selection.block_size, lengths=state.kv_lengths, uneven=selection.uneven,
+            block_size=selection.block_size, kv_lengths=state.kv_lengths, uneven=selection.uneven,
             kv_tokens_read=state.kv_tokens_read[layer], **scoring,
         )[0]  # fmt: skip
 
