@@ -116,14 +116,8 @@ class Duo(BudgetedMethod):
         q = store(q, k[:, :first], v[:, :first], k_cache=keys, v_cache=values, slot_mapping=state.slot_mapping)
         if first < self.config.num_kv_heads:
             keys, values = cache.ring.of(layer)
-            store(
-                q[:, :0],
-                k[:, first:],
-                v[:, first:],
-                k_cache=keys,
-                v_cache=values,
-                slot_mapping=state.method_state.slots,
-            )
+            slots = state.method_state.slots
+            store(q[:, :0], k[:, first:], v[:, first:], k_cache=keys, v_cache=values, slot_mapping=slots)
         return q
 
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:

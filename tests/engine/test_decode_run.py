@@ -42,15 +42,7 @@ def test_a_step_never_waits_for_the_host(sampling: Sampling, dense: Callable, mo
 
     Decode attention takes the branch that CUDA tensors take; on other devices it may look at lengths.
     """
-
-    def as_on_cuda(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, *, kv_tokens_read: torch.Tensor
-    ) -> Any:
-        grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
-        out, lse = naive._masked(grouped, k, v, lengths)
-        return out.reshape(q.shape), lse.reshape(q.shape[:-1])
-
-    monkeypatch.setattr(attention, "decode_attention", as_on_cuda)
+    monkeypatch.setattr(attention, "decode_attention", naive.decode_attention)
     weights = random_decoder(CONFIG, 0, "cpu", torch.float32).weights
     assert isinstance(weights, DecoderWeights) and isinstance(weights.layers[0], LayerWeights)
     decoder = Decoder(CONFIG, moved(weights, "meta"), torch.device("meta"), torch.float32)
