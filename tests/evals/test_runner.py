@@ -196,7 +196,7 @@ def test_a_method_that_fails_its_gate_is_not_scored(run: Run, monkeypatch: pytes
 
 
 def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longdecode.evals.tasks.mini_book.LossTask.score", lambda *given: Score(float("nan")))
+    monkeypatch.setattr("longdecode.evals.tasks.mini_book.narrative.LossTask.score", lambda *given: Score(float("nan")))
     statuses = {r.task: r.status for r in run("full", "mini_book")}
     assert statuses == {"mini_book_loss": "failed_gate", "mini_book_write": "ok", "mini_book_pg19": "data_unavailable"}
 
