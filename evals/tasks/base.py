@@ -91,7 +91,7 @@ class Task(ABC):
         """Mark one completion; ``forced_nll`` holds nats per forced token.
 
         Raises:
-            MarkTimeoutError: marking did not end in time, so that nothing is known about the completion.
+            ScoreTimeoutError: marking did not end in time, so that nothing is known about the completion.
         """
 
 

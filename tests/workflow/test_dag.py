@@ -24,12 +24,12 @@ def planned(output: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_one_job_per_model_method_and_suite(snakemake: Any, profile: str) -> None:
+def test_one_job_per_model_and_suite(snakemake: Any, profile: str) -> None:
     config = yaml.safe_load((ROOT / "config" / f"{profile}.yaml").read_text())
     jobs = planned(snakemake("-n", "--config", f"profile={profile}", check=True).stdout)
     assert jobs.pop("total") == sum(jobs.values())
-    suites = [(method or {}).get("suites") or config["suites"] for method in config["methods"].values()]
-    assert jobs.pop("evaluate") == len(config["models"]) * sum(map(len, suites))
+    for suite in config["suites"]:
+        assert jobs.pop(f"evaluate_{suite}") == len(config["models"])
     # Roles that are there are not learned again; those of the profile h200 are committed.
     wanted = config.get("identification") or {}
     assert jobs.pop("train_roles", 0) in (0, len(wanted.get("runs", {})))
@@ -59,7 +59,7 @@ def test_roles_are_learned_before_what_reads_them(snakemake: Any, write_config: 
     assert planned(snakemake("-n", "--configfile", path, "--", "lychee_train", check=True).stdout)["train_roles"] == 2
     records = f"results/{profile}/records/random/lychee/mini_recall.parquet"
     jobs = planned(snakemake("-n", "--configfile", path, "--", records, check=True).stdout)
-    assert (jobs["train_roles"], jobs["evaluate"]) == (1, 1)
+    assert (jobs["train_roles"], jobs["evaluate_mini_recall"]) == (1, 1)
 
 
 def test_timing_on_a_cpu_leaves_no_core_to_others(snakemake: Any, write_config: Any) -> None:
@@ -105,7 +105,8 @@ def test_reading_a_configuration_without_parameters_does_not_import_torch() -> N
     code = (
         "import sys; sys.path.insert(0, 'src'); from pathlib import Path\n"
         "from longdecode.evals.run_config import load_run_config\n"
-        "from longdecode.evals.hashing import code_hash\n"
-        "load_run_config(Path('config/bench.yaml')); code_hash('quest'); print('torch' in sys.modules)"
+        "from longdecode.evals.hashing import quality_code_hash\n"
+        "load_run_config(Path('config/bench.yaml')); quality_code_hash('quest', 'longdecode.evals.tasks.passkey')\n"
+        "print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "False"

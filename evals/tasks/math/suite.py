@@ -94,7 +94,7 @@ class MathTask(Task):
         """1 where the last box holds the answer, else 0.
 
         Raises:
-            MarkTimeoutError: the comparison did not end in time.
+            ScoreTimeoutError: the comparison did not end in time.
         """
         answer = final_answer(completion)
         return Score(0.0 if answer is None else float(self.is_right(sample.meta, answer)))
@@ -105,7 +105,7 @@ class MathTask(Task):
         AIME's answers are integers and compared as such, whatever zeros lead them.
 
         Raises:
-            MarkTimeoutError: the comparison did not end in time.
+            ScoreTimeoutError: the comparison did not end in time.
         """
         gold, given = integer_answer(problem.gold), integer_answer(answer)
         if gold is not None and given is not None and problem.tolerance is None:

@@ -11,7 +11,6 @@ import pytest
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.evals.hashing import speed_code_hash
 from longdecode.evals.run_config import build_run_config, load_run_config
 from longdecode.evals.throughput.decode_cells import Labels, decode_cells
 from longdecode.evals.throughput.spec import OPS, ThroughputSpec
@@ -122,20 +121,6 @@ def test_a_model_named_like_the_kernels_job_is_refused() -> None:
 def test_the_shipped_profiles_time_something(profile: str) -> None:
     spec = load_run_config(ROOT / "config" / f"{profile}.yaml").throughput
     assert spec is not None and spec.decode and spec.kernels.ops
-
-
-def test_only_code_that_can_change_a_time_counts(tmp_path: Path) -> None:
-    names = ("engine/a.py", "kernels/op/gpu.py", "methods/quest/card.yaml", "evals/throughput/timing.py")
-    after = ("evals/throughput/summary.py", "evals/scoring.py", "kernels/op/notes.md")
-    for name in (*names, *after):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    before = speed_code_hash(tmp_path)
-    for name, counts in [*((name, True) for name in names), *((name, False) for name in after)]:
-        (tmp_path / name).write_text("changed")
-        assert (speed_code_hash(tmp_path) != before) == counts, name
-        (tmp_path / name).write_text(name)
 
 
 def test_contexts_and_labels_may_keep_to_a_part_of_the_grid() -> None:
