@@ -128,10 +128,10 @@ def traffic_table(results: Results, model: str) -> list[tuple[int, list[dict[str
 
 
 def method_table(results: Results, model: str, label: str) -> list[tuple[Topic, int, list[pd.Series]]]:
-    """One method's rows on every topic, at its longest context, by budget."""
+    """Return one method's rows on every topic, at the context where methods lose most, by budget."""
     found = []
     for topic in results.topics(model):
-        context = results.longest_context(topic)
+        context = results.hardest_context(topic)
         if context is not None:
             rows = results.rows_of(topic, context)
             mine = rows[rows["method"] == label].sort_values("share")
