@@ -24,7 +24,9 @@ TASK = ("mini_longgen", "mini_longgen_15")
 COLUMNS = ("method", "model", "knob", "setting", "task", "context", "seed", "budget", "n", "value", "low", "high")
 
 
-def tuning_config(values: Mapping[str, Any], label: str, model: str, knob: str, settings: Sequence[Any]) -> dict[str, Any]:
+def tuning_config(
+    values: Mapping[str, Any], label: str, model: str, knob: str, settings: Sequence[Any]
+) -> dict[str, Any]:
     """Return the configuration of a sweep: one label a setting, on a seed and a length that the run does not score.
 
     Args:
@@ -51,7 +53,7 @@ def tuning_config(values: Mapping[str, Any], label: str, model: str, knob: str, 
         "profile": "tuning",
         "seed": SEED,
         "models": {model: values["models"][model]},
-        "methods": {f"{label}_{setting}": {"method": method, "params": params | {knob: setting}} for setting in settings},
+        "methods": {f"{label}_{value}": {"method": method, "params": params | {knob: value}} for value in settings},
         "budgets": [0.1],
         "suites": {suite: {"contexts": [CONTEXT], "samples": 32, "batch": 32, "tasks": [task]}},
     }  # fmt: skip

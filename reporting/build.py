@@ -284,9 +284,9 @@ class _Build:
     def _figure_index(self) -> None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["name", "title", "svg", "svg_narrow", "data", "caption"])
+        writer.writerow(["name", "title", "svg", "data", "caption"])
         for f in self.figures.written:
-            writer.writerow([f.name, f.title, f.wide, f.narrow, f.data, f.caption])
+            writer.writerow([f.name, f.title, f.wide, f.data, f.caption])
         (self.folder / "figures" / "index.csv").write_text(text.getvalue(), encoding="utf-8")
 
     def _common(self) -> dict[str, Any]:
@@ -375,7 +375,9 @@ def _families(
     for label in labels:
         family = getattr(load_card(kinds[label]), "family", None) if kinds[label] in method_names() else None
         found.setdefault(family or "", []).append(label)
-    return [(titles.get(name, name.replace("_", " ").capitalize() or "Other"), mine) for name, mine in found.items() if mine]
+    return [
+        (titles.get(name, name.replace("_", " ").capitalize() or "Other"), mine) for name, mine in found.items() if mine
+    ]
 
 
 def _timed_models(speed: Speed | None, known: Mapping[str, Any]) -> dict[str, checkpoint.ModelWords]:

@@ -181,7 +181,7 @@ class Results:
         ran = rows[rows["status"] == "ok"]
         gaps = ran[ran["diff_to_full"].notna()].groupby("context")["diff_to_full"].mean()
         if len(gaps):
-            return int(gaps.idxmin() if topic.higher_is_better else gaps.idxmax())
+            return int(str(gaps.idxmin() if topic.higher_is_better else gaps.idxmax()))
         return int(ran["context"].max()) if len(ran) else None
 
 

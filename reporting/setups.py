@@ -13,7 +13,6 @@ import pandas as pd
 
 from longdecode.engine.config_reader import parse_config, read_config
 from longdecode.engine.errors import LongDecodeError
-from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 from longdecode.methods.registry import get_method, load_card, method_names
 from longdecode.reporting.results import Results
@@ -58,7 +57,8 @@ class Matched:
 
     rows: list[tuple[str, ...]]
     heads: tuple[str, ...] = (
-        "Label", "Configuration", "Scored on", "at", "Difference to Full", "Interval", "Timed as", "Over Full", "Interval",
+        "Label", "Configuration", "Scored on", "at", "Difference to Full", "Interval", "Timed as", "Over Full",
+        "Interval",
     )  # fmt: skip
     numeric: tuple[int, ...] = (4, 7)
 
@@ -101,7 +101,7 @@ def _setup(kind: str, params: str, model: str, path: str, tokens: int, share: fl
 
 
 def timed_setups(results: Results) -> dict[tuple[str, str], str]:
-    """Return, by model and label, the setup of a timed step at the model's main budget and longest context, in words."""
+    """Return the setup of each model's timed labels in words, at the main budget and the longest context."""
     if results.speed is None:
         return {}
     rows = pd.concat([_main_steps(results.speed, model) for model in results.speed.models] or [results.speed.table[:0]])

@@ -121,9 +121,7 @@ def _tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.Dat
     return ran.assign(level=levels)
 
 
-def _verdict(
-    results: Results, topic: Topic, label: str, context: int | None, tried: Sequence[pd.DataFrame]
-) -> Verdict:
+def _verdict(results: Results, topic: Topic, label: str, context: int | None, tried: Sequence[pd.DataFrame]) -> Verdict:
     """The verdict over some contexts: a budget holds where it, and every larger one, holds at each of them."""
     levels = [dict(zip(rows["budget"], rows["level"], strict=True)) for rows in tried]
     shared = set.intersection(*(set(found) for found in levels))
@@ -147,7 +145,7 @@ def _verdict(
         label,
         topic,
         context,
-        weakest[chosen],  # type: ignore[arg-type]
+        weakest[chosen],
         budget(chosen),
         (float(read.min()), float(read.max())) if len(read) else None,
         gap(worst["diff_to_full"], topic.unit),
@@ -159,7 +157,7 @@ def _verdict(
 
 
 def equivalence(topic: Topic, value: float, low: float, high: float) -> str:
-    """Say what an interval of a difference to Full shows, and which way the difference goes where that is shown, too."""
+    """Say what an interval of a difference to Full shows, and which way the difference goes where it excludes 0."""
     if pd.isna(low) or pd.isna(high):
         return ""
     worse_end, better_end = (low, -high) if topic.higher_is_better else (-high, low)
