@@ -24,6 +24,7 @@ from longdecode.reporting.papers.building import PaperPage, papers_of
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
+from longdecode.reporting.staleness import measured_before
 
 _HERE = Path(__file__).parent
 MOST_DRAWN = 9
@@ -304,6 +305,7 @@ class _Build:
             "with_page": set(self.labels),
             "has_quality": results.has_quality,
             "has_speed": results.speed is not None,
+            "stale": measured_before(results.records, results.speed_records),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list({**self.models, **self.timed}.values()),
             "data_line": _data_line({record.data_source for record in results.records if record.status == "ok"}),

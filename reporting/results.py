@@ -216,7 +216,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         config=config,
         config_text=text,
         summary=summary,
-        along=_curves(results_dir / "along_generation.csv") if len(summary) else pd.DataFrame(),
+        along=_along(results_dir) if len(summary) else pd.DataFrame(),
         loss=_curves(results_dir / "loss_by_position.csv") if len(summary) else pd.DataFrame(),
         records=records,
         losses=frozenset(record.task for record in records if not record.higher_is_better),
@@ -253,6 +253,12 @@ def _curves(path: Path) -> pd.DataFrame:
     if not path.exists():
         raise ReportError(f"{path}: missing; it is written beside summary.csv")
     return pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
+
+
+def _along(folder: Path) -> pd.DataFrame:
+    """The curves along a generation: parquet, or the CSV that older runs left."""
+    path = folder / "along_generation.parquet"
+    return pd.read_parquet(path) if path.exists() else _curves(folder / "along_generation.csv")
 
 
 def _ordered(found: pd.Series, wanted: Mapping[str, Any]) -> list[str]:

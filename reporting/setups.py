@@ -16,7 +16,7 @@ from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 from longdecode.methods.registry import get_method, load_card, method_names
 from longdecode.reporting.results import Results
-from longdecode.reporting.speed.measured import STEP, Speed
+from longdecode.reporting.speed.measured import STEP
 from longdecode.reporting.wording import NARROW, gap, gap_interval, percent, ratio, short_tokens
 
 _BLOCK_KNOBS = ("block_size", "page_size")
@@ -41,7 +41,7 @@ class Setup:
         """The setup as pages print it."""
         blocks = f"blocks of {self.block}, " if self.block > 1 else ""
         return (
-            f"{percent(round(self.whole, 3))}{NARROW}% of heads read everything, {blocks}"
+            f"{percent(round(self.whole, 4))}{NARROW}% of heads read everything, {blocks}"
             f"budget {percent(round(self.budget, 4))}{NARROW}%"
         )
 
@@ -100,12 +100,14 @@ def _setup(kind: str, params: str, model: str, path: str, tokens: int, share: fl
     return Setup(whole, block, share)
 
 
-def timed_setups(results: Results) -> dict[tuple[str, str], str]:
-    """Return the setup of each model's timed labels in words, at the main budget and the longest context."""
+def timed_setups(results: Results) -> dict[tuple[str, str, int], str]:
+    """Return the setup of every timed step at its model's main budget in words, by model, label and context."""
     if results.speed is None:
         return {}
-    rows = pd.concat([_main_steps(results.speed, model) for model in results.speed.models] or [results.speed.table[:0]])
-    return {(row["model"], row["label"]): setup.words for row, setup in setups(results, rows, "subject")}
+    steps = [results.speed.ok(model) for model in results.speed.models]
+    rows = [mine[mine["budget"] == results.speed.main_budget(mine["model"].iloc[0])] for mine in steps if len(mine)]
+    found = setups(results, pd.concat(rows), "subject") if rows else []
+    return {(row["model"], row["label"], int(row["context"])): setup.words for row, setup in found}
 
 
 def matched(results: Results) -> Matched | None:
@@ -128,11 +130,6 @@ def matched(results: Results) -> Matched | None:
                 step = max((s for s in same if s["model"] == model), key=lambda s: (s["context"], -s["batch"]))
                 rows.append((row["method"], setup.words, topic.name, *_sides(row, step, topic.unit)))
     return Matched(rows)
-
-
-def _main_steps(speed: Speed, model: str) -> pd.DataFrame:
-    rows = speed.ok(model)
-    return rows[rows["budget"] == speed.main_budget(model)].drop_duplicates("label", keep="last")
 
 
 def _sides(row: pd.Series, step: pd.Series, unit: str) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class Headline:
 
     model: str
     words: str
-    context: str
+    tokens: int
     batch: str
     lines: list[tables.Line]
 
@@ -122,7 +122,7 @@ def headlines(speed: Speed, name: Callable[[str], str]) -> list[Headline]:
         rows = rows[rows["budget"].isin(["full", speed.main_budget(model)])]
         size = wording.plural(batch, "sequence")
         lines = tables.decode_lines(rows)
-        found.append(Headline(model, name(model), f"{context:,}", size, lines))
+        found.append(Headline(model, name(model), context, size, lines))
     return found
 
 
