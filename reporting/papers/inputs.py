@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,11 +80,12 @@ class PaperInputs:
         labels = self.labels(kind, model)
         return kind if kind in labels else next(iter(labels), None)
 
-    def params(self, label: str, model: str) -> dict[str, Any]:
-        """Return the parameters that a label ran with on one model."""
+    def params(self, label: str, model: str, without: Collection[str] = ()) -> dict[str, Any]:
+        """Return the parameters that a label ran with on one model, some of them left out."""
         table = self.results.summary
         rows = table[(table["method"] == label) & (table["model"] == model)]
-        return dict(json.loads(rows["params"].iloc[0])) if len(rows) else {}
+        found = json.loads(rows["params"].iloc[0]) if len(rows) else {}
+        return {name: value for name, value in found.items() if name not in without}
 
     def scores(self, suite: str, model: str | None = None) -> pd.DataFrame:
         """Return the summary's rows of a suite that have numbers, of one model or of all."""

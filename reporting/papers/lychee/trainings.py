@@ -90,13 +90,12 @@ def trainings(folder: Path, model: str | None = None) -> list[Training]:
 def sources(inputs: PaperInputs, model: str) -> list[Source]:
     """Return the labels that differ from the method's own in their roles alone; equal roles count once."""
     base = inputs.label(inputs.spec.method, model)
-    rest = {} if base is None else _without_roles(inputs.params(base, model))
+    rest = {} if base is None else inputs.params(base, model, ROLE_KEYS)
     known = {training.name: training for training in trainings(inputs.folder, model)}
     found: dict[tuple[str, int | None, int | None], Source] = {}
     for label in inputs.labels(inputs.spec.method, model):
-        params = inputs.params(label, model)
-        if _without_roles(params) == rest:
-            item = _source(label, params, known)
+        if inputs.params(label, model, ROLE_KEYS) == rest:
+            item = _source(label, inputs.params(label, model), known)
             found.setdefault((item.family, item.seed, item.heads), item)
     return list(found.values())
 
@@ -133,10 +132,6 @@ def _variant(run: Mapping[str, Any], kind: str) -> str:
         "lists one layer old" if run.get("inherit", "chain") != "chain" else "",
         "selection as in the code" if run.get("selection", "causal") != "causal" else "",
     )
-
-
-def _without_roles(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if name not in ROLE_KEYS}
 
 
 def _source(label: str, params: Mapping[str, Any], known: Mapping[str, Training]) -> Source:

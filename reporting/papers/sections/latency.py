@@ -73,7 +73,7 @@ class Latency:
         return rows[place & (rows["budget"] == speed.main_budget(model))]
 
     def _ratios(self, inputs: PaperInputs, speed: Speed, model: str) -> list[Block]:
-        """Return ratios at the published place, which baseline comes nearest, and every other place folded away."""
+        """Return ratios at the published place, and every other place folded away."""
         table = _all_ratios(inputs, speed, model)
         if table.empty:
             return []
@@ -83,8 +83,6 @@ class Latency:
         if len(at_main):
             rows = [self._row(inputs, row) for _, row in at_main.iterrows()]
             found.append(Comparison(caption, HEADS, rows, "times"))
-            if nearest := self._nearest(inputs, at_main):
-                found.append(Prose(nearest))
         rest = table.drop(at_main.index).sort_values(["context", "batch"], kind="stable")
         rows = [self._row(inputs, row) for _, row in rest.iterrows()]
         return [*found, Comparison(caption, HEADS, rows, "times", fold="Every context, batch and budget")]
@@ -112,20 +110,6 @@ class Latency:
         columns = inputs.published.tables[self.limits[0]].columns
         figures = {name: inputs.published.figure(self.limits[0], name, context=context) for name in columns}
         return {name: wording.DASH if figure is None else figure.text for name, figure in figures.items()}
-
-    def _nearest(self, inputs: PaperInputs, rows: pd.DataFrame) -> str:
-        context, batch = self.at
-        printed = inputs.published.figure(self.part, "ratio", baseline="full", context=context, batch=batch)
-        stock = rows[rows["baseline"].isin(STOCK) & rows["ratio"].notna()]
-        if printed is None or stock.empty:
-            return ""
-        best = stock.iloc[int((stock["ratio"] - printed.value).abs().to_numpy().argmin())]
-        return str(
-            inputs.words(self.part)["nearest"].format(
-                where=f"{short_tokens(context)}, batch {batch}", baseline=f"`{best['baseline']}`",
-                published=printed.text, ratio=wording.ratio(best["ratio"]),
-            )
-        )  # fmt: skip
 
     def _limit_table(self, inputs: PaperInputs, speed: Speed, model: str, name: str) -> Cells:
         """Return what memory allows by context (arithmetic), beside what was measured over our Full at batch 1."""

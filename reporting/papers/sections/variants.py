@@ -62,12 +62,12 @@ class Variants:
     def names(self, inputs: PaperInputs, model: str) -> dict[str, str]:
         """Return the labels that differ from the method's own in the knobs alone, and the variant of each."""
         own = inputs.label(inputs.spec.method, model)
-        ours = {} if own is None else inputs.params(own, model)
         found = {}
         for label in inputs.labels(inputs.spec.method, model):
             params = inputs.params(label, model)
             name, knobs = self.kind(params), self.knobs(params)
-            if name in self.looks and _without(params, knobs) == _without(ours, knobs):
+            same = own is not None and inputs.params(label, model, knobs) == inputs.params(own, model, knobs)
+            if same and name in self.looks:
                 found[label] = str(name)
         return found
 
@@ -106,7 +106,3 @@ class Variants:
         layout = Layout("read by sparse heads (% of the context)", "right (%)", wide=2)
         looks = {_FULL.label: _FULL, **self.looks}
         return score_figure(inputs, model, self.part, data, "variant", looks, words, layout)
-
-
-def _without(params: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if name not in names}

@@ -78,7 +78,8 @@ def test_a_rival_is_held_to_its_nearest_run_above(paper_run: Path, page: str) ->
     row = page.split("at equal bytes. Model")[1].split("mini_longgen, 8K quest")[1].split("mini_longgen, 8K")[0]
     assert f"{100 * float(below[1]):.3g} %: {100 * total[below]:.3g} % read" in row
     assert f"{100 * float(above[1]):.3g} %: {100 * total[above]:.3g} % read" in row
-    shown = re.search(r"% right (?:\S+ ?)*?(?:–|nothing)? *([+-]?\d+\.\d) \[", row.split(f"{100 * total[above]:.3g} % read")[1])
+    said = row.split(f"{100 * total[above]:.3g} % read")[1]
+    shown = re.search(r"% right .*?([+-]?\d+\.\d) \[", said)
     assert shown is not None and float(shown[1]) == pytest.approx(gap, abs=0.06)
     assert "between" not in row
 
@@ -125,12 +126,6 @@ def test_ratios_over_every_baseline_stand_beside_print(paper_run: Path, page: st
     speed = pd.read_csv(paper_run / "speed.csv", dtype={"budget": str})
     steps = speed[(speed["stage"] == "step") & (speed["context"] == 131072) & (speed["batch"] == 1)].set_index("label")
     assert f"tidal 128K 1 4,096 tokens 1.73 digests B, C {steps.ratio['lychee'] / steps.ratio['tidal']:.2f} [" in page
-    nearest = min(("full", "hf_full", "hf_full_static"), key=lambda b: abs(_ratio(table[place], b) - 2.7))
-    assert f"{nearest} comes nearest to the published 2.7: {_ratio(table[place], nearest):.2f}" in page
-
-
-def _ratio(table: pd.DataFrame, baseline: str) -> float:
-    return float(table.loc[table["baseline"] == baseline, "ratio"].iloc[0])
 
 
 def test_the_kernel_stands_by_heads_and_lengths(paper_run: Path, page: str) -> None:
