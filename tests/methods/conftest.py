@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import AttentionMethod, DecodeState, TokenHeads
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.kv_cache import CacheShape, DenseCache
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.request import Prompt
+from longdecode.engine.token_block import BlockHeads, TokenBlock
 
 Choose = Callable[[int, int, int, Tensor, Tensor], list[int]]
 """(layer, row, query head, the row's queries ``[Hq, D]``, its KV head's keys ``[n, D]``) -> the tokens it reads."""
@@ -33,18 +36,18 @@ def config() -> ModelConfig:
 
 
 @pytest.fixture
-def prompt_cache(rng: torch.Generator, config: ModelConfig) -> Callable[[list[int], int], KVCache]:
+def prompt_cache(rng: torch.Generator, config: ModelConfig) -> Callable[[list[int], int], DenseCache]:
     """A function of lengths and capacity: a float64 cache with random prompts, NaN past their lengths."""
 
-    def make(lengths: list[int], capacity: int) -> KVCache:
-        cache = KVCache(config, len(lengths), capacity, device=torch.device("cpu"), dtype=torch.float64)
+    def make(lengths: list[int], capacity: int) -> DenseCache:
+        decoded = capacity - min(lengths)
+        cache = DenseCache(CacheShape(config, len(lengths), capacity, torch.device("cpu"), torch.float64, decoded))
         for tensor in (cache.k, cache.v):
             tensor.fill_(float("nan"))
             for row, length in enumerate(lengths):
                 part = tensor[:, row, :, :length]
                 part.copy_(torch.randn(part.shape, generator=rng, dtype=torch.float64))
-        cache.lengths.copy_(torch.tensor(lengths))
-        cache.positions.copy_(cache.lengths)
+        cache.stand_at(torch.tensor(lengths))
         return cache
 
     return make
@@ -56,10 +59,21 @@ def attend() -> Callable[..., Tensor]:
 
     def run(method: AttentionMethod, layer: int, q: Tensor, k: Tensor, v: Tensor, state: DecodeState) -> Tensor:
         still = q.new_ones(len(q), 1, q.shape[-1])
-        q = method.append(layer, TokenHeads(q, k, v, still, 0 * still), state)
+        q = method.append(layer, BlockHeads(q, k, v, still, 0 * still), state)
         return method.attend(layer, q, state)
 
     return run
+
+
+def start(method: AttentionMethod, prompt: DenseCache) -> DecodeState:
+    """Start a generation on a prompt that nobody observed, and leave the prompt as it is."""
+    return method.start(Prompt((), prompt, torch.empty(0), 0.0, {}))
+
+
+def begin(method: AttentionMethod, state: DecodeState) -> None:
+    """Begin a step of one token a row."""
+    positions = state.cache.positions[:, None]
+    state.begin(TokenBlock(torch.zeros_like(positions), positions), method)
 
 
 @pytest.fixture
@@ -67,18 +81,17 @@ def decode_against(
     rng: torch.Generator,
     attend: Callable[..., Tensor],
     config: ModelConfig,
-    prompt_cache: Callable[[list[int], int], KVCache],
+    prompt_cache: Callable[[list[int], int], DenseCache],
 ) -> Callable[..., DecodeState]:
     """A function that decodes with a method and compares every output with attention over the sets ``choose`` names."""
 
     def run(method: AttentionMethod, choose: Choose, lengths: list[int], steps: int) -> DecodeState:
         prompt = prompt_cache(lengths, max(lengths) + steps)
-        state = method.start(prompt)
+        state = start(method, prompt)
         keys, values = prompt.k, prompt.v  # grows as an ordinary cache beside the method's own
         group = config.group_size
         for step in range(steps):
-            state.begin_step()
-            method.before_step(state)
+            begin(method, state)
             for layer in range(config.num_layers):
                 q, k, v = (
                     torch.randn(len(lengths), heads, 1, config.head_dim, generator=rng, dtype=torch.float64)
@@ -94,8 +107,8 @@ def decode_against(
                         weights = (seen[tokens] @ q[row, head, 0] / math.sqrt(config.head_dim)).softmax(0)
                         want = weights @ values[layer, row, head // group, tokens]
                         torch.testing.assert_close(out[row, head, 0], want, msg=f"{step=} {layer=} {row=} {head=}")
-            method.after_step(state)
-            state.finish_step()
+            state.end(method)
+            state.accept()
         return state
 
     return run

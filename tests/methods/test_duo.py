@@ -65,7 +65,7 @@ def test_heads_read_by_their_roles(
         visible = [length + step + 1 for step in range(25)]
         for layer, roles in enumerate(ROLES):
             want = sum(n if role else min(n, budget) for n in visible for role in roles) / 5
-            assert state.reads[layer, row].item() == pytest.approx(want)
+            assert state.kv_tokens_per_head[layer, row].item() == pytest.approx(want)
     assert state.cache.positions.tolist() == [n + 25 for n in LENGTHS]
 
 
@@ -128,7 +128,7 @@ def test_a_finished_row_stands_still(
         attend(method, 0, q, k, k, state)
         state.finish_step()
     assert state.cache.positions.tolist() == [17, 6]
-    assert state.reads[0].tolist() == [(2 * sum(range(13, 18)) + 3 * 40) / 5, 0.0]
+    assert state.kv_tokens_per_head[0].tolist() == [(2 * sum(range(13, 18)) + 3 * 40) / 5, 0.0]
 
 
 def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]) -> None:

@@ -31,7 +31,7 @@ def test_reads_sinks_and_window(decode_against: Callable, config: ModelConfig, b
     assert state.cache.capacity == min(budget, 33 + 25)
     for row, length in enumerate(LENGTHS):
         want = sum(min(length + step + 1, budget) for step in range(25))
-        assert state.reads[:, row].tolist() == [want] * config.num_layers
+        assert state.kv_tokens_per_head[:, row].tolist() == [want] * config.num_layers
     assert state.cache.positions.tolist() == [n + 25 for n in LENGTHS]
 
 
@@ -100,7 +100,7 @@ def test_a_finished_row_stands_still(
         state.finish_step()
     assert state.cache.positions.tolist() == [17, 6]
     assert state.cache.lengths.tolist() == [8, 6]
-    assert state.reads[0].tolist() == [40.0, 0.0]
+    assert state.kv_tokens_per_head[0].tolist() == [40.0, 0.0]
 
 
 def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]) -> None:
