@@ -61,13 +61,13 @@ class Limits(_Strict):
 class Slack(_Strict):
     """State how far the tokens read may exceed the declared budget.
 
-    A governed layer reads at most ``budget + tokens`` per KV head, and with ``decoded`` every decoded token as well. In
-    the variants of ``per_query_head`` every query head fetches a list of its own, so that a KV head's reads are up to
-    that times the size of its group.
+    A governed layer reads at most ``budget + tokens`` per KV head, and with ``per_generated_token`` one more for every
+    token generated. In the variants of ``per_query_head`` every query head fetches a list of its own, so that a KV
+    head's reads are up to that times the size of its group.
     """
 
     tokens: int = Field(ge=0)
-    decoded: bool = False
+    per_generated_token: bool = False
     per_query_head: tuple[str, ...] = ()
     why: str
 

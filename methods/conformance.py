@@ -211,7 +211,7 @@ def reads_stay_within_budget(bench: Bench) -> None:
     over_heads, whole = (trace.reads[:, layers] for trace in (bench.small, bench.full))
     reads = (over_heads * CONFIG.num_kv_heads - whole * (CONFIG.num_kv_heads - governed)) / governed
     allowed = bench.budget * bench.list_factor + bench.card.slack.tokens
-    generated = torch.arange(1, STEPS + 1, device=reads.device)[:, None, None] * bench.card.slack.decoded
+    generated = torch.arange(1, STEPS + 1, device=reads.device)[:, None, None] * bench.card.slack.per_generated_token
     if bool((reads > allowed + generated).any()):
         raise GateError(f"{float(reads.max()):.0f} tokens were read in a step, {allowed} are declared")
     if float(reads.min()) <= 0:
@@ -221,7 +221,7 @@ def reads_stay_within_budget(bench: Bench) -> None:
 def traffic_covers_the_reads(bench: Bench) -> None:
     """The traffic model's bytes are at least those of the tokens counted; at most a tenth over, unless it says so."""
     reads = float(bench.small.reads[-1, :, 0].sum())
-    reads -= STEPS * CONFIG.num_layers * bench.card.slack.decoded
+    reads -= STEPS * CONFIG.num_layers * bench.card.slack.per_generated_token
     read_bytes = reads * CONFIG.kv_bytes_per_token(1) / CONFIG.num_layers
     traffic = bench.method.traffic(len(bench.prompts[0]) + STEPS, 1)
     if traffic.kv_bytes < read_bytes or (traffic.kv_bytes > 1.1 * read_bytes and not traffic.at_most):

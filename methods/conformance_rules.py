@@ -47,7 +47,7 @@ def traffic_follows_the_rule(bench: Bench) -> None:
             kv_length = len(prompt) + step + 1
             traffic = bench.method.traffic(kv_length, _ELEMENT_BYTES)
             metadata = rule.metadata_bytes(kv_length, _ELEMENT_BYTES)
-            if bench.card.slack.decoded:
+            if bench.card.slack.per_generated_token:
                 read -= (step + 1) * CONFIG.num_layers * CONFIG.num_kv_heads
             if traffic.metadata_bytes != metadata or traffic.kv_bytes < read * token_bytes:
                 raise GateError(

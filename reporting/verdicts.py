@@ -135,8 +135,8 @@ def finding(results: Results, topic: Topic, context: int, verdicts: list[Verdict
 
 def _shares_read(rows: pd.DataFrame, mine: pd.DataFrame) -> pd.Series:
     """Tokens read by all heads and layers over those that Full read; missing where either was not counted."""
-    full = rows.loc[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok"), "read_tokens_mean"]
-    return mine["read_tokens_mean"] / (full.iloc[0] if len(full) else float("nan"))
+    full = rows.loc[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok"), "kv_tokens_read"]
+    return mine["kv_tokens_read"] / (full.iloc[0] if len(full) else float("nan"))
 
 
 def margin(unit: str) -> str:

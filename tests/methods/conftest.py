@@ -36,19 +36,18 @@ def config() -> ModelConfig:
 
 
 @pytest.fixture
-def prompt_cache(rng: torch.Generator, config: ModelConfig) -> Callable[[list[int], int], DenseCache]:
-    """A function of lengths and capacity: a float64 cache with random prompts, NaN past their lengths."""
+def prompt_cache(rng: torch.Generator, config: ModelConfig) -> Callable[[list[int], int], Prompt]:
+    """A function of lengths and capacity: random prompts in a float64 cache, NaN past their lengths."""
 
-    def make(lengths: list[int], capacity: int) -> DenseCache:
-        decoded = capacity - min(lengths)
-        cache = DenseCache(CacheShape(config, len(lengths), capacity, torch.device("cpu"), torch.float64, decoded))
+    def make(lengths: list[int], capacity: int) -> Prompt:
+        cache = DenseCache(CacheShape(config, len(lengths), capacity, torch.device("cpu"), torch.float64, capacity))
         for tensor in (cache.k, cache.v):
             tensor.fill_(float("nan"))
             for row, length in enumerate(lengths):
                 part = tensor[:, row, :, :length]
                 part.copy_(torch.randn(part.shape, generator=rng, dtype=torch.float64))
         cache.stand_at(torch.tensor(lengths))
-        return cache
+        return Prompt((), cache, torch.empty(0), 0.0)
 
     return make
 
@@ -65,30 +64,31 @@ def attend() -> Callable[..., Tensor]:
     return run
 
 
-def start(method: AttentionMethod, prompt: DenseCache) -> DecodeState:
-    """Start a generation on a prompt that nobody observed, and leave the prompt as it is."""
-    return method.start(Prompt((), prompt, torch.empty(0), 0.0, {}))
+@pytest.fixture
+def begin() -> Callable[[AttentionMethod, DecodeState], None]:
+    """A function that begins a step of one token a row."""
 
+    def run(method: AttentionMethod, state: DecodeState) -> None:
+        positions = state.cache.positions[:, None]
+        state.begin(TokenBlock(torch.zeros_like(positions), positions), method)
 
-def begin(method: AttentionMethod, state: DecodeState) -> None:
-    """Begin a step of one token a row."""
-    positions = state.cache.positions[:, None]
-    state.begin(TokenBlock(torch.zeros_like(positions), positions), method)
+    return run
 
 
 @pytest.fixture
 def decode_against(
     rng: torch.Generator,
+    begin: Callable[[AttentionMethod, DecodeState], None],
     attend: Callable[..., Tensor],
     config: ModelConfig,
-    prompt_cache: Callable[[list[int], int], DenseCache],
+    prompt_cache: Callable[[list[int], int], Prompt],
 ) -> Callable[..., DecodeState]:
     """A function that decodes with a method and compares every output with attention over the sets ``choose`` names."""
 
     def run(method: AttentionMethod, choose: Choose, lengths: list[int], steps: int) -> DecodeState:
         prompt = prompt_cache(lengths, max(lengths) + steps)
-        state = start(method, prompt)
-        keys, values = prompt.k, prompt.v  # grows as an ordinary cache beside the method's own
+        state = method.start(prompt)
+        keys, values = prompt.cache.k, prompt.cache.v  # grows as an ordinary cache beside the method's own
         group = config.group_size
         for step in range(steps):
             begin(method, state)

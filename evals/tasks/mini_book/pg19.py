@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.generated import sample_rng
-from longdecode.evals.tasks.mini_book import CONTINUATION_BYTES, LossTask
+from longdecode.evals.tasks.mini_book.narrative import CONTINUATION_BYTES, LossTask
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.generators.passkey import QUESTION, passkey_text
 from longdecode.evals.generators.ruler_question import largest_fitting, shrunk_to_fit
-from longdecode.evals.tasks.base import Sample, Score, Task
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.generated import sample_rng
 
 if TYPE_CHECKING:
@@ -77,3 +78,10 @@ class Passkey(Task):
 
     def _key(self, rng: random.Random) -> str:
         return str(rng.randrange(10 ** (DIGITS - 1), 10**DIGITS))
+
+
+def _task(depth: int) -> Callable[[Data], Task]:
+    return lambda data: Passkey(depth)
+
+
+SUITE = Suite({f"passkey_depth_{depth}": _task(depth) for depth in DEPTHS})

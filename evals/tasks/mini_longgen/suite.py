@@ -6,6 +6,7 @@ import random
 
 from longdecode.evals.generators import lookup
 from longdecode.evals.generators.episode import Episode
+from longdecode.evals.tasks.base import Suite
 from longdecode.evals.tasks.generated import EpisodeTask
 
 
@@ -28,3 +29,12 @@ class MiniLonggen(EpisodeTask):
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
         """Which keys come with their value, in the order asked."""
         return lookup.marks(items, completion)
+
+
+SUITE = Suite(
+    {
+        "mini_longgen_15": lambda data: MiniLonggen(15),
+        "mini_longgen_30": lambda data: MiniLonggen(30),
+        "mini_longgen_45": lambda data: MiniLonggen(45),
+    }
+)

@@ -6,6 +6,7 @@ import random
 
 from longdecode.evals.generators import lookup
 from longdecode.evals.generators.episode import Episode
+from longdecode.evals.tasks.base import Suite
 from longdecode.evals.tasks.generated import EpisodeTask
 
 
@@ -28,3 +29,12 @@ class MiniRecall(EpisodeTask):
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
         """Which keys come with their value."""
         return lookup.marks(items, completion)
+
+
+SUITE = Suite(
+    {
+        "mini_recall_single": lambda data: MiniRecall("single"),
+        "mini_recall_multikey": lambda data: MiniRecall("multikey"),
+        "mini_recall_two_hop": lambda data: MiniRecall("two_hop"),
+    }
+)

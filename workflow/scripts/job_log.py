@@ -1,4 +1,4 @@
-"""What every job does around its work: threads, a log that is also shown, our own errors without a traceback."""
+"""Set up each job's process: threads, a log that is also shown, our own errors without a traceback."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Tee:
 
 
 @contextmanager
-def job(snakemake: Snakemake) -> Iterator[None]:
+def logged(snakemake: Snakemake) -> Iterator[None]:
     """Run a job's body; import torch only inside, so that it takes the thread count set here.
 
     Raises:

@@ -1,31 +1,30 @@
-"""What every throughput job has: the run, its device and clock, the guard, and how a record is put together."""
+"""One throughput job: the run, its device and clock, the guard, and how a record is put together."""
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from longdecode.engine.device import NvmlMonitor, device_name, resolve_dtype
-from longdecode.engine.errors import DeviceMemoryError, GateError, MonitorError, UnsupportedCellError
+from longdecode.engine.errors import MonitorError
 from longdecode.evals import provenance
-from longdecode.evals.hashing import file_hashes, speed_code_hash
-from longdecode.evals.records import Provenance, Status
+from longdecode.evals.failures import status_of
+from longdecode.evals.hashing import file_hashes, hash_texts, speed_code_hash
+from longdecode.evals.records import Provenance, SpeedRecord, SpeedSample, Status, Weights
 from longdecode.evals.run_config import RunConfig
+from longdecode.evals.throughput.cells import SpeedCell
 from longdecode.evals.throughput.guard import Guard
-from longdecode.evals.throughput.ledger import SpeedCell
 from longdecode.evals.throughput.models import model_hash
-from longdecode.evals.throughput.records import SpeedRecord, SpeedSample
 from longdecode.evals.throughput.spec import KERNELS_JOB, ThroughputSpec
 from longdecode.evals.throughput.timing import Block, Clock, clock_for, time_pair
 
-Weights = Literal["none", "random", "checkpoint"]
+REFERENCE = "full"
 
 
 class SpeedJob:
@@ -35,7 +34,7 @@ class SpeedJob:
         run: the configuration.
         name: a model of its ``throughput.decode``, or ``kernels``.
         device: the device leased for this job.
-        keep_going: see ``run_speed_job``.
+        keep_going: see ``measure_speed``.
     """
 
     def __init__(self, run: RunConfig, spec: ThroughputSpec, name: str, device: torch.device, keep_going: bool = False):
@@ -48,33 +47,39 @@ class SpeedJob:
         self.clock: Clock = clock_for(device)
         self.guard = make_guard(device)
         self.model_hash = "none" if name == KERNELS_JOB else model_hash(run, name)
-        self.code_hash = speed_code_hash()
-        self._origin: Provenance | None = None
+        self._origins: dict[tuple[str, str], Provenance] = {}
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all that determines the numbers, other than which cells are run."""
+        """Hash of the settings that all cells share; code and methods are in each record's provenance."""
         below = self.spec.kernels if self.name == KERNELS_JOB else self.spec.decode[self.name]
         timed = [below.rounds, getattr(below, "steps", None), getattr(below, "shape", None)]
-        methods = {
-            label: [spec.method, spec.params_of(self.name), file_hashes(spec.files_of(self.name))]
-            for label, spec in self.run.methods.items()
-            if label in getattr(below, "methods", ())
-        }
         parts = [
-            self.run.profile, self.name, self.model_hash, methods, self.run.seed, timed, device_name(self.device),
-            str(self.dtype), self.code_hash, provenance.versions()["torch"],
+            self.run.profile, self.name, self.model_hash, self.run.seed, timed, device_name(self.device),
+            str(self.dtype), provenance.versions()["torch"],
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
-    @property
-    def origin(self) -> Provenance:
-        """Where this job's numbers come from."""
-        if self._origin is None:
-            self._origin = provenance.collect(
-                code=self.code_hash, model=self.model_hash, data="none", device=self.device, dtype=self.dtype
+    def origin(self, cell: SpeedCell) -> Provenance:
+        """Collect the provenance of a cell: its code hash covers what times it and the two methods of its pairs."""
+        where = (cell.subject, cell.label)
+        if where not in self._origins:
+            kernels = self.name == KERNELS_JOB
+            spec = None if kernels else self.run.methods.get(cell.label)
+            self._origins[where] = provenance.collect(
+                code=speed_code_hash("kernels" if kernels else "decode", () if kernels else (REFERENCE, cell.subject)),
+                model=self.model_hash,
+                data=hash_texts(file_hashes(spec.files_of(self.name))) if spec else "none",
+                device=self.device,
+                dtype=self.dtype,
             )
-        return self._origin
+        return self._origins[where]
+
+    def still_holds(self, cell: SpeedCell, record: SpeedRecord) -> bool:
+        """Return whether a known record has today's code, method files and parameters."""
+        ours, then = self.origin(cell), record.provenance
+        same = (ours.code_hash, ours.data_hash) == (then.code_hash, then.data_hash)
+        return same and cell.params.items() <= record.params.items()
 
     def time(self, subject: Block, reference: Block | None, rounds: int) -> list[SpeedSample]:
         """Rounds of A B B A under this job's guard."""
@@ -122,7 +127,7 @@ class SpeedJob:
             budget=cell.budget.text,
             budget_tokens=cell.budget_tokens,
             seed=self.run.seed,
-            provenance=self.origin,
+            provenance=self.origin(cell),
             **values,
         )
 
@@ -136,23 +141,3 @@ def make_guard(device: torch.device) -> Guard:
     except MonitorError as error:
         print(f"{device}: clocks and other processes are not watched: {error}", file=sys.stderr)
         return Guard(None, str(error))
-
-
-def status_of(error: Exception) -> Status | None:
-    """The status an error gives its cell, or ``None`` for errors that are no cell's own."""
-    if isinstance(error, DeviceMemoryError | torch.cuda.OutOfMemoryError | MemoryError):
-        return "oom"
-    if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
-        return "oom"
-    if isinstance(error, UnsupportedCellError):
-        return "unsupported"
-    return "failed_gate" if isinstance(error, GateError) else None
-
-
-def free_memory(device: torch.device, error: BaseException | None = None) -> None:
-    """Give back what nothing refers to any more, an error's frames included."""
-    if error is not None:
-        error.__traceback__ = error.__cause__ = error.__context__ = None
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

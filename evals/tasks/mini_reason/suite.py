@@ -6,6 +6,7 @@ import random
 
 from longdecode.evals.generators import chain
 from longdecode.evals.generators.episode import Episode
+from longdecode.evals.tasks.base import Suite
 from longdecode.evals.tasks.generated import EpisodeTask
 
 
@@ -26,3 +27,6 @@ class MiniReason(EpisodeTask):
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
         """Which steps stand in their place with pointer, amount and sum right."""
         return chain.marks(items, completion)
+
+
+SUITE = Suite({"mini_reason_8": lambda data: MiniReason(8), "mini_reason_16": lambda data: MiniReason(16)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,8 +12,8 @@ from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 from longdecode.evals.scoring.math_checker import MathChecker, shared_checker
 from longdecode.evals.scoring.math_equivalence import Rule
-from longdecode.evals.tasks.base import Sample, Score, Task
-from longdecode.evals.tasks.math_data import INSTRUCTION, Problem, load_problems
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
+from longdecode.evals.tasks.math.problems import INSTRUCTION, SETS, Problem, load_problems
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
@@ -36,7 +37,7 @@ class MathTask(Task):
     A completion without a closed box is wrong. One whose comparison does not end in time is neither right nor wrong.
 
     Args:
-        name: a key of ``math_data.SETS``.
+        name: a key of ``problems.SETS``.
         data: where the sets are, as ``load_problems`` takes it.
         checker: what compares answers; the process's shared one by default.
 
@@ -93,7 +94,7 @@ class MathTask(Task):
         """1 where the last box holds the answer, else 0.
 
         Raises:
-            MarkTimeoutError: the comparison did not end in time.
+            ScoreTimeoutError: the comparison did not end in time.
         """
         answer = final_answer(completion)
         return Score(0.0 if answer is None else float(self.is_right(sample.meta, answer)))
@@ -104,7 +105,7 @@ class MathTask(Task):
         AIME's answers are integers and compared as such, whatever zeros lead them.
 
         Raises:
-            MarkTimeoutError: the comparison did not end in time.
+            ScoreTimeoutError: the comparison did not end in time.
         """
         gold, given = integer_answer(problem.gold), integer_answer(answer)
         if gold is not None and given is not None and problem.tolerance is None:
@@ -118,3 +119,10 @@ class MathTask(Task):
             precision = tuple(float(part) for part in stated.split(",")) if stated else (OLYMPIAD_PRECISION,)
             return Rule(absolute=precision, drop_units=True)
         return Rule(relative=MINERVA_RELATIVE, drop_units=True) if self.name == "minerva" else Rule()
+
+
+def _task(name: str) -> Callable[[Data], Task]:
+    return lambda data: MathTask(name, data.get("math"))
+
+
+SUITE = Suite({name: _task(name) for name in SETS}, data=("math",))

@@ -1,12 +1,12 @@
 """LongBench v1: 21 tasks on real documents, with the question decoded through the method or the whole prompt prefilled.
 
-Source: Bai et al. 2023 (arXiv 2308.14508); the protocol's numbers and texts are in longbench.yaml, with their sources.
+Source: Bai et al. 2023 (arXiv 2308.14508); the protocol's numbers and texts are in protocol.yaml, with their sources.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,7 +16,7 @@ import yaml
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.datasets.longbench import LongBenchRow, read_rows
 from longdecode.evals.scoring.longbench import first_line, score_answers
-from longdecode.evals.tasks.base import Sample, Score, Task
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
@@ -31,7 +31,7 @@ QUESTION_CHARACTERS = 100
 
 @dataclass(frozen=True, slots=True)
 class LongBenchProtocol:
-    """One line of longbench.yaml: prompt with ``{context}`` and ``{input}``, tokens to generate, how to mark."""
+    """One line of protocol.yaml: prompt with ``{context}`` and ``{input}``, tokens to generate, how to mark."""
 
     prompt: str
     max_new_tokens: int
@@ -43,7 +43,7 @@ class LongBenchProtocol:
 @functools.cache
 def protocols() -> Mapping[str, LongBenchProtocol]:
     """The protocol of every data set, in LongBench's order."""
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("protocol.yaml").read_text(encoding="utf-8")
     return {name: LongBenchProtocol(**values) for name, values in yaml.safe_load(text).items()}
 
 
@@ -132,3 +132,20 @@ class LongBench(Task):
         marked = text.rfind(self.protocol.marker) if self.protocol.marker else -1
         at = max(1, len(text) - QUESTION_CHARACTERS, marked)
         return text[:at], text[at:]
+
+
+def longbench_suite(*, plain: bool) -> Suite:
+    """Return the suite of all data sets; the eight of ``ENGLISH_EIGHT`` run by default."""
+
+    def task(dataset: str) -> Callable[[Data], Task]:
+        return lambda data: LongBench(dataset, data.get("longbench"), plain=plain)
+
+    names = {dataset: f"longbench_{dataset}{'_plain' * plain}" for dataset in protocols()}
+    return Suite(
+        {name: task(dataset) for dataset, name in names.items()},
+        default=tuple(names[dataset] for dataset in ENGLISH_EIGHT),
+        data=("longbench",),
+    )
+
+
+SUITE = longbench_suite(plain=False)

@@ -1,4 +1,4 @@
-"""Run one throughput job: lease a device, wait until it is at rest, time every open cell, write the records."""
+"""Measure one throughput job: lease a device, wait until it is at rest, time every open cell, write the records."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import torch
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, DeviceMemoryError
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.journal import Journal
 from longdecode.evals.names import unknown_name
+from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.throughput.job import SpeedJob
-from longdecode.evals.throughput.ledger import SpeedCell, SpeedLedger
-from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.evals.storage import journal_path, read_records, write_records
+from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger, told
 from longdecode.evals.throughput.spec import KERNELS_JOB, ThroughputSpec
-from longdecode.evals.throughput.storage import SpeedJournal, journal_path, write_speed_records
+from longdecode.evals.throughput.speed_job import SpeedJob
 
 Choose = Callable[[SpeedCell], bool]
 
 
-def run_speed_job(
+def measure_speed(
     run: RunConfig,
     name: str,
     output: Path,
@@ -60,9 +61,16 @@ def run_speed_job(
     lease: AbstractContextManager[torch.device] = nullcontext(_indexed(device)) if leased else lease_gpu(device)
     with lease as leased_device, _current(leased_device):
         job = SpeedJob(run, spec, name, leased_device, keep_going)
-        with SpeedJournal(journal_path(output), job.fingerprint) as journal:
+        with Journal(journal_path(output), job.fingerprint, SpeedRecord) as journal:
             cells = _cells(job, spec)
-            ledger = SpeedLedger(journal, cells, [cell for cell in cells if choose is None or choose(cell)])
+            ledger = SpeedLedger(
+                journal,
+                cells,
+                valid=job.still_holds,
+                kept=read_records(output, SpeedRecord, job.fingerprint),
+                wanted=[cell for cell in cells if choose is None or choose(cell)],
+                on_add=lambda record: print(told(record), file=sys.stderr, flush=True),
+            )
             started = time.monotonic()
             todo = ledger.open(cells)
             print(f"{name}: {len(todo)} of {len(cells)} cells to time", file=sys.stderr, flush=True)
@@ -72,7 +80,7 @@ def run_speed_job(
                 gc.freeze()
                 job.guard.wait_until_idle()
                 _time(job, spec, ledger, todo)
-            write_speed_records(output, ledger.final())
+            write_records(output, ledger.final(), SpeedRecord, job.fingerprint)
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
             return ledger.fresh
 

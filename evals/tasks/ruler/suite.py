@@ -38,7 +38,7 @@ from longdecode.evals.generators.ruler_words import (
     frequent_words,
 )
 from longdecode.evals.scoring.ruler import string_match_all, string_match_part
-from longdecode.evals.tasks.base import Sample, Score, Task
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.generated import sample_rng
 
 if TYPE_CHECKING:
@@ -179,3 +179,15 @@ def _example_size(tokenizer: TextTokenizer) -> int:
         )
     except ValueError:
         return HOPS + 1
+
+
+def ruler_suite(*, chat: bool) -> Suite:
+    """Return the suite of the 13 tasks."""
+
+    def task(kind: str) -> Callable[[Data], Task]:
+        return lambda data: Ruler(kind, data.get("ruler"), chat=chat)
+
+    return Suite({f"ruler_{kind}{'_chat' * chat}": task(kind) for kind in RULER_TASKS}, data=("ruler",))
+
+
+SUITE = ruler_suite(chat=False)
