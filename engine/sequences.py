@@ -102,7 +102,8 @@ class Sequences:
         place = torch.where(taken, index, self.longest)
         self.chosen.scatter_(1, place, tokens)
         if self.scores_forced:
-            logit = logits.gather(2, tokens[..., None])[..., 0]
+            # A finished row may hold anything, no token among it.
+            logit = logits.gather(2, torch.where(taken, tokens, 0)[..., None])[..., 0]
             self.logprobs.scatter_(1, place, logit - logits.logsumexp(dim=2))
             self.greedy.scatter_(1, place, logit >= logits.amax(dim=2))
         self.steps += self.active
