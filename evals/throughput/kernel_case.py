@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -141,3 +142,12 @@ def rotated_blocks(size: Size, blocks: int, picked: int, turn: int) -> Tensor:
     order = draw.argsort(dim=-1)
     first = turn % max(1, blocks // picked) * picked
     return order[..., first : first + picked].sort(dim=-1).values.contiguous()
+
+
+def random_tree(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mask ``[T, T]`` of a random draft tree of ``T`` nodes, and their depths ``[T]`` int64."""
+    draw = random.Random(f"tree {rows}")
+    mask = torch.eye(rows, dtype=torch.bool)
+    for node in range(1, rows):
+        mask[node] |= mask[draw.randrange(node)]
+    return mask.to(device), (mask.sum(dim=1) - 1).to(device)

@@ -11,7 +11,10 @@ from longdecode.evals.records import Provenance, Status
 SCHEMA_VERSION = 1
 
 Bench = Literal["ceiling", "kernel", "decode"]
-Stage = Literal["op", "step", "no_selection", "no_attention", "projections", "correction", "prefill", "setup"]
+Stage = Literal[
+    "op", "step", "no_selection", "no_attention", "projections", "correction", "prefill", "setup", "forward_rows",
+    "speculative_step", "draft", "verify", "keep",
+]  # fmt: skip
 
 
 class SpeedSample(BaseModel):

@@ -15,10 +15,14 @@ OPS = (
     "decode_attention", "sparse_decode_attention", "sparse_decode_attention_tokens", "page_score", "topk_select",
     "selection", "token_logits", "add_rms_norm", "rope_append", "linear_qkv", "linear_o", "linear_down",
     "linear_lm_head", "gated_linear", "hybrid_attention", "hybrid_attention_scored", "topk_select_into",
+    "decode_attention_rows",
 )  # fmt: skip
 """Names of the kernel bench's cases."""
+ROWS_OP = "decode_attention_rows"
+"""Dense attention of several rows, timed at the sizes of ``RowsSpec``."""
 HYBRID_OPS = ("hybrid_attention", "hybrid_attention_scored", "topk_select_into")
 """Those with sizes of their own, which also say how many KV heads read everything: see ``HybridSpec``."""
+CAUSAL_ROWS, TREE_ROWS = (2, 8, 41, 121), (41, 121)
 LENGTHS = ("full", "random")
 FULL_HEADS = (0, 1, 2, 4, 8)
 CEILING_METHODS = ("free_selection",)
@@ -44,10 +48,21 @@ class HybridSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsSpec:
+    """Sizes of dense attention of ``T`` rows: causal for each of ``causal``, under a tree mask for each of ``tree``."""
+
+    contexts: tuple[int, ...]
+    batches: tuple[int, ...]
+    causal: tuple[int, ...] = CAUSAL_ROWS
+    tree: tuple[int, ...] = TREE_ROWS
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """The kernel bench: which cases at which sizes, with the heads and widths of which shape.
 
-    The cases of ``HYBRID_OPS`` are timed at the sizes of ``hybrid`` and nowhere without it.
+    The cases of ``HYBRID_OPS`` are timed at the sizes of ``hybrid``, ``decode_attention_rows`` at those of ``rows``,
+    and nowhere without them.
     """
 
     ops: tuple[str, ...] = ()
@@ -57,14 +72,16 @@ class KernelSpec:
     budgets: tuple[Budget, ...] = ()
     rounds: int = 10
     hybrid: HybridSpec | None = None
+    rows: RowsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """A part of a grid; an empty list is no restriction."""
+    """A part of a grid, an empty list is no restriction; and budgets in the place of the grid's."""
 
     contexts: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
+    budgets: tuple[Budget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +90,8 @@ class DecodeSpec:
 
     ``methods`` are labels; ``steps`` is how many decode steps one timed block has, ``rounds`` how many times the four
     blocks of a pair (A B B A) are run. ``prefill_contexts`` and ``hf_contexts`` say where the prefill and the stock
-    loop are timed; ``stages`` whether steps with a stage left out are. ``smallest_batch_contexts`` are those of the
+    loop are timed; ``stages`` whether steps with a stage left out are. At ``forward_contexts``, and the smallest batch,
+    a forward pass over ``forward_rows`` rows under a tree mask is timed. ``smallest_batch_contexts`` are those of the
     grid that other batches leave out, ``only`` restricts single labels to a part of it.
     """
 
@@ -87,15 +105,21 @@ class DecodeSpec:
     hf_contexts: tuple[int, ...] = ()
     hf_batches: tuple[int, ...] = (1,)
     stages: bool = True
+    forward_contexts: tuple[int, ...] = ()
+    forward_rows: int = 41
     smallest_batch_contexts: tuple[int, ...] = ()
     only: Mapping[str, Places] = field(default_factory=dict)
 
     def times(self, label: str, context: int, batch: int) -> bool:
-        """Whether a label is timed at a context and batch of the grid."""
+        """Return whether a label is timed at a context and batch of the grid."""
         if context in self.smallest_batch_contexts and batch != min(self.batches):
             return False
         part = self.only.get(label, Places())
         return (not part.contexts or context in part.contexts) and (not part.batches or batch in part.batches)
+
+    def budgets_of(self, label: str) -> tuple[Budget, ...]:
+        """Return the budgets of a label that takes any."""
+        return self.only.get(label, Places()).budgets or self.budgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +171,7 @@ def _kernels(section: Section) -> KernelSpec:
     asked = [op for op in ops if op in HYBRID_OPS]
     if asked and hybrid is None and section.values.get("ops") is not None:
         section.refuse("hybrid", f"is missing; {asked[0]} is timed at its sizes")
-    sized = set(ops) - set(HYBRID_OPS)
+    sized = set(ops) - {*HYBRID_OPS, ROWS_OP}
     return KernelSpec(
         ops=ops,
         shape=shape,
@@ -156,6 +180,18 @@ def _kernels(section: Section) -> KernelSpec:
         budgets=read_budgets(section) if sized else (),
         rounds=section.integer("rounds", 2, default.rounds),
         hybrid=hybrid,
+        rows=_rows(section.section("rows")) if section.values.get("rows") is not None else None,
+    )
+
+
+def _rows(section: Section) -> RowsSpec:
+    section.allow("key", [item.name for item in fields(RowsSpec)])
+    given = section.values
+    return RowsSpec(
+        contexts=section.integers("contexts", 64),
+        batches=section.integers("batches", 1),
+        causal=section.integers("causal", 2) if given.get("causal") is not None else CAUSAL_ROWS,
+        tree=section.integers("tree", 2) if given.get("tree") is not None else TREE_ROWS,
     )
 
 
@@ -198,6 +234,8 @@ def _decode(section: Section, labels: tuple[str, ...]) -> DecodeSpec:
         hf_contexts=hf_contexts,
         hf_batches=_among(section, "hf_batches", batches if hf_contexts else ()) or (1,),
         stages=_flag(section, "stages", True),
+        forward_contexts=_among(section, "forward_contexts", contexts),
+        forward_rows=section.integer("forward_rows", 2, 41),
         smallest_batch_contexts=_among(section, "smallest_batch_contexts", contexts),
         only=_only(section.section("only"), methods, contexts, batches),
     )
@@ -211,7 +249,8 @@ def _only(
     for label in section.values:
         below = section.section(label)
         below.allow("key", [item.name for item in fields(Places)])
-        found[label] = Places(_among(below, "contexts", contexts), _among(below, "batches", batches))
+        budgets = read_budgets(below) if below.values.get("budgets") else ()
+        found[label] = Places(_among(below, "contexts", contexts), _among(below, "batches", batches), budgets)
     return found
 
 
