@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from longdecode.engine.attention import Traffic
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.kv_cache import CacheShape, KVCache
-from longdecode.kernels.token_score import token_probabilities
+from longdecode.kernels.attention_weights import attention_weights
 from longdecode.methods.budgeted import BudgetedMethod
 from longdecode.methods.kept_cache import KeptCache, latest_and_best
 
@@ -26,6 +26,9 @@ class EvictingMethod(BudgetedMethod):
 
     latest: int
     """Latest tokens that are always kept, the current one among them."""
+
+    group: ClassVar[str]
+    """How the weights of a group's query heads become one: ``sum`` or ``mean``."""
 
     @abstractmethod
     def prompt_scores(self, keys: Tensor, lengths: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
@@ -43,7 +46,7 @@ class EvictingMethod(BudgetedMethod):
 
         Args:
             scores: ``[B, Hkv, C]`` by slot.
-            given: ``[B, Hq, C]``, the attention that the current query gave.
+            given: ``[B, Hkv, C]``, the attention that the current query gave, reduced over the group.
         """
 
     def dense_layers(self) -> frozenset[int]:
@@ -89,10 +92,13 @@ class EvictingMethod(BudgetedMethod):
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
         """Read what is kept, update the scores, and choose who makes room for the next token."""
         cache = state.cache
-        out = self.attend_all(layer, q, state)
-        if isinstance(cache, KeptCache) and layer not in self.dense_layers():
+        if not isinstance(cache, KeptCache):
+            return self.attend_all(layer, q, state)
+        out, lse = cache.attend_with_lse(layer, q, state.kv_tokens_read[layer])
+        if layer not in self.dense_layers():
             lengths = cache.kv_lengths[layer]
-            self.update_scores(cache.scores[layer], token_probabilities(q, cache.k[layer], lengths))
+            given = attention_weights(q, cache.k[layer], lengths, group=self.group, lse=lse)
+            self.update_scores(cache.scores[layer], given)
             self._choose_victims(cache, layer, lengths, cache.positions + 1)
         return out
 

@@ -69,8 +69,12 @@ class KeptCache(KVCache):
 
     def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
         """See ``KVCache.attend``."""
+        return self.attend_with_lse(layer, q, kv_tokens_read)[0]
+
+    def attend_with_lse(self, layer: int, q: Tensor, kv_tokens_read: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend as ``attend`` does; also return the log-sum-exp of the scores, ``[B, Hq, 1]``."""
         lengths = self.kv_lengths[layer]
-        return decode_attention(q, self.k[layer], self.v[layer], lengths, kv_tokens_read=kv_tokens_read)[0]
+        return decode_attention(q, self.k[layer], self.v[layer], lengths, kv_tokens_read=kv_tokens_read)
 
     def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
         """See ``KVCache.fill_layer``; keeps the first tokens, for layers that keep all."""

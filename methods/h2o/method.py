@@ -11,7 +11,6 @@ from torch import Tensor
 
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
-from longdecode.kernels.group_reduce import group_reduce
 from longdecode.methods.evicting import EvictingMethod
 from longdecode.methods.prefill_scores import AttentionReceived
 
@@ -36,6 +35,7 @@ class H2O(EvictingMethod):
     name: ClassVar[str] = "h2o"
     Params: ClassVar[type] = H2OParams
     params: H2OParams
+    group = "sum"
 
     def __init__(self, params: H2OParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens)
@@ -56,7 +56,7 @@ class H2O(EvictingMethod):
 
     def update_scores(self, scores: Tensor, given: Tensor) -> None:
         """Add what the current query gave, summed over the group."""
-        scores += group_reduce(given, self.config.num_kv_heads, "sum")
+        scores += given
 
 
 METHOD = H2O

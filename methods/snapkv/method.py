@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, cast
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
@@ -14,9 +13,10 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 from longdecode.engine.attention import Traffic
 from longdecode.engine.kv_cache import CacheShape, KVCache
 from longdecode.engine.prefill import PrefillObserver
+from longdecode.kernels.attention_weights import attention_weights
 from longdecode.methods.budgeted import BudgetedMethod
 from longdecode.methods.kept_cache import KeptCache, latest_and_best
-from longdecode.methods.prefill_scores import LatestQueries, attention_weights
+from longdecode.methods.prefill_scores import LatestQueries
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +71,12 @@ class SnapKV(BudgetedMethod):
         observed: Mapping[str, Tensor],
     ) -> None:
         """Score the prompt by its last queries and keep the best."""
-        window = self.params.window
-        queries = observed[f"latest_queries_{window}"]
-        positions = lengths[:, None] - window + torch.arange(window, device=keys.device)
-        total = min(self.budget_tokens, keys.shape[2])
-        kept = [
-            latest_and_best(
-                self._pooled(attention_weights(queries[row], keys[row], positions[row])), lengths[row], window, total
-            )
-            for row in (slice(row, row + 1) for row in range(len(lengths)))
-        ]
-        cast(KeptCache, cache).keep(layer, keys, values, torch.cat(kept), lengths)
-
-    def _pooled(self, weights: Tensor) -> Tensor:
-        """Scores ``[B, Hkv, S]`` of weights ``[B, Hkv, G, T, S]``; the window itself, always kept, pools in nothing."""
-        summed = weights.sum(dim=3)
-        size = self.params.kernel_size
+        window, size = self.params.window, self.params.kernel_size
+        received = attention_weights(observed[LatestQueries(window).key], keys, lengths, group="mean")
         pool = avg_pool1d if self.params.pooling == "avg" else max_pool1d
-        pooled = pool(summed.flatten(1, 2), kernel_size=size, stride=1, padding=size // 2)
-        return pooled[..., : summed.shape[-1]].view_as(summed).mean(dim=2)
+        scores = pool(received, kernel_size=size, stride=1, padding=size // 2)[..., : keys.shape[2]]
+        positions = latest_and_best(scores, lengths, window, min(self.budget_tokens, keys.shape[2]))
+        cast(KeptCache, cache).keep(layer, keys, values, positions, lengths)
 
 
 METHOD = SnapKV

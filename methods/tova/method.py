@@ -10,8 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from longdecode.engine.prefill import PrefillObserver
+from longdecode.kernels.attention_weights import attention_weights
 from longdecode.methods.evicting import EvictingMethod
-from longdecode.methods.prefill_scores import LatestQueries, attention_weights
+from longdecode.methods.prefill_scores import LatestQueries
 
 _LAST_QUERY = LatestQueries(1).key
 
@@ -36,6 +37,7 @@ class TOVA(EvictingMethod):
     Params: ClassVar[type] = TOVAParams
     params: TOVAParams
     latest = 1
+    group = "mean"
 
     @classmethod
     def minimum_budget(cls, params: TOVAParams) -> tuple[int, str]:
@@ -48,8 +50,8 @@ class TOVA(EvictingMethod):
 
     def prompt_scores(self, keys: Tensor, lengths: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
         """Return what the prompt's last query gives, the mean over all heads."""
-        weights = attention_weights(observed[_LAST_QUERY], keys, lengths[:, None] - 1)
-        return weights.mean(dim=(1, 2, 3))[:, None].expand(-1, self.config.num_kv_heads, -1)
+        weights = attention_weights(observed[_LAST_QUERY], keys, lengths, group="mean")
+        return weights.mean(dim=1, keepdim=True).expand_as(weights)
 
     def update_scores(self, scores: Tensor, given: Tensor) -> None:
         """Take what the current query gave, the mean over all heads."""
