@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +18,11 @@ from longdecode.evals.throughput.kernel_case import (
     Inputs,
     Size,
     is_close,
+    random_tree,
     require_close,
     rotated_blocks,
 )
+from longdecode.evals.throughput.spec import ROWS_OP
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.dispatch import naive_kernels
 from longdecode.kernels.page_minmax import PageBounds
@@ -41,6 +45,49 @@ def decode_attention_case(size: Size) -> Case:
 
     kv = 2 * cache_elements(size) * size.dtype.itemsize
     return _case("decode_attention", size, lambda count: [cache_set(size) for _ in range(count)], ours, kv, kv)
+
+
+def rows_subject(rows: int, tree: bool) -> str:
+    """Name dense attention of several rows as a subject: ``decode_attention_rows41_tree``."""
+    return f"{ROWS_OP}{rows}" + ("_tree" if tree else "")
+
+
+def rows_of(subject: str) -> tuple[int, bool] | None:
+    """Return the rows of such a subject and whether their mask is a tree; ``None`` for any other subject."""
+    found = re.fullmatch(rf"{ROWS_OP}(\d+)(_tree)?", subject)
+    return (int(found[1]), found[2] is not None) if found else None
+
+
+def rows_case(size: Size, rows: int, tree: bool) -> Case:
+    """Dense attention of the last ``rows`` tokens over the whole context, causal or under a random tree's mask.
+
+    The cache is read once for all rows. A peer of one row is held against the last row, where that reads everything.
+    """
+    kv = 2 * cache_elements(size) * size.dtype.itemsize
+    mask = random_tree(rows, size.device)[0] if tree else None
+    shape = (size.batch, size.config.num_heads, rows, size.config.head_dim)
+
+    def make_sets(count: int) -> list[Inputs]:
+        return [cache_set(size) | {"q": size.normal(*shape), "mask": mask} for _ in range(count)]
+
+    def ours(x: Inputs) -> Tensor:
+        return decode_attention(x["q"], x["k"], x["v"], x["lengths"], mask=x["mask"])[0]
+
+    def same(peer: Tensor, mine: Tensor) -> bool:
+        if peer.shape[2] == rows:
+            return is_close(peer, mine, size.dtype)
+        return tree or is_close(peer, mine[:, :, -1:], size.dtype)
+
+    params = {"rows": rows, "mask": "tree" if tree else "causal"}
+    case = _case(rows_subject(rows, tree), size, make_sets, ours, kv, kv, params=params)
+    return replace(case, same=same)
+
+
+def whole_mask(x: Inputs) -> Tensor:
+    """Return which of all stored keys the rows of ``rows_case`` see, ``[T, S]`` bool."""
+    rows, tokens = x["q"].shape[2], x["k"].shape[2]
+    own = x["q"].new_ones(rows, rows, dtype=torch.bool).tril() if x["mask"] is None else x["mask"]
+    return torch.cat((own.new_ones(rows, tokens - rows), own), dim=1)
 
 
 def sparse_case(size: Size, block: int) -> Case:

@@ -201,9 +201,11 @@ class _Place:
             peak_bytes=self._peaks.get(cell.key), launch=launch,
             reason=None if reference is not None else f"no ratio over {FULL}: {self._full}",
         )  # fmt: skip
-        params = dict(cell.params)
-        if cell.stage == "correction" and (correction := self._method(cell).correction) is not None:
-            params |= {"correction": correction.mode, "correction_period": correction.period}
+        params, method = dict(cell.params), None if cell.stage == "projections" else self._method(cell)
+        if cell.stage == "correction" and method is not None and method.correction is not None:
+            params |= {"correction": method.correction.mode, "correction_period": method.correction.period}
+        if method is not None and method.draft is not None:
+            params |= {"draft_tokens": method.draft.tokens}
         return record.model_copy(update={"params": params})
 
     def _reference(self) -> Block | None:

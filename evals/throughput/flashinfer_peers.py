@@ -1,4 +1,4 @@
-"""FlashInfer's paged decode attention and top-k on the inputs of our cases (read for release 0.6.13)."""
+"""FlashInfer's paged attention and top-k on the inputs of our cases (read for release 0.6.13)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longdecode.evals.throughput.attention_cases import whole_mask
 from longdecode.evals.throughput.kernel_case import Inputs, Size
 
 _WORKSPACE_BYTES = 256 << 20
@@ -32,6 +33,34 @@ def dense(flashinfer: Any, size: Size, sets: Sequence[Inputs], page: int) -> Cal
         queries = x["q"][:, :, 0].contiguous()
         calls.append(partial(plan.run, queries, (keys, values), x["q"].shape))
     return calls
+
+
+def rows(flashinfer: Any, size: Size, sets: Sequence[Inputs], page: int) -> Calls:
+    """Prefill attention of several rows a request over all its pages, causal or under a mask of all keys."""
+    config, pages = size.config, size.context // page
+    workspace, batch, count = _workspace(size), size.batch, sets[0]["q"].shape[2]
+    first = torch.arange(batch + 1, device=size.device, dtype=torch.int32)
+    indices = torch.arange(batch * pages, device=size.device, dtype=torch.int32)
+    last = torch.full((batch,), page, device=size.device, dtype=torch.int32)
+    calls: Calls = []
+    for x in sets:
+        tree = x["mask"] is not None
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        wrapper.plan(
+            first * count, first * pages, indices, last, config.num_heads, config.num_kv_heads, config.head_dim, page,
+            custom_mask=whole_mask(x).flatten().repeat(batch) if tree else None, causal=not tree,
+            q_data_type=size.dtype, kv_data_type=size.dtype,
+        )  # fmt: skip
+        queries = x["q"].transpose(1, 2).flatten(0, 1).contiguous()
+        kv = (_paged(x["k"], page), _paged(x["v"], page))
+        calls.append(partial(_run_rows, wrapper, queries, kv, batch))
+    return calls
+
+
+def _run_rows(wrapper: Any, queries: Tensor, kv: tuple[Tensor, Tensor], batch: int) -> Tensor:
+    """Run a planned wrapper; the result as ours, ``[B, Hq, T, D]``."""
+    out: Tensor = wrapper.run(queries, kv)
+    return out.unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def sparse(flashinfer: Any, size: Size, sets: Sequence[Inputs]) -> Calls:

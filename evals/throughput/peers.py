@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.throughput import flashinfer_peers
-from longdecode.evals.throughput.attention_cases import PAGE
+from longdecode.evals.throughput.attention_cases import PAGE, rows_of, whole_mask
 from longdecode.evals.throughput.hybrid_cases import BLOCK, attend
 from longdecode.evals.throughput.kernel_case import Case, Inputs
+from longdecode.evals.throughput.spec import ROWS_OP
 from longdecode.evals.throughput.step_cases import EPS
 from longdecode.kernels.block_max_score import block_max_score
 from longdecode.kernels.decode_attention import decode_attention
@@ -34,8 +36,8 @@ class PeerUnavailableError(LongDecodeError):
 
 
 def peers_of(subject: str) -> dict[str, Setup]:
-    """The peers of an op by label; the first is the one that our own row is compared with."""
-    return _PEERS[subject]
+    """Return the peers of an op by label; the first is the one that our own row is compared with."""
+    return _PEERS[ROWS_OP if rows_of(subject) else subject]
 
 
 def _flash(case: Case, sets: Sequence[Inputs]) -> Calls:
@@ -62,6 +64,42 @@ def _cudnn(case: Case, sets: Sequence[Inputs]) -> Calls:
             return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], enable_gqa=True)
 
     return [partial(attend, x) for x in sets]
+
+
+def _one_row(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Our own kernel for a single row, the last: what several rows cost more."""
+    last = [x | {"q": x["q"][:, :, -1:].contiguous()} for x in sets]
+    return _ours_dense(case, last)
+
+
+def _flash_rows(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Flash SDPA of several rows, which takes no mask but the causal one."""
+    if sets[0]["mask"] is not None:
+        raise PeerUnavailableError("torch's flash attention takes no tree mask")
+
+    def attend(x: Inputs) -> Tensor:
+        causal = causal_lower_right(x["q"].shape[2], x["k"].shape[2])
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], attn_mask=causal, enable_gqa=True)
+
+    return [partial(attend, x) for x in sets]
+
+
+def _cudnn_rows(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """SDPA of several rows through cuDNN, the mask of all keys given as it is."""
+    if sets[0]["q"].device.type != "cuda":
+        raise PeerUnavailableError("torch_cudnn needs a CUDA device")
+    visible = whole_mask(sets[0])
+
+    def attend(x: Inputs) -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], attn_mask=visible, enable_gqa=True)
+
+    return [partial(attend, x) for x in sets]
+
+
+def _flashinfer_rows(case: Case, sets: Sequence[Inputs]) -> Calls:
+    return flashinfer_peers.rows(_flashinfer(), case.size, sets, PAGE)
 
 
 def _flash_contiguous(case: Case, sets: Sequence[Inputs]) -> Calls:
@@ -225,6 +263,10 @@ def _flashinfer() -> Any:
 
 _PEERS: dict[str, dict[str, Setup]] = {
     "decode_attention": {"torch_cudnn": _cudnn, "torch_flash": _flash, "flashinfer": _flashinfer_dense},
+    ROWS_OP: {
+        "longdecode_one_row": _one_row, "torch_flash": _flash_rows, "torch_cudnn": _cudnn_rows,
+        "flashinfer": _flashinfer_rows,
+    },
     "sparse_decode_attention": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
     "sparse_decode_attention_tokens": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
     "page_score": {"torch_matmul": _matmul_pages},

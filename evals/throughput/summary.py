@@ -1,4 +1,4 @@
-"""From speed records to speed.csv and its companions: growth, breakeven, breakdown, correction, over_baselines."""
+"""From speed records to speed.csv and the tables made from it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from longdecode.evals.throughput.derived import (
 )
 from longdecode.evals.throughput.ledger import full_heads_of, key_of
 from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.evals.throughput.speculation import speculation_table
 from longdecode.evals.throughput.storage import read_speed_records
 
 COLUMNS = (
@@ -68,6 +69,7 @@ def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig) -
     write_csv(output.with_name("breakdown.csv"), breakdown_table(speed))
     correction = correction_table(speed)
     write_csv(output.with_name("correction.csv"), correction)
+    write_csv(output.with_name("speculation.csv"), speculation_table(speed))
     write_csv(output.with_name("over_baselines.csv"), baselines_table(speed, correction))
 
 
