@@ -5,12 +5,24 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from longdecode.evals.throughput.compare import COLUMNS, CompareError, compare, table, worktree
-from longdecode.evals.throughput.ledger import key_of
+from longdecode.evals.throughput.compare import (
+    BENCH,
+    COLUMNS,
+    CompareError,
+    Timed,
+    compare,
+    exported,
+    read_timed,
+    table,
+    worktree,
+)
+from longdecode.evals.throughput.storage import write_speed_records
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,7 +51,7 @@ def test_a_revision_against_itself(clone: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     config = tmp_path / "bench.yaml"
     config.write_text(yaml.safe_dump(values))
-    found = compare("HEAD", config, 1, ["--subjects", "decode_attention"], root=clone)
+    found = compare("HEAD", (config, config), 1, ["--subjects", "decode_attention"], root=clone)
     assert tuple(found.columns) == COLUMNS
     timed = found[found["status"] == "ok"]
     assert set(timed["label"]) == {"longdecode", "torch_flash"}
@@ -57,10 +69,46 @@ def test_unknown_and_too_old_revisions_are_refused(clone: Path) -> None:
         pass
 
 
-def test_ratios_are_taken_between_neighbours(speed_record) -> None:  # type: ignore[no-untyped-def]
-    def run(us: float, **other: object) -> dict:  # type: ignore[type-arg]
-        record = speed_record([us] * 3, **other)
-        return {key_of(record): record}
+def test_an_exported_tree_needs_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exported(ROOT) == ROOT
+    with pytest.raises(CompareError, match="symbolic links"):
+        exported(tmp_path)
+    asked: list[tuple[Path, str, str]] = []
+
+    def process(command: list[str], *, cwd: Path, env: dict[str, str], **rest: object) -> SimpleNamespace:
+        asked.append((cwd, command[command.index("--config") + 1], env["PYTHONPATH"]))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", process)
+    monkeypatch.setenv("PYTHONPATH", f"src:{tmp_path}")
+    monkeypatch.chdir(ROOT)
+    before, config, old = tmp_path / "before", ROOT / "config" / "tiny.yaml", tmp_path / "old.yaml"
+    (before / BENCH.parent).mkdir(parents=True)
+    (before / BENCH).touch()
+    (before / "src").mkdir()
+    (before / "src" / "longdecode").symlink_to("..")
+    compare(before, (old, config), 1, root=ROOT)
+    other, this = (before.resolve(), str(old)), (ROOT, str(config))
+    assert [where[:2] for where in asked] == [other, this, this, other]
+    # This tree's rooms are not on the path of the other's process; packages carried beside them are.
+    assert asked[0][2] == f"{before.resolve()}/src:{tmp_path}" and asked[1][2] == f"{ROOT}/src:{tmp_path}"
+
+
+def test_records_of_any_schema_version_are_read(speed_record, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    write_speed_records(tmp_path / "x.parquet", [speed_record([5, 6, 7], disturbed=[1])])
+    rows = pq.read_table(tmp_path / "x.parquet")
+    later = rows.set_column(0, "schema_version", [[99]]).append_column("more", [[1]])
+    pq.write_table(later, tmp_path / "y.parquet")
+    ((key, timed),) = read_timed(tmp_path / "y.parquet")
+    assert key == ("decode", "quest", "quest", "step", 1024, 1, "64", None)
+    assert (timed.status, timed.times_us, timed.disturbed) == ("ok", (5, 7), 1)
+
+
+def test_ratios_are_taken_between_neighbours() -> None:
+    key = ("decode", "quest", "quest", "step", 1024, 1, "64", None)
+
+    def run(us: float, status: str = "ok", reason: str | None = None) -> dict:  # type: ignore[type-arg]
+        return {key: Timed(status, reason, (us,) * 3, 0)}
 
     found = table([run(100), run(300)], [run(50), run(150)])
     row = found.iloc[0]
