@@ -135,7 +135,7 @@ def test_the_schema_file_knows_the_same_keys() -> None:
 @pytest.mark.parametrize("profile", ["demo", "tiny", "h200", "bench"])
 def test_the_shipped_profiles_time_something(profile: str) -> None:
     spec = load_run_config(ROOT / "config" / f"{profile}.yaml").throughput
-    assert spec is not None and spec.decode and spec.kernels.ops
+    assert spec is not None and spec.decode and (spec.kernels.ops or profile == "bench")
 
 
 def test_only_code_that_can_change_a_time_counts(tmp_path: Path) -> None:
