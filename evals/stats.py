@@ -155,6 +155,22 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
+def samples_for_margin(margin: float, tasks: int, confidence: float = 0.95) -> int:
+    """Return the samples a task with which a method that loses no answer is shown to lie within a margin of Full.
+
+    Both sides perfect, a task's half-width is ``z^2 / (n + z^2)``; over tasks it shrinks by their square root.
+
+    Args:
+        margin: the margin, as a share.
+        tasks: tasks of one answer a sample in the suite's mean.
+        confidence: of the interval.
+
+    Source: Newcombe 1998, method 10, at 1 and 1; Zou and Donner 2008 over tasks.
+    """
+    z2 = float(norm.ppf(0.5 + confidence / 2)) ** 2
+    return int(np.ceil(z2 * (1 / (margin * np.sqrt(tasks)) - 1)))
+
+
 def _task_difference(
     ours: Scores, reference: Scores, confidence: float, resamples: int, rng: np.random.Generator
 ) -> Estimate:

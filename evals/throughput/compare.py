@@ -31,7 +31,7 @@ from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.hashing import REPOSITORY
 from longdecode.evals.run_config import load_run_config
-from longdecode.evals.summary import write_csv
+from longdecode.evals.storage import write_table
 from longdecode.evals.throughput.statistics import Interval, median
 
 BENCH = Path("evals/throughput/cli.py")
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         configs = ((asked.other_config or asked.config).resolve(), asked.config.resolve())
         frame = compare(asked.baseline or asked.rev, configs, asked.repeats, filters)
-        write_csv(asked.output, frame)
+        write_table(asked.output, frame)
     except LongDecodeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

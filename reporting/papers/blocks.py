@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from longdecode.reporting import wording
 from longdecode.reporting.figure import Figure
-from longdecode.reporting.speed.bars import Verdict
+from longdecode.reporting.speed.targets import Verdict
 
 Level = Literal["shown", "estimate", "worse", "muted"]
 

@@ -11,8 +11,8 @@ from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.published import Published
 from longdecode.reporting.papers.registry import Paper, load_paper, paper_names
 from longdecode.reporting.results import Results
-from longdecode.reporting.speed import bars
 from longdecode.reporting.speed import page as speed_page
+from longdecode.reporting.speed import targets as speed_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def papers_of(
     found = []
     for paper_name in paper_names():
         paper, published = load_paper(paper_name)
-        targets = [] if speed is None else bars.judge(speed, paper=paper_name)
+        targets = [] if speed is None else speed_targets.judge(speed, paper=paper_name)
         inputs = PaperInputs(results, folder, writer, published, about, timed, targets, pages)
         if paper.concerns(inputs):
             found.append(PaperPage(paper_name, paper, published, inputs))

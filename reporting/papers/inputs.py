@@ -14,8 +14,8 @@ import yaml
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.papers.published import Published
 from longdecode.reporting.results import ALL_TASKS, Results
-from longdecode.reporting.speed.bars import Verdict
 from longdecode.reporting.speed.measured import Speed
+from longdecode.reporting.speed.targets import Verdict
 
 
 @dataclass(frozen=True, slots=True)

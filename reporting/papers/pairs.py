@@ -70,7 +70,7 @@ def scored(records: Sequence[Record], *, sparse_heads: bool = False) -> dict[Key
             float(r.score),
             _items(r),
             r.prompt_sha256,
-            float((sparse_heads and r.read_tokens_sparse) or r.read_tokens_mean or math.nan),
+            float(r.measures.get("kv_tokens_read_sparse" if sparse_heads else "kv_tokens_read") or math.nan),
         )
         for r in records
         if r.status == "ok" and r.score is not None

@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from longdecode.evals.records import SpeedRecord
+from longdecode.evals.storage import write_records
 from longdecode.evals.throughput.compare import (
     BENCH,
     COLUMNS,
@@ -22,7 +24,6 @@ from longdecode.evals.throughput.compare import (
     table,
     worktree,
 )
-from longdecode.evals.throughput.storage import write_speed_records
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,7 +96,7 @@ def test_an_exported_tree_needs_no_git(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_records_of_any_schema_version_are_read(speed_record, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    write_speed_records(tmp_path / "x.parquet", [speed_record([5, 6, 7], disturbed=[1])])
+    write_records(tmp_path / "x.parquet", [speed_record([5, 6, 7], disturbed=[1])], SpeedRecord)
     rows = pq.read_table(tmp_path / "x.parquet")
     later = rows.set_column(0, "schema_version", [[99]]).append_column("more", [[1]])
     pq.write_table(later, tmp_path / "y.parquet")

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from longdecode.evals.records import Record
 from longdecode.evals.storage import read_records
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
@@ -62,7 +63,7 @@ def test_differences_at_a_budget_are_those_of_the_records(paper_run: Path, page:
     frames = {
         label: {
             r.sample_index: float(r.score or 0)
-            for r in read_records(folder / label / "mini_longgen.parquet")
+            for r in read_records(folder / label / "mini_longgen.parquet", Record)
             if r.context == 8192 and r.budget == "0.1"
         }
         for label in ("lychee", "tidal")
