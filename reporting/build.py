@@ -21,7 +21,7 @@ from longdecode.methods.registry import load_card, method_names
 from longdecode.reporting import checkpoint, curves, quality, setups, tables, traffic, verdicts, wording
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
-from longdecode.reporting.papers.building import PaperPage, papers_of
+from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
