@@ -38,7 +38,7 @@ _INDEX_BYTES = 8
 
 
 def decode_attention_case(size: Size) -> Case:
-    """Dense attention of one query over the whole context."""
+    """Time dense attention of one query over the whole context."""
 
     def ours(x: Inputs) -> Tensor:
         return decode_attention(x["q"], x["k"], x["v"], x["lengths"])[0]
@@ -59,7 +59,7 @@ def rows_of(subject: str) -> tuple[int, bool] | None:
 
 
 def rows_case(size: Size, rows: int, tree: bool) -> Case:
-    """Dense attention of the last ``rows`` tokens over the whole context, causal or under a random tree's mask.
+    """Time dense attention of the last ``rows`` tokens over the whole context, causal or under a random tree's mask.
 
     The cache is read once for all rows. A peer of one row is held against the last row, where that reads everything.
     """
@@ -91,7 +91,7 @@ def whole_mask(x: Inputs) -> Tensor:
 
 
 def sparse_case(size: Size, block: int) -> Case:
-    """Attention over ``budget`` tokens per KV head, in blocks of ``block`` tokens, indices given.
+    """Time attention over ``budget`` tokens per KV head, in blocks of ``block`` tokens, indices given.
 
     Sets share caches: consecutive calls read blocks that none of the others did, until a whole cache larger than the
     last-level cache was read.
@@ -127,7 +127,7 @@ def sparse_case(size: Size, block: int) -> Case:
 
 
 def token_logits_case(size: Size) -> Case:
-    """Logits of every token, averaged over a KV head's queries."""
+    """Time logits of every token, averaged over a KV head's queries."""
 
     def ours(x: Inputs) -> Tensor:
         return token_logits(x["q"], x["k"], x["lengths"], group="mean")
@@ -141,13 +141,13 @@ def token_logits_case(size: Size) -> Case:
 
 
 def page_score_case(size: Size) -> Case:
-    """Upper bounds of every page's scores, the largest over a KV head's queries."""
+    """Time upper bounds of every page's scores, the largest over a KV head's queries."""
     bounds, scores = _page_bytes(size)
     return _case("page_score", size, lambda count: _page_sets(size, count), _scores, bounds + scores, bounds + scores)
 
 
 def topk_case(size: Size) -> Case:
-    """The best pages of one score each; the budget in pages of 16."""
+    """Time the choice of the best pages, one score each; the budget in pages of 16."""
     pages, picked = -(-size.context // PAGE), _budget(size) // PAGE
     lists = size.batch * size.config.num_kv_heads
 
@@ -176,7 +176,7 @@ def topk_case(size: Size) -> Case:
 
 
 def selection_case(size: Size) -> Case:
-    """Selection whole: page scores, then the best pages, the first and the current one always among them."""
+    """Time selection whole: page scores, then the best pages, the first and the current one always among them."""
     bounds, scores = _page_bytes(size)
     picked = _budget(size) // PAGE
     lists = size.batch * size.config.num_kv_heads
@@ -206,7 +206,7 @@ def _case(
     base: int = 0,
     params: dict[str, Any] | None = None,
 ) -> Case:
-    """A case whose result is one float tensor."""
+    """Return a case whose result is one float tensor."""
 
     def check(x: Inputs, got: Any) -> None:
         with naive_kernels():
@@ -223,12 +223,12 @@ def _scores(x: Inputs) -> Tensor:
 
 
 def cache_elements(size: Size) -> int:
-    """Elements of the keys, or of the values, of one layer's cache."""
+    """Return elements of the keys, or of the values, of one layer's cache."""
     return size.batch * size.config.num_kv_heads * size.context * size.config.head_dim
 
 
 def cache_set(size: Size) -> Inputs:
-    """One layer's queries, cache and lengths; every row is filled."""
+    """Return one layer's queries, cache and lengths; every row is filled."""
     config = size.config
     return {
         "q": size.normal(size.batch, config.num_heads, 1, config.head_dim),
@@ -239,7 +239,7 @@ def cache_set(size: Size) -> Inputs:
 
 
 def _page_bytes(size: Size) -> tuple[int, int]:
-    """Bytes of the bounds and of the scores of all pages."""
+    """Return bytes of the bounds and of the scores of all pages."""
     entries = size.batch * size.config.num_kv_heads * -(-size.context // PAGE)
     return 2 * entries * size.config.head_dim * size.dtype.itemsize, entries * _SCORE_BYTES
 
@@ -261,7 +261,7 @@ def _page_sets(size: Size, count: int, picked: int = 0) -> list[Inputs]:
 
 
 def _budget(size: Size) -> int:
-    """The budget in tokens, whole pages.
+    """Return the budget in tokens, whole pages.
 
     Raises:
         UnsupportedCellError: it covers the context, so that nothing is selected.
@@ -284,5 +284,5 @@ def _require_selection(got: Any, want: tuple[Tensor, Tensor], what: str) -> None
 
 
 def _same_entries(peer: Tensor, mine: Tensor) -> bool:
-    """Whether two full index lists name the same entries, in whatever order."""
+    """Return whether two full index lists name the same entries, in whatever order."""
     return bool((peer.reshape(mine.shape).sort(dim=-1).values == mine.sort(dim=-1).values).all())

@@ -66,13 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     other.add_argument("--rev", help="the revision to compare this tree with")
     other.add_argument("--baseline", type=Path, help="an exported tree of the other revision, where there is no git")
     parser.add_argument("--config", type=Path, default=Path("config/bench.yaml"), help="what to time")
-    parser.add_argument("--other-config", type=Path, help="the same for the other revision, if its keys differ")
     parser.add_argument("--repeats", type=int, default=2, help="how many times A B B A is run")
     parser.add_argument("--output", type=Path, default=Path("build/bench-compare.csv"))
     asked, filters = parser.parse_known_args(arguments)
     try:
-        configs = ((asked.other_config or asked.config).resolve(), asked.config.resolve())
-        frame = compare(asked.baseline or asked.rev, configs, asked.repeats, filters)
+        frame = compare(asked.baseline or asked.rev, asked.config.resolve(), asked.repeats, filters)
         write_table(asked.output, frame)
     except LongDecodeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -84,13 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(
-    other: str | Path, configs: tuple[Path, Path], repeats: int, filters: Sequence[str] = (), root: Path = REPOSITORY
+    other: str | Path, config: Path, repeats: int, filters: Sequence[str] = (), root: Path = REPOSITORY
 ) -> pd.DataFrame:
     """Time both revisions, ``repeats`` times A B B A, and put their times side by side.
 
     Args:
         other: the other revision, as git names it, or the folder of its tree.
-        configs: configurations with the same throughput tests, the other revision's and this tree's.
+        config: a configuration with throughput tests; both revisions read this one file.
         filters: arguments for ``cli``, which choose cells.
         root: this repository.
 
@@ -100,15 +98,14 @@ def compare(
     """
     if repeats < 1:
         raise ConfigError(f"--repeats is {repeats}; 1 or more is needed")
-    device = resolve_device(load_run_config(configs[1]).device)
+    device = resolve_device(load_run_config(config).device)
     checkout = nullcontext(exported(other)) if isinstance(other, Path) else worktree(other, root)
     with checkout as tree, lease_gpu(device, uuids=_uuids(device)) as leased:
-        sides = {"other": (tree, configs[0]), "this": (root, configs[1])}
-        runs: dict[str, list[Run]] = {side: [] for side in sides}
+        runs: dict[str, list[Run]] = {"other": [], "this": []}
         for number in range(repeats):
             for step, side in enumerate(("other", "this", "this", "other")):
                 folder = root / "build" / "bench-compare" / f"{number}-{step}-{side}"
-                runs[side].append(_run(*sides[side], folder, str(leased), filters))
+                runs[side].append(_run(tree if side == "other" else root, config, folder, str(leased), filters))
     return table(runs["other"], runs["this"])
 
 
@@ -125,7 +122,7 @@ def exported(folder: Path) -> Path:
 
 @contextmanager
 def worktree(rev: str, root: Path) -> Iterator[Path]:
-    """A checkout of a revision under ``build/``, removed afterwards.
+    """Check a revision out under ``build/``, removed afterwards.
 
     Raises:
         CompareError: git does not know the revision, or the revision has no throughput bench.
@@ -150,13 +147,13 @@ def worktree(rev: str, root: Path) -> Iterator[Path]:
 
 
 def table(other: Sequence[Run], this: Sequence[Run]) -> pd.DataFrame:
-    """One row a cell: medians over all good samples, and the ratio of neighbouring processes with its interval."""
+    """Tabulate medians over all good samples, and the ratio of neighbouring processes with its interval."""
     keys = dict.fromkeys(key for run in (*this, *other) for key in run)
     return pd.DataFrame([_row(key, other, this) for key in keys], columns=list(COLUMNS))
 
 
 def geometric_ratio(ratios: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The geometric mean of ratios with Student's interval of their logarithms; one ratio has no bounds.
+    """Return the geometric mean of ratios with Student's interval of their logarithms; one ratio has no bounds.
 
     The process is the unit, not the sample: samples of one process share its memory layout and its moment.
     """
@@ -188,7 +185,7 @@ def _row(key: tuple[Any, ...], other: Sequence[Run], this: Sequence[Run]) -> dic
 
 
 def _verdict(ratio: Interval) -> str:
-    """What the interval says of this tree; nothing where there is none."""
+    """Return the interval's verdict on this tree; nothing where there is none."""
     if math.isnan(ratio.low):
         return ""
     if ratio.low > 1:
@@ -232,7 +229,7 @@ def read_timed(file: Path) -> Iterator[tuple[tuple[Any, ...], Timed]]:
 
 
 def _uuids(device: torch.device) -> list[str]:
-    """The GPUs' ids, asked for in a process of its own: this one must not be on the device that it has timed."""
+    """Return the GPUs' ids, asked for in a process of its own: this one must not be on the device that it has timed."""
     if device.type != "cuda":
         return []
     code = "from longdecode.engine.gpu_lease import gpu_uuids; print(*gpu_uuids())"

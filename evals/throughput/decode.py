@@ -53,7 +53,7 @@ class DecodeBench:
         self._gates: dict[str, str | None] = {}
 
     def run(self) -> None:
-        """All cells, one context and batch at a time, which share one cache; the stock loop last.
+        """Time all cells, one context and batch at a time; the stock loop last.
 
         A graph of the stock loop that cannot be captured must not stand in the way of what follows.
         """
@@ -82,7 +82,7 @@ class DecodeBench:
             free_memory(self.job.device)
 
     def _gate(self, cell: SpeedCell) -> None:
-        """Once a label and job: the kernels in force give this method the numbers of their definitions.
+        """Check, once a label and job, that the kernels in force give this method the numbers of their definitions.
 
         Where plain torch is in force there is nothing to hold against it. The whole conformance suite stands before the
         quality records.
@@ -264,7 +264,7 @@ class _Place:
         return cache
 
     def _bytes(self, cell: SpeedCell) -> int | None:
-        """Bytes that a call must read: weights once a pass, and what attention reads for every sequence."""
+        """Return bytes that a call must read: weights once a pass, and what attention reads for every sequence."""
         weights, element = self.model.read_bytes, self.model.decoder.dtype.itemsize
         whole = self.context * self.model.config.kv_bytes_per_token(element)
         if cell.stage == "projections":
@@ -283,7 +283,7 @@ class _Place:
         return weights + self.batch * (traffic.kv_bytes if cell.stage == "no_selection" else traffic.total_bytes)
 
     def _expected_bytes(self, cell: SpeedCell, block: Block) -> int | None:
-        """Bytes of weights and caches that a user's run of the label holds."""
+        """Return bytes of weights and caches that a user's run of the label holds."""
         if cell.stage in ("projections", "forward_rows", "correction"):
             return None
         caches = {id(state.cache): state.cache.nbytes() for state in states_of(block)}

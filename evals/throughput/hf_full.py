@@ -115,17 +115,8 @@ def _static_block(stock: Any, config: ModelConfig, cell: SpeedCell, job: SpeedJo
         for layer in cache.layers:
             layer.cumulative_length.fill_(cell.context - STEPS)
 
-    step = _step(stock, cache, token)
-
-    def from_the_start() -> None:
-        reset()
-        step()
-
     try:
-        for _ in range(2):
-            from_the_start()
-        reset()
-        advance = captured(step, job.device, warmup=0)
+        advance = captured(_step(stock, cache, token), job.device, reset)
     except RuntimeError as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise

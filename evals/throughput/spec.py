@@ -189,7 +189,7 @@ class ThroughputSpec:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Names of the jobs: one for ceiling and kernels, one a model."""
+        """Return names of the jobs: one for ceiling and kernels, one a model."""
         return (KERNELS_JOB, *self.decode)
 
     def check_names(self, labels: Iterable[str]) -> None:

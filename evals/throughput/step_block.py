@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ def step_block(
     """
     stepper = _stepper(decoder, cache, method, context - steps)
     reset = _resetter(stepper)
-    advance = _captured(stepper, stepper.step, reset)
+    advance = captured(stepper.step, decoder.device, reset)
 
     def block() -> None:
         for _ in range(steps):
@@ -73,7 +73,7 @@ def correction_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, 
         raise UnsupportedCellError(f"{correction.period} tokens are rewritten; the context has {context}")
     stepper = cast(CorrectedStepper, _stepper(decoder, cache, method, context - (not rewrite)))
     reset = _resetter(stepper)
-    correct = _captured(stepper, stepper.correct, reset)
+    correct = captured(stepper.correct, decoder.device, reset)
     return Block(label, correct, reset=reset, keep=(stepper, correct))
 
 
@@ -106,7 +106,7 @@ def speculation_block(
         "verify": lambda: stepper.verify(starts, drafts),
         "keep": lambda: stepper.accept(starts, drafts, logits, saved),
     }
-    run = _captured(stepper, works[stage], reset)
+    run = captured(works[stage], decoder.device, reset)
     return Block(label, run, reset=reset, keep=(stepper, run, starts, drafts, saved, logits))
 
 
@@ -169,11 +169,15 @@ def setup_block(method: AttentionMethod, cache: KVCache, label: str, context: in
     return Block(label, start)
 
 
-@torch.no_grad()
-def captured(run: Callable[[], object], device: torch.device, warmup: int = WARMUP_STEPS) -> Callable[[], None]:
-    """Return the replay of ``run`` captured as a graph after a warm-up; on a CPU ``run`` itself.
+def captured(
+    run: Callable[[], object], device: torch.device, reset: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    """Return the replay of ``run`` captured as a graph after a warm-up on a side stream; on a CPU ``run`` itself.
 
     The graph is kept alive by what is returned; the tensors that ``run`` closes over by the caller.
+
+    Args:
+        reset: called before each warm-up and before the capture; more steps in a row than a block has leave the cache.
     """
 
     @torch.no_grad()
@@ -182,19 +186,16 @@ def captured(run: Callable[[], object], device: torch.device, warmup: int = WARM
 
     if device.type != "cuda":
         return work
-    warm_up(work, device, warmup)
-    return capture(work, device)
-
-
-def warm_up(run: Callable[[], Any], device: torch.device, times: int) -> None:
-    """Run work a few times on a side stream, as graph capture asks for, and wait for it."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        for _ in range(times):
-            run()
+        for _ in range(WARMUP_STEPS):
+            reset()
+            work()
     torch.cuda.current_stream(device).wait_stream(stream)
     torch.cuda.synchronize(device)
+    reset()
+    return capture(work, device)
 
 
 def _stepper(decoder: Decoder, cache: KVCache, method: AttentionMethod, tokens: int) -> Stepper:
@@ -216,21 +217,6 @@ def _observed(method: AttentionMethod, shape: CacheShape, tokens: int) -> Observ
         observer.begin(shape, [tokens] * shape.batch)
         found[observer.key] = [observer.layer(layer).normal_() for layer in range(shape.config.num_layers)]
     return found
-
-
-def _captured(stepper: Stepper, work: Callable[[], object], reset: Callable[[], None]) -> Callable[[], None]:
-    """Capture the work of a stepper; more warm-ups in a row than a block has steps would leave the cache."""
-    device = stepper.decoder.device
-    if device.type == "cuda":
-
-        @torch.no_grad()
-        def from_the_start() -> None:
-            reset()
-            work()
-
-        warm_up(from_the_start, device, WARMUP_STEPS)
-        reset()
-    return captured(work, device, warmup=0)
 
 
 def _resetter(stepper: Stepper) -> Callable[[], None]:

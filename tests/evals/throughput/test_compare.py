@@ -52,7 +52,7 @@ def test_a_revision_against_itself(clone: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     config = tmp_path / "bench.yaml"
     config.write_text(yaml.safe_dump(values))
-    found = compare("HEAD", (config, config), 1, ["--subjects", "decode_attention"], root=clone)
+    found = compare("HEAD", config, 1, ["--subjects", "decode_attention"], root=clone)
     assert tuple(found.columns) == COLUMNS
     timed = found[found["status"] == "ok"]
     assert set(timed["label"]) == {"longdecode", "torch_flash"}
@@ -83,13 +83,13 @@ def test_an_exported_tree_needs_no_git(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(subprocess, "run", process)
     monkeypatch.setenv("PYTHONPATH", f"src:{tmp_path}")
     monkeypatch.chdir(ROOT)
-    before, config, old = tmp_path / "before", ROOT / "config" / "tiny.yaml", tmp_path / "old.yaml"
+    before, config = tmp_path / "before", ROOT / "config" / "tiny.yaml"
     (before / BENCH.parent).mkdir(parents=True)
     (before / BENCH).touch()
     (before / "src").mkdir()
     (before / "src" / "longdecode").symlink_to("..")
-    compare(before, (old, config), 1, root=ROOT)
-    other, this = (before.resolve(), str(old)), (ROOT, str(config))
+    compare(before, config, 1, root=ROOT)
+    other, this = (before.resolve(), str(config)), (ROOT, str(config))
     assert [where[:2] for where in asked] == [other, this, this, other]
     # This tree's rooms are not on the path of the other's process; packages carried beside them are.
     assert asked[0][2] == f"{before.resolve()}/src:{tmp_path}" and asked[1][2] == f"{ROOT}/src:{tmp_path}"
