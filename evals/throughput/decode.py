@@ -155,6 +155,7 @@ class _Place:
             return measure_stock_loop(self.job, self.model, reference, cell, self.spec.rounds)
         if cell.stage == "setup":
             method = self._method(cell)
+            method = method.draft.method if method.draft else method
             block = setup_block(method, self._cache_for(method), cell.label, self.context - self.spec.steps)
             return self.job.timed(cell, self.model.weights, self.job.time(block, None, SETUP_ROUNDS), None)
         if cell.label == FULL and cell.stage == "step":
