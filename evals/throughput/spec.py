@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -83,7 +83,8 @@ class KernelSpec:
     @classmethod
     def _fill(cls, values: Any) -> Any:
         """Fill in all ops and the shape's heads, and require the sizes of the ops that are asked for."""
-        if not isinstance(values, Mapping) or not values:
+        known = {item.name for item in fields(cls)}
+        if not isinstance(values, Mapping) or not values or not values.keys() <= known:
             return values
         asked = values.get("ops")
         ops = OPS if asked is None else asked if isinstance(asked, list) else ()
