@@ -114,15 +114,13 @@ class Job:
 
         Raises:
             ContextLimitError: the model was not trained for this context.
-            UnsupportedCellError: the task counts bytes and the model's tokens are none, it goes through a chat template
-                and the model has none, or it does not fit the context.
+            UnsupportedCellError: the task goes through a chat template and the model has none, or it does not fit the
+                context.
             DataUnavailableError: the task's data is not here.
         """
         if context > self.model_config.max_positions:
             limit = self.model_config.max_positions
             raise ContextLimitError(f"context {context} is over the model's limit of {limit} tokens")
-        if task.byte_level and not self.tokenizer.byte_level:
-            raise UnsupportedCellError(f"{task.name} counts bytes; {self.model}'s tokens are not bytes")
         if task.chat:
             self.tokenizer.chat_text("")
         return task.samples(context, self.spec.samples, self.config.seed, self.tokenizer)
@@ -135,7 +133,7 @@ class Job:
         """The sample in token ids; sampled tasks get noise of their own for each sample."""
         seed = hashlib.sha256(f"{task.name}/{context}/{self.config.seed}/{sample.index}".encode()).digest()
         return Request(
-            prompt_ids=self._prompt_ids(task, sample.prompt),
+            prompt_ids=self.tokenizer.prompt_ids(sample.prompt, task.chat),
             max_new_tokens=sample.max_new_tokens,
             forced_ids=self.tokenizer.encode(sample.forced),
             stop_ids=self._stop_ids(sample.stop) | (self._eos_ids if task.stop_at_eos else frozenset()),
@@ -241,10 +239,6 @@ class Job:
     @functools.cached_property
     def _eos_ids(self) -> frozenset[int]:
         return eos_ids(self.folder)
-
-    def _prompt_ids(self, task: Task, prompt: str) -> tuple[int, ...]:
-        # A task that counts bytes has placed every one of them; anything put before would move them all.
-        return self.tokenizer.encode(prompt) if task.byte_level else self.tokenizer.prompt_ids(prompt, task.chat)
 
     def _stop_ids(self, stop: str | None) -> frozenset[int]:
         if stop is None:

@@ -38,9 +38,8 @@ class Task(ABC):
 
     ``kind`` is ``generate`` (the completion's text is scored) or ``loss`` (the forced tokens' negative log-likelihood
     in nats is). ``options`` such as the number of questions are fixed by the task's name, so that a name means one
-    thing. ``byte_level`` marks tasks whose lengths are bytes: they fit only models whose tokens are bytes, and their
-    text is all that the model sees. Other prompts begin with the special tokens that the model's tokenizer puts first,
-    or, with ``chat``, go through its chat template as the user's one turn. ``stop_at_eos`` ends a generation at the
+    thing. Prompts begin with the special tokens that the model's tokenizer puts first, or, with ``chat``, go through its
+    chat template as the user's one turn. ``stop_at_eos`` ends a generation at the
     checkpoint's end-of-sequence tokens, beside the sample's own stop text. ``temperature`` 0 is greedy decoding;
     ``top_p`` keeps the most probable tokens that hold this share of the probability.
 
@@ -56,7 +55,6 @@ class Task(ABC):
     unit: str
     higher_is_better: bool
     data_source: Literal["generated", "real"]
-    byte_level: bool = False
     temperature: float = 0.0
     top_p: float = 1.0
     chat: bool = False
@@ -71,7 +69,7 @@ class Task(ABC):
             context_tokens: the cell's context.
             count: problems wanted; a data set that has fewer gives all it has.
             seed: seed of generated samples.
-            tokenizer: the model's; tasks of ``byte_level`` do without.
+            tokenizer: the model's, whose tokens are counted.
 
         Returns:
             ``samples_per_problem`` samples a problem, numbered from 0 without a gap.
