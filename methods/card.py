@@ -58,11 +58,13 @@ class Limits(_Strict):
 class Slack(_Strict):
     """How far the tokens read may exceed the declared budget.
 
-    A governed layer reads at most ``budget + tokens`` per KV head; in the variants of ``per_query_head`` every query
+    A governed layer reads at most ``budget + tokens`` per KV head, and with ``decoded`` every decoded token as well; in
+    the variants of ``per_query_head`` every query
     head fetches a list of its own, so that a KV head's reads are up to that times the size of its group.
     """
 
     tokens: int = Field(ge=0)
+    decoded: bool = False
     per_query_head: tuple[str, ...] = ()
     why: str
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from longdecode.engine import attention
-from longdecode.engine.decode_run import DecodeRun
+from longdecode.engine import kv_cache
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.generation import Generator, Request, Sampling
 from longdecode.engine.layer_weights import DecoderWeights, LayerWeights
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.steppers import make_stepper
 from longdecode.engine.weights import random_decoder
 from longdecode.kernels.decode_attention import naive
 
@@ -43,21 +43,14 @@ def test_a_step_never_waits_for_the_host(sampling: Sampling, dense: Callable, mo
     Decode attention takes the branch that CUDA tensors take; on other devices it may look at lengths.
     """
 
-    def as_on_cuda(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, *, kv_tokens_read: torch.Tensor
-    ) -> Any:
-        grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
-        out, lse = naive._masked(grouped, k, v, lengths)
-        return out.reshape(q.shape), lse.reshape(q.shape[:-1])
-
-    monkeypatch.setattr(attention, "decode_attention", as_on_cuda)
+    monkeypatch.setattr(kv_cache, "decode_attention", naive.decode_attention)
     weights = random_decoder(CONFIG, 0, "cpu", torch.float32).weights
     assert isinstance(weights, DecoderWeights) and isinstance(weights.layers[0], LayerWeights)
     decoder = Decoder(CONFIG, moved(weights, "meta"), torch.device("meta"), torch.float32)
     prompt = Generator(decoder).prefill(REQUESTS)
-    run = DecodeRun(decoder, sampling, prompt, dense(CONFIG))
+    run = make_stepper(decoder, sampling, prompt, dense(CONFIG))
     with pytest.raises((RuntimeError, NotImplementedError)):
-        run.tokens.tolist()
+        run.sequences.tokens.tolist()
     run.step()
 
 
@@ -66,10 +59,10 @@ def test_a_step_changes_tensors_in_place(sampling: Sampling, dense: Callable, se
     """A replayed graph writes to the addresses it was captured with, so no attribute may be bound anew."""
     decoder = random_decoder(CONFIG, seed, "cpu", torch.float32)
     prompt = Generator(decoder, sampling).prefill(REQUESTS)
-    run = DecodeRun(decoder, sampling, prompt, dense(CONFIG))
+    run = make_stepper(decoder, sampling, prompt, dense(CONFIG))
 
     def addresses() -> dict[str, int]:
-        owners = {"run": run, "cache": run.state.cache}
+        owners = {"sequences": run.sequences, "cache": run.state.cache}
         named = {f"{key}.{name}": value for key, owner in owners.items() for name, value in vars(owner).items()}
         named |= {name: getattr(run.state, name) for name in ("kv_tokens_read", "counted", "active")}
         return {name: value.data_ptr() for name, value in named.items() if isinstance(value, torch.Tensor)}
@@ -78,4 +71,5 @@ def test_a_step_changes_tensors_in_place(sampling: Sampling, dense: Callable, se
     for _ in range(4):
         run.step()
     assert len(before) >= 14
-    assert addresses() == before
+    after = addresses()
+    assert {name: after[name] for name in before} == before
