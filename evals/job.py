@@ -138,6 +138,7 @@ class Job:
             forced_ids=self.tokenizer.encode(sample.forced),
             stop_ids=self._stop_ids(sample.stop) | (self._eos_ids if task.stop_at_eos else frozenset()),
             seed=int.from_bytes(seed[:4], "big"),
+            top_tokens=task.full_top_tokens,
         )
 
     def method(self, budget_tokens: int | None) -> AttentionMethod:
@@ -169,8 +170,9 @@ class Job:
         completion: Completion,
         method: AttentionMethod,
         origin: Provenance,
+        full: Completion | None = None,
     ) -> Record:
-        """Mark one completion; one that cannot be marked in time is a record of status ``timeout``, without a score.
+        """Mark one completion, against Full's where the task asks for it; one that cannot be marked in time is a record of status ``timeout``, without a score.
 
         Raises:
             GateError: the score is not a finite number, so the method computed nonsense.
@@ -180,7 +182,7 @@ class Job:
         score: Score | None = None
         reason: str | None = None
         try:
-            score = task.score(sample, text, nll)
+            score = task.score(sample, text, nll) if full is None else task.compare(sample, completion, full)
         except MarkTimeoutError as error:
             reason = str(error)
         if score is not None and not all(map(math.isfinite, (score.value, *score.parts))):

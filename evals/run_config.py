@@ -29,7 +29,7 @@ __all__ = [
     "load_run_config",
 ]
 
-DATA_SETS = ("pg19", "longbench", "ruler", "math", "hotpotqa")
+DATA_SETS = ("pg19", "prose", "longbench", "ruler", "math", "hotpotqa")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from longdecode.engine.errors import (
     GateError,
     UnsupportedCellError,
 )
-from longdecode.engine.generation import Generator, Prompt
+from longdecode.engine.generation import Completion, Generator, Prompt
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.against_full import compared_prompt, full_run
 from longdecode.evals.cells import Cell, Ledger
 from longdecode.evals.job import Job, journal_path
 from longdecode.evals.journal import Journal
@@ -115,9 +116,13 @@ class _Run:
         self, task: Task, context: int, batch: Sequence[Sample], cells: Sequence[Cell], origin: Provenance
     ) -> None:
         failure: Exception | None = None
+        full: list[Completion] | None = None
         try:
             generator = self.job.generator(task)
             prompt = generator.prefill([self.job.request(task, context, sample) for sample in batch])
+            if task.against_full:
+                full = full_run(generator, prompt)
+                prompt = compared_prompt(prompt, full)
         except Exception as error:
             failure = error
         if failure is not None:
@@ -126,21 +131,28 @@ class _Run:
         for cell in cells:
             failure = None
             try:
-                self._decode(generator, prompt, task, cell, batch, origin)
+                self._decode(generator, prompt, task, cell, batch, origin, full)
             except Exception as error:
                 failure = error
             if failure is not None:
                 self._close(task, [cell], failure, origin)
 
     def _decode(
-        self, generator: Generator, prompt: Prompt, task: Task, cell: Cell, batch: Sequence[Sample], origin: Provenance
+        self,
+        generator: Generator,
+        prompt: Prompt,
+        task: Task,
+        cell: Cell,
+        batch: Sequence[Sample],
+        origin: Provenance,
+        full: Sequence[Completion] | None,
     ) -> None:
         method = self.job.method(cell.budget.tokens(cell.context))
         completions = generator.decode(prompt, method)
         missing = self.ledger.missing(cell, [sample.index for sample in batch])
         records = [
-            self.job.scored(task, cell, sample, completion, method, origin)
-            for sample, completion in zip(batch, completions, strict=True)
+            self.job.scored(task, cell, sample, completion, method, origin, reference)
+            for sample, completion, reference in zip(batch, completions, full or [None] * len(batch), strict=True)
         ]
         for record in records:
             if record.sample_index in missing:

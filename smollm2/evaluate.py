@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from longdecode.evals.tasks.mini_longgen import MiniLonggen
 from longdecode.evals.tasks.mini_recall import MiniRecall
 from longdecode.evals.tasks.passkey import DEPTHS, Passkey
 from longdecode.evals.tasks.ruler import Ruler
-from longdecode.evals.tokenizing import eos_ids, load_tokenizer
+from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.smollm2.books import load_ids
 
 SEED = 7_011
@@ -72,52 +72,59 @@ def task_of(name: str) -> Task:
     return MiniRecall(variants[name])
 
 
-def prepared(check: Check, folder: Path) -> list[tuple[Sample, tuple[int, ...], tuple[int, ...]]]:
+Prepared = tuple[Sample, tuple[int, ...], tuple[int, ...]]
+"""A sample with the token ids of its prompt and of its forced text."""
+
+
+def prepared(check: Check, folder: Path) -> list[Prepared]:
     """Return a check's samples with the token ids of prompt and forced text."""
     tokenizer = load_tokenizer(folder)
     samples = task_of(check.task).samples(check.context, check.samples, SEED, tokenizer)
     return [(s, tokenizer.prompt_ids(s.prompt), tokenizer.encode(s.forced)) for s in samples]
 
 
-def run_checks(checks: Sequence[Check], folder: Path, device: str, workers: int) -> list[dict[str, Any]]:
+def run_checks(checks: Sequence[Check], folder: Path, device: str, workers: int) -> Iterator[dict[str, Any]]:
     """Run the checks on the engine, the smallest context first; samples are made by other processes meanwhile."""
-    from longdecode.smollm2.running import Request, answer, full_generator
+    from longdecode.smollm2.running import full_generator
 
+    ordered = sorted(checks, key=lambda check: check.context)
     tokenizer, ends = load_tokenizer(folder), eos_ids(folder)
-    line_end = frozenset(tokenizer.encode("\n"))
-    results = []
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        ordered = sorted(checks, key=lambda check: check.context)
         coming = [pool.submit(prepared, check, folder) for check in ordered]
         generator = full_generator(folder, device, dtype)
         for check, future in zip(ordered, coming, strict=True):
-            started = time.monotonic()
-            task, rows, scores = task_of(check.task), future.result(), []
-            waited = time.monotonic() - started
-            size = max(1, BATCH_TOKENS // check.context)
-            for first in range(0, len(rows), size):
-                batch = rows[first : first + size]
-                requests = [
-                    Request(
-                        prompt, sample.max_new_tokens, forced,
-                        (line_end if sample.stop == "\n" else frozenset()) | (ends if task.stop_at_eos else frozenset()),
-                    )
-                    for sample, prompt, forced in batch
-                ]  # fmt: skip
-                for (sample, _, _), completion in zip(batch, answer(generator, requests), strict=True):
-                    text = tokenizer.decode(completion.output_ids)
-                    scores.append(task.score(sample, text, ()).value)
-                    if len(scores) == 1:
-                        print(f"  expected {sample.meta!r:.80}, got {text!r:.120}", flush=True)
+            rows, started = future.result(), time.monotonic()
+            scores = list(_scores(check, rows, generator, tokenizer, ends))
             mean = sum(scores) / len(scores)
             met = None if check.target is None else mean >= check.target
-            results.append(asdict(check) | {"mean": round(mean, 4), "met": met, "scores": scores})
+            seconds = time.monotonic() - started
             print(
-                f"{check.task} {check.context}: {mean:.3f} of {check.target} (n={len(scores)}, "
-                f"{time.monotonic() - started:.0f} s, {waited:.0f} of them waiting for samples)", flush=True,
-            )  # fmt: skip
-    return results
+                f"{check.task} {check.context}: {mean:.3f}, target {check.target}, n {len(scores)}, {seconds:.0f} s",
+                flush=True,
+            )
+            yield asdict(check) | {"mean": round(mean, 4), "met": met, "scores": scores}
+
+
+def _scores(
+    check: Check, rows: Sequence[Prepared], generator: Any, tokenizer: TextTokenizer, ends: frozenset[int]
+) -> Iterator[float]:
+    """Answer and mark a check's samples, as many at a time as ``BATCH_TOKENS`` holds; print the first answer."""
+    from longdecode.smollm2.running import Request, answer
+
+    task = task_of(check.task)
+    stops = (ends if task.stop_at_eos else frozenset()) | frozenset(
+        tokenizer.encode("\n") if rows[0][0].stop == "\n" else ()
+    )
+    size = max(1, BATCH_TOKENS // check.context)
+    for first in range(0, len(rows), size):
+        batch = rows[first : first + size]
+        requests = [Request(prompt, sample.max_new_tokens, forced, stops) for sample, prompt, forced in batch]
+        for number, ((sample, _, _), done) in enumerate(zip(batch, answer(generator, requests), strict=True)):
+            text = tokenizer.decode(done.output_ids)
+            if first + number == 0:
+                print(f"  expected {sample.meta!r:.80}, got {text!r:.120}", flush=True)
+            yield task.score(sample, text, ()).value
 
 
 @torch.no_grad()
@@ -168,9 +175,11 @@ def main(arguments: list[str] | None = None) -> None:
         found["loss"] = loss_by_position(options.model, options.books, options.device, tokens)
         if options.device.startswith("cuda"):
             torch.cuda.empty_cache()
-    found["checks"] = run_checks(checks, options.model, options.device, options.workers)
+    found["checks"] = []
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for result in run_checks(checks, options.model, options.device, options.workers):
+        found["checks"].append(result)
+        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     missed = [f"{row['task']} {row['context']}" for row in found["checks"] if row["met"] is False]
     print(f"missed: {', '.join(missed) or 'none'}", file=sys.stderr)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from longdecode.engine.request import Completion
     from longdecode.evals.tokenizing import TextTokenizer
 
 
@@ -27,10 +29,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The mark of one sample: ``value`` for the table, ``parts`` along the generation (question, step or position)."""
+    """The mark of one sample: ``value`` for the table, ``parts`` along the generation, further ``measures`` by name."""
 
     value: float
     parts: tuple[float, ...] = ()
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 class Task(ABC):
@@ -42,6 +45,9 @@ class Task(ABC):
     chat template as the user's one turn. ``stop_at_eos`` ends a generation at the
     checkpoint's end-of-sequence tokens, beside the sample's own stop text. ``temperature`` 0 is greedy decoding;
     ``top_p`` keeps the most probable tokens that hold this share of the probability.
+
+    ``against_full`` marks tasks whose samples are compared with Full's run over the same prompt, by ``compare`` in place
+    of ``score``; ``full_top_tokens`` is how many of Full's likeliest tokens a comparison needs at each forced place.
 
     ``samples_per_problem`` is how often each problem is drawn (avg@k): sample ``i`` is a draw of problem
     ``i // samples_per_problem``, and each draw has noise of its own.
@@ -60,6 +66,8 @@ class Task(ABC):
     chat: bool = False
     stop_at_eos: bool = False
     samples_per_problem: int = 1
+    against_full: bool = False
+    full_top_tokens: int = 0
 
     @abstractmethod
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
@@ -86,3 +94,7 @@ class Task(ABC):
         Raises:
             MarkTimeoutError: marking did not end in time, so that nothing is known about the completion.
         """
+
+    def compare(self, sample: Sample, completion: Completion, full: Completion) -> Score:
+        """Mark a completion against Full's; only tasks that are ``against_full`` have it."""
+        raise NotImplementedError(f"{self.name} is not compared with Full")

@@ -8,6 +8,7 @@ from pathlib import Path
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.base import Task
+from longdecode.evals.tasks.fidelity.suite import TASKS as FIDELITY
 from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, protocols
 from longdecode.evals.tasks.math import MathTask
 from longdecode.evals.tasks.math_data import SETS as MATH_SETS
@@ -69,6 +70,7 @@ _SUITES: Mapping[str, Mapping[str, _Factory]] = {
         "mini_book_write": lambda data: MiniBookWrite(),
         "mini_book_pg19": lambda data: MiniBookPg19(data.get("pg19")),
     },
+    "fidelity": FIDELITY,
     "longbench": _longbench(plain=False),
     "longbench_plain": _longbench(plain=True),
     "ruler": _ruler(chat=False),
