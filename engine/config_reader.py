@@ -38,7 +38,9 @@ def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> P
     if folder.is_dir():
         return folder
     if built is not None:
-        raise CheckpointError(f"{path_or_id} is not built yet; `snakemake {built.name.replace('-', '_')}` writes {built}")
+        raise CheckpointError(
+            f"{path_or_id} is not built yet; `snakemake {built.name.replace('-', '_')}` writes {built}"
+        )
     if not _HUB_ID.fullmatch(str(path_or_id)):
         raise CheckpointError(f"no checkpoint folder at {folder}, and the name is not a hub id either")
     from huggingface_hub import hf_hub_download, snapshot_download

@@ -16,7 +16,7 @@ def full_run(generator: Generator, prompt: Prompt) -> list[Completion]:
 
 
 def compared_prompt(prompt: Prompt, full: Sequence[Completion]) -> Prompt:
-    """Return the same batch, asking for the log-probabilities of Full's likeliest tokens and for the one first choice."""
+    """Return the same batch, asking for its first choices and for Full's likeliest tokens."""
     requests = (
         replace(request, top_tokens=min(1, request.top_tokens), compared_ids=reference.top_ids)
         for request, reference in zip(prompt.requests, full, strict=True)

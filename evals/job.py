@@ -172,7 +172,9 @@ class Job:
         origin: Provenance,
         full: Completion | None = None,
     ) -> Record:
-        """Mark one completion, against Full's where the task asks for it; one that cannot be marked in time is a record of status ``timeout``, without a score.
+        """Mark one completion, against Full's where one is given.
+
+        One that cannot be marked in time is a record of status ``timeout``, without a score.
 
         Raises:
             GateError: the score is not a finite number, so the method computed nonsense.

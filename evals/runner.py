@@ -149,10 +149,11 @@ class _Run:
     ) -> None:
         method = self.job.method(cell.budget.tokens(cell.context))
         completions = generator.decode(prompt, method)
+        references: Sequence[Completion | None] = full or [None] * len(batch)
         missing = self.ledger.missing(cell, [sample.index for sample in batch])
         records = [
             self.job.scored(task, cell, sample, completion, method, origin, reference)
-            for sample, completion, reference in zip(batch, completions, full or [None] * len(batch), strict=True)
+            for sample, completion, reference in zip(batch, completions, references, strict=True)
         ]
         for record in records:
             if record.sample_index in missing:

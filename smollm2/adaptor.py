@@ -38,7 +38,9 @@ def read_adaptor(folder: Path) -> tuple[dict[str, Tensor], float, dict[str, Any]
         scale = float(config["lora_alpha"]) / int(config["r"])
         changes = {key: lengthened[key] for key in ("rope_theta", "max_position_embeddings")}
     except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{folder} is not an adaptor that can be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"{folder} is not an adaptor that can be read: {type(error).__name__}: {error}"
+        ) from error
     return tensors, scale, changes
 
 

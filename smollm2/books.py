@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import yaml
@@ -52,7 +52,7 @@ def tokenise(folder: Path, model: Path, output: Path) -> None:
 
     tokenizer = load_tokenizer(model)
     splits: tuple[Split, ...] = ("train", "unseen")
-    arrays = {
+    arrays: dict[str, Any] = {
         f"{split}/{book}": np.array(tokenizer.encode(text), dtype=np.uint16)
         for split in splits
         for book, text in read_books(folder, split).items()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def loss_by_position(folder: Path, books: Path, device: str, tokens: int) -> dic
     losses = torch.stack(rows)
     bins = {
         f"{low}-{min(high, tokens)}": round(losses[:, low:high].mean().item(), 4)
-        for low, high in zip(EDGES, EDGES[1:], strict=False)
+        for low, high in pairwise(EDGES)
         if low < tokens
     }
     print(f"loss by position on {', '.join(long_enough)}: {bins}", flush=True)

@@ -76,7 +76,7 @@ def check_gguf(file: Path) -> None:
     found = [reader.get_field(f"general.{key}") for key in ("architecture", "file_type")]
     architecture, number = (field.contents() if field else None for field in found)
     names = {int(kind): kind.name for kind in LlamaFileType}
-    quantisation = names.get(number, f"unknown ({number})")
+    quantisation = names.get(number, f"unknown ({number})") if isinstance(number, int) else "unknown"
     if (architecture, quantisation) != (ARCHITECTURE, QUANTISATION):
         raise CheckpointError(
             f"{file} holds architecture {architecture!r}, quantisation {quantisation!r}; "

@@ -1,4 +1,4 @@
-"""Train the long-context adaptor, resumably: ``python -m longdecode.smollm2.train --model DIR --books FILE --output DIR``.
+"""Train the long-context adaptor, resumably: ``python -m longdecode.smollm2.train --help``.
 
 Low-rank factors on every linear layer and all norms are trained by peft over a frozen model with a raised rotary base.
 A document is a function of seed, step and row alone, so that a killed run goes on as if it had not been.
@@ -49,7 +49,9 @@ def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, de
         trained.values(), lr=1e-4, weight_decay=0.0, betas=(0.9, 0.95), fused=device.type == "cuda"
     )
     first = _restore(output / "state.pt", recipe, trained, optimizer, device)
-    clock, answers, prose = time.monotonic(), [], []
+    answers: list[Tensor] = []
+    prose: list[Tensor] = []
+    clock = time.monotonic()
     for step, documents in _prefetched(recipe, library, first):
         stage, done = recipe.stage_at(step)
         _set_checkpointing(model, stage.length >= recipe.checkpointing_from)
@@ -168,9 +170,7 @@ def _restore(
     return int(state["step"])
 
 
-def _save(
-    file: Path, step: int, recipe: Recipe, trained: dict[str, Any], optimizer: torch.optim.Optimizer
-) -> None:
+def _save(file: Path, step: int, recipe: Recipe, trained: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
     partial = file.with_suffix(".partial")
     state = {
         "step": step,

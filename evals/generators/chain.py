@@ -15,9 +15,7 @@ from longdecode.evals.generators.prose import Filler, distinct, filler, hide
 from longdecode.evals.generators.wording import BYTES, Wording, wording_of
 
 
-def chain(
-    rng: random.Random, steps: int, total_chars: int, fill: Filler = filler, wording: Wording = BYTES
-) -> Episode:
+def chain(rng: random.Random, steps: int, total_chars: int, fill: Filler = filler, wording: Wording = BYTES) -> Episode:
     """Make one chain to walk among others of the same length, in at most ``total_chars`` characters.
 
     ``items`` holds one entry a step, the last of which carries the final sum.

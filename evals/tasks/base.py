@@ -41,13 +41,14 @@ class Task(ABC):
 
     ``kind`` is ``generate`` (the completion's text is scored) or ``loss`` (the forced tokens' negative log-likelihood
     in nats is). ``options`` such as the number of questions are fixed by the task's name, so that a name means one
-    thing. Prompts begin with the special tokens that the model's tokenizer puts first, or, with ``chat``, go through its
-    chat template as the user's one turn. ``stop_at_eos`` ends a generation at the
-    checkpoint's end-of-sequence tokens, beside the sample's own stop text. ``temperature`` 0 is greedy decoding;
-    ``top_p`` keeps the most probable tokens that hold this share of the probability.
+    thing. Prompts begin with the special tokens that the model's tokenizer puts first or, with ``chat``, go through its
+    chat template as the user's one turn. ``stop_at_eos`` ends a generation at the checkpoint's end-of-sequence tokens,
+    beside the sample's own stop text. ``temperature`` 0 is greedy decoding; ``top_p`` keeps the most probable tokens
+    that hold this share of the probability.
 
-    ``against_full`` marks tasks whose samples are compared with Full's run over the same prompt, by ``compare`` in place
-    of ``score``; ``full_top_tokens`` is how many of Full's likeliest tokens a comparison needs at each forced place.
+    ``against_full`` marks tasks whose samples are compared with Full's run over the same prompt, by ``compare`` in
+    place of ``score``; ``full_top_tokens`` is how many of Full's likeliest tokens a comparison needs at each forced
+    place.
 
     ``samples_per_problem`` is how often each problem is drawn (avg@k): sample ``i`` is a draw of problem
     ``i // samples_per_problem``, and each draw has noise of its own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from longdecode.engine.errors import UnsupportedCellError
@@ -60,10 +61,17 @@ def fitted(
             return 0
 
     size = largest_fitting(probe, limit, limit)  # a token has at least one character
-    return [
-        shrunk_to_fit(lambda chars, i=index: make(rngs(i), chars), size, limit, lambda made: tokens(made) <= limit)
-        for index in range(count)
-    ]
+
+    def fits(made: _Made) -> bool:
+        return tokens(made) <= limit
+
+    return [shrunk_to_fit(partial(_seeded, make, rngs, index), size, limit, fits) for index in range(count)]
+
+
+def _seeded(
+    make: Callable[[random.Random, int], _Made], rngs: Callable[[int], random.Random], index: int, size: int
+) -> _Made:
+    return make(rngs(index), size)
 
 
 class EpisodeTask(Task):
@@ -113,9 +121,7 @@ class EpisodeTask(Task):
         except ValueError as error:
             raise UnsupportedCellError(f"{self.name} does not fit {context_tokens} tokens: {error}") from error
         return [
-            Sample(
-                index, episode.prompt, episode.question, encoded(episode.answer) + SLACK_TOKENS, "\n", episode.items
-            )
+            Sample(index, episode.prompt, episode.question, encoded(episode.answer) + SLACK_TOKENS, "\n", episode.items)
             for index, episode in enumerate(episodes)
         ]
 

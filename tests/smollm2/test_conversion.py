@@ -77,10 +77,10 @@ def test_a_full_disk_leaves_the_old_folder_and_nothing_else(tmp_path: Path) -> N
             raise error
     with pytest.raises(ValueError, match="other"), whole_folder(target):
         raise ValueError("other")
-    assert os.listdir(tmp_path) == ["model"] and (target / "config.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"] and (target / "config.json").read_text() == "old"
     with whole_folder(target) as new:
         (new / "config.json").write_text("new")
-    assert os.listdir(tmp_path) == ["model"] and (target / "config.json").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"] and (target / "config.json").read_text() == "new"
 
 
 def state() -> dict[str, torch.Tensor]:

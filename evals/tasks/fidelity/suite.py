@@ -1,4 +1,4 @@
-"""How far a method's predictions are from Full's on prose, after a dense prefill: a test that asks no skill of a model."""
+"""Distance of a method's predictions from Full's on prose after a dense prefill, which asks no skill of a model."""
 
 from __future__ import annotations
 
@@ -59,14 +59,16 @@ class _Prose(Task):
         """
         prompt_tokens = context_tokens - self.continuation_tokens
         if prompt_tokens < 1:
-            raise UnsupportedCellError(f"{self.name} continues by {self.continuation_tokens} of {context_tokens} tokens")
+            raise UnsupportedCellError(
+                f"{self.name} continues by {self.continuation_tokens} of {context_tokens} tokens"
+            )
         texts = {name: text for name, text in self._texts().items() if has_tokens(text, context_tokens, tokenizer)}
         if not texts:
             raise UnsupportedCellError(
                 f"{self.name}: no text of {self.prose or self.books} has {context_tokens} tokens; the longest has "
                 f"{max(map(len, self._texts().values()))} characters"
             )
-        samples = []
+        samples: list[Sample] = []
         for name, text in list(texts.items())[:count]:
             for _ in range(WINDOWS_A_TEXT):
                 rng = sample_rng(self.name, context_tokens, seed, len(samples))
@@ -148,7 +150,7 @@ class FidelityFree(_Prose):
 
 
 def kl_from_full(completion: Completion, full: Completion) -> Tensor:
-    """Return ``sum p log(p / q)`` at each forced place, ``[N]`` float64: Full's likeliest tokens, and the rest as one."""
+    """Return ``sum p log(p / q)`` over Full's likeliest tokens, and all others as one, ``[N]`` float64."""
     assert full.top_logprobs is not None and completion.compared_logprobs is not None
     log_p, log_q = full.top_logprobs.double(), completion.compared_logprobs.double()
     p = log_p.exp()
