@@ -92,6 +92,7 @@ def write_adaptor(folder: Path, model: Any, rope_theta: float, max_positions: in
     state = get_peft_model_state_dict(model)
     tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).chmod(0o644)
     config = model.peft_config["default"].to_dict()
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     plain |= {"inference_mode": True, "base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct"}

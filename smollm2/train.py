@@ -115,7 +115,7 @@ def token_losses(causal_model: Any, tokens: Tensor, slice_tokens: int) -> Tensor
 
     The logits of ``slice_tokens`` positions are held at once, and computed again for the gradient.
     """
-    hidden = causal_model.model(tokens[None, :-1]).last_hidden_state[0]
+    hidden = causal_model.model(tokens[None, :-1], use_cache=False).last_hidden_state[0]
     head = causal_model.lm_head.weight
 
     def piece(h: Tensor, wanted: Tensor) -> Tensor:
