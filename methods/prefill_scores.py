@@ -72,4 +72,3 @@ class AttentionReceived(PrefillObserver):
     def layer(self, layer: int) -> Tensor:
         """See ``PrefillObserver.layer``."""
         return self.sums[layer]
-

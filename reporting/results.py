@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,13 @@ import pandas as pd
 import yaml
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.records import Record
-from longdecode.evals.storage import read_records
-from longdecode.evals.summary import COLUMNS
-from longdecode.evals.throughput.records import SpeedRecord
-from longdecode.evals.throughput.storage import read_speed_records
+from longdecode.evals.records import Record, SpeedRecord
+from longdecode.evals.storage import read_folder, read_records
+from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
+from longdecode.reporting.flips import Flips, Place, count_flips
 from longdecode.reporting.speed.measured import Speed, load_speed
 
-REFERENCE_METHOD = "full"
-ALL_TASKS = "all"
+__all__ = ["ALL_TASKS", "REFERENCE_METHOD", "ReportError", "Results", "Topic", "load_results"]
 _TEXT = ("suite", "task", "metric", "model", "method", "params", "budget", "unit", "status", "device", "revision")
 
 
@@ -48,11 +46,11 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything the pages draw on.
+    """Hold everything the pages draw on.
 
     ``summary`` holds the rows of summary.csv with two more columns: ``kind`` (the registered method behind a label) and
     ``share`` (the budget as a fraction of the context; 1 for methods that read everything). ``losses`` names the tasks
-    of which lower is better.
+    of which lower is better; ``flips`` counts the answers that a cell wins and loses against Full.
     """
 
     profile: str
@@ -66,6 +64,7 @@ class Results:
     instrument: Mapping[str, Any] | None
     speed: Speed | None = None
     speed_records: Sequence[SpeedRecord] = ()
+    flips: Mapping[Place, Flips] = field(default_factory=dict)
 
     @property
     def has_quality(self) -> bool:
@@ -174,13 +173,14 @@ class Results:
         rows = self.rows_of(topic)
         return sorted(set(rows.loc[rows["status"] == "ok", "context"]))
 
-    def longest_context(self, topic: Topic) -> int | None:
-        """The longest context at which Full ran, or anything did where Full is absent."""
+    def hardest_context(self, topic: Topic) -> int | None:
+        """Return the context at which methods lose most to Full on average; the longest one where Full is absent."""
         rows = self.rows_of(topic)
         ran = rows[rows["status"] == "ok"]
-        full = ran[ran["kind"] == REFERENCE_METHOD]
-        chosen = full if len(full) else ran
-        return int(chosen["context"].max()) if len(chosen) else None
+        gaps = ran[ran["diff_to_full"].notna()].groupby("context")["diff_to_full"].mean()
+        if len(gaps):
+            return int(str(gaps.idxmin() if topic.higher_is_better else gaps.idxmax()))
+        return int(ran["context"].max()) if len(ran) else None
 
 
 def load_results(config_path: Path, results_dir: Path) -> Results:
@@ -214,15 +214,14 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         config=config,
         config_text=text,
         summary=summary,
-        along=_curves(results_dir / "along_generation.csv") if len(summary) else pd.DataFrame(),
+        along=_curves(results_dir / "along_generation.parquet") if len(summary) else pd.DataFrame(),
         loss=_curves(results_dir / "loss_by_position.csv") if len(summary) else pd.DataFrame(),
         records=records,
         losses=frozenset(record.task for record in records if not record.higher_is_better),
         instrument=json.loads(instrument.read_text(encoding="utf-8")) if instrument.exists() else None,
         speed=speed,
-        speed_records=[
-            r for path in sorted((results_dir / "speed").glob("*.parquet")) for r in read_speed_records(path)
-        ],
+        flips=count_flips(records),
+        speed_records=read_folder(results_dir / "speed", SpeedRecord),
     )
 
 
@@ -234,7 +233,7 @@ def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:
         for label in config.get("methods") or {}
         for suite in config.get("suites") or {}
     ]
-    return [record for path in paths if path.exists() for record in read_records(path)]
+    return [record for path in paths if path.exists() for record in read_records(path, Record)]
 
 
 def _budgets(summary: pd.DataFrame) -> Iterable[tuple[str, float, int]]:
@@ -249,6 +248,8 @@ def _share(text: str, measured: float) -> float:
 def _curves(path: Path) -> pd.DataFrame:
     if not path.exists():
         raise ReportError(f"{path}: missing; it is written beside summary.csv")
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
     return pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
 
 

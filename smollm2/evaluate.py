@@ -22,10 +22,10 @@ import torch
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.tasks.base import Sample, Task
-from longdecode.evals.tasks.mini_longgen import MiniLonggen
-from longdecode.evals.tasks.mini_recall import MiniRecall
-from longdecode.evals.tasks.passkey import DEPTHS, Passkey
-from longdecode.evals.tasks.ruler import Ruler
+from longdecode.evals.tasks.mini_longgen.suite import MiniLonggen
+from longdecode.evals.tasks.mini_recall.suite import MiniRecall
+from longdecode.evals.tasks.passkey.suite import DEPTHS, Passkey
+from longdecode.evals.tasks.ruler.suite import Ruler
 from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.smollm2.books import load_ids
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from longdecode.engine.request import Completion
     from longdecode.evals.tokenizing import TextTokenizer
+
+Data = Mapping[str, Path | None]
+"""Places of data sets: a local folder or a hub id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +97,22 @@ class Task(ABC):
         """Mark one completion; ``forced_nll`` holds nats per forced token.
 
         Raises:
-            MarkTimeoutError: marking did not end in time, so that nothing is known about the completion.
+            ScoreTimeoutError: marking did not end in time, so that nothing is known about the completion.
         """
 
     def compare(self, sample: Sample, completion: Completion, full: Completion) -> Score:
         """Mark a completion against Full's; only tasks that are ``against_full`` have it."""
         raise NotImplementedError(f"{self.name} is not compared with Full")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The tasks of a suite.
+
+    ``tasks`` makes each task from the places of real data; ``default`` names those that run where a configuration names
+    none, all when left out; ``data`` lists the data sets that the tasks read.
+    """
+
+    tasks: Mapping[str, Callable[[Data], Task]]
+    default: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ def attention_weights(
 ) -> Tensor:
     """Return the probability that each stored slot got, summed over the rows of a block and reduced over the group.
 
-    ``w_i = reduce_g sum_t exp(scale * q_gt k_i - lse_gt)``. Row ``t`` reads all slots before the block, and of the block
+    ``w_i = reduce_g sum_t exp(scale * q_gt k_i - lse_gt)``. Row ``t`` reads all slots before the block, and of it
     what the mask allows, as in ``decode_attention``. Moves ``sum(kv_lengths) * D`` elements of cache
     for each KV head once for up to 64 rows, twice without ``lse``.
 

@@ -21,12 +21,11 @@ def decode_attention(
     kv_tokens_read: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return attention of ``T`` rows over everything stored, the block masked; see ``naive.decode_attention``."""
-    given = {"mask": mask, "scale": scale, "kv_tokens_read": kv_tokens_read}
     if use_triton(q) and q.shape[2] == 1:
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 
         return decode_attention_gpu(q, k, v, kv_lengths, scale=scale, kv_tokens_read=kv_tokens_read)
     if on_host(q) and kv_lengths.dim() == 1 and (ends := kv_lengths.tolist()) and min(ends) >= q.shape[2]:
-        return decode_attention_cpu(q, k, v, ends, **given)
-    return naive.decode_attention(q, k, v, kv_lengths, **given)
+        return decode_attention_cpu(q, k, v, ends, mask=mask, scale=scale, kv_tokens_read=kv_tokens_read)
+    return naive.decode_attention(q, k, v, kv_lengths, mask=mask, scale=scale, kv_tokens_read=kv_tokens_read)

@@ -47,7 +47,7 @@ def build_page_minmax(k: Tensor, lengths: Tensor, page_size: int) -> PageBounds:
 
 
 def update_page_minmax(bounds: PageBounds, k: Tensor, slots: Tensor, page_size: int) -> None:
-    """Widen, in place, the bounds of the pages that appended keys fall in; a page's first key replaces what stood there.
+    """Widen, in place, the bounds of the pages that appended keys fall in; a page's first key replaces its bounds.
 
     Moves ``5 * B * Hkv * T * D`` elements.
 

@@ -18,7 +18,7 @@ from longdecode.kernels.rope_append.naive import check_bounds, expand_slots
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Warps for each head of a token; ``launch_pdl`` starts the kernel before those ahead end (``kernels/overlap.py``)."""
+    """Warps for each head of a token; ``launch_pdl``: start before the kernels ahead end (``kernels/overlap.py``)."""
 
     num_warps: int = 1
     launch_pdl: bool = True

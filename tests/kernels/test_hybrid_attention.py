@@ -57,7 +57,8 @@ def check(
     kv_tokens_read = torch.arange(batch)
     moved = [x.to(DEVICE) for x in (q, k, v, indices, counts)]
     rest = {
-        "block_size": block, "kv_lengths": lengths.to(DEVICE), "scale": 0.3, "kv_tokens_read": kv_tokens_read.to(DEVICE),
+        "block_size": block, "kv_lengths": lengths.to(DEVICE), "scale": 0.3,
+        "kv_tokens_read": kv_tokens_read.to(DEVICE),
         "scores": scores.to(DEVICE), "score_rows": torch.tensor(rows, device=DEVICE), "score_block": score_block,
         "bias": None if bias is None else bias.to(DEVICE),
     }  # fmt: skip

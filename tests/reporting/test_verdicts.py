@@ -27,7 +27,7 @@ def results(rows: list[dict[str, Any]]) -> Results:
     base = {
         "suite": "s", "task": "t", "metric": "accuracy", "model": "m", "unit": "fraction", "status": "ok", "n": 16,
         "context": 4096, "batch": 1, "data_source": "generated", "params": "{}", "low": 0.9, "high": 1.0,
-        "read_tokens_mean": float("nan"),
+        "kv_tokens_read": float("nan"),
     }  # fmt: skip
     full = base | {"method": "full", "kind": "full", "budget": "full", "share": 1.0, "value": 0.99}
     table = pd.DataFrame([full, *({**base, "method": "quest", "kind": "quest", **row} for row in rows)])
@@ -56,11 +56,11 @@ def test_shown_needs_the_whole_interval_at_every_larger_budget() -> None:
 
 def test_what_was_read_in_all_stands_beside_the_budget() -> None:
     """A budget of a tenth where a third of the heads read everything: 40 % of what Full read."""
-    rows = [cell(0.1, 0.0, -0.01, 0.01, read_tokens_mean=1600.0), cell(0.5, 0.0, -0.01, 0.01, read_tokens_mean=2700.0)]
+    rows = [cell(0.1, 0.0, -0.01, 0.01, kv_tokens_read=1600.0), cell(0.5, 0.0, -0.01, 0.01, kv_tokens_read=2700.0)]
     found = results(rows)
     topic = found.topic("m", "s", "t")
     assert verdicts.verdict(found, topic, 4096, "quest").reads == ""
-    found.summary.loc[found.summary["kind"] == "full", "read_tokens_mean"] = 4000.0
+    found.summary.loc[found.summary["kind"] == "full", "kv_tokens_read"] = 4000.0
     judged_now = verdicts.verdict(found, topic, 4096, "quest")
     assert (judged_now.reads, judged_now.read) == (f"reads 40{wording.NARROW}%", 0.4)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals.tasks.base import Sample, Score, Task
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.generated import sample_rng
 from longdecode.evals.tasks.windows import has_tokens, window
 
@@ -175,8 +175,8 @@ def _stretches(values: Tensor) -> list[tuple[int, float]]:
     ]
 
 
-def _task(kind: type[_Prose]) -> Callable[[Mapping[str, Path | None]], Task]:
+def _task(kind: type[_Prose]) -> Callable[[Data], Task]:
     return lambda data: kind(data.get("pg19"), data.get("prose"))
 
 
-TASKS = {kind.name: _task(kind) for kind in (FidelityForced, FidelityFree)}
+SUITE = Suite({kind.name: _task(kind) for kind in (FidelityForced, FidelityFree)}, data=("pg19", "prose"))
