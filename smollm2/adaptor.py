@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longdecode.engine.errors import CheckpointError
 
-SHIPPED = Path(__file__).resolve().parent / "adaptor"
+SHIPPED = Path(__file__).resolve().parent / "weights"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 LENGTHENED = "longdecode.json"
 """Rotary base and context length that go with the adaptor; peft's own configuration has no place for them."""
