@@ -15,7 +15,9 @@ from typing import NamedTuple
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError
+from longdecode.engine.generation import Completion
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.against_full import compared_prompt, full_run
 from longdecode.evals.cells import Cell
 from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.journal import Journal
@@ -149,9 +151,13 @@ class _Evaluation:
     def _batch(self, task: Task, context: int, batch: Sequence[Sample], wanting: Sequence[_Todo]) -> None:
         """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return."""
         failure: Exception | None = None
+        full: list[Completion] | None = None
         try:
             generator = self.job.generator(task)
             prompt = generator.prefill([self.job.request(task, context, sample) for sample in batch])
+            if task.against_full:
+                full = full_run(generator, prompt)
+                prompt = compared_prompt(prompt, full)
         except Exception as error:
             failure = error
         if failure is not None:
@@ -163,10 +169,11 @@ class _Evaluation:
                 label, cell = item.line.label, item.cell
                 method: AttentionMethod = label.method(cell.budget.tokens(cell.context))
                 completions = generator.decode(prompt, method)
+                references: Sequence[Completion | None] = full or [None] * len(batch)
                 missing = item.line.ledger.missing(cell, [sample.index for sample in batch])
                 records = [
-                    label.scored(task, cell, sample, completion, method, item.origin)
-                    for sample, completion in zip(batch, completions, strict=True)
+                    label.scored(task, cell, sample, completion, method, item.origin, reference)
+                    for sample, completion, reference in zip(batch, completions, references, strict=True)
                 ]
                 item.line.ledger.add(*(record for record in records if record.index in missing))
             except Exception as error:

@@ -17,6 +17,7 @@ os.environ.update(
 )
 
 from longdecode.engine.errors import ConfigError
+from longdecode.engine.model_cache import built_model
 from longdecode.evals.names import unknown_name
 from longdecode.evals.hashing import (
     hash_files,
@@ -88,7 +89,12 @@ def require_gpu_limit() -> None:
 
 
 def model_files(model: ModelSpec) -> list[str]:
-    """Files of a local checkpoint, so that new weights make new records; none for a hub id, whose revision counts."""
+    """Files of a local checkpoint, so that new weights make new records; none for a hub id, whose revision counts.
+
+    Of a model that the workflow builds, the file that its rule makes.
+    """
+    if built := built_model(model.path):
+        return [str(built / "model.safetensors")]
     folder = Path(model.path)
     files = (
         path for path in folder.glob("*") if path.suffix in (".safetensors", ".json")
