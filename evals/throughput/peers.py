@@ -15,16 +15,16 @@ from torch.nn.attention.bias import causal_lower_right
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.throughput import flashinfer_peers
 from longdecode.evals.throughput.attention_cases import PAGE, rows_of, whole_mask
-from longdecode.evals.throughput.hybrid_cases import BLOCK, attend
+from longdecode.evals.throughput.hybrid_cases import attend
 from longdecode.evals.throughput.kernel_case import Case, Inputs
 from longdecode.evals.throughput.spec import ROWS_OP
 from longdecode.evals.throughput.step_cases import EPS
-from longdecode.kernels.block_max_score import block_max_score
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.dispatch import naive_kernels
 from longdecode.kernels.layout import fold_group
 from longdecode.kernels.page_score import page_score
 from longdecode.kernels.rope_append import rope_append
+from longdecode.kernels.token_score import token_logits
 
 Calls = list[Callable[[], Any]]
 Setup = Callable[[Case, Sequence[Inputs]], Calls]
@@ -206,7 +206,7 @@ def _two_passes(case: Case, sets: Sequence[Inputs]) -> Calls:
 
         def run() -> Tensor:
             out = attend(x, scores=False)[0]
-            block_max_score(queries, keys, x["lengths"], block_size=BLOCK, group="mean")
+            token_logits(queries, keys, x["lengths"], group="mean")
             return out
 
         return run
