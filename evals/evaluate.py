@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.cells import Cell
 from longdecode.evals.failures import free_memory, status_of
+from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.journal import Journal
 from longdecode.evals.ledger import Ledger
 from longdecode.evals.names import unknown_name
@@ -26,7 +26,6 @@ from longdecode.evals.records import Provenance, Record
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.storage import journal_path, read_records, write_records
 from longdecode.evals.tasks.base import Sample, Task
-from longdecode.methods.conformance import check_method
 
 
 def evaluate_suite(config: RunConfig, model: str, suite: str, outputs: Mapping[str, Path]) -> None:
@@ -54,16 +53,20 @@ def evaluate_suite(config: RunConfig, model: str, suite: str, outputs: Mapping[s
                 raise ConfigError(f"{config.source}: {unknown_name(kind, name, known)}")
     with lease_gpu(resolve_device(config.device)) as device, ExitStack() as stack:
         job = QualityJob(config, model, suite, device)
-        lines = [_open(LabelJob(job, label), output, stack) for label, output in outputs.items()]
+        lines = []
+        for label, output in outputs.items():
+            refusal = Gate(config, device, gate_folder(output)).refusal(label, model)
+            lines.append(_open(LabelJob(job, label), output, refusal, stack))
         _Evaluation(job, lines).all_cells()
         for line, output in zip(lines, outputs.values(), strict=True):
             write_records(output, line.ledger.final(), Record, line.label.fingerprint)
 
 
 class _Line(NamedTuple):
-    """One label and what is known of its cells."""
+    """One label, the error that bars it from scoring, and what is known of its cells."""
 
     label: LabelJob
+    refusal: Exception | None
     ledger: Ledger[Cell, Record]
 
 
@@ -75,16 +78,16 @@ class _Todo(NamedTuple):
     origin: Provenance
 
 
-def _open(label: LabelJob, output: Path, stack: ExitStack) -> _Line:
+def _open(label: LabelJob, output: Path, refusal: Exception | None, stack: ExitStack) -> _Line:
     journal = stack.enter_context(Journal(journal_path(output), label.fingerprint, Record))
     ledger = Ledger(
         journal,
         label.cells,
         samples=lambda cell: label.job.sample_counts[cell.task],
-        valid=lambda cell, record: record.provenance.code_hash == label.code_hashes[cell.task],
+        valid=lambda cell, record: refusal is None and record.provenance.code_hash == label.code_hashes[cell.task],
         kept=read_records(output, Record, label.fingerprint),
     )
-    return _Line(label, ledger)
+    return _Line(label, refusal, ledger)
 
 
 class _Evaluation:
@@ -96,7 +99,6 @@ class _Evaluation:
         self.open_at_first = sum(len(line.ledger.open(line.ledger.cells)) for line in lines)
         self.started = time.monotonic()
         self.finished = 0
-        self._refusals: dict[str, Exception | None] = {}
 
     def all_cells(self) -> None:
         """Run group by group; a group is one task at one context, whose labels and budgets share samples."""
@@ -124,7 +126,7 @@ class _Evaluation:
         origins = {line.label.label: line.label.provenance(task, samples) for line, _ in found}
         todo = [_Todo(line, cell, origins[line.label.label]) for line, cell in found]
         for item in todo:
-            if (reason := failure or self._refusal(item.line.label)) is not None:
+            if (reason := failure or item.line.refusal) is not None:
                 self._close(task, [item], reason)
         for batch in self.job.batches(samples):
             indices = [sample.index for sample in batch]
@@ -132,19 +134,6 @@ class _Evaluation:
             if wanting:
                 self._batch(task, context, batch, wanting)
         self._report(task, context, todo)
-
-    def _refusal(self, label: LabelJob) -> Exception | None:
-        """Return the error that bars a method from scoring: the conformance suite runs once a method and parameters."""
-        name = json.dumps([label.spec.method, label.params], sort_keys=True, default=str)
-        if name not in self._refusals:
-            self._refusals[name] = None
-            try:
-                check_method(label.spec.method, self.job.device, label.params)
-            except Exception as error:
-                if status_of(error) is None:
-                    raise
-                self._refusals[name] = error
-        return self._refusals[name]
 
     def _batch(self, task: Task, context: int, batch: Sequence[Sample], wanting: Sequence[_Todo]) -> None:
         """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return."""

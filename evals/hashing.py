@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -45,20 +46,31 @@ def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY)
     return code_hash([f"{PACKAGE}.evals.throughput.{bench}"], methods, root)
 
 
+def gate_code_hash(method: str, root: Path = REPOSITORY) -> str:
+    """Hash the code behind a method's conformance: the checks and the method, with all that they import."""
+    return code_hash([f"{PACKAGE}.methods.{name}" for name in ("conformance", "conformance_bench")], [method], root)
+
+
 def code_hash(modules: Iterable[str], methods: Iterable[str], root: Path = REPOSITORY) -> str:
     """Hash the import closure of some modules and of the folders of some methods.
 
+    A module outside the rooms, such as a suite that ``LONGDECODE_SUITE_PATH`` names, counts with its whole folder.
     A method's folder, in the room or in a folder that ``LONGDECODE_METHOD_PATH`` names, counts whole: code and card.
 
     Raises:
         FileNotFoundError: a module does not exist.
     """
     roots = set()
-    for module in modules:
-        if not (found := _module_files(module, root)):
-            raise FileNotFoundError(f"no module {module} under {root}")
-        roots |= found
     outside = []
+    for module in modules:
+        if found := _module_files(module, root):
+            roots |= found
+        elif folder := _folder_outside(module):
+            files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
+            roots |= files
+            outside.append(hash_files(files, folder.parent))
+        else:
+            raise FileNotFoundError(f"no module {module} under {root}")
     entries = filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep))
     for folder in (room / method for room in (root / "methods", *map(Path, entries)) for method in set(methods)):
         files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
@@ -119,6 +131,12 @@ def _module_files(module: str, root: Path) -> set[Path]:
     own = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
     around = (root.joinpath(*parts[:count], "__init__.py") for count in range(1, len(parts)))
     return {*own, *(file for file in around if file.is_file())} if own else set()
+
+
+def _folder_outside(module: str) -> Path | None:
+    """Return the folder of a module that was imported from outside the package."""
+    loaded = None if module.startswith(f"{PACKAGE}.") else sys.modules.get(module)
+    return Path(loaded.__file__).parent if loaded is not None and loaded.__file__ else None
 
 
 def _data_of(module: Path) -> set[Path]:
