@@ -19,7 +19,8 @@ import yaml
 
 from longdecode.engine.errors import ConfigError, DeviceMemoryError, GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator
-from longdecode.evals import evaluate, quality_job
+from longdecode.evals import gate as gates
+from longdecode.evals import quality_job
 from longdecode.evals.compare import comparable
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
@@ -36,7 +37,7 @@ Run = Callable[..., list[Record]]
 def gate(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The conformance suite replaced by a list of its calls; methods' own tests run the real one."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(evaluate, "check_method", lambda *given: calls.append(given))
+    monkeypatch.setattr(gates, "check_method", lambda *given: calls.append(given))
     return calls
 
 
@@ -187,7 +188,7 @@ def test_a_method_that_fails_its_gate_is_not_scored(run: Run, monkeypatch: pytes
     def refuse(*given: Any) -> None:
         raise GateError("logits differ by 3")
 
-    monkeypatch.setattr(evaluate, "check_method", refuse)
+    monkeypatch.setattr(gates, "check_method", refuse)
     sizes = count_prefills(monkeypatch)
     records = run("streaming", "mini_recall")
     assert {(r.status, r.reason, r.score) for r in records} == {("failed_gate", "logits differ by 3", None)}
@@ -201,7 +202,7 @@ def test_a_method_that_cannot_be_checked_is_closed_and_leaves_the_other_labels_a
         if method == "streaming":
             raise UnsupportedCellError("the card's smallest budget is over the test's")
 
-    monkeypatch.setattr(evaluate, "check_method", refuse)
+    monkeypatch.setattr(gates, "check_method", refuse)
     outputs = {label: tmp_path / "records" / f"{label}.parquet" for label in ("streaming", "full")}
     evaluate_suite(build_run_config(config_values, "c"), "tiny", "mini_recall", outputs)
     found = {label: read_records(path, Record) for label, path in outputs.items()}
@@ -337,10 +338,10 @@ def test_what_changes_the_numbers_makes_all_samples_run_again(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from longdecode.evals import evaluate
+from longdecode.evals import evaluate, gate
 from longdecode.evals.journal import Journal
 from longdecode.evals.run_config import load_run_config
-evaluate.check_method = lambda *given: None
+gate.check_method = lambda *given: None
 left, partial, append = int(sys.argv[1]), int(sys.argv[2]), Journal.append
 
 def append_or_die(self, *records):
