@@ -94,9 +94,7 @@ def import_closure(files: Iterable[Path], root: Path = REPOSITORY) -> frozenset[
         path = todo.pop()
         found.add(path)
         if path.suffix == ".py":
-            names = {name for name in _imports(path, *_version(path)) if name not in BOOKKEEPING}
-            reached = {file for name in names for file in _module_files(name, root)} | _data_of(path)
-            todo |= reached - found
+            todo |= _reached(path, root, *_version(path)) - found
     return frozenset(found)
 
 
@@ -149,6 +147,13 @@ def _data_of(module: Path) -> set[Path]:
 def _version(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=4096)
+def _reached(path: Path, root: Path, *version: int) -> frozenset[Path]:
+    """Return the files that a module imports by itself, and the data beside it."""
+    names = (name for name in _imports(path, *version) if name not in BOOKKEEPING)
+    return frozenset(file for name in names for file in _module_files(name, root)) | _data_of(path)
 
 
 @functools.lru_cache(maxsize=4096)

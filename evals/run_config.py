@@ -20,6 +20,7 @@ from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.registry import data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
+from longdecode.methods.card import Card
 from longdecode.methods.registry import get_method, load_card, method_names
 
 __all__ = [
@@ -61,9 +62,14 @@ class MethodSpec:
     by_model: Annotated[Mapping[str, Mapping[str, Any]], typed.OrNull()] = field(default_factory=dict)
 
     @cached_property
+    def card(self) -> Card:
+        """The method's card."""
+        return load_card(self.method)
+
+    @property
     def takes_budget(self) -> bool:
         """False for a method that reads everything: it runs once a context, not once a budget."""
-        return load_card(self.method).limits.min_budget_tokens is not None
+        return self.card.limits.min_budget_tokens is not None
 
     def params_of(self, model: str) -> dict[str, Any]:
         """Return the parameters on one model."""
@@ -71,11 +77,11 @@ class MethodSpec:
 
     def portable(self, model: str) -> dict[str, Any]:
         """Return the parameters on one model that mean the same on every model, which the gate checks."""
-        return load_card(self.method).portable(self.params_of(model))
+        return self.card.portable(self.params_of(model))
 
     def files_of(self, model: str) -> tuple[Path, ...]:
         """Return the files that the parameters on one model name."""
-        return load_card(self.method).files(self.params_of(model))
+        return self.card.files(self.params_of(model))
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> MethodSpec:

@@ -9,8 +9,8 @@ from snakemake.utils import update_config
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
 SOURCES = str(ROOT / "src")
 sys.path.insert(0, SOURCES)
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [SOURCES, os.getenv("PYTHONPATH")])
+os.environ.update(
+    PYTHONPATH=os.pathsep.join(filter(None, [SOURCES, os.getenv("PYTHONPATH")]))
 )
 
 from longdecode.evals.plan import Plan, checked, config_path, retyped

@@ -53,6 +53,6 @@ for SUITE, LABELS in PLAN.suite_labels.items():
             settings=lambda wildcards, suite=SUITE: PLAN.suite_settings(
                 wildcards.model, suite
             ),
-            code=PLAN.suite_code(SUITE),
+            code=lambda wildcards, suite=SUITE: PLAN.suite_code(suite),
         script:
             "../scripts/evaluate_suite.py"
