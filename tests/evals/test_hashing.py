@@ -128,7 +128,7 @@ def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> Non
         files = [path for root in roots for path in [REPOSITORY / root]]
         return {path.relative_to(REPOSITORY).as_posix() for path in import_closure(files)}
 
-    quality = closure("evals/quality_job.py", "evals/tasks/mini_recall.py", "methods/quest/method.py")
+    quality = closure("evals/quality_job.py", "evals/tasks/mini_recall/suite.py", "methods/quest/method.py")
     assert {
         "engine/decoder.py", "kernels/page_score/gpu.py", "kernels/linear/gpu.py", "evals/generators/lookup.py",
         "evals/tokenizing.py",
