@@ -1,0 +1,127 @@
+"""Targets met, missed, not measured; rows that fit and rows that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from longdecode.reporting.speed import targets
+from longdecode.reporting.speed.measured import Speed, farthest
+from longdecode.reporting.speed.targets import TargetError, judge
+
+EMPTY = pd.DataFrame()
+
+
+def table(*rows: dict[str, Any]) -> Speed:
+    base = {
+        "bench": "decode", "model": "m", "label": "quest", "stage": "step", "context": 1024, "batch": 1, "status": "ok",
+        "median_us": 4000.0, "p5_us": 3900.0, "p95_us": 4200.0, "ratio": 1.6, "ratio_low": 1.5, "ratio_high": 1.7,
+        "reference": "full", "budget": "full",
+    }  # fmt: skip
+    return Speed(pd.DataFrame([base | row for row in rows]), EMPTY, EMPTY, EMPTY, ())
+
+
+def verdict(tmp_path: Path, speed: Speed, **entry: Any) -> targets.Verdict:
+    base = {"what": "w", "where": {"model": "m", "label": "quest"}, "target": "<= 5", "stretch": "<= 3", "unit": "ms"}
+    path = tmp_path / "targets.yaml"
+    path.write_text(yaml.safe_dump([base | entry]), encoding="utf-8")
+    (found,) = judge(speed, path)
+    return found
+
+
+@pytest.mark.parametrize(("us", "level"), [(2900.0, "stretch"), (4000.0, "met"), (5000.0, "met"), (5001.0, "missed")])
+def test_a_time_is_held_against_its_targets(tmp_path: Path, us: float, level: str) -> None:
+    assert verdict(tmp_path, table({"median_us": us})).level == level
+
+
+def test_a_time_is_shown_with_unit_and_spread(tmp_path: Path) -> None:
+    found = verdict(tmp_path, table({}))
+    assert (found.measured, found.bounds, found.target, found.stretch) == (
+        "4.00 ms",
+        "[3.90, 4.20]",
+        "≤ 5 ms",
+        "≤ 3 ms",
+    )
+
+
+@pytest.mark.parametrize(("ratio", "level"), [(1.7, "stretch"), (1.5, "met"), (1.49, "missed")])
+def test_a_speedup_counts_upwards(tmp_path: Path, ratio: float, level: str) -> None:
+    found = verdict(tmp_path, table({"ratio": ratio}), column="ratio", target=">= 1.5", stretch=">= 1.65", unit="x")
+    assert (found.level, found.bounds) == (level, "[1.50, 1.70]")
+
+
+@pytest.mark.parametrize(("ratio", "shown"), [(2.7954, "2.795×"), (2.8, "2.80×"), (2.7996, "2.7996×"), (2.71, "2.71×")])
+def test_a_value_never_rounds_over_a_limit(tmp_path: Path, ratio: float, shown: str) -> None:
+    speed = table({"ratio": ratio})
+    found = verdict(tmp_path, speed, column="ratio", target=">= 2.4", stretch=">= 2.8", unit="x")
+    assert (found.measured, found.level) == (shown, "stretch" if ratio >= 2.8 else "met")
+
+
+def test_of_many_batches_those_are_drawn_that_reach_the_longest_contexts() -> None:
+    sizes = [(1, 4096), (1, 524288), (4, 4096), (4, 131072), (8, 32768), (16, 4096), (16, 32768)]
+    rows = pd.DataFrame(sizes, columns=["batch", "context"])
+    assert (
+        farthest(rows, 3) == [1, 4, 8] and farthest(rows[rows["batch"] > 1], 1) == [4] and farthest(rows, 9)[-1] == 16
+    )
+    assert farthest(rows[:0], 3) == []
+
+
+def test_growth_is_a_difference_of_two_rows(tmp_path: Path) -> None:
+    speed = table({"context": 4096, "median_us": 4600.0}, {"context": 1024, "median_us": 4000.0})
+    where = {"model": "m", "label": "quest", "context": 4096}
+    found = verdict(tmp_path, speed, where=where, minus={"context": 1024}, target="<= 0.7", stretch="<= 0.5")
+    assert (found.measured, found.level) == ("0.60 ms", "met")
+
+
+@pytest.mark.parametrize("filed_with", ["peer", "ours"])
+def test_a_kernel_is_held_against_its_peer_wherever_the_pair_is_filed(tmp_path: Path, filed_with: str) -> None:
+    mine = {"bench": "kernel", "subject": "op", "label": "longdecode", "reference": None, "ratio": None}
+    theirs = mine | {"label": "flash"}
+    if filed_with == "ours":
+        mine |= {"reference": "flash", "ratio": 1.25, "ratio_low": 1.0, "ratio_high": 2.0}
+    else:
+        theirs |= {"reference": "longdecode", "ratio": 0.8, "ratio_low": 0.5, "ratio_high": 1.0}
+    speed = table(mine, theirs)
+    where = {"model": "m", "subject": "op"}
+    found = verdict(tmp_path, speed, where=where, against="flash", target=">= 1.2", stretch=">= 1.3", unit="x")
+    assert (found.measured, found.bounds, found.level) == ("1.25×", "[1.00, 2.00]", "met")
+
+
+def test_what_was_not_measured_is_said_and_not_judged(tmp_path: Path) -> None:
+    assert verdict(tmp_path, table({"label": "full"})).words == "not measured"
+    assert verdict(tmp_path, table({"status": "oom", "median_us": None})).words == "not measured: oom"
+    found = verdict(tmp_path, table({}, {"batch": 2}))
+    assert (found.level, found.words, found.measured) == ("absent", "not judged: 2 rows fit", "–")
+
+
+def test_no_target_is_only_recorded(tmp_path: Path) -> None:
+    found = verdict(tmp_path, table({}), target=None, stretch=None)
+    assert (found.level, found.measured) == ("recorded", "4.00 ms")
+
+
+def test_models_that_were_not_timed_have_no_targets(tmp_path: Path) -> None:
+    path = tmp_path / "targets.yaml"
+    entry = {"what": "w", "where": {"model": "other"}, "target": "<= 5", "stretch": None, "unit": "ms"}
+    path.write_text(yaml.safe_dump([entry]), encoding="utf-8")
+    assert judge(table({}), path) == []
+
+
+@pytest.mark.parametrize("wrong", [{"target": "< 5"}, {"unit": "s"}, {"colour": "red"}])
+def test_a_malformed_entry_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(TargetError, match=r"targets\.yaml: 'w'"):
+        verdict(tmp_path, table({}), **wrong)
+
+
+def test_the_targets_that_ship_fit_the_made_up_run(run_folder: Path) -> None:
+    from longdecode.reporting.speed.measured import load_speed
+
+    speed = load_speed(run_folder, ["full", "quest"])
+    assert speed is not None
+    found, of_paper = judge(speed), judge(speed, paper="lychee")
+    assert len(found) == 18 and len(of_paper) == 3 and all(v in found for v in of_paper)
+    assert all(v.level == "absent" for v in of_paper)  # nothing of that method was timed there
+    assert all(v.level in ("stretch", "met", "missed", "recorded") for v in found if v not in of_paper), found
