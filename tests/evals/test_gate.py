@@ -55,7 +55,12 @@ def test_every_set_of_parameters_is_checked_once_and_kept(
     assert checks == [("streaming", {}), ("streaming", {"sinks": 5}), ("tidal", {})]
     file = json.loads((tmp_path / "streaming.json").read_text())
     assert [verdict["status"] for verdict in file["verdicts"]] == ["passed", "unsupported"]
-    assert file["device"] == device_name(CPU) and file["versions"]["torch"] and file["revision"] and len(file["code_hash"]) == 64
+    assert (
+        file["device"] == device_name(CPU)
+        and file["versions"]["torch"]
+        and file["revision"]
+        and len(file["code_hash"]) == 64
+    )
     # Another process reads what was written.
     checks.clear()
     again = gate.Gate(config, CPU, tmp_path)
