@@ -50,7 +50,7 @@ class GatedModel:
         causal = causal_mask(start, tokens.shape[1], tokens.device)
         streams = self.sparse.branch == "streaming"
         sets = streaming_mask(start, tokens.shape[1], self.sparse, tokens.device)[None, None, None] if streams else None
-        rope = decoder.rope.span(start, start + tokens.shape[1])
+        rope = decoder.rope.at(torch.arange(start, start + tokens.shape[1], device=tokens.device)[None])
         residual = decoder.weights.embedding[tokens]
         for index, layer in enumerate(decoder.weights.layers):
             past = cache.keys(index)[:, :, :start], cache.values(index)[:, :, :start]

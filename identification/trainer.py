@@ -14,11 +14,11 @@ from torch import Tensor
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.kv_cache import KVCache
+from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.identification.data.batch import SampleSource, TargetBatch, context_lengths
 from longdecode.identification.gated_model import GatedModel
 from longdecode.identification.gates import GATES, HeadGates
 from longdecode.identification.objective import CodeObjective, L1Objective, Loss, Objective, PaperObjective
-from longdecode.identification.spec import IdentificationRun
 from longdecode.identification.token_sets import SparseBranch
 
 GATE_SNAPSHOTS = 20

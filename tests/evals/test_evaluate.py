@@ -269,7 +269,7 @@ def test_an_earlier_output_stands_in_for_a_lost_journal(
 
 
 def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longdecode.evals.tasks.mini_book.LossTask.score", lambda *given: Score(float("nan")))
+    monkeypatch.setattr("longdecode.evals.tasks.mini_book.narrative.LossTask.score", lambda *given: Score(float("nan")))
     statuses = {r.task: r.status for r in run("full", "mini_book")}
     assert statuses == {"mini_book_loss": "failed_gate", "mini_book_write": "ok", "mini_book_pg19": "data_unavailable"}
 

@@ -22,7 +22,7 @@ from longdecode.evals.quality_job import QualityJob
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config, load_run_config
 from longdecode.evals.storage import read_records
-from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, LongBenchProtocol, protocols
+from longdecode.evals.tasks.longbench.suite import ENGLISH_EIGHT, LongBench, LongBenchProtocol, protocols
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 

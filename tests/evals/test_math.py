@@ -16,8 +16,9 @@ from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.scoring.math_checker import MathChecker
 from longdecode.evals.storage import read_records
-from longdecode.evals.tasks import math, math_data
-from longdecode.evals.tasks.math_data import INSTRUCTION, SETS, Problem, load_problems
+from longdecode.evals.tasks.math import problems as math_data
+from longdecode.evals.tasks.math import suite as math
+from longdecode.evals.tasks.math.problems import INSTRUCTION, SETS, Problem, load_problems
 from longdecode.evals.tasks.registry import get_task, suite_tasks
 
 TEMPLATE = (

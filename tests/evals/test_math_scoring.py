@@ -17,8 +17,8 @@ from longdecode.evals.scoring import math_checker
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 from longdecode.evals.scoring.math_checker import CheckerError, MathChecker
 from longdecode.evals.scoring.math_equivalence import Rule
-from longdecode.evals.tasks.math import MathTask
-from longdecode.evals.tasks.math_data import SETS
+from longdecode.evals.tasks.math.problems import SETS
+from longdecode.evals.tasks.math.suite import MathTask
 
 TOWER = "10^{10^{10^{10}}}"
 OFFICIAL = Rule(absolute=(1e-8,))

@@ -108,7 +108,7 @@ def test_blocks(
         for n in range(length + 1, length + STEPS + 1):
             left = max(0, math.ceil(n / 4) - budget // 4)
             want = [w + (full * n + (2 - full) * (n - 4 * left)) / 2 for w, full in zip(want, heads, strict=True)]
-        assert state.reads[:, row].tolist() == want
+        assert state.kv_tokens_per_head[:, row].tolist() == want
 
 
 @pytest.mark.parametrize(("budget", "first", "last"), [(20, 3, 5), (7, 1, 2), (1, 0, 0)])

@@ -101,43 +101,6 @@ def test_lint_finds_nothing(snakemake: Any) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_schema_accepts_the_shipped_configurations_and_knows_every_key(profile: str) -> None:
-    import jsonschema
-
-    schema = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())
-    config = yaml.safe_load((ROOT / "config" / f"{profile}.yaml").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(config, schema)
-
-
-def test_schema_and_run_config_have_the_same_keys() -> None:
-    from dataclasses import fields
-
-    from longdecode.evals.run_config import InstrumentSpec, RunConfig, SuiteSpec
-
-    properties = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())["properties"]
-    # Head identification reads a section of its own (`identification.plan`).
-    assert set(properties) - {"identification"} == {item.name for item in fields(RunConfig)} - {"source"}
-    assert set(properties["instrument"]["properties"]) == {item.name for item in fields(InstrumentSpec)}
-    assert set(properties["suites"]["additionalProperties"]["properties"]) == {item.name for item in fields(SuiteSpec)}
-
-
-def test_schema_is_closed_everywhere() -> None:
-    def objects(node: Any) -> list[dict[str, Any]]:
-        if isinstance(node, list):
-            return [found for entry in node for found in objects(entry)]
-        if not isinstance(node, dict):
-            return []
-        inner = [found for entry in node.values() for found in objects(entry)]
-        return [node, *inner] if "properties" in node and isinstance(node["properties"], dict) else inner
-
-    schema = yaml.safe_load((ROOT / "workflow" / "schemas" / "config.schema.yaml").read_text())
-    found = objects(schema)
-    assert len(found) >= 5
-    assert all(node.get("additionalProperties") is False for node in found)
-
-
 def test_reading_a_configuration_without_parameters_does_not_import_torch() -> None:
     code = (
         "import sys; sys.path.insert(0, 'src'); from pathlib import Path\n"
