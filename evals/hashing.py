@@ -14,24 +14,26 @@ PACKAGE = "longdecode"
 BOOKKEEPING = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        "evals.config_values", "evals.hashing", "evals.journal", "evals.ledger", "evals.migrations", "evals.names",
-        "evals.provenance", "evals.records", "evals.run_config", "evals.storage", "evals.tasks.registry",
-        "evals.throughput.spec", "methods.card", "methods.conformance", "methods.conformance_bench", "methods.registry",
+        "engine.plugins", "evals.config_values", "evals.hashing", "evals.identification_spec", "evals.journal",
+        "evals.ledger", "evals.migrations", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
+        "evals.storage", "evals.tasks.registry", "evals.throughput.spec", "methods.card", "methods.conformance",
+        "methods.conformance_bench", "methods.conformance_rules", "methods.registry", "methods.rule",
     )
 )  # fmt: skip
 """Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
 _CODE_SUFFIXES = (".py", ".yaml", ".json")
 
 
-def quality_code_hash(method: str, task_module: str, root: Path = REPOSITORY) -> str:
-    """Hash the code behind a score: the quality job, the task's module and the method, with all that they import.
+def quality_code_hash(method: str, suite: str, root: Path = REPOSITORY) -> str:
+    """Hash the code behind a score: the quality job, the suite's module and the method, with all that they import.
 
     Args:
         method: name of the method and of its folder.
-        task_module: dotted name of the module that defines the task.
+        suite: name of the suite and of its folder.
         root: folder of the rooms.
     """
-    return code_hash([f"{PACKAGE}.evals.quality_job", task_module], [method], root)
+    suites = [folder / "suite.py" for folder in _folders("evals/tasks", "LONGDECODE_SUITE_PATH", suite, root)]
+    return code_hash([f"{PACKAGE}.evals.quality_job"], [method], root, suites)
 
 
 def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY) -> str:
@@ -45,28 +47,28 @@ def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY)
     return code_hash([f"{PACKAGE}.evals.throughput.{bench}"], methods, root)
 
 
-def code_hash(modules: Iterable[str], methods: Iterable[str], root: Path = REPOSITORY) -> str:
-    """Hash the import closure of some modules and of the folders of some methods.
+def code_hash(
+    modules: Iterable[str], methods: Iterable[str], root: Path = REPOSITORY, files: Iterable[Path] = ()
+) -> str:
+    """Hash the import closure of some modules, of some files and of the folders of some methods.
 
     A method's folder, in the room or in a folder that ``LONGDECODE_METHOD_PATH`` names, counts whole: code and card.
 
     Raises:
         FileNotFoundError: a module does not exist.
     """
-    roots = set()
+    roots = set(files)
     for module in modules:
         if not (found := _module_files(module, root)):
             raise FileNotFoundError(f"no module {module} under {root}")
         roots |= found
-    outside = []
-    entries = filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep))
-    for folder in (room / method for room in (root / "methods", *map(Path, entries)) for method in set(methods)):
-        files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
-        roots |= files
-        if files and not folder.is_relative_to(root):
-            outside.append(hash_files(files, folder.parent))
-    inside = (path for path in import_closure(roots, root) if path.is_relative_to(root))
-    return hash_texts([hash_files(inside, root), *sorted(outside)])
+    for method in set(methods):
+        for folder in _folders("methods", "LONGDECODE_METHOD_PATH", method, root):
+            roots |= {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
+    closure = import_closure(roots, root)
+    inside = {path for path in closure if path.is_relative_to(root)}
+    outside = sorted(hash_files([path], path.parent.parent) for path in closure - inside)
+    return hash_texts([hash_files(inside, root), *outside])
 
 
 def import_closure(files: Iterable[Path], root: Path = REPOSITORY) -> frozenset[Path]:
@@ -108,6 +110,12 @@ def hash_texts(texts: Iterable[str]) -> str:
         raw = text.encode()
         digest.update(f"{len(raw)}\0".encode() + raw)
     return digest.hexdigest()
+
+
+def _folders(room: str, variable: str, name: str, root: Path) -> list[Path]:
+    """Return the folder of a plugin, in its room or in a folder that an environment variable names."""
+    entries = filter(None, os.environ.get(variable, "").split(os.pathsep))
+    return [folder for base in (root / room, *map(Path, entries)) if (folder := base / name).is_dir()]
 
 
 def _module_files(module: str, root: Path) -> set[Path]:

@@ -10,7 +10,6 @@ import pytest
 
 from longdecode.evals.hashing import (
     BOOKKEEPING,
-    PACKAGE,
     REPOSITORY,
     import_closure,
     quality_code_hash,
@@ -21,11 +20,12 @@ FILES = {
     "evals/quality_job.py": "from longdecode.engine.decoder import Decoder\nfrom longdecode.evals import records\n",
     "evals/records.py": "from longdecode.evals import runner\n",
     "evals/runner.py": "",
-    "evals/tasks/recall.py": "from longdecode.evals.generators import lookup\nTABLE = 'table.yaml'\n",
-    "evals/tasks/recall.yaml": "a: 1\n",
-    "evals/tasks/table.yaml": "a: 1\n",
-    "evals/tasks/math.yaml": "a: 1\n",
-    "evals/tasks/math.py": "RUN = ['-m', 'longdecode.evals.worker']\n",
+    "evals/tasks/recall/suite.py": "from longdecode.evals.generators import lookup\nTABLE = 'table.yaml'\n",
+    "evals/tasks/recall/suite.yaml": "a: 1\n",
+    "evals/tasks/recall/description.yaml": "a: 1\n",
+    "evals/tasks/recall/table.yaml": "a: 1\n",
+    "evals/tasks/math/suite.yaml": "a: 1\n",
+    "evals/tasks/math/suite.py": "RUN = ['-m', 'longdecode.evals.worker']\n",
     "evals/worker.py": "",
     "evals/generators/lookup.py": "if TYPE_CHECKING:\n    import longdecode.evals.typed\n",
     "evals/typed.py": "",
@@ -56,8 +56,9 @@ def rooms(tmp_path: Path) -> Path:
 
 
 QUALITY = {
-    "evals/quality_job.py", "evals/tasks/recall.py", "evals/tasks/recall.yaml", "evals/tasks/table.yaml",
-    "evals/generators/lookup.py", "engine/decoder.py", "kernels/__init__.py", "kernels/rope/__init__.py",
+    "evals/quality_job.py", "evals/tasks/recall/suite.py", "evals/tasks/recall/suite.yaml",
+    "evals/tasks/recall/table.yaml", "evals/generators/lookup.py",
+    "engine/decoder.py", "kernels/__init__.py", "kernels/rope/__init__.py",
     "kernels/rope/gpu.py", "kernels/split.py", "methods/quest/method.py", "methods/quest/card.yaml",
     "methods/budgeted.py",
 }  # fmt: skip
@@ -66,10 +67,10 @@ QUALITY = {
 @pytest.mark.parametrize("edited", FILES)
 def test_a_score_depends_on_what_its_job_task_and_method_import(rooms: Path, edited: str) -> None:
     """A lazy import of a kernel counts; another suite, page or method, bookkeeping and imports for types do not."""
-    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", rooms)
+    before = quality_code_hash("quest", "recall", rooms)
     with (rooms / edited).open("a") as handle:
         handle.write("# edited\n")
-    assert (quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", rooms) != before) == (edited in QUALITY)
+    assert (quality_code_hash("quest", "recall", rooms) != before) == (edited in QUALITY)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a_score_depends_on_what_its_job_task_and_method_import(rooms: Path, edi
     [
         ("kernels/split.py", True, True), ("engine/decoder.py", True, False), ("methods/quest/card.yaml", True, False),
         ("kernels/topk.py", False, False), ("methods/tidal/method.py", False, False),
-        ("evals/tasks/math.py", False, False),
+        ("evals/tasks/math/suite.py", False, False),
         ("evals/quality_job.py", False, False),
     ],
 )  # fmt: skip
@@ -94,33 +95,39 @@ def test_a_time_depends_on_what_its_bench_and_methods_import(
 
 
 def test_a_module_that_is_named_in_a_text_counts(rooms: Path) -> None:
-    closure = import_closure([rooms / "evals/tasks/math.py"], rooms)
+    closure = import_closure([rooms / "evals/tasks/math/suite.py"], rooms)
     assert {path.relative_to(rooms).as_posix() for path in closure} == {
-        "evals/tasks/math.py", "evals/tasks/math.yaml", "evals/worker.py",
+        "evals/tasks/math/suite.py", "evals/tasks/math/suite.yaml", "evals/worker.py",
     }  # fmt: skip
 
 
-def test_a_method_of_another_folder_counts(rooms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_and_a_suite_of_another_folder_count(
+    rooms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = tmp_path / "mine" / "quick"
     own.mkdir(parents=True)
     (own / "method.py").write_text("from longdecode.kernels.topk import topk\n")
+    asked = tmp_path / "mine" / "riddles"
+    asked.mkdir()
+    (asked / "suite.py").write_text("from longdecode.kernels.split import split\n")
     monkeypatch.setenv("LONGDECODE_METHOD_PATH", str(own.parent))
-    seen = {quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall", rooms)}
-    for edited in (own / "method.py", rooms / "kernels/topk.py"):
+    monkeypatch.setenv("LONGDECODE_SUITE_PATH", str(own.parent))
+    seen = {quality_code_hash("quick", "riddles", rooms)}
+    for edited in (own / "method.py", rooms / "kernels/topk.py", asked / "suite.py"):
         with edited.open("a") as handle:
             handle.write("# edited\n")
-        seen.add(quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall", rooms))
-    assert len(seen) == 3
+        seen.add(quality_code_hash("quick", "riddles", rooms))
+    assert len(seen) == 4
 
 
 def test_a_copy_has_the_same_hash_and_a_missing_module_none(rooms: Path, tmp_path: Path) -> None:
-    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", rooms)
+    before = quality_code_hash("quest", "recall", rooms)
     for path in rooms.rglob("*.py"):
         os.utime(path, (1, 1))
     shutil.copytree(rooms, tmp_path / "elsewhere")
-    assert quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", tmp_path / "elsewhere") == before
+    assert quality_code_hash("quest", "recall", tmp_path / "elsewhere") == before
     with pytest.raises(FileNotFoundError, match="no module"):
-        quality_code_hash("quest", f"{PACKAGE}.evals.tasks.gone", rooms)
+        speed_code_hash("gone", [], rooms)
 
 
 def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> None:
@@ -128,15 +135,15 @@ def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> Non
         files = [path for root in roots for path in [REPOSITORY / root]]
         return {path.relative_to(REPOSITORY).as_posix() for path in import_closure(files)}
 
-    quality = closure("evals/quality_job.py", "evals/tasks/mini_recall.py", "methods/quest/method.py")
+    quality = closure("evals/quality_job.py", "evals/tasks/mini_recall/suite.py", "methods/quest/method.py")
     assert {
         "engine/decoder.py", "kernels/page_score/gpu.py", "kernels/linear/gpu.py", "evals/generators/lookup.py",
         "evals/tokenizing.py",
     } <= quality  # fmt: skip
     others = ("reporting/", "evals/throughput/", "evals/scoring/", "methods/lychee/", "evals/tasks/ruler")
     assert not [path for path in quality if path.startswith(others)]
-    assert "evals/scoring/math_worker.py" in closure("evals/tasks/math.py")
-    assert "evals/tasks/longbench.yaml" in closure("evals/tasks/longbench.py")
+    assert "evals/scoring/math_worker.py" in closure("evals/tasks/math/suite.py")
+    assert "evals/tasks/longbench/protocol.yaml" in closure("evals/tasks/longbench/suite.py")
     speed = closure("evals/throughput/decode.py")
     assert {"evals/throughput/timing.py", "evals/throughput/hf_full.py", "kernels/linear/gpu.py"} <= speed
     assert "evals/throughput/summary.py" not in speed
