@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
@@ -142,6 +142,38 @@ def paired_difference(
     return Difference(whole.value, whole.low, whole.high, _shifted_p_value(draws, whole.value, totals))
 
 
+def mcnemar_exact(wins: int, losses: int) -> float:
+    """Return the exact two-sided p-value of McNemar's test; pairs that agree do not count.
+
+    Source: McNemar 1947; the binomial form is the exact sign test.
+    """
+    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+
+
+def sign_flip(gaps: Floats, draws: int, rng: np.random.Generator) -> float:
+    """Return the two-sided p-value of a paired sign-flip permutation test of a zero mean.
+
+    Every pattern of signs is tried where ``draws`` allows it, else as many random ones.
+
+    Args:
+        gaps: ``[n]``, paired differences, one an independent problem.
+        draws: the most patterns to try.
+        rng: draws the random ones.
+
+    Source: Fisher 1935, section 21; Phipson and Smyth 2010 (one is added to both counts of random draws).
+    """
+    found = gaps[gaps != 0]
+    if not len(found):
+        return 1.0
+    exact = 2 ** len(found) <= draws
+    if exact:
+        signs = 1 - 2 * ((np.arange(2 ** len(found))[:, None] >> np.arange(len(found))) & 1)
+    else:
+        signs = rng.choice(np.array([-1, 1], dtype=np.int8), size=(draws, len(found)))
+    extreme = int(np.count_nonzero(np.abs(signs @ found) >= abs(found.sum()) * (1 - 1e-12)))
+    return extreme / len(signs) if exact else (1 + extreme) / (1 + draws)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values that bound the chance of any false finding in the family.
 
@@ -153,6 +185,22 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(stepped, 1.0)
     return [float(value) for value in adjusted]
+
+
+def samples_for_margin(margin: float, tasks: int, confidence: float = 0.95) -> int:
+    """Return the samples a task with which a method that loses no answer is shown to lie within a margin of Full.
+
+    Both sides perfect, a task's half-width is ``z^2 / (n + z^2)``; over tasks it shrinks by their square root.
+
+    Args:
+        margin: the margin, as a share.
+        tasks: tasks of one answer a sample in the suite's mean.
+        confidence: of the interval.
+
+    Source: Newcombe 1998, method 10, at 1 and 1; Zou and Donner 2008 over tasks.
+    """
+    z2 = float(norm.ppf(0.5 + confidence / 2)) ** 2
+    return int(np.ceil(z2 * (1 / (margin * np.sqrt(tasks)) - 1)))
 
 
 def _task_difference(

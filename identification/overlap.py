@@ -75,7 +75,7 @@ class OverlapProbe(AttentionMethod):
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Compare, and read everything."""
         record: _Record = state.method_state
-        sets = self._top_sets(q, state.cache.keys(layer), state.kv_lengths)
+        sets = self._top_sets(q, state.dense.keys(layer), state.kv_lengths)
         if layer:
             for row, (upper, lower, size) in enumerate(zip(sets, record.below, self.sizes, strict=True)):
                 shared = (upper & lower).sum(dim=-1).double() / size

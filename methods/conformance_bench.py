@@ -85,23 +85,25 @@ class Inputs:
     fed: Tensor
     """``[B, T]`` int64."""
 
-    def requests(self, rows: Sequence[int] = (0, 1, 2), new_tokens: int = 0) -> list[Request]:
+    def requests(self, rows: Sequence[int] | None = None, new_tokens: int = 0) -> list[Request]:
         """Return the given rows as requests: their fed tokens are forced, ``new_tokens`` follow."""
         fed = self.fed.tolist()
+        rows = range(len(fed)) if rows is None else rows
         return [Request(tuple(self.prompts[row].tolist()), new_tokens, tuple(fed[row])) for row in rows]
 
     @torch.no_grad()
     def trace(
-        self, method: AttentionMethod, rows: Sequence[int] = (0, 1, 2), poison: bool = False, shared: bool = False
+        self, method: AttentionMethod, rows: Sequence[int] | None = None, poison: bool = False, shared: bool = False
     ) -> Trace:
         """Prefill and decode the given rows of the batch; the one place that knows how the engine is driven.
 
         Args:
             method: runs with the state of one generation; keeps none.
-            rows: rows of the batch, in this order.
+            rows: rows of the batch, in this order; all if left out.
             poison: fill every buffer with NaN beforehand.
             shared: cut down a dense prompt that other methods share, instead of a prefill of the method's own.
         """
+        rows = range(len(self.prompts)) if rows is None else rows
         with _uninitialised_memory_is_nan(poison), _observed(method) as heads:
             generator = Generator(self.decoder, prefill_tokens=64 * len(rows))
             requests = self.requests(rows)
@@ -283,10 +285,15 @@ def make_inputs(device: torch.device, dtype: torch.dtype, seed: int, budget: int
         # The last slot of a page that is filled while decoding always holds one.
         return torch.where((place % SPIKE_EVERY == SPIKE_EVERY - 1) & (lonely | (start > 0)), spike, drawn)
 
-    lengths = (4 * budget - 3, 2 * budget + 1, budget - 3)
+    lengths = prompt_lengths(budget)
     prompts = [ids(length, 0) for length in lengths]
     fed = torch.stack([ids(steps, length) for length in lengths])
     return Inputs(decoder, prompts, fed.to(device))
+
+
+def prompt_lengths(budget: int) -> tuple[int, ...]:
+    """Return the lengths of the prompts."""
+    return 4 * budget - 3, 2 * budget + 1, budget - 3
 
 
 def run_step_without_values(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Building the report: static pages, figures and their data, from what a run left behind."""
+"""Build the report: static pages, figures and their data, from what a run left behind."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
 from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
-from longdecode.reporting import checkpoint, curves, quality, tables, traffic, verdicts, wording
+from longdecode.reporting import checkpoint, curves, quality, setups, tables, traffic, verdicts, wording
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
-from longdecode.reporting.papers.building import PaperPage, papers_of
+from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
+from longdecode.reporting.staleness import measured_before
 
 _HERE = Path(__file__).parent
+MOST_DRAWN = 9
+"""Lines that a panel shows at most; with more methods, overviews draw the featured ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,9 @@ class _Build:
         suites = {name: describe(name) for name in suite_names()}
         self.suite_words = {name: words["summary"] for name, words in suites.items() if "summary" in words}
         self.task_words = {task: text for words in suites.values() for task, text in words.get("tasks", {}).items()}
+        self.words: Mapping[str, Any] = yaml.safe_load((_HERE / "families.yaml").read_text("utf-8"))
+        self.featured = _featured(self.listed, self.kinds, self.words["featured"])
+        self.families = _families(self.listed, self.kinds, self.words["families"])
         self.environment = _environment()
         pages = {label: self.kinds[label] for label in self.labels}
         self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, pages)
@@ -116,14 +123,15 @@ class _Build:
 
     def _index(self) -> None:
         results = self.main
+        drawn = results.without(set(results.labels) - self.featured)
         boards = [
-            (model, verdicts.board(results, model), quality.overview(results, self.figures, model, self._about(model)))
+            (model, verdicts.board(results, model), quality.overview(drawn, self.figures, model, self._about(model)))
             for model in results.models
         ]
         swept = [label for label in results.labels if results.kind(label) != REFERENCE_METHOD]
         counts = results.summary.loc[(results.summary["status"] == "ok") & (results.summary["task"] != ALL_TASKS), "n"]
         few, many = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
-        units = {topic.unit for _, board, _ in boards for topic, _ in board.topics}
+        units = {grid.topic.unit for _, grids, _ in boards for grid in grids}
         self._page(
             "index.html",
             "index.html",
@@ -142,8 +150,10 @@ class _Build:
             margin=wording.listing(sorted({verdicts.margin(unit) for unit in units}, key=len)),
             has_losses=bool(results.losses),
             words={**self.suite_words, **self.task_words},
+            matched=setups.matched(self.results),
+            setups=setups.timed_setups(results),
             headlines=speed_page.headlines(results.speed, self._timed_name) if results.speed is not None else [],
-            speed=speed_page.facts(results.speed, self._timed_name) if results.speed is not None else None,
+            speed=speed_page.facts(self.results.speed, self._timed_name) if self.results.speed is not None else None,
         )
 
     def _suite(self, suite: str) -> None:
@@ -192,6 +202,7 @@ class _Build:
                 model,
                 None if ablation else quality.one_method(results, self.figures, model, label, self._about(model)),
                 tables.method_table(results, model, label),
+                [verdicts.grid(results, topic, [label]) for topic in results.topics(model)],
             )
             for model in (results.models if scored else [])
         ]
@@ -278,9 +289,9 @@ class _Build:
     def _figure_index(self) -> None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["name", "title", "svg", "svg_narrow", "data", "caption"])
+        writer.writerow(["name", "title", "svg", "data", "caption"])
         for f in self.figures.written:
-            writer.writerow([f.name, f.title, f.wide, f.narrow, f.data, f.caption])
+            writer.writerow([f.name, f.title, f.wide, f.data, f.caption])
         (self.folder / "figures" / "index.csv").write_text(text.getvalue(), encoding="utf-8")
 
     def _common(self) -> dict[str, Any]:
@@ -292,10 +303,13 @@ class _Build:
             "profile": results.profile,
             "suites": results.suites,
             "labels": self.listed,
+            "families": self.families,
+            "featured": self.featured,
             "papers": self.papers,
             "with_page": set(self.labels),
             "has_quality": results.has_quality,
             "has_speed": results.speed is not None,
+            "stale": measured_before(results.records, results.speed_records),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list({**self.models, **self.timed}.values()),
             "data_line": _data_line({record.data_source for record in results.records if record.status == "ok"}),
@@ -350,6 +364,26 @@ def _kinds(results: Results) -> dict[str, str]:
     scored = {label: results.kind(label) for label in results.labels}
     timed = {} if results.speed is None else {label: results.speed.kind(label) for label in results.speed.labels}
     return {**scored, **{label: kind for label, kind in timed.items() if label not in scored}}
+
+
+def _featured(labels: Sequence[str], kinds: Mapping[str, str], wanted: Sequence[str]) -> frozenset[str]:
+    """The labels that overview figures and lists show: all where few ran, else the named methods' own labels."""
+    if len(labels) <= MOST_DRAWN:
+        return frozenset(labels)
+    return frozenset(label for label in labels if label == kinds[label] and label in wanted)
+
+
+def _families(
+    labels: Sequence[str], kinds: Mapping[str, str], titles: Mapping[str, str]
+) -> list[tuple[str, list[str]]]:
+    """The labels by the family that their method's card names, families in the order of ``titles``."""
+    found: dict[str, list[str]] = {name: [] for name in titles}
+    for label in labels:
+        family = getattr(load_card(kinds[label]), "family", None) if kinds[label] in method_names() else None
+        found.setdefault(family or "", []).append(label)
+    return [
+        (titles.get(name, name.replace("_", " ").capitalize() or "Other"), mine) for name, mine in found.items() if mine
+    ]
 
 
 def _timed_models(speed: Speed | None, known: Mapping[str, Any]) -> dict[str, checkpoint.ModelWords]:

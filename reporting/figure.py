@@ -1,4 +1,4 @@
-"""Writing a figure: two widths of SVG with title, description and dark colours, and its data as CSV."""
+"""Write a figure: one SVG that holds a layout for desks and one for phones, and its data as CSV."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ matplotlib.use("svg")
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -25,6 +26,9 @@ from longdecode.reporting.drawing import unit_note
 from longdecode.reporting.identity import DARK, FAINT, GRID, INK, MUTED, PAPER, Look
 
 _FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
+NARROW_VIEW = "narrow"
+_WIDE, _PHONE, _BETWEEN = 7.8, 4.1, 0.3
+_LEFT, _RIGHT, _BOTTOM, _GAP = 0.5, 0.12, 0.44, 0.42
 _SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "longdecode",
@@ -67,7 +71,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A written figure, as pages show it; ``caption`` and ``alt`` are plain text."""
+    """A written figure, as pages show it; ``caption`` and ``alt`` are plain text, sizes are in CSS pixels."""
 
     name: str
     title: str
@@ -83,28 +87,13 @@ class Figure:
 
     @property
     def narrow(self) -> str:
-        """Path of the SVG for phones."""
-        return f"figures/{self.name}.narrow.svg"
+        """Path of the SVG's view for phones: the same panels, arranged in fewer columns."""
+        return f"{self.wide}#{NARROW_VIEW}"
 
     @property
     def data(self) -> str:
         """Path of the CSV with every number that is drawn."""
         return f"figures/{self.name}.csv"
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The shape of one drawing: small panels in rows.
-
-    Args:
-        width_in: width of the whole in inches.
-        columns: panels in a row.
-        panel_in: height of one panel's axes in inches.
-    """
-
-    width_in: float
-    columns: int
-    panel_in: float
 
 
 Panel = Callable[[Axes], None]
@@ -127,7 +116,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Labels of the axes, for each width the most panels in a row, their height where it is not the usual.
+    """Labels of the axes, the most panels in a row on desks and on phones, their height where it is not the usual.
 
     ``title_lines``: lines of the longest title of a panel.
     """
@@ -159,24 +148,18 @@ class FigureWriter:
         layout: Layout,
         legend: Sequence[Look] | None = None,
     ) -> Figure:
-        """Draw the panels in both widths and write the data beside them.
+        """Draw the panels and write the data beside them.
 
         The legend names the methods in the data's column ``method``, unless the looks to name are given.
         """
         count = "one panel" if len(panels) == 1 else f"{len(panels)} panels"
         texts = {key: text.format(panels=count, **words.fields) for key, text in self._captions[words.kind].items()}
         looks = legend if legend is not None else self._named(set(data["method"]))
-        narrow_in = 1.7 if layout.narrow == 1 else 1.25
-        sizes = []
-        for suffix, form in (
-            ("", Form(min(7.8, 4.2 * len(panels)), _even(len(panels), layout.wide), layout.panel_in or 1.75)),
-            (".narrow", Form(3.7, _even(len(panels), layout.narrow), layout.panel_in or narrow_in)),
-        ):
-            path = self.folder / f"{name}{suffix}.svg"
-            sizes.append(_draw(path, texts["title"], texts["alt"], panels, form, looks, layout))
+        path = self.folder / f"{name}.svg"
+        sizes = _draw(path, texts["title"], texts["alt"], panels, looks, layout)
         data.to_csv(self.folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
         caption = f"{texts['caption']} {words.about}"
-        figure = Figure(name, texts["title"], caption, texts["alt"], sizes[0], sizes[1])
+        figure = Figure(name, texts["title"], caption, texts["alt"], *sizes)
         self.written.append(figure)
         return figure
 
@@ -184,49 +167,121 @@ class FigureWriter:
         return [look for label, look in self.looks.items() if label in labels]
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Panels in rows, in inches: the legend on top, the label of the horizontal axes below.
+
+    Args:
+        panels: how many.
+        columns: panels in a row.
+        panel: width and height of one panel's axes.
+        title: height above each panel.
+        legend_rows: rows of the legend.
+    """
+
+    panels: int
+    columns: int
+    panel: tuple[float, float]
+    title: float
+    legend_rows: int
+
+    @property
+    def width(self) -> float:
+        """Width of the whole."""
+        return self.columns * (_LEFT + self.panel[0]) + _RIGHT
+
+    @property
+    def top(self) -> float:
+        """Height of the legend."""
+        return 0.1 + 0.19 * self.legend_rows
+
+    @property
+    def height(self) -> float:
+        """Height of the whole."""
+        rows = math.ceil(self.panels / self.columns)
+        return self.top + rows * (self.title + self.panel[1]) + (rows - 1) * _GAP + _BOTTOM
+
+    def corner(self, place: int) -> tuple[float, float]:
+        """Left edge of a panel's axes, and the distance of its lower edge from the top of the whole."""
+        row, column = divmod(place, self.columns)
+        return _LEFT + column * (self.panel[0] + _LEFT), self.top + (row + 1) * (
+            self.title + self.panel[1]
+        ) + row * _GAP
+
+
 def _draw(
-    path: Path,
-    title: str,
-    alt: str,
-    panels: Sequence[Panel],
-    form: Form,
-    looks: Sequence[Look],
-    layout: Layout,
-) -> tuple[int, int]:
-    """Draw one SVG; returns its size in CSS pixels. Margins are in inches, so that text keeps its size."""
-    rows = math.ceil(len(panels) / form.columns)
-    left, right, bottom, gap_in = 0.5, 0.12, 0.44, 0.42
+    path: Path, title: str, alt: str, panels: Sequence[Panel], looks: Sequence[Look], layout: Layout
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Draw one SVG and return the sizes of its two views in CSS pixels.
+
+    The view for desks is the drawing itself. The one for phones lies to its right, outside the picture, with a legend
+    of its own; it shows the same panels by reference, so that nothing is stored twice.
+    """
+    count, height = len(panels), layout.panel_in or 1.75
+    columns = math.ceil(count / math.ceil(count / layout.wide))
+    width = (min(_WIDE, 4.2 * count) - _RIGHT) / columns - _LEFT
+    fitting = max(1, int((_PHONE - _RIGHT) / (_LEFT + width)))
     title_in = 0.3 + 0.14 * (layout.title_lines - 1)
-    legend_columns, legend_rows = _legend_shape(looks, form.width_in)
-    top = 0.1 + 0.19 * legend_rows
-    height = top + rows * (title_in + form.panel_in) + (rows - 1) * gap_in + bottom
-    panel_width = (form.width_in - left * form.columns - right) / form.columns
+    views = []
+    for most in (columns, min(fitting, layout.narrow)):
+        outer = most * (_LEFT + width) + _RIGHT
+        views.append(Grid(count, most, (width, height), title_in, _legend_shape(looks, outer)[1]))
+    wide, narrow = views
+    size = (wide.width + _BETWEEN + narrow.width, max(wide.height, narrow.height))
     with matplotlib.rc_context(_SETTINGS):
-        canvas = Canvas(figsize=(form.width_in, height))
+        canvas = Canvas(figsize=size)
+        moves = []
         for place, panel in enumerate(panels):
-            row, column = divmod(place, form.columns)
-            x = left + column * (panel_width + left)
-            y = height - top - (row + 1) * (title_in + form.panel_in) - row * gap_in
-            axes = canvas.add_axes((x / form.width_in, y / height, panel_width / form.width_in, form.panel_in / height))
+            (x, down), (x_narrow, down_narrow) = wide.corner(place), narrow.corner(place)
+            moves.append((72 * (wide.width + _BETWEEN + x_narrow - x), 72 * (down_narrow - down)))
+            box = (x / size[0], 1 - down / size[1], width / size[0], height / size[1])
+            axes = canvas.add_axes(box, gid=f"panel{place}")
             panel(axes)
-            if column == 0 and layout.y_label:
+            if place % columns == 0 and layout.y_label:
                 unit_note(axes, layout.y_label)
             axes.set_title(axes.get_title(loc="left"), loc="left", pad=16)
-        middle = (left + form.width_in - right) / 2 / form.width_in
-        canvas.text(middle, 0.05 / height, layout.x_label, ha="center", va="bottom", color=MUTED, size=8)
-        handles = [_handle(look) for look in looks]
-        canvas.legend(
-            handles=_row_by_row(handles, legend_columns), loc="upper left", ncols=legend_columns,
-            bbox_to_anchor=(0.0, 1.0), borderaxespad=0.1, handlelength=2.2, columnspacing=1.4, labelspacing=0.35,
-        )  # fmt: skip
+        for grid, left in ((wide, 0.0), (narrow, wide.width + _BETWEEN)):
+            _surround(canvas, grid, left, looks, layout.x_label)
         canvas.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-    path.write_text(_finish(path.read_text(encoding="utf-8"), title, alt), encoding="utf-8")
-    return round(form.width_in * 96), round(height * 96)
+    svg = _finish(path.read_text(encoding="utf-8"), title, alt)
+    path.write_text(_with_views(svg, wide, narrow, moves), encoding="utf-8")
+    return _pixels(wide), _pixels(narrow)
 
 
-def _even(panels: int, most: int) -> int:
-    """Columns of at most ``most`` that leave no row much emptier than the others."""
-    return math.ceil(panels / math.ceil(panels / most))
+def _surround(canvas: Canvas, grid: Grid, left: float, looks: Sequence[Look], x_label: str) -> None:
+    """Write legend and axis label of one view, whose left edge is given in inches."""
+    width, height = canvas.get_size_inches()
+    middle = left + (_LEFT + grid.width - _RIGHT) / 2
+    canvas.text(
+        middle / width, 1 - (grid.height - 0.05) / height, x_label, ha="center", va="bottom", color=MUTED, size=8
+    )
+    columns, _ = _legend_shape(looks, grid.width)
+    handles = _row_by_row([_handle(look) for look in looks], columns)
+    legend = Legend(
+        canvas, handles, [str(handle.get_label()) for handle in handles], loc="upper left", ncols=columns,
+        bbox_to_anchor=(left / width, 1.0), bbox_transform=canvas.transSubfigure, borderaxespad=0.1, handlelength=2.2,
+        columnspacing=1.4, labelspacing=0.35,
+    )  # fmt: skip
+    canvas.add_artist(legend)
+
+
+def _with_views(svg: str, wide: Grid, narrow: Grid, moves: Sequence[tuple[float, float]]) -> str:
+    """Crop the picture to the view for desks and add the one for phones, which shows the panels moved."""
+    left = 72 * (wide.width + _BETWEEN)
+    box = f"{left:.2f} 0 {72 * narrow.width:.2f} {72 * narrow.height:.2f}"
+    used = "".join(f'<use href="#panel{place}" x="{x:.2f}" y="{y:.2f}"/>' for place, (x, y) in enumerate(moves))
+    svg = re.sub(
+        r'width="[\d.]+pt" height="[\d.]+pt" viewBox="[^"]*"',
+        f'width="{72 * wide.width:.2f}pt" height="{72 * wide.height:.2f}pt" '
+        f'viewBox="0 0 {72 * wide.width:.2f} {72 * wide.height:.2f}"',
+        svg,
+        count=1,
+    )
+    return svg.replace("</svg>", f'<view id="{NARROW_VIEW}" viewBox="{box}"/>{used}</svg>')
+
+
+def _pixels(grid: Grid) -> tuple[int, int]:
+    return round(grid.width * 96), round(grid.height * 96)
 
 
 def _legend_shape(looks: Sequence[Look], width_in: float) -> tuple[int, int]:
@@ -237,7 +292,7 @@ def _legend_shape(looks: Sequence[Look], width_in: float) -> tuple[int, int]:
 
 
 def _row_by_row(handles: Sequence[Artist], columns: int) -> list[Artist]:
-    """Reordered so that a legend, which is filled column by column, reads row by row."""
+    """Reorder what a legend shows, which is filled column by column, so that it reads row by row."""
     return [handle for column in range(columns) for handle in handles[column::columns]]
 
 
@@ -260,6 +315,8 @@ def _finish(svg: str, title: str, alt: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<\?xml.*?\?>\s*<!DOCTYPE.*?>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r" font-family: [^;\"]*;", "", svg)
+    svg = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), svg)
+    svg = re.sub(r"\s*\n\s*", "\n", re.sub(r"<!--.*?-->", "", svg))
     head = (
         f'<title id="title">{escape(title)}</title>\n<desc id="desc">{escape(alt)}</desc>\n'
         f"<style>text{{font-family:{_FONTS}}}{_dark_style()}</style>\n"

@@ -21,8 +21,8 @@ _BUDGET = "budget (% of the context)"
 
 
 def overview(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """The headline: each suite at its longest context, quality against budget."""
-    topics = [(topic, results.longest_context(topic)) for topic in results.topics(model)]
+    """Draw quality against budget, each suite at the context where methods lose most."""
+    topics = [(topic, results.hardest_context(topic)) for topic in results.topics(model)]
     ran = [(topic, context) for topic, context in topics if context is not None]
     if not ran:
         return None
@@ -70,8 +70,8 @@ def by_task(results: Results, writer: FigureWriter, model: str, suite: str, abou
 
 
 def one_method(results: Results, writer: FigureWriter, model: str, label: str, about: str) -> Figure | None:
-    """One method in colour before the others in grey, each suite at its longest context."""
-    topics = [(topic, results.longest_context(topic)) for topic in results.topics(model)]
+    """Draw one method in colour before the others in grey, each suite at the context where methods lose most."""
+    topics = [(topic, results.hardest_context(topic)) for topic in results.topics(model)]
     ran = [(topic, context) for topic, context in topics if context is not None]
     if not ran:
         return None
@@ -89,7 +89,7 @@ def one_method(results: Results, writer: FigureWriter, model: str, label: str, a
 
 def against_bytes(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
     """Quality against bytes read per token, as a share of Full's: what is bought for what."""
-    topics = [(topic, results.longest_context(topic)) for topic in results.topics(model)]
+    topics = [(topic, results.hardest_context(topic)) for topic in results.topics(model)]
     ran = [(topic, context) for topic, context in topics if context is not None]
     if not ran:
         return None

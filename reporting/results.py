@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import yaml
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.storage import read_folder, read_records
-from longdecode.evals.summary import COLUMNS
+from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
+from longdecode.reporting.flips import Flips, Place, count_flips
 from longdecode.reporting.speed.measured import Speed, load_speed
 
-REFERENCE_METHOD = "full"
-ALL_TASKS = "all"
+__all__ = ["ALL_TASKS", "REFERENCE_METHOD", "ReportError", "Results", "Topic", "load_results"]
 _TEXT = ("suite", "task", "metric", "model", "method", "params", "budget", "unit", "status", "device", "revision")
 
 
@@ -46,11 +46,11 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything the pages draw on.
+    """Hold everything the pages draw on.
 
     ``summary`` holds the rows of summary.csv with two more columns: ``kind`` (the registered method behind a label) and
     ``share`` (the budget as a fraction of the context; 1 for methods that read everything). ``losses`` names the tasks
-    of which lower is better.
+    of which lower is better; ``flips`` counts the answers that a cell wins and loses against Full.
     """
 
     profile: str
@@ -64,6 +64,7 @@ class Results:
     instrument: Mapping[str, Any] | None
     speed: Speed | None = None
     speed_records: Sequence[SpeedRecord] = ()
+    flips: Mapping[Place, Flips] = field(default_factory=dict)
 
     @property
     def has_quality(self) -> bool:
@@ -172,13 +173,14 @@ class Results:
         rows = self.rows_of(topic)
         return sorted(set(rows.loc[rows["status"] == "ok", "context"]))
 
-    def longest_context(self, topic: Topic) -> int | None:
-        """The longest context at which Full ran, or anything did where Full is absent."""
+    def hardest_context(self, topic: Topic) -> int | None:
+        """Return the context at which methods lose most to Full on average; the longest one where Full is absent."""
         rows = self.rows_of(topic)
         ran = rows[rows["status"] == "ok"]
-        full = ran[ran["kind"] == REFERENCE_METHOD]
-        chosen = full if len(full) else ran
-        return int(chosen["context"].max()) if len(chosen) else None
+        gaps = ran[ran["diff_to_full"].notna()].groupby("context")["diff_to_full"].mean()
+        if len(gaps):
+            return int(str(gaps.idxmin() if topic.higher_is_better else gaps.idxmax()))
+        return int(ran["context"].max()) if len(ran) else None
 
 
 def load_results(config_path: Path, results_dir: Path) -> Results:
@@ -218,6 +220,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         losses=frozenset(record.task for record in records if not record.higher_is_better),
         instrument=json.loads(instrument.read_text(encoding="utf-8")) if instrument.exists() else None,
         speed=speed,
+        flips=count_flips(records),
         speed_records=read_folder(results_dir / "speed", SpeedRecord),
     )
 

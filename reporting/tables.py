@@ -10,6 +10,7 @@ import pandas as pd
 
 from longdecode.evals.records import Record
 from longdecode.reporting import wording
+from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic
 from longdecode.reporting.traffic import cells
 
@@ -23,12 +24,14 @@ class Row:
     budget: str
     declared: str
     read: str
-    read_all: str
+    bytes_share: str
     value: str
     bounds: str
     difference: str
     difference_bounds: str
     p_value: str
+    lost: str
+    won: str
     cut: str
     late: str
     n: str
@@ -40,8 +43,8 @@ class Row:
 class ScoreTable:
     """The scores of one topic: a group of rows for each context, and what the footnotes say.
 
-    ``measured``, ``cut`` and ``late`` say whether any row has reads, generations that the length limit cut off, and
-    completions that could not be marked in time.
+    ``measured``, ``flips``, ``cut`` and ``late`` say whether any row has reads, answers won or lost against Full,
+    generations that the length limit cut off, and completions that could not be scored in time.
     """
 
     topic: Topic
@@ -49,13 +52,14 @@ class ScoreTable:
     notes: list[str]
     mean_note: str
     measured: bool
+    flips: bool
     cut: bool
     late: bool
 
     @property
     def columns(self) -> int:
         """Columns that the table has: nine always, and those that say something."""
-        return 9 + self.measured + self.cut + self.late
+        return 9 + 2 * self.measured + 2 * self.flips + self.cut + self.late
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class MissingResult:
 
 def score_table(results: Results, topic: Topic) -> ScoreTable:
     """All methods, budgets and contexts of one task or suite mean."""
-    rows = results.rows_of(topic)
+    rows = with_traffic(results.rows_of(topic))
     lost = [r for r in results.records if r.status != "ok"]
     notes: list[str] = []
     groups = []
@@ -84,12 +88,13 @@ def score_table(results: Results, topic: Topic) -> ScoreTable:
         seen: set[str] = set()
         lines = []
         for _, row in ordered.iterrows():
-            lines.append(_row(lost, topic, row, row["method"] not in seen, notes))
+            lines.append(_row(results, lost, topic, row, row["method"] not in seen, notes))
             seen.add(row["method"])
         groups.append((int(str(context)), lines))
     return ScoreTable(
         topic, groups, notes, _mean_note(results, topic),
         measured=bool(rows["kv_tokens_read_sparse"].notna().any()),
+        flips=any(line.lost for _, lines in groups for line in lines),
         cut=bool((rows["truncated"] > 0).any()),
         late=bool((rows["n_timeout"] > 0).any()),
     )  # fmt: skip
@@ -128,10 +133,10 @@ def traffic_table(results: Results, model: str) -> list[tuple[int, list[dict[str
 
 
 def method_table(results: Results, model: str, label: str) -> list[tuple[Topic, int, list[pd.Series]]]:
-    """One method's rows on every topic, at its longest context, by budget."""
+    """Return one method's rows on every topic, at the context where methods lose most, by budget."""
     found = []
     for topic in results.topics(model):
-        context = results.longest_context(topic)
+        context = results.hardest_context(topic)
         if context is not None:
             rows = results.rows_of(topic, context)
             mine = rows[rows["method"] == label].sort_values("share")
@@ -171,7 +176,7 @@ def hashes(records: Iterable[Record]) -> list[tuple[str, str, str]]:
     return sorted(found)
 
 
-def _row(lost: Sequence[Record], topic: Topic, row: pd.Series, first: bool, notes: list[str]) -> Row:
+def _row(results: Results, lost: Sequence[Record], topic: Topic, row: pd.Series, first: bool, notes: list[str]) -> Row:
     unit = topic.unit
     note = None
     if row["status"] != "ok":
@@ -179,6 +184,8 @@ def _row(lost: Sequence[Record], topic: Topic, row: pd.Series, first: bool, note
         if text not in notes:
             notes.append(text)
         note = notes.index(text) + 1
+    place = (topic.model, topic.suite, topic.task, row["method"], row["budget"], int(row["context"]))
+    flips = results.flips.get(place)
     compared = row["kind"] != REFERENCE_METHOD and pd.notna(row["diff_to_full"])
     return Row(
         label=row["method"],
@@ -186,12 +193,14 @@ def _row(lost: Sequence[Record], topic: Topic, row: pd.Series, first: bool, note
         budget=wording.budget(row["budget"]),
         declared=wording.tokens(row["budget_tokens"]),
         read=wording.tokens(row["kv_tokens_read_sparse"]),
-        read_all=wording.tokens(row["kv_tokens_read"]),
+        bytes_share=wording.number(100 * row["bytes_share"], 1),
         value=wording.score(row["value"], unit),
         bounds=wording.score_interval(row["low"], row["high"], unit) if pd.notna(row["low"]) else "",
         difference=wording.gap(row["diff_to_full"], unit) if compared else "",
         difference_bounds=wording.gap_interval(row["diff_low"], row["diff_high"], unit) if compared else "",
         p_value=wording.p_value(row["p_holm"]) if compared else "",
+        lost="" if flips is None else f"{flips.lost:,}",
+        won="" if flips is None else f"{flips.won:,}",
         cut=wording.number(100 * row["truncated"], 1) if pd.notna(row["truncated"]) else wording.DASH,
         late=f"{int(row['n_timeout']):,}",
         n=f"{int(row['n']):,}",

@@ -19,6 +19,7 @@ from longdecode.reporting.wording import budget, megabytes, short_tokens, slug
 
 _PLACE = ["model", "method", "kind", "budget", "budget_tokens", "share", "context"]
 _MEASURES = ["kv_bytes_per_step", "metadata_bytes_per_step", "bytes_per_step", "bytes_share"]
+_GUIDE_POINTS = 100
 _READS = ["kv_tokens_read", "kv_tokens_read_sparse"]
 
 
@@ -51,14 +52,14 @@ def against_context(results: Results, writer: FigureWriter, model: str, about: s
 
 
 def against_budget(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """Bytes per token as a share of Full's against budget, a panel for each context."""
+    """Draw bytes per token as a share of Full's against budget, at the longest context; others look alike."""
     table = cells(results, model)
     swept = table[(table["kind"] != REFERENCE_METHOD) & table["bytes_share"].notna()]
-    contexts = sorted(set(swept["context"]))
-    if not contexts:
+    if swept.empty:
         return None
-    panels = [_share_panel(writer.looks, swept[swept["context"] == context]) for context in contexts]
-    layout = Layout("budget (% of context)", "bytes read (% of Full)", wide=4)
+    swept = swept[swept["context"] == swept["context"].max()]
+    panels = [_share_panel(writer.looks, swept)]
+    layout = Layout("budget (% of context)", "bytes read (% of Full)", panel_in=2.6)
     return writer.write(f"traffic-budget-{slug(model)}", Words("traffic_budget", about, {}), panels, swept, layout)
 
 
@@ -99,7 +100,8 @@ def _share_panel(looks: dict[str, Look], rows: pd.DataFrame) -> Callable[[Axes],
     def draw(axes: Axes) -> None:
         axes.set_title(f"{int(rows['context'].iloc[0]):,} tokens")
         drawing.budget_axis(axes, rows["share"])
-        drawing.guide(axes, axes.get_xlim(), axes.get_xlim())
+        guide = np.geomspace(*axes.get_xlim(), _GUIDE_POINTS)  # two points would draw a chord on a logarithmic axis
+        drawing.guide(axes, list(guide), list(guide))
         for label in looks:
             mine = rows[rows["method"] == label].sort_values("share")
             if len(mine):

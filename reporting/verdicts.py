@@ -1,16 +1,20 @@
-"""What came out, in one table: from which budget on a method is as good as Full, and how sure that is."""
+"""Verdicts: the smallest budget at which a method stays within a margin of Full, at each context and at all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
 
+from longdecode.reporting.flips import Flips
+from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
 from longdecode.reporting.wording import (
     NARROW,
     budget,
+    budget_order,
     difference_unit,
     gap,
     gap_interval,
@@ -24,145 +28,148 @@ MARGIN = 0.02
 """Within 0.02 of Full (2 points of a percentage, 0.02 of a loss) counts as equal: about what papers call lossless."""
 
 Level = Literal["shown", "estimate", "worse", "alone", "hole"]
+_WEAKEST_FIRST: Sequence[Level] = ("hole", "alone", "worse", "estimate", "shown")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One method on one topic at one context.
+    """One method on one topic at one context, or at every context (``context`` is ``None``).
 
-    ``level`` is ``shown`` where the interval of the difference stays within the margin, ``estimate`` where only the
-    difference itself does, ``worse`` where it does at no budget tried, ``alone`` where Full did not run, ``hole`` where
-    the method did not. ``budget`` is the smallest one from which on this holds at every larger budget tried, else the
-    largest tried. ``read`` is what was read there, over all heads and layers, as a share of what Full read.
+    ``budget`` is the smallest budget tried from which on the difference to Full stays within the margin at every larger
+    one; without such a budget it is the largest tried and ``level`` is ``worse``. The other levels speak of that budget
+    alone: ``shown`` where the worse end of the interval is within the margin, too, ``estimate`` where it is not;
+    ``alone`` where Full did not run, ``hole`` where the method did not. ``read`` holds the least and the most bytes
+    read there, selector included, as a share of Full's.
     """
 
     label: str
     topic: Topic
-    context: int
+    context: int | None
     level: Level
-    budget: str
-    share: float
-    read: float | None
-    difference: str
-    bounds: str
-    value: str
+    budget: str = ""
+    read: tuple[float, float] | None = None
+    difference: str = ""
+    bounds: str = ""
+    value: str = ""
+    words: str = ""
+    flips: str = ""
 
     @property
     def headline(self) -> str:
         """The words of the table's cell."""
-        if self.level == "hole":
-            return "not run"
-        if self.level == "alone":
-            return "no Full to compare with"
-        if self.level == "worse":
-            return f"not by {self.budget}"
-        return f"from {self.budget}"
+        fixed = {"hole": "not run", "alone": "no Full to compare with", "worse": f"still worse at {self.budget}"}
+        return fixed.get(self.level, f"from {self.budget}")
 
     @property
     def reads(self) -> str:
-        """What was read there, in words; empty where it was not counted."""
-        return "" if self.read is None else f"reads {number(100 * self.read, 0)}{NARROW}%"
+        """Bytes read in words; empty where they are not known."""
+        if self.read is None:
+            return ""
+        low, high = (number(100 * share, 0) for share in self.read)
+        return f"reads {low if low == high else f'{low} to {high}'}{NARROW}%"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One topic in short: Full's score, who comes within the margin (cheapest first), who does not."""
+class Grid:
+    """The verdicts of one topic: a row a method, a column a context, and the verdict over all contexts."""
 
     topic: Topic
-    context: int
-    full: str
-    near: list[Verdict]
-    far: list[Verdict]
-    absent: list[Verdict]
+    contexts: list[int]
+    full: list[str]
+    rows: list[tuple[str, list[Verdict], Verdict]]
+
+    def ranked(self, *levels: Level) -> list[Verdict]:
+        """The verdicts over all contexts at these levels, fewest bytes first."""
+        found = [every for _, _, every in self.rows if every.level in levels]
+        return sorted(found, key=lambda v: v.read[1] if v.read else 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
-    """The verdicts of one model: a row a method, a column a topic."""
-
-    topics: list[tuple[Topic, int]]
-    rows: list[tuple[str, list[Verdict]]]
-    findings: list[Finding]
+def board(results: Results, model: str) -> list[Grid]:
+    """Return the grid of every topic of a model."""
+    return [grid(results, topic) for topic in results.topics(model) if results.contexts(topic)]
 
 
-def board(results: Results, model: str) -> Board:
-    """Every method on every topic, each at the longest context at which Full ran."""
-    topics = [
-        (topic, context) for topic in results.topics(model) if (context := results.longest_context(topic)) is not None
-    ]
-    labels = [label for label in results.labels if results.kind(label) != REFERENCE_METHOD]
-    rows = [(label, [verdict(results, topic, context, label) for topic, context in topics]) for label in labels]
-    findings = [
-        finding(results, topic, context, [verdicts[place] for _, verdicts in rows])
-        for place, (topic, context) in enumerate(topics)
-    ]
-    return Board(topics, rows, findings)
-
-
-def verdict(results: Results, topic: Topic, context: int, label: str) -> Verdict:
-    """From which budget on one method is within the margin of Full."""
-    rows = results.rows_of(topic, context)
-    ran = rows[(rows["method"] == label) & (rows["status"] == "ok")]
-    mine = ran[ran["diff_to_full"].notna()].sort_values("share")
-    if mine.empty:
-        return Verdict(label, topic, context, "hole" if ran.empty else "alone", "", 0.0, None, "", "", "")
-    sign = 1.0 if topic.higher_is_better else -1.0
-    mine = mine.assign(read=_shares_read(rows, mine))
-    worst = mine["diff_low"] if topic.higher_is_better else -mine["diff_high"]
-    for level, close in (("shown", worst >= -MARGIN), ("estimate", sign * mine["diff_to_full"] >= -MARGIN)):
-        first = _from_here_on(close)
-        if first is not None:
-            return _verdict(mine.iloc[first], label, topic, context, "shown" if level == "shown" else "estimate")
-    return _verdict(mine.iloc[-1], label, topic, context, "worse")
-
-
-def finding(results: Results, topic: Topic, context: int, verdicts: list[Verdict]) -> Finding:
-    """One topic in short."""
-    rows = results.rows_of(topic, context)
-    full = rows[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok")]
-    return Finding(
-        topic,
-        context,
-        with_unit(score(full["value"].iloc[0], topic.unit), topic.unit) if len(full) else "",
-        sorted(
-            (v for v in verdicts if v.level in ("shown", "estimate")),
-            key=lambda v: v.share if v.read is None else v.read,
-        ),
-        [v for v in verdicts if v.level == "worse"],
-        [v for v in verdicts if v.level in ("alone", "hole")],
-    )
-
-
-def _shares_read(rows: pd.DataFrame, mine: pd.DataFrame) -> pd.Series:
-    """Tokens read by all heads and layers over those that Full read; missing where either was not counted."""
-    full = rows.loc[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok"), "kv_tokens_read"]
-    return mine["kv_tokens_read"] / (full.iloc[0] if len(full) else float("nan"))
+def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) -> Grid:
+    """Judge methods (all that were scored, unless named) on one topic at each of its contexts."""
+    contexts = results.contexts(topic)
+    rows = with_traffic(results.rows_of(topic))
+    swept = [x for x in labels or results.labels if results.kind(x) != REFERENCE_METHOD]
+    full = rows[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok")].set_index("context")["value"]
+    judged = []
+    for label in swept:
+        mine = {context: _tried(rows, topic, label, context) for context in contexts}
+        each = [_verdict(results, topic, label, context, [mine[context]]) for context in contexts]
+        judged.append((label, each, _verdict(results, topic, label, None, list(mine.values()))))
+    scores = [with_unit(score(full[c], topic.unit), topic.unit) if c in full else "" for c in contexts]
+    return Grid(topic, contexts, scores, judged)
 
 
 def margin(unit: str) -> str:
-    """The margin in the unit of differences."""
+    """Return the margin in the unit of differences."""
     return f"{100 * MARGIN:g} points" if is_fraction(unit) else f"{number(MARGIN, 2)} {difference_unit(unit)}"
 
 
-def _from_here_on(close: pd.Series) -> int | None:
-    """Index of the first entry of the unbroken run of true values at the end."""
-    flags = list(close)
-    count = next((back for back, flag in enumerate(reversed(flags)) if not flag), len(flags))
-    return len(flags) - count if count else None
+def _tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:
+    """Rows of a method at one context that have a number, with their levels."""
+    ran = rows[(rows["method"] == label) & (rows["context"] == context) & (rows["status"] == "ok")]
+    sign = 1.0 if topic.higher_is_better else -1.0
+    worst = ran["diff_low"] if topic.higher_is_better else -ran["diff_high"]
+    levels = [
+        "alone" if pd.isna(gap_) else "shown" if low >= -MARGIN else "estimate" if gap_ >= -MARGIN else "worse"
+        for low, gap_ in zip(worst, sign * ran["diff_to_full"], strict=True)
+    ]
+    return ran.assign(level=levels)
 
 
-def _verdict(row: pd.Series, label: str, topic: Topic, context: int, level: Level) -> Verdict:
-    unit = topic.unit
-    bounds = gap_interval(row["diff_low"], row["diff_high"], unit)
+def _verdict(results: Results, topic: Topic, label: str, context: int | None, tried: Sequence[pd.DataFrame]) -> Verdict:
+    """The verdict over some contexts: a budget holds where it, and every larger one, holds at each of them."""
+    levels = [dict(zip(rows["budget"], rows["level"], strict=True)) for rows in tried]
+    shared = set.intersection(*(set(found) for found in levels))
+    if not shared:
+        return Verdict(label, topic, context, "hole")
+    weakest = {text: min((found[text] for found in levels), key=_WEAKEST_FIRST.index) for text in shared}
+    if "alone" in weakest.values():
+        return Verdict(label, topic, context, "alone")
+    budgets = sorted(shared, key=budget_order)
+    chosen = budgets[-1]
+    for text in reversed(budgets):
+        if weakest[text] == "worse":
+            break
+        chosen = text
+    rows = pd.concat([found[found["budget"] == chosen] for found in tried])
+    # Over several contexts the numbers shown are those of the context that comes off worst.
+    worst = rows.sort_values("diff_to_full", ascending=topic.higher_is_better).iloc[0]
+    read = rows["bytes_share"].dropna()
+    flips = results.flips.get((topic.model, topic.suite, topic.task, label, chosen, int(worst["context"])))
     return Verdict(
         label,
         topic,
         context,
-        level,
-        budget(row["budget"]),
-        float(row["share"]),
-        float(row["read"]) if pd.notna(row["read"]) else None,
-        gap(row["diff_to_full"], unit),
-        bounds,
-        with_unit(score(row["value"], unit), unit),
+        weakest[chosen],
+        budget(chosen),
+        (float(read.min()), float(read.max())) if len(read) else None,
+        gap(worst["diff_to_full"], topic.unit),
+        gap_interval(worst["diff_low"], worst["diff_high"], topic.unit),
+        with_unit(score(worst["value"], topic.unit), topic.unit),
+        equivalence(topic, worst["diff_to_full"], worst["diff_low"], worst["diff_high"]),
+        "" if flips is None else flips.words,
     )
+
+
+def equivalence(topic: Topic, value: float, low: float, high: float) -> str:
+    """Say what an interval of a difference to Full shows, and which way the difference goes where it excludes 0."""
+    if pd.isna(low) or pd.isna(high):
+        return ""
+    worse_end, better_end = (low, -high) if topic.higher_is_better else (-high, low)
+    if worse_end < -MARGIN:
+        return ""
+    inside = better_end >= -MARGIN
+    words = "equivalent within the margin" if inside else "not worse by more than the margin"
+    if low <= 0 <= high:
+        return words
+    worse = (value < 0) == topic.higher_is_better
+    kind = ("fewer right" if worse else "more right") if is_fraction(topic.unit) else "worse" if worse else "better"
+    return f"{words}; {kind} by {gap(abs(value), topic.unit).lstrip('+')} {difference_unit(topic.unit)}"
+
+
+__all__ = ["MARGIN", "Flips", "Grid", "Verdict", "board", "equivalence", "grid", "margin"]

@@ -13,7 +13,7 @@ import pandas as pd
 from longdecode.evals.records import SpeedRecord
 from longdecode.reporting import wording
 from longdecode.reporting.figure import Figure, FigureWriter
-from longdecode.reporting.speed import bars, growth, parts, steps, tables
+from longdecode.reporting.speed import growth, parts, steps, tables, targets
 from longdecode.reporting.speed.measured import STOCK_LOOP, Speed, common_context
 
 PROBES = {
@@ -56,13 +56,17 @@ class Headline:
 
     model: str
     words: str
-    context: str
+    tokens: int
     batch: str
     lines: list[tables.Line]
 
 
 def speed_page(
-    speed: Speed, writer: FigureWriter, name: Callable[[str], str], main: Speed, bars_path: Path = bars.BARS_PATH
+    speed: Speed,
+    writer: FigureWriter,
+    name: Callable[[str], str],
+    main: Speed,
+    targets_path: Path = targets.TARGETS_PATH,
 ) -> dict[str, Any]:
     """Everything the template ``speed.html`` shows.
 
@@ -71,11 +75,11 @@ def speed_page(
         writer: where figures go.
         name: a model's name in words.
         main: the same without ablations, for figures.
-        bars_path: the targets.
+        targets_path: the targets.
     """
     return {
         "speed": facts(speed, name),
-        "bars": bars.judge(speed, bars_path),
+        "targets": targets.judge(speed, targets_path),
         "sections": [_steps(speed, main, writer, model, name) for model in speed.models],
         "kernels": [_kernels(speed, writer, model) for model in kernel_models(speed)],
         "probes": _probes(speed),
@@ -118,7 +122,7 @@ def headlines(speed: Speed, name: Callable[[str], str]) -> list[Headline]:
         rows = rows[rows["budget"].isin(["full", speed.main_budget(model)])]
         size = wording.plural(batch, "sequence")
         lines = tables.decode_lines(rows)
-        found.append(Headline(model, name(model), f"{context:,}", size, lines))
+        found.append(Headline(model, name(model), context, size, lines))
     return found
 
 

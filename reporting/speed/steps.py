@@ -23,9 +23,9 @@ DATA_COLUMNS = [
     *("status", "device"),
 ]
 _CEILING_WORDS = {
-    "context": ", and how near it comes to the dash-dotted ceiling of the same budget: sparse attention given its "
-    "tokens for free, so that the distance is what choosing costs",
-    "batch": ", up to the dash-dotted ceiling (tokens given for free)",
+    "context": ". Dash-dotted: sparse attention whose pages cost nothing to choose; the distance to it is the cost of "
+    "choosing",
+    "batch": ". Dash-dotted: sparse attention whose pages cost nothing to choose",
 }
 Draw = Callable[[Axes], None]
 Place = tuple[str, str, int]
@@ -42,7 +42,7 @@ def latency(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figur
     low, high = data[["floor_us", "p5_us"]].min().min() / 1e3, data["p95_us"].max() / 1e3
     panels = [_latency_panel(writer.looks, _panel_rows(rows, *place), place, (low, high)) for place in places]
     stock = " The stock loop is far above and stands in the table only." if STOCK_LOOP in _kinds(speed, model) else ""
-    ceiling = ", dash-dotted the limit of any selector: sparse attention given its tokens for free"
+    ceiling = ", dash-dotted sparse attention whose pages cost nothing to choose"
     fields = {
         "readings": _readings(data, "median_us", "ms", 1e-3),
         "n": _samples(data),
@@ -86,7 +86,11 @@ def one_method(speed: Speed, writer: FigureWriter, model: str, label: str, about
     limits = _ratio_limits(data)
     panels = [_speedup_panel(grey, _panel_rows(rows, *place), place, limits, label) for place in places]
     data = data[(data["label"] == label) | (data["subject"] == CEILING_METHOD)]
-    ceiling = ", dash-dotted the ceiling of any selector at the same budget" if _has_ceiling(data) else ""
+    ceiling = (
+        ", dash-dotted sparse attention whose pages cost nothing to choose, at the same budget"
+        if _has_ceiling(data)
+        else ""
+    )
     readings = _readings(data, "ratio", "times", 1.0)
     words = Words("speed_method", about, {"name": label, "readings": readings, "ceiling": ceiling})
     layout = Layout("context (tokens)", "times as fast as Full")

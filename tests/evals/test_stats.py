@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -236,3 +237,28 @@ def test_intervals_over_repeated_draws_cover_the_truth() -> None:
         gap = stats.paired_difference([(mine, full)], 0.95, 300, rng)
         paired += gap.low <= 0 <= gap.high
     assert covered >= 174 and paired >= 174  # five standard deviations of a binomial below 95 %
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(37, 4), (2, 38), (5, 5), (0, 1), (1, 0)])
+def test_mcnemar_sums_the_binomial_tails(wins: int, losses: int) -> None:
+    n = wins + losses
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n
+    assert stats.mcnemar_exact(wins, losses) == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_pairs_that_all_agree_show_no_difference() -> None:
+    assert stats.mcnemar_exact(0, 0) == 1.0
+    assert stats.sign_flip(np.zeros(9), 100, np.random.default_rng(0)) == 1.0
+
+
+def test_sign_flips_of_equal_steps_are_mcnemar() -> None:
+    gaps = np.array([1.0] * 9 + [-1.0] * 2 + [0.0] * 50)
+    assert stats.sign_flip(gaps, 4096, np.random.default_rng(0)) == pytest.approx(stats.mcnemar_exact(9, 2))
+
+
+@pytest.mark.parametrize("draws", [4096, 4000])
+def test_sign_flips_agree_with_scipy_tried_in_full_and_drawn(draws: int) -> None:
+    gaps = np.random.default_rng(3).normal(0.4, 1.0, 12)
+    expected = permutation_test((gaps,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=1e5)
+    found = stats.sign_flip(gaps, draws, np.random.default_rng(1))
+    assert found == pytest.approx(expected.pvalue, abs=1e-12 if draws == 4096 else 0.03)

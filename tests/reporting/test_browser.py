@@ -103,7 +103,7 @@ def test_no_page_is_wider_than_a_phone(measured: Measured) -> None:
 
 def test_phones_get_the_narrow_figures(measured: Measured) -> None:
     for page in measured[0]:
-        assert all(source.endswith(".narrow.svg") == (page["width"] == 390) for source in page["sources"]), page
+        assert all(source.endswith(".svg#narrow") == (page["width"] == 390) for source in page["sources"]), page
 
 
 def test_the_checks_see_a_broken_page(browser: str, tmp_path: Path) -> None:

@@ -103,7 +103,9 @@ def test_every_figure_has_caption_alt_text_data_and_a_version_for_phones(report:
         for name, image in zip(figures, images, strict=True):
             seen.add(name)
             assert len(image["alt"]) > 40 and image["src"] == f"figures/{name}.svg"
-            assert (report / "figures" / f"{name}.narrow.svg").is_file()
+            drawing = (report / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+            assert '<view id="narrow"' in drawing
+            assert drawing.count('<use href="#panel') == drawing.count('<g id="panel') > 0
             assert len(pd.read_csv(report / "figures" / f"{name}.csv")) > 0
             assert f"figures/{name}.csv" in [attributes.get("href") for _, attributes in page.elements]
     with (report / "figures" / "index.csv").open(encoding="utf-8") as handle:

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from longdecode.reporting.speed import parts, tables
-from longdecode.reporting.speed.bars import judge
 from longdecode.reporting.speed.measured import Speed, load_speed
+from longdecode.reporting.speed.targets import judge
 
 ROW: dict[str, Any] = {
     "bench": "kernel", "model": "llama3-8b", "weights": "none", "subject": "hybrid_attention", "stage": "op",
@@ -45,10 +45,10 @@ def test_whole_heads_are_told_apart(speed: Speed) -> None:
 
 
 def test_a_target_names_the_number_of_whole_heads(speed: Speed, tmp_path: Path) -> None:
-    path = tmp_path / "bars.yaml"
+    path = tmp_path / "targets.yaml"
     path.write_text(
         "- what: Hybrid\n  where: {model: llama3-8b, subject: hybrid_attention, full_heads: 0, batch: 8}\n"
-        '  against: torch_flash\n  bar: ">= 7"\n  stretch: ">= 8.5"\n  unit: x\n'
+        '  against: torch_flash\n  target: ">= 7"\n  stretch: ">= 8.5"\n  unit: x\n'
     )
     (verdict,) = judge(speed, path)
     assert (verdict.level, verdict.measured) == ("met", "8.00×")

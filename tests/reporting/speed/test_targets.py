@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from longdecode.reporting.speed import bars
-from longdecode.reporting.speed.bars import BarError, judge
+from longdecode.reporting.speed import targets
 from longdecode.reporting.speed.measured import Speed, farthest
+from longdecode.reporting.speed.targets import TargetError, judge
 
 EMPTY = pd.DataFrame()
 
@@ -25,9 +25,9 @@ def table(*rows: dict[str, Any]) -> Speed:
     return Speed(pd.DataFrame([base | row for row in rows]), EMPTY, EMPTY, EMPTY, ())
 
 
-def verdict(tmp_path: Path, speed: Speed, **entry: Any) -> bars.Verdict:
-    base = {"what": "w", "where": {"model": "m", "label": "quest"}, "bar": "<= 5", "stretch": "<= 3", "unit": "ms"}
-    path = tmp_path / "bars.yaml"
+def verdict(tmp_path: Path, speed: Speed, **entry: Any) -> targets.Verdict:
+    base = {"what": "w", "where": {"model": "m", "label": "quest"}, "target": "<= 5", "stretch": "<= 3", "unit": "ms"}
+    path = tmp_path / "targets.yaml"
     path.write_text(yaml.safe_dump([base | entry]), encoding="utf-8")
     (found,) = judge(speed, path)
     return found
@@ -40,19 +40,24 @@ def test_a_time_is_held_against_its_targets(tmp_path: Path, us: float, level: st
 
 def test_a_time_is_shown_with_unit_and_spread(tmp_path: Path) -> None:
     found = verdict(tmp_path, table({}))
-    assert (found.measured, found.bounds, found.bar, found.stretch) == ("4.00 ms", "[3.90, 4.20]", "≤ 5 ms", "≤ 3 ms")
+    assert (found.measured, found.bounds, found.target, found.stretch) == (
+        "4.00 ms",
+        "[3.90, 4.20]",
+        "≤ 5 ms",
+        "≤ 3 ms",
+    )
 
 
 @pytest.mark.parametrize(("ratio", "level"), [(1.7, "stretch"), (1.5, "met"), (1.49, "missed")])
 def test_a_speedup_counts_upwards(tmp_path: Path, ratio: float, level: str) -> None:
-    found = verdict(tmp_path, table({"ratio": ratio}), column="ratio", bar=">= 1.5", stretch=">= 1.65", unit="x")
+    found = verdict(tmp_path, table({"ratio": ratio}), column="ratio", target=">= 1.5", stretch=">= 1.65", unit="x")
     assert (found.level, found.bounds) == (level, "[1.50, 1.70]")
 
 
 @pytest.mark.parametrize(("ratio", "shown"), [(2.7954, "2.795×"), (2.8, "2.80×"), (2.7996, "2.7996×"), (2.71, "2.71×")])
 def test_a_value_never_rounds_over_a_limit(tmp_path: Path, ratio: float, shown: str) -> None:
     speed = table({"ratio": ratio})
-    found = verdict(tmp_path, speed, column="ratio", bar=">= 2.4", stretch=">= 2.8", unit="x")
+    found = verdict(tmp_path, speed, column="ratio", target=">= 2.4", stretch=">= 2.8", unit="x")
     assert (found.measured, found.level) == (shown, "stretch" if ratio >= 2.8 else "met")
 
 
@@ -68,7 +73,7 @@ def test_of_many_batches_those_are_drawn_that_reach_the_longest_contexts() -> No
 def test_growth_is_a_difference_of_two_rows(tmp_path: Path) -> None:
     speed = table({"context": 4096, "median_us": 4600.0}, {"context": 1024, "median_us": 4000.0})
     where = {"model": "m", "label": "quest", "context": 4096}
-    found = verdict(tmp_path, speed, where=where, minus={"context": 1024}, bar="<= 0.7", stretch="<= 0.5")
+    found = verdict(tmp_path, speed, where=where, minus={"context": 1024}, target="<= 0.7", stretch="<= 0.5")
     assert (found.measured, found.level) == ("0.60 ms", "met")
 
 
@@ -82,7 +87,7 @@ def test_a_kernel_is_held_against_its_peer_wherever_the_pair_is_filed(tmp_path: 
         theirs |= {"reference": "longdecode", "ratio": 0.8, "ratio_low": 0.5, "ratio_high": 1.0}
     speed = table(mine, theirs)
     where = {"model": "m", "subject": "op"}
-    found = verdict(tmp_path, speed, where=where, against="flash", bar=">= 1.2", stretch=">= 1.3", unit="x")
+    found = verdict(tmp_path, speed, where=where, against="flash", target=">= 1.2", stretch=">= 1.3", unit="x")
     assert (found.measured, found.bounds, found.level) == ("1.25×", "[1.00, 2.00]", "met")
 
 
@@ -94,20 +99,20 @@ def test_what_was_not_measured_is_said_and_not_judged(tmp_path: Path) -> None:
 
 
 def test_no_target_is_only_recorded(tmp_path: Path) -> None:
-    found = verdict(tmp_path, table({}), bar=None, stretch=None)
+    found = verdict(tmp_path, table({}), target=None, stretch=None)
     assert (found.level, found.measured) == ("recorded", "4.00 ms")
 
 
 def test_models_that_were_not_timed_have_no_targets(tmp_path: Path) -> None:
-    path = tmp_path / "bars.yaml"
-    entry = {"what": "w", "where": {"model": "other"}, "bar": "<= 5", "stretch": None, "unit": "ms"}
+    path = tmp_path / "targets.yaml"
+    entry = {"what": "w", "where": {"model": "other"}, "target": "<= 5", "stretch": None, "unit": "ms"}
     path.write_text(yaml.safe_dump([entry]), encoding="utf-8")
     assert judge(table({}), path) == []
 
 
-@pytest.mark.parametrize("wrong", [{"bar": "< 5"}, {"unit": "s"}, {"colour": "red"}])
+@pytest.mark.parametrize("wrong", [{"target": "< 5"}, {"unit": "s"}, {"colour": "red"}])
 def test_a_malformed_entry_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(BarError, match=r"bars\.yaml: 'w'"):
+    with pytest.raises(TargetError, match=r"targets\.yaml: 'w'"):
         verdict(tmp_path, table({}), **wrong)
 
 

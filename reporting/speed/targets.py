@@ -1,4 +1,4 @@
-"""Targets and what was measured for each: the rows of bars.yaml looked up in speed.csv."""
+"""Judge targets: look the entries of targets.yaml up in speed.csv."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from longdecode.reporting import wording
 from longdecode.reporting.speed.measured import OURS, Speed, at
 from longdecode.reporting.speed.tables import against
 
-BARS_PATH = Path(__file__).parents[1] / "bars.yaml"
+TARGETS_PATH = Path(__file__).parents[1] / "targets.yaml"
 _COMPARE = {"<=": operator.le, ">=": operator.ge}
 _FACTOR = {"ms": 1e-3, "us": 1.0, "x": 1.0}
-_KEYS = {"what", "where", "bar", "stretch", "unit", "column", "against", "minus", "paper"}
+_KEYS = {"what", "where", "target", "stretch", "unit", "column", "against", "minus", "paper"}
 
 
-class BarError(LongDecodeError):
+class TargetError(LongDecodeError):
     """An entry of the file of targets that cannot be looked up."""
 
 
@@ -32,7 +32,7 @@ class Verdict:
     """One target: ``level`` is stretch, met, missed, recorded (no target was set) or absent."""
 
     what: str
-    bar: str
+    target: str
     stretch: str
     measured: str
     bounds: str
@@ -40,7 +40,7 @@ class Verdict:
     words: str
 
 
-def judge(speed: Speed, path: Path = BARS_PATH, paper: str | None = None) -> list[Verdict]:
+def judge(speed: Speed, path: Path = TARGETS_PATH, paper: str | None = None) -> list[Verdict]:
     """Every target of the models that were timed, in the file's order; nothing where none of theirs was.
 
     The measured value decides, not its interval: for times the median, for ratios the median over pairs.
@@ -51,7 +51,7 @@ def judge(speed: Speed, path: Path = BARS_PATH, paper: str | None = None) -> lis
         paper: those that were set for one paper's page alone.
 
     Raises:
-        BarError: an entry of the file is malformed.
+        TargetError: an entry of the file is malformed.
     """
     entries: Sequence[Mapping[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     models = set(speed.table["model"])
@@ -60,22 +60,22 @@ def judge(speed: Speed, path: Path = BARS_PATH, paper: str | None = None) -> lis
 
 
 def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:
-    bar, stretch, unit = entry["bar"], entry["stretch"], entry["unit"]
+    target, stretch, unit = entry["target"], entry["stretch"], entry["unit"]
     found, why = _measured(speed, entry)
-    goal, harder = _shown(bar, unit), _shown(stretch, unit)
+    goal, hard = _shown(target, unit), _shown(stretch, unit)
     if found is None:
-        return Verdict(entry["what"], goal, harder, wording.DASH, "", "absent", why)
+        return Verdict(entry["what"], goal, hard, wording.DASH, "", "absent", why)
     value, low, high = found
-    digits = _digits(value, unit, [text for text in (bar, stretch) if text])
+    digits = _digits(value, unit, [text for text in (target, stretch) if text])
     low_text, high_text = (wording.number(bound, digits) for bound in (low, high))
     bounds = "" if pd.isna(low) or pd.isna(high) else f"[{low_text}, {high_text}]"
-    if bar is None:
+    if target is None:
         level, words = "recorded", "on record"
     elif stretch is not None and _holds(value, stretch):
-        level, words = "stretch", "harder met"
+        level, words = "stretch", "stretch target met"
     else:
-        level, words = ("met", "met") if _holds(value, bar) else ("missed", "missed")
-    return Verdict(entry["what"], goal, harder, _with_unit(wording.number(value, digits), unit), bounds, level, words)
+        level, words = ("met", "target met") if _holds(value, target) else ("missed", "missed")
+    return Verdict(entry["what"], goal, hard, _with_unit(wording.number(value, digits), unit), bounds, level, words)
 
 
 def _measured(speed: Speed, entry: Mapping[str, Any]) -> tuple[tuple[float, float, float] | None, str]:
@@ -139,11 +139,17 @@ def _with_unit(text: str, unit: str) -> str:
 
 
 def _checked(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    unknown, missing = set(entry) - _KEYS, {"what", "where", "bar", "stretch", "unit"} - set(entry)
+    unknown, missing = set(entry) - _KEYS, {"what", "where", "target", "stretch", "unit"} - set(entry)
     wrong = [
-        text for text in (entry.get("bar"), entry.get("stretch")) if text and not re.fullmatch(r"[<>]= [\d.]+", text)
+        text for text in (entry.get("target"), entry.get("stretch")) if text and not re.fullmatch(r"[<>]= [\d.]+", text)
     ]
+    if not (unknown or missing or wrong) and entry["target"] and entry["stretch"]:
+        # Whoever meets the stretch target must have met the target.
+        limit = float(entry["stretch"].split()[1])
+        wrong = (
+            [] if _holds(limit, entry["target"]) and entry["stretch"][:2] == entry["target"][:2] else [entry["stretch"]]
+        )
     if unknown or missing or wrong or entry["unit"] not in _FACTOR:
         found = ", ".join(sorted(unknown | missing)) or wrong or entry["unit"]
-        raise BarError(f"{path}: {entry.get('what', 'an entry')!r}: {found} is unknown, missing or malformed")
+        raise TargetError(f"{path}: {entry.get('what', 'an entry')!r}: {found} is unknown, missing or malformed")
     return entry

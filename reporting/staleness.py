@@ -1,0 +1,63 @@
+"""Staleness: which evidence was measured with other code than today's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.hashing import quality_code_hash, speed_code_hash
+from longdecode.evals.provenance import revision
+from longdecode.evals.records import Record, SpeedRecord
+from longdecode.evals.summary import REFERENCE_METHOD
+from longdecode.evals.tasks.registry import get_task
+from longdecode.reporting.wording import listing
+
+_SHOWN = 9
+
+
+def measured_before(scores: Iterable[Record], times: Iterable[SpeedRecord]) -> list[str]:
+    """Say which scores and times carry a code hash that today's code does not have; nothing where all do.
+
+    Args:
+        scores: records of quality.
+        times: records of speed.
+    """
+    old: dict[tuple[str, str], set[str]] = {}
+    for kind, records in (("scores", scores), ("times", times)):
+        for record in records:
+            if record.provenance.code_hash != _hash_of(record):
+                old.setdefault((kind, record.provenance.revision), set()).add(record.label)
+    return [
+        f"Measured before {revision()[:12]}: {kind} of {_named(labels)} (revision {made[:12]}; the code behind "
+        "them has changed since)."
+        for (kind, made), labels in sorted(old.items())
+    ]
+
+
+def _hash_of(record: Record | SpeedRecord) -> str:
+    if isinstance(record, Record):
+        return _quality_hash(record.method, record.task)
+    return _speed_hash(record.bench, record.subject)
+
+
+@functools.cache
+def _quality_hash(method: str, task: str) -> str:
+    """Today's hash of the code behind a score; empty where the method or the task is gone."""
+    try:
+        return quality_code_hash(method, type(get_task(task)).__module__)
+    except ConfigError:
+        return ""
+
+
+@functools.cache
+def _speed_hash(bench: str, subject: str) -> str:
+    kernels = bench != "decode"
+    return speed_code_hash("kernels" if kernels else "decode", () if kernels else (REFERENCE_METHOD, subject))
+
+
+def _named(labels: set[str]) -> str:
+    names = sorted(labels)
+    return (
+        listing(names) if len(names) <= _SHOWN else f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more labels"
+    )
