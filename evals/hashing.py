@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,19 +22,22 @@ BOOKKEEPING = frozenset(
     )
 )  # fmt: skip
 """Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
+GATE = ("conformance", "conformance_bench", "conformance_rules", "rule")
+"""Modules of the methods room that check a method."""
 _CODE_SUFFIXES = (".py", ".yaml", ".json")
 
 
-def quality_code_hash(method: str, suite: str, root: Path = REPOSITORY) -> str:
-    """Hash the code behind a score: the quality job, the suite's module and the method, with all that they import.
+def quality_code_hash(method: str, task_module: str, root: Path = REPOSITORY) -> str:
+    """Hash the code behind a score: the quality job, the task and its suite, and the method, with all that they import.
 
     Args:
         method: name of the method and of its folder.
-        suite: name of the suite and of its folder.
+        task_module: dotted name of the module that defines the task.
         root: folder of the rooms.
     """
-    suites = [folder / "suite.py" for folder in _folders("evals/tasks", "LONGDECODE_SUITE_PATH", suite, root)]
-    return code_hash([f"{PACKAGE}.evals.quality_job"], [method], root, suites)
+    suite = f"{task_module.rpartition('.')[0]}.suite"
+    suites = [suite] if _module_files(suite, root) else []
+    return code_hash([f"{PACKAGE}.evals.quality_job", task_module, *suites], [method], root)
 
 
 def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY) -> str:
@@ -47,28 +51,39 @@ def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY)
     return code_hash([f"{PACKAGE}.evals.throughput.{bench}"], methods, root)
 
 
-def code_hash(
-    modules: Iterable[str], methods: Iterable[str], root: Path = REPOSITORY, files: Iterable[Path] = ()
-) -> str:
-    """Hash the import closure of some modules, of some files and of the folders of some methods.
+def gate_code_hash(method: str, root: Path = REPOSITORY) -> str:
+    """Hash the code behind a method's conformance: the checks and the method, with all that they import."""
+    return code_hash([f"{PACKAGE}.methods.{name}" for name in GATE], [method], root)
 
+
+def code_hash(modules: Iterable[str], methods: Iterable[str], root: Path = REPOSITORY) -> str:
+    """Hash the import closure of some modules and of the folders of some methods.
+
+    A module outside the rooms, such as a suite that ``LONGDECODE_SUITE_PATH`` names, counts with its whole folder.
     A method's folder, in the room or in a folder that ``LONGDECODE_METHOD_PATH`` names, counts whole: code and card.
 
     Raises:
         FileNotFoundError: a module does not exist.
     """
-    roots = set(files)
+    roots = set()
+    outside = []
     for module in modules:
-        if not (found := _module_files(module, root)):
+        if found := _module_files(module, root):
+            roots |= found
+        elif folder := _folder_outside(module):
+            files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
+            roots |= files
+            outside.append(hash_files(files, folder.parent))
+        else:
             raise FileNotFoundError(f"no module {module} under {root}")
-        roots |= found
-    for method in set(methods):
-        for folder in _folders("methods", "LONGDECODE_METHOD_PATH", method, root):
-            roots |= {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
-    closure = import_closure(roots, root)
-    inside = {path for path in closure if path.is_relative_to(root)}
-    outside = sorted(hash_files([path], path.parent.parent) for path in closure - inside)
-    return hash_texts([hash_files(inside, root), *outside])
+    entries = filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep))
+    for folder in (room / method for room in (root / "methods", *map(Path, entries)) for method in set(methods)):
+        files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
+        roots |= files
+        if files and not folder.is_relative_to(root):
+            outside.append(hash_files(files, folder.parent))
+    inside = (path for path in import_closure(roots, root) if path.is_relative_to(root))
+    return hash_texts([hash_files(inside, root), *sorted(outside)])
 
 
 def import_closure(files: Iterable[Path], root: Path = REPOSITORY) -> frozenset[Path]:
@@ -112,12 +127,6 @@ def hash_texts(texts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _folders(room: str, variable: str, name: str, root: Path) -> list[Path]:
-    """Return the folder of a plugin, in its room or in a folder that an environment variable names."""
-    entries = filter(None, os.environ.get(variable, "").split(os.pathsep))
-    return [folder for base in (root / room, *map(Path, entries)) if (folder := base / name).is_dir()]
-
-
 def _module_files(module: str, root: Path) -> set[Path]:
     """Return the file of a module of ours and the ``__init__`` of each package around it; empty for any other name."""
     package, *parts = module.split(".")
@@ -127,6 +136,12 @@ def _module_files(module: str, root: Path) -> set[Path]:
     own = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
     around = (root.joinpath(*parts[:count], "__init__.py") for count in range(1, len(parts)))
     return {*own, *(file for file in around if file.is_file())} if own else set()
+
+
+def _folder_outside(module: str) -> Path | None:
+    """Return the folder of a module that was imported from outside the package."""
+    loaded = None if module.startswith(f"{PACKAGE}.") else sys.modules.get(module)
+    return Path(loaded.__file__).parent if loaded is not None and loaded.__file__ else None
 
 
 def _data_of(module: Path) -> set[Path]:

@@ -178,7 +178,9 @@ class LabelJob:
     @functools.cached_property
     def code_hashes(self) -> dict[str, str]:
         """By task, the hash of the code that can change a score of this label."""
-        return {name: quality_code_hash(self.spec.method, task.suite) for name, task in self.job.tasks.items()}
+        return {
+            name: quality_code_hash(self.spec.method, type(task).__module__) for name, task in self.job.tasks.items()
+        }
 
     def method(self, budget_tokens: int | None) -> AttentionMethod:
         """Build the method at a budget.

@@ -332,7 +332,7 @@ def test_what_changes_the_numbers_makes_all_samples_run_again(
     run("streaming", "mini_recall")
     changes = copy.deepcopy(config_values)
     if changed == "code":
-        monkeypatch.setattr(quality_job, "quality_code_hash", lambda method, suite: "another")
+        monkeypatch.setattr(quality_job, "quality_code_hash", lambda method, task: "another")
     elif changed == "params":
         changes["methods"]["streaming"] = {"params": {"sinks": 3}}
     else:

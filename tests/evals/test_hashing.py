@@ -10,6 +10,7 @@ import pytest
 
 from longdecode.evals.hashing import (
     BOOKKEEPING,
+    PACKAGE,
     REPOSITORY,
     import_closure,
     quality_code_hash,
@@ -20,8 +21,9 @@ FILES = {
     "evals/quality_job.py": "from longdecode.engine.decoder import Decoder\nfrom longdecode.evals import records\n",
     "evals/records.py": "from longdecode.evals import runner\n",
     "evals/runner.py": "",
-    "evals/tasks/recall/suite.py": "from longdecode.evals.generators import lookup\nTABLE = 'table.yaml'\n",
-    "evals/tasks/recall/suite.yaml": "a: 1\n",
+    "evals/tasks/recall/single.py": "from longdecode.evals.generators import lookup\nTABLE = 'table.yaml'\n",
+    "evals/tasks/recall/single.yaml": "a: 1\n",
+    "evals/tasks/recall/suite.py": "",
     "evals/tasks/recall/description.yaml": "a: 1\n",
     "evals/tasks/recall/table.yaml": "a: 1\n",
     "evals/tasks/math/suite.yaml": "a: 1\n",
@@ -56,9 +58,9 @@ def rooms(tmp_path: Path) -> Path:
 
 
 QUALITY = {
-    "evals/quality_job.py", "evals/tasks/recall/suite.py", "evals/tasks/recall/suite.yaml",
-    "evals/tasks/recall/table.yaml", "evals/generators/lookup.py",
-    "engine/decoder.py", "kernels/__init__.py", "kernels/rope/__init__.py",
+    "evals/quality_job.py", "evals/tasks/recall/suite.py", "evals/tasks/recall/single.py",
+    "evals/tasks/recall/single.yaml", "evals/tasks/recall/table.yaml",
+    "evals/generators/lookup.py", "engine/decoder.py", "kernels/__init__.py", "kernels/rope/__init__.py",
     "kernels/rope/gpu.py", "kernels/split.py", "methods/quest/method.py", "methods/quest/card.yaml",
     "methods/budgeted.py",
 }  # fmt: skip
@@ -67,10 +69,10 @@ QUALITY = {
 @pytest.mark.parametrize("edited", FILES)
 def test_a_score_depends_on_what_its_job_task_and_method_import(rooms: Path, edited: str) -> None:
     """A lazy import of a kernel counts; another suite, page or method, bookkeeping and imports for types do not."""
-    before = quality_code_hash("quest", "recall", rooms)
+    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms)
     with (rooms / edited).open("a") as handle:
         handle.write("# edited\n")
-    assert (quality_code_hash("quest", "recall", rooms) != before) == (edited in QUALITY)
+    assert (quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms) != before) == (edited in QUALITY)
 
 
 @pytest.mark.parametrize(
@@ -101,33 +103,27 @@ def test_a_module_that_is_named_in_a_text_counts(rooms: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_method_and_a_suite_of_another_folder_count(
-    rooms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_of_another_folder_counts(rooms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "mine" / "quick"
     own.mkdir(parents=True)
     (own / "method.py").write_text("from longdecode.kernels.topk import topk\n")
-    asked = tmp_path / "mine" / "riddles"
-    asked.mkdir()
-    (asked / "suite.py").write_text("from longdecode.kernels.split import split\n")
     monkeypatch.setenv("LONGDECODE_METHOD_PATH", str(own.parent))
-    monkeypatch.setenv("LONGDECODE_SUITE_PATH", str(own.parent))
-    seen = {quality_code_hash("quick", "riddles", rooms)}
-    for edited in (own / "method.py", rooms / "kernels/topk.py", asked / "suite.py"):
+    seen = {quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall.single", rooms)}
+    for edited in (own / "method.py", rooms / "kernels/topk.py"):
         with edited.open("a") as handle:
             handle.write("# edited\n")
-        seen.add(quality_code_hash("quick", "riddles", rooms))
-    assert len(seen) == 4
+        seen.add(quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall.single", rooms))
+    assert len(seen) == 3
 
 
 def test_a_copy_has_the_same_hash_and_a_missing_module_none(rooms: Path, tmp_path: Path) -> None:
-    before = quality_code_hash("quest", "recall", rooms)
+    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms)
     for path in rooms.rglob("*.py"):
         os.utime(path, (1, 1))
     shutil.copytree(rooms, tmp_path / "elsewhere")
-    assert quality_code_hash("quest", "recall", tmp_path / "elsewhere") == before
+    assert quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", tmp_path / "elsewhere") == before
     with pytest.raises(FileNotFoundError, match="no module"):
-        speed_code_hash("gone", [], rooms)
+        quality_code_hash("quest", f"{PACKAGE}.evals.tasks.gone", rooms)
 
 
 def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> None:

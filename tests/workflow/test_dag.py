@@ -106,7 +106,7 @@ def test_reading_a_configuration_without_parameters_does_not_import_torch() -> N
         "import sys; sys.path.insert(0, 'src'); from pathlib import Path\n"
         "from longdecode.evals.run_config import load_run_config\n"
         "from longdecode.evals.hashing import quality_code_hash\n"
-        "load_run_config(Path('config/bench.yaml')); quality_code_hash('quest', 'passkey')\n"
+        "load_run_config(Path('config/bench.yaml')); quality_code_hash('quest', 'longdecode.evals.tasks.passkey')\n"
         "print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "False"

@@ -125,12 +125,12 @@ def suite_settings(model: str, suite: str) -> str:
 
 def suite_code(suite: str) -> str:
     """Hash the code that can change a score of a suite under any of its labels."""
-    suites = {get_task(name).suite for name in RUN.suites[suite].tasks}
+    tasks = {type(get_task(name)).__module__ for name in RUN.suites[suite].tasks}
     methods = {RUN.methods[label].method for label in SUITE_LABELS[suite]}
     return hash_texts(
-        quality_code_hash(method, name)
+        quality_code_hash(method, task)
         for method in sorted(methods)
-        for name in sorted(suites)
+        for task in sorted(tasks)
     )
 
 
