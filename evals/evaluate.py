@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError
+from longdecode.engine.generation import Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.cells import Cell
 from longdecode.evals.failures import free_memory, status_of
@@ -26,6 +28,8 @@ from longdecode.evals.records import Provenance, Record
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.storage import journal_path, read_records, write_records
 from longdecode.evals.tasks.base import Sample, Task
+
+T = TypeVar("T")
 
 
 def evaluate_suite(config: RunConfig, model: str, suite: str, outputs: Mapping[str, Path]) -> None:
@@ -136,32 +140,68 @@ class _Evaluation:
         self._report(task, context, todo)
 
     def _batch(self, task: Task, context: int, batch: Sequence[Sample], wanting: Sequence[_Todo]) -> None:
-        """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return."""
-        failure: Exception | None = None
-        try:
-            generator = self.job.generator(task)
-            prompt = generator.prefill([self.job.request(task, context, sample) for sample in batch])
-        except Exception as error:
-            failure = error
-        if failure is not None:
-            self._close(task, wanting, failure)
+        """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return.
+
+        A method with a prefill rule of its own gets a prefill of its own, and so does each cell where the shared
+        prompt does not fit the device: a method's own cache may be smaller.
+        """
+
+        def prepare() -> tuple[Generator, list[Request]]:
+            return self.job.generator(task), [self.job.request(task, context, sample) for sample in batch]
+
+        if (prepared := self._attempt(task, wanting, prepare)) is None:
             return
+        generator, requests = prepared
+        built: list[tuple[_Todo, AttentionMethod]] = []
         for item in wanting:
-            failure = None
+            build = partial(item.line.label.method, item.cell.budget.tokens(context))
+            if (method := self._attempt(task, [item], build)) is not None:
+                built.append((item, method))
+        prompt: Prompt | None = None
+        failure: Exception | None = None
+        if shared := [method for _, method in built if _takes_dense_prompts(method)]:
             try:
-                label, cell = item.line.label, item.cell
-                method: AttentionMethod = label.method(cell.budget.tokens(cell.context))
-                completions = generator.decode(prompt, method)
-                missing = item.line.ledger.missing(cell, [sample.index for sample in batch])
-                records = [
-                    label.scored(task, cell, sample, completion, method, item.origin)
-                    for sample, completion in zip(batch, completions, strict=True)
-                ]
-                item.line.ledger.add(*(record for record in records if record.index in missing))
+                prompt = generator.prefill(requests, shared)
             except Exception as error:
                 failure = error
-            if failure is not None:
-                self._close(task, [item], failure)
+        if failure is not None and status_of(failure) != "oom":
+            self._close(task, [item for item, _ in built], failure)
+            return
+        if failure is not None:
+            free_memory(self.job.device, failure)
+        for item, method in built:
+            own = None if method not in shared else prompt
+            self._attempt(task, [item], partial(self._decode, generator, requests, own, task, batch, item, method))
+
+    def _decode(
+        self,
+        generator: Generator,
+        requests: Sequence[Request],
+        prompt: Prompt | None,
+        task: Task,
+        batch: Sequence[Sample],
+        item: _Todo,
+        method: AttentionMethod,
+    ) -> bool:
+        completions = generator.run(requests, method) if prompt is None else generator.decode(prompt, method)
+        missing = item.line.ledger.missing(item.cell, [sample.index for sample in batch])
+        records = [
+            item.line.label.scored(task, item.cell, sample, completion, method, item.origin)
+            for sample, completion in zip(batch, completions, strict=True)
+        ]
+        item.line.ledger.add(*(record for record in records if record.index in missing))
+        return True
+
+    def _attempt(self, task: Task, items: Sequence[_Todo], work: Callable[[], T]) -> T | None:
+        """Do some work; where it fails with an error of the cells, close them and return ``None``."""
+        failure: Exception
+        try:
+            return work()
+        except Exception as error:
+            failure = error
+        # Outside the handler nothing but the error itself refers to the frames that hold its tensors.
+        self._close(task, items, failure)
+        return None
 
     def _close(self, task: Task, items: Sequence[_Todo], error: Exception) -> None:
         """Turn an error that belongs to the cells into their status; raise any other."""
@@ -187,6 +227,11 @@ class _Evaluation:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _takes_dense_prompts(method: AttentionMethod) -> bool:
+    """Return whether the method continues from a densely prefilled prompt."""
+    return type(method).attend_prompt is AttentionMethod.attend_prompt
 
 
 def _outcome(records: Sequence[Record]) -> str:

@@ -15,24 +15,29 @@ PACKAGE = "longdecode"
 BOOKKEEPING = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        "evals.config_values", "evals.hashing", "evals.journal", "evals.ledger", "evals.migrations", "evals.names",
-        "evals.provenance", "evals.records", "evals.run_config", "evals.storage", "evals.tasks.registry",
-        "evals.throughput.spec", "methods.card", "methods.conformance", "methods.conformance_bench", "methods.registry",
+        "engine.plugins", "evals.config_values", "evals.hashing", "evals.identification_spec", "evals.journal",
+        "evals.ledger", "evals.migrations", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
+        "evals.storage", "evals.tasks.registry", "evals.throughput.spec", "methods.card", "methods.conformance",
+        "methods.conformance_bench", "methods.conformance_rules", "methods.registry", "methods.rule",
     )
 )  # fmt: skip
 """Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
+GATE = ("conformance", "conformance_bench", "conformance_rules", "rule")
+"""Modules of the methods room that check a method."""
 _CODE_SUFFIXES = (".py", ".yaml", ".json")
 
 
 def quality_code_hash(method: str, task_module: str, root: Path = REPOSITORY) -> str:
-    """Hash the code behind a score: the quality job, the task's module and the method, with all that they import.
+    """Hash the code behind a score: the quality job, the task and its suite, and the method, with all that they import.
 
     Args:
         method: name of the method and of its folder.
         task_module: dotted name of the module that defines the task.
         root: folder of the rooms.
     """
-    return code_hash([f"{PACKAGE}.evals.quality_job", task_module], [method], root)
+    suite = f"{task_module.rpartition('.')[0]}.suite"
+    suites = [suite] if _module_files(suite, root) else []
+    return code_hash([f"{PACKAGE}.evals.quality_job", task_module, *suites], [method], root)
 
 
 def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY) -> str:
@@ -48,7 +53,7 @@ def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY)
 
 def gate_code_hash(method: str, root: Path = REPOSITORY) -> str:
     """Hash the code behind a method's conformance: the checks and the method, with all that they import."""
-    return code_hash([f"{PACKAGE}.methods.{name}" for name in ("conformance", "conformance_bench")], [method], root)
+    return code_hash([f"{PACKAGE}.methods.{name}" for name in GATE], [method], root)
 
 
 def code_hash(modules: Iterable[str], methods: Iterable[str], root: Path = REPOSITORY) -> str:
