@@ -8,15 +8,16 @@ from typing import Any, TypeVar
 import torch
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.errors import ContextLimitError, DeviceMemoryError, GateError
+from longdecode.engine.errors import ContextLimitError, DeviceMemoryError
 from longdecode.engine.kv_cache import DenseCache, KVCache
 from longdecode.evals.failures import free_memory, status_of
+from longdecode.evals.gate import Gate
 from longdecode.evals.records import Key, SpeedRecord
 from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
 from longdecode.evals.throughput.decode_cells import FULL, HF_LABELS, Labels
 from longdecode.evals.throughput.launches import recorded
 from longdecode.evals.throughput.models import TimedModel
-from longdecode.evals.throughput.spec import CEILING_METHODS, DecodeSpec
+from longdecode.evals.throughput.spec import DecodeSpec
 from longdecode.evals.throughput.speed_job import SpeedJob
 from longdecode.evals.throughput.step_block import (
     correction_block,
@@ -29,9 +30,6 @@ from longdecode.evals.throughput.step_block import (
     step_block,
 )
 from longdecode.evals.throughput.timing import Block
-from longdecode.kernels.dispatch import kernel_path
-from longdecode.methods.conformance import FAST_PATH_CHECKS
-from longdecode.methods.conformance_bench import make_bench
 
 PREFILL_CHUNK_TOKENS = 16384
 SETUP_ROUNDS = 3
@@ -44,13 +42,13 @@ Cache = TypeVar("Cache", bound=KVCache)
 class DecodeBench:
     """Times the open cells of a job; a cell that cannot run ends as a status and the rest goes on."""
 
-    def __init__(self, job: SpeedJob, ledger: SpeedLedger, model: TimedModel, spec: DecodeSpec):
+    def __init__(self, job: SpeedJob, ledger: SpeedLedger, model: TimedModel, spec: DecodeSpec, gate: Gate):
         self.job = job
         self.ledger = ledger
         self.model = model
         self.spec = spec
         self.labels = Labels(job.run, job.name)
-        self._gates: dict[str, str | None] = {}
+        self.gate = gate
 
     def run(self) -> None:
         """Time all cells, one context and batch at a time; the stock loop last.
@@ -82,30 +80,16 @@ class DecodeBench:
             free_memory(self.job.device)
 
     def _gate(self, cell: SpeedCell) -> None:
-        """Check, once a label and job, that the kernels in force give this method the numbers of their definitions.
-
-        Where plain torch is in force there is nothing to hold against it. The whole conformance suite stands before the
-        quality records.
+        """Let the labels of the configuration pass whose method conforms.
 
         Raises:
-            GateError: a check failed.
+            GateError: a check of the conformance suite failed.
+            UnsupportedCellError: the conformance suite cannot check these parameters.
         """
-        if cell.label in (*CEILING_METHODS, *HF_LABELS, "no_attention", "projections"):
-            return
-        if kernel_path(self.job.device, torch.float32) == "naive":
-            return
-        if cell.label not in self._gates:
-            self._gates[cell.label] = None
-            try:
-                bench = make_bench(
-                    cell.subject, self.job.device, dict(self.labels.params(cell.label)), dtype=torch.float32, seed=0
-                )
-                for check in FAST_PATH_CHECKS:
-                    check(bench)
-            except GateError as error:
-                self._gates[cell.label] = str(error)
-        if (failure := self._gates[cell.label]) is not None:
-            raise GateError(failure)
+        if cell.label in self.job.run.methods:
+            refusal = self.gate.refusal(cell.label, self.job.name)
+            if refusal is not None:
+                raise refusal
 
     def _close(self, cell: SpeedCell, error: Exception) -> None:
         status = self.job.status_or_raise(error)
