@@ -198,7 +198,7 @@ class _Build:
                 model,
                 None if ablation else quality.one_method(results, self.figures, model, label, self._about(model)),
                 tables.method_table(results, model, label),
-                [verdicts.grid(results, topic, [label]) for topic in results.topics(model)],
+                verdicts.board(results, model, [label]),
             )
             for model in (results.models if scored else [])
         ]

@@ -119,9 +119,9 @@ def paper_lychee(results: Results) -> str:
             over_tidal.append(f"{_points(values['lychee'] - values['tidal'])} at {context:,} ({reads})")
     rival = f"; to TidalDecode at the same budget {', '.join(over_tidal)}" if over_tidal else ""
     said = (
-        f"steps of the 8B shape at 128K over our Full: {', '.join(steps)} (in print 2.7 at batch 1, above the 1.81 that "
-        "memory traffic allows over an ideal dense decoder). On the miniature, configured otherwise, `mini_longgen` at a "
-        f"budget of 10 %: points to Full {', '.join(gaps)}{rival}"
+        f"steps of the 8B shape at 128K over our Full: {', '.join(steps)} (in print 2.7 at batch 1, above the 1.81 "
+        "that memory traffic allows over an ideal dense decoder). On the miniature, configured otherwise, "
+        f"`mini_longgen` at a budget of 10 %: points to Full {', '.join(gaps)}{rival}"
     )
     page, note = "`reports/h200/paper-lychee.html`", "[reproduction](docs/reproduction-lychee.md)"
     heads = "| paper | in short | page | note |\n| --- | --- | --- | --- |"

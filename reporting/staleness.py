@@ -43,8 +43,6 @@ def _today(kind: str, method: str) -> str:
     return speed_code_hash() if kind == "times" else code_hash(method) if method in method_names() else ""
 
 
-def _named(labels: set[str]) -> str:
-    names = sorted(labels)
-    return (
-        listing(names) if len(names) <= _SHOWN else f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more labels"
-    )
+def _named(names: list[str]) -> str:
+    left = len(names) - _SHOWN
+    return listing(names) if left <= 0 else f"{', '.join(names[:_SHOWN])} and {left} more labels"

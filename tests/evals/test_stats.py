@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,3 +237,20 @@ def test_intervals_over_repeated_draws_cover_the_truth() -> None:
         gap = stats.paired_difference([(mine, full)], 0.95, 300, rng)
         paired += gap.low <= 0 <= gap.high
     assert covered >= 174 and paired >= 174  # five standard deviations of a binomial below 95 %
+
+
+@pytest.mark.parametrize(("margin", "tasks"), [(0.02, 1), (0.02, 3), (0.05, 2)])
+def test_so_many_samples_show_that_nothing_was_lost_and_no_fewer(margin: float, tasks: int) -> None:
+    needed = stats.samples_for_margin(margin, tasks)
+    for count, shown in ((needed, True), (needed - 1, False)):
+        perfect = stats.Scores(np.ones(count), np.arange(count), np.ones(count, dtype=np.int64))
+        found = stats.paired_difference([(perfect, perfect)] * tasks, 0.95, 100, np.random.default_rng(0))
+        assert (found.low >= -margin) == shown, found
+
+
+def test_the_evidence_has_samples_enough_to_conclude() -> None:
+    from longdecode.evals.run_config import load_run_config
+    from longdecode.reporting.verdicts import MARGIN
+
+    suite = load_run_config(Path(__file__).parents[2] / "config" / "h200.yaml").suites["mini_recall"]
+    assert suite.samples >= stats.samples_for_margin(MARGIN, len(suite.tasks))
