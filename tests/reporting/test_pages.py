@@ -155,7 +155,7 @@ def test_front_page_says_what_was_compared_on_what(pages: dict[str, Page]) -> No
 def test_verdicts_stand_for_each_context_and_for_every_context(pages: dict[str, Page]) -> None:
     words = pages["index"].words()
     assert "2K Full 10" in words and "8K Full " in words and "Every context worst difference" in words
-    assert "answers lost" in words and "one-sided test" in words and "longest context" not in words
+    assert "answers lost" in words and "one-sided test" in words and "at its longest context" not in words
 
 
 def test_the_front_page_counts_the_timing_samples_of_the_page_it_links(run_folder: Path, tmp_path: Path) -> None:
