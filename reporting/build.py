@@ -291,7 +291,7 @@ class _Build:
         (self.folder / "figures" / "index.csv").write_text(text.getvalue(), encoding="utf-8")
 
     def _common(self) -> dict[str, Any]:
-        """What every page may use."""
+        """Return what every page may use."""
         results = self.results
         checks = None if results.instrument is None else list(results.instrument.get("checks", []))
         outcomes = Counter(check["outcome"] for check in checks or [])
