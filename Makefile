@@ -17,7 +17,7 @@ TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: help setup report test lint format types pytest train bench-compare lock clean
+.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +44,7 @@ format: $(STAMP) ## Format and mend what can be mended
 
 types: $(STAMP) ## Check types
 	$(BIN)/mypy -p longdecode
-	$(BIN)/mypy .ci/write_lock.py workflow/scripts/job.py
+	$(BIN)/mypy .ci/write_lock.py workflow/scripts/job_log.py
 
 pytest: $(STAMP) ## Tests alone; ARGS="-k quest" chooses
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
@@ -54,6 +54,9 @@ train: $(STAMP) ## Train the miniature anew (needs a GPU; resumes when killed)
 
 bench-compare: $(STAMP) ## Time this tree against REV=<rev>, alternating, on one machine (BENCH=config/tiny.yaml on a CPU)
 	$(BIN)/python -m longdecode.evals.throughput.compare --rev $(REV) --config $(BENCH) $(ARGS)
+
+schema: $(STAMP) ## Write workflow/schemas/config.schema.yaml from the configuration's types
+	$(BIN)/python -m longdecode.evals.run_config > workflow/schemas/config.schema.yaml
 
 lock: ## Resolve pyproject.toml anew into requirements.lock and environment.yml (TORCH=torch==X for another torch)
 	rm -rf build/lock

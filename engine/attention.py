@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from longdecode.engine.correction import Correction
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
-from longdecode.kernels.decode_attention import decode_attention
-from longdecode.kernels.page_minmax import PageBounds
-from longdecode.kernels.rope_append import rope_append
+from longdecode.engine.prefill import PrefillObserver
+from longdecode.engine.request import Prompt
+from longdecode.engine.token_block import BlockHeads
+from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 
 
@@ -22,10 +25,10 @@ from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 class Selection:
     """The part of one layer's cache that a decode step reads.
 
-    ``indices`` is ``[B, Hs, N]`` int64, block numbers (``block_size`` tokens each); ``counts`` is ``[B, Hs]`` int64,
+    ``indices`` is ``[B, Hs, N]`` int64, block numbers (``block_size`` tokens each). ``counts`` is ``[B, Hs]`` int64:
     how many leading entries of each list are valid, or ``EVERYTHING`` for a list that reads the whole row. ``Hs`` is
-    the number of KV heads (a GQA group shares one list) or of query heads (each reads its own). ``uneven`` says that
-    lists may differ much in length, so that the kernel shares their tokens out evenly; it changes no result.
+    the number of KV heads (a GQA group shares one list) or of query heads (each reads its own). ``uneven`` is a
+    load-balancing hint for lists of different lengths; it has no effect on the output.
     """
 
     indices: Tensor
@@ -35,58 +38,11 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenHeads:
-    """One layer's heads of the current token as they leave the projection: not yet normed, rotated or stored.
+class Draft:
+    """Speculative decoding: ``method`` drafts ``tokens`` tokens a step, which dense attention verifies as one block."""
 
-    ``q`` is ``[B, Hq, 1, D]``, ``k`` and ``v`` are ``[B, Hkv, 1, D]``, ``cos`` and ``sin`` ``[B, 1, D]``; the norm
-    weights ``[D]`` are there for models that normalise queries and keys head by head.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    cos: Tensor
-    sin: Tensor
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    eps: float = 0.0
-
-
-class DecodeState:
-    """All that one generation keeps; made by ``AttentionMethod.start`` and dropped with the call.
-
-    ``kv_lengths`` (tokens a query may read, the current one included) and ``slot_mapping`` (where the current token is
-    stored), both ``[B]`` int64, hold for one step. ``kv_tokens_read`` ``[L, B]`` int64 is added to by kernels: tokens
-    loaded, summed over KV heads, whether a row is active or not; ``counted`` follows it for the active rows. ``seen``
-    ``[B]`` int64 is what a head that reads everything has read in the steps in which its row was active.
-    """
-
-    def __init__(self, cache: KVCache, method_state: Any = None):
-        layers = cache.config.num_layers
-        self.cache = cache
-        self.method_state = method_state
-        self.dense = False
-        self.active = torch.ones(cache.batch, dtype=torch.bool, device=cache.device)
-        self.kv_tokens_read = torch.zeros(layers, cache.batch, dtype=torch.int64, device=cache.device)
-        self.counted = torch.zeros_like(self.kv_tokens_read)
-        self.seen = torch.zeros(cache.batch, dtype=torch.int64, device=cache.device)
-        self.begin_step()
-
-    @property
-    def reads(self) -> Tensor:
-        """Tokens read per KV head, summed over the decode steps in which a row was active, ``[L, B]`` float64."""
-        return self.counted.to(torch.float64) / self.cache.config.num_kv_heads
-
-    def begin_step(self) -> None:
-        """Work out once what every layer of the coming step needs."""
-        self.kv_lengths = self.cache.kv_lengths()
-        self.slot_mapping = self.cache.slot_mapping()
-
-    def finish_step(self) -> None:
-        """Count what the active rows read and advance them."""
-        torch.where(self.active, self.kv_tokens_read, self.counted, out=self.counted)
-        self.seen += self.kv_lengths * self.active
-        self.cache.advance(self.active)
+    method: AttentionMethod
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +98,15 @@ class AttentionMethod(ABC):
 
     @property
     def correction(self) -> Correction | None:
-        """What the generation loop does to the cache every few steps; the default is nothing.
+        """Return what the generation does to the cache every few steps; the default is nothing.
 
-        A rewrite changes stored keys: a method that keeps anything computed from them must not ask for one.
+        A rewrite changes stored keys: a method that keeps anything computed from them updates it in ``after_rewrite``.
         """
+        return None
+
+    @property
+    def draft(self) -> Draft | None:
+        """Return who drafts tokens for this method to verify; the default is nobody."""
         return None
 
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
@@ -168,74 +129,142 @@ class AttentionMethod(ABC):
             step.at_most,
         )
 
-    def start(self, prompt: KVCache, *, keep_prompt: bool = True) -> DecodeState:
-        """Make the state of one generation from a densely prefilled cache.
+    def make_cache(self, shape: CacheShape) -> KVCache | None:
+        """Return an empty cache of the method's own; ``None`` keeps every token in a dense one."""
+        return None
+
+    def observers(self) -> tuple[PrefillObserver, ...]:
+        """Return what must see the queries and keys of the prefill."""
+        return ()
+
+    def attend_prompt(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+        """Attend for one piece of the prompt; the default is dense and causal.
 
         Args:
-            prompt: the cache after prefill.
-            keep_prompt: leave ``prompt`` as it is and decode in a copy; otherwise it may be taken over, which saves its
-                memory where nothing else will use it.
+            q: ``[R, Hq, T, D]``, positions ``start ..``.
+            keys: ``[R, Hkv, start + T, D]``.
+            values: ``[R, Hkv, start + T, D]``.
+
+        Returns:
+            ``[R, Hq, T, D]``.
         """
-        cache = self.after_prefill(prompt)
-        if cache is prompt and keep_prompt:
-            cache = prompt.clone()
+        return prefill_attention(q, keys, values, start)
+
+    def keep_layer(
+        self,
+        cache: KVCache,
+        layer: int,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        observed: Mapping[str, Tensor],
+    ) -> None:
+        """Move what the method keeps of one densely prefilled layer into its own cache.
+
+        Args:
+            cache: what ``make_cache`` returned.
+            keys: ``[B, Hkv, S, D]``; the slot of a token is its position.
+            values: ``[B, Hkv, S, D]``.
+            lengths: ``[B]`` int64, tokens of each row.
+            observed: by observer key, what was kept of this layer.
+        """
+        cache.fill_layer(layer, keys, values, lengths)
+
+    def start(self, prompt: Prompt, *, keep_prompt: bool = True) -> DecodeState:
+        """Make the state of one generation from a prefilled prompt.
+
+        Args:
+            prompt: in a dense cache, or in the method's own if it was prefilled for this method alone.
+            keep_prompt: leave ``prompt`` as it is and decode in a copy. Otherwise its cache may be taken over.
+        """
+        dense = prompt.cache
+        if not isinstance(dense, DenseCache):
+            return self.decode_in(dense)
+        cache = self.make_cache(dense.shape)
+        if cache is None:
+            return self.decode_in(dense.clone() if keep_prompt else dense)
+        for layer in range(self.config.num_layers):
+            seen = {key: layers[layer] for key, layers in prompt.observed.items()}
+            self.keep_layer(cache, layer, dense.keys(layer), dense.values(layer), dense.lengths, seen)
+        cache.stand_at(dense.lengths)
+        return self.decode_in(cache)
+
+    def decode_in(self, cache: KVCache) -> DecodeState:
+        """Make the state of a generation in a filled cache."""
         return DecodeState(cache, self.make_method_state(cache))
 
-    def after_prefill(self, prompt: KVCache) -> KVCache:
-        """See the prompt, without changing it; return the cache to decode with.
-
-        Evicting methods return a physically smaller cache of their own, the others ``prompt`` itself.
-        """
-        return prompt
-
     def make_method_state(self, cache: KVCache) -> Any:
-        """Whatever else the method keeps for a generation (page metadata, inherited selections)."""
+        """Return whatever else the method keeps for a generation (page bounds, inherited selections)."""
         return None
 
     def before_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
-        """Work out once what ``select`` needs in every layer of the coming step."""
+        """Work out once what ``select`` needs in every layer of the coming block."""
 
-    def append(self, layer: int, token: TokenHeads, state: DecodeState) -> Tensor:
-        """Rotate the token's heads and store its keys and values; returns the rotated queries ``[B, Hq, 1, D]``."""
-        return self.store(layer, token, state)
-
-    def store(
-        self, layer: int, token: TokenHeads, state: DecodeState, bounds: PageBounds | None = None, page_size: int = 0
-    ) -> Tensor:
-        """What ``append`` does by default, in one launch; page bounds given with it are widened by the new key."""
-        keys, values = state.cache.keys(layer), state.cache.values(layer)
-        return rope_append(
-            token.q, token.k, token.v, token.cos, token.sin, keys, values, state.slot_mapping,
-            q_norm=token.q_norm, k_norm=token.k_norm, eps=token.eps, bounds=bounds, page_size=page_size,
-        )  # fmt: skip
+    def append(self, layer: int, heads: BlockHeads, state: DecodeState) -> Tensor:
+        """Rotate a block's heads and store its keys and values; return the queries ``[B, Hq, T, D]``."""
+        return state.cache.append(layer, heads)
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Choose what the queries ``[B, Hq, 1, D]`` of ``layer`` read; ``None`` means everything."""
         return None
 
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
-        """Select and read, in one layer of one decode step, the current token already stored.
+        """Select and read in one layer, the block already stored.
 
         Args:
-            q: ``[B, Hq, 1, D]``, rotated.
+            q: ``[B, Hq, T, D]``, rotated.
 
         Returns:
-            ``[B, Hq, 1, D]``.
+            ``[B, Hq, T, D]``.
+
+        Raises:
+            UnsupportedCellError: the method selects for one row and the block has several.
         """
         selection = self.select(layer, q, state)
         if selection is None:
             return self.attend_all(layer, q, state)
-        keys, values = state.cache.keys(layer), state.cache.values(layer)
+        if q.shape[2] > 1:
+            raise UnsupportedCellError(f"{self.name} selects for one row a step, the block has {q.shape[2]}")
+        return self.attend_selected(layer, q, selection, state)
+
+    def attend_selected(
+        self, layer: int, q: Tensor, selection: Selection, state: DecodeState, **scoring: Any
+    ) -> Tensor:
+        """Read the listed part of a dense cache; shapes as in ``attend``.
+
+        Args:
+            scoring: ``scores``, ``score_rows`` and ``score_block`` of ``sparse_decode_attention``.
+        """
+        cache = state.dense
         return sparse_decode_attention(
-            q, keys, values, selection.indices, selection.counts,
-            block_size=selection.block_size, lengths=state.kv_lengths, uneven=selection.uneven,
-            kv_tokens_read=state.kv_tokens_read[layer],
+            q, cache.keys(layer), cache.values(layer), selection.indices, selection.counts,
+            block_size=selection.block_size, kv_lengths=state.kv_lengths, uneven=selection.uneven,
+            kv_tokens_read=state.kv_tokens_read[layer], **scoring,
         )[0]  # fmt: skip
 
     def attend_all(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
-        """Read everything that the cache holds of ``layer``; shapes as in ``attend``."""
-        keys, values = state.cache.keys(layer), state.cache.values(layer)
-        return decode_attention(q, keys, values, state.kv_lengths, kv_tokens_read=state.kv_tokens_read[layer])[0]
+        """Read everything that the cache stores of ``layer``; shapes as in ``attend``."""
+        return state.cache.attend(layer, q, state.block.mask, state.kv_tokens_read[layer])
 
     def after_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
-        """React to a finished decode step, before lengths advance."""
+        """React to a finished block, before lengths advance."""
+
+    def after_rewrite(self, state: DecodeState, starts: Tensor, width: int) -> None:  # noqa: B027 (optional hook)
+        """React to keys and values that were written over or forgotten.
+
+        Args:
+            state: after the change; ``state.cache.lengths`` are the tokens that are left.
+            starts: ``[B]`` int64, first slots that changed.
+            width: slots that may have changed, from there on.
+        """
+
+
+class DenseAttention(AttentionMethod):
+    """Dense attention for passes that no registered method asked for."""
+
+    name = "dense"
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> DenseAttention:
+        """Build it; a budget or a parameter means nothing here."""
+        return cls((), config)

@@ -41,5 +41,5 @@ class DataUnavailableError(LongDecodeError):
     """A dataset is not on this machine; the message carries the command that fetches it."""
 
 
-class MarkTimeoutError(LongDecodeError):
-    """A completion could not be marked within the deadline: neither right nor wrong. Its record gets ``timeout``."""
+class ScoreTimeoutError(LongDecodeError):
+    """A completion could not be scored within the deadline: neither right nor wrong. Its record gets ``timeout``."""

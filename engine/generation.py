@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.decode_run import DecodeRun, warm_up
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError, DeviceMemoryError
+from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.request import Completion, Prompt, Request
 from longdecode.engine.sampling import Sampling
+from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper
 from longdecode.engine.timer import Timer
 
 __all__ = ["Completion", "Generator", "Prompt", "Request", "Sampling"]
@@ -51,52 +53,98 @@ class Generator:
         self.prefill_tokens = prefill_tokens
 
     def run(self, requests: Sequence[Request], method: AttentionMethod) -> list[Completion]:
-        """Prefill and decode one batch."""
-        return self.decode(self.prefill(requests), method)
+        """Prefill into the method's own cache and decode one batch."""
+        return self.decode(self.prefill_for(requests, method), method, keep_prompt=False)
 
-    @torch.no_grad()
-    def prefill(self, requests: Sequence[Request]) -> Prompt:
+    def prefill(self, requests: Sequence[Request], methods: Sequence[AttentionMethod] = ()) -> Prompt:
         """Read a batch of prompts densely, with room in the cache for all that may follow.
+
+        Args:
+            methods: all that will decode this prompt; their observers see the prefill, their drafts find room.
 
         Raises:
             ContextLimitError: a request is longer than the model's context.
             ConfigError: no requests, or a token id outside the vocabulary.
             DeviceMemoryError: the batch does not fit the device.
         """
-        self._refuse(requests)
-        capacity = max(request.total_tokens for request in requests)
-        prompts = [torch.tensor(request.prompt_ids, dtype=torch.int64) for request in requests]
-        with _memory_guard(self.decoder.device, len(requests), capacity):
-            cache = self.decoder.new_cache(len(requests), capacity)
-            with Timer(self.decoder.device) as timer:
-                logits = self.decoder.prefill(prompts, cache, self.prefill_tokens)
-        return Prompt(tuple(requests), cache, logits, timer.ms)
+        return self._prefill(requests, methods, None)
+
+    def prefill_for(self, requests: Sequence[Request], method: AttentionMethod) -> Prompt:
+        """Read a batch of prompts into the one method's own cache, by its own prefill rule; raises as ``prefill``."""
+        return self._prefill(requests, (method,), method)
 
     @torch.no_grad()
-    def decode(self, prompt: Prompt, method: AttentionMethod) -> list[Completion]:
-        """Continue every row of a prefilled batch; the prompt is left as it was.
+    def decode(self, prompt: Prompt, method: AttentionMethod, *, keep_prompt: bool = True) -> list[Completion]:
+        """Continue every row of a prefilled batch.
 
         The decode time covers the steps alone, not the copying of the cache nor a graph's capture.
 
+        Args:
+            keep_prompt: leave the prompt as it was, so that another method can decode it.
+
         Raises:
+            ConfigError: the prompt was prefilled without room for this method's drafts.
             DeviceMemoryError: the method's state does not fit beside the prompt.
-            UnsupportedCellError: the method asks for Cache Correction and decodes in a cache that drops tokens.
+            UnsupportedCellError: the method corrects or verifies in a cache that drops tokens.
         """
         device = self.decoder.device
-        with _memory_guard(device, prompt.cache.batch, prompt.cache.capacity):
+        capacity = prompt.cache.shape.capacity
+        if capacity < (need := _capacity(prompt.requests, (method,))):
+            raise ConfigError(f"{method.name} needs {need} slots a row, the prompt was prefilled with {capacity}")
+        with _memory_guard(device, prompt.cache.batch, capacity):
             steps = max(request.continuation_tokens for request in prompt.requests) - 1
             graph = self._wants_graph(steps)
             if graph:
-                warm_up(self.decoder, self.sampling, prompt, method)
-            run = DecodeRun(self.decoder, self.sampling, prompt, method)
-            advance = run.advance(steps, graph)
+                self._warm_up(prompt, method, steps, keep_prompt)
+            stepper = make_stepper(self.decoder, self.sampling, prompt, method, keep_prompt=keep_prompt)
+            works = stepper.works(steps)
+            advance = stepper.plan(tuple(capture(work, device) for work in works) if graph else works, steps)
+            may_end_early = stepper.sequences.can_stop or isinstance(stepper, SpeculativeStepper)
             look_every = STOP_CHECK_STEPS if device.type == "cuda" else 1
             with Timer(device) as timer:
                 for done in range(max(0, steps)):
-                    if run.can_stop and done % look_every == 0 and not bool(run.state.active.any()):
+                    if may_end_early and done % look_every == 0 and not bool(stepper.sequences.active.any()):
                         break
                     advance(done)
-            return _completions(run, prompt, timer.ms)
+            return _completions(stepper, prompt, timer.ms)
+
+    def _prefill(
+        self, requests: Sequence[Request], methods: Sequence[AttentionMethod], owner: AttentionMethod | None
+    ) -> Prompt:
+        self._refuse(requests)
+        capacity = _capacity(requests, methods)
+        prompts = [torch.tensor(request.prompt_ids, dtype=torch.int64) for request in requests]
+        decoded = capacity - min(len(request.prompt_ids) for request in requests)
+        shape = self.decoder.cache_shape(len(requests), capacity, decoded)
+        observers = {observer.key: observer for method in methods for observer in method.observers()}
+        with _memory_guard(self.decoder.device, len(requests), capacity):
+            cache = (owner.make_cache(shape) if owner else None) or DenseCache(shape)
+            with Timer(self.decoder.device) as timer:
+                logits, observed = self.decoder.prefill(
+                    prompts, cache, self.prefill_tokens, owner, tuple(observers.values())
+                )
+        return Prompt(tuple(requests), cache, logits, timer.ms, observed)
+
+    def _warm_up(self, prompt: Prompt, method: AttentionMethod, steps: int, keep_prompt: bool) -> None:
+        """Run each kind of work on a scratch stepper on a side stream, as graph capture asks for.
+
+        A prompt that may be taken over is not copied where steps write past its end alone.
+        """
+        device, cache = self.decoder.device, prompt.cache
+        in_place = not keep_prompt and isinstance(cache, DenseCache) and method.correction is None
+        lengths = cache.positions.clone()
+        scratch_prompt = prompt if in_place else replace(prompt, cache=cache.clone())
+        scratch = make_stepper(self.decoder, self.sampling, scratch_prompt, method, keep_prompt=False)
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for work in scratch.works(steps):
+                work()
+                work()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.synchronize(device)
+        if in_place:
+            cache.stand_at(lengths)
 
     def _wants_graph(self, steps: int) -> bool:
         if self.decoder.device.type != "cuda" or steps < 1:
@@ -119,44 +167,52 @@ class Generator:
                     raise ConfigError(f"request {row}: a token id is outside the vocabulary of {config.vocab_size}")
 
 
-def _completions(run: DecodeRun, prompt: Prompt, decode_ms: float) -> list[Completion]:
+def _capacity(requests: Sequence[Request], methods: Sequence[AttentionMethod]) -> int:
+    """Slots a row: the longest sequence, and the drafts that may lie beyond its end."""
+    drafts = max((method.draft.tokens for method in methods if method.draft), default=0)
+    return max(request.total_tokens for request in requests) + drafts
+
+
+def _completions(stepper: Stepper, prompt: Prompt, decode_ms: float) -> list[Completion]:
     """Fetch the results of all rows in one go."""
-    reads = run.state.reads
-    counts, chosen = run.chosen_count.tolist(), run.chosen.tolist()
-    logprobs, greedy = run.logprobs.tolist(), run.greedy.tolist()
+    sequences = stepper.sequences
+    reads = torch.stack([state.kv_tokens_per_head for state in stepper.states]).sum(dim=0)
+    counts, chosen, steps = sequences.counts.tolist(), sequences.chosen.tolist(), sequences.steps.tolist()
+    logprobs, greedy = sequences.logprobs.tolist(), sequences.greedy.tolist()
     all_reads = reads.mean(dim=0).tolist()
-    sparse_reads = _governed_reads(run, reads)
+    sparse_reads = _governed_reads(stepper, reads)
     completions = []
     for row, request in enumerate(prompt.requests):
         forced = len(request.forced_ids)
         output = tuple(chosen[row][forced : counts[row]])
         stopped = bool(output) and output[-1] in request.stop_ids
         reason: Literal["stop", "length"] = "stop" if stopped else "length"
-        steps = max(0, counts[row] - 1)
+        fed = max(0, counts[row] - 1)
         completions.append(
             Completion(
                 output_ids=output,
                 forced_logprobs=tuple(logprobs[row][:forced]),
                 forced_greedy=tuple(greedy[row][:forced]),
                 finish_reason=reason,
-                read_tokens_mean=all_reads[row] / max(1, steps),
-                read_tokens_sparse=sparse_reads[row] / max(1, steps),
+                read_tokens_mean=all_reads[row] / max(1, fed),
+                read_tokens_sparse=sparse_reads[row] / max(1, fed),
                 prefill_ms=prompt.prefill_ms,
                 decode_ms=decode_ms,
-                decode_steps=steps,
+                decode_steps=max(0, steps[row] - 1),
+                tokens_per_step=fed / max(1, steps[row] - 1),
             )
         )
     return completions
 
 
-def _governed_reads(run: DecodeRun, reads: Tensor) -> list[float]:
+def _governed_reads(stepper: Stepper, reads: Tensor) -> list[float]:
     """Tokens read by each KV head that does not read everything, summed over steps; by all where none is governed."""
-    heads = run.state.cache.config.num_kv_heads
-    dense = sum(map(len, run.method.dense_heads()))
+    heads = stepper.decoder.config.num_kv_heads
+    dense = sum(map(len, stepper.method.dense_heads()))
     governed = reads.shape[0] * heads - dense
-    if governed == 0:
+    if governed == 0 or len(stepper.states) > 1:
         return reads.mean(dim=0).tolist()
-    return ((reads.sum(dim=0) * heads - run.state.seen * dense) / governed).tolist()
+    return ((reads.sum(dim=0) * heads - stepper.state.dense_tokens * dense) / governed).tolist()
 
 
 @contextmanager

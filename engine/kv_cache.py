@@ -1,50 +1,190 @@
-"""The static KV cache: one tensor for keys, one for values, lengths and positions on the device."""
+"""KV caches: the protocol that every kind follows, and the dense one."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from longdecode.engine.errors import DeviceMemoryError
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.token_block import BlockHeads
+from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.page_minmax import PageBounds
+from longdecode.kernels.rope_append import rope_append
 
 
-class KVCache:
-    """Keys and values of a ragged batch, right-padded to a fixed capacity.
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """Sequences that a cache must hold: ``batch`` rows of up to ``capacity`` tokens, ``decoded`` of them decoded."""
 
-    ``k`` and ``v`` are ``[L, B, Hkv, S, D]``. ``lengths[b]`` counts the tokens stored for row ``b`` and
-    ``positions[b]`` is the absolute position of its next token: two counters, because an evicting method stores fewer
-    tokens than it has seen. Slots at or past ``lengths[b]`` hold anything and are never read. ``evicts`` says that a
-    cache drops tokens, so that slots are no positions.
+    config: ModelConfig
+    batch: int
+    capacity: int
+    device: torch.device
+    dtype: torch.dtype
+    decoded: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSlots:
+    """Slots that a step writes: the ``slots`` ``[N]`` of ``tensor`` ``[N, S, D]``, of the batch ``rows`` ``[N]``."""
+
+    tensor: Tensor
+    slots: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """The state of a cache before a step: what the step writes over, and the counters."""
+
+    written: list[tuple[StepSlots, Tensor]]
+    counters: list[tuple[Tensor, Tensor, int]]
+
+
+class KVCache(ABC):
+    """Keys and values of a ragged batch.
+
+    ``positions`` ``[B]`` int64 is the absolute position of each row's next token. It is a counter of its own: a slot
+    index is not a position once tokens are dropped. Slots that hold no token may hold anything and are never read.
     """
 
-    evicts: ClassVar[bool] = False
+    def __init__(self, shape: CacheShape):
+        self.shape = shape
+        self.positions = torch.zeros(shape.batch, device=shape.device, dtype=torch.int64)
 
-    def __init__(self, config: ModelConfig, batch: int, capacity: int, *, device: torch.device, dtype: torch.dtype):
-        shape = (config.num_layers, batch, config.num_kv_heads, capacity, config.head_dim)
-        refuse_if_too_large(shape, device, dtype)
-        self.config = config
-        self.k = torch.empty(shape, device=device, dtype=dtype)
-        self.v = torch.empty(shape, device=device, dtype=dtype)
-        self.lengths = torch.zeros(batch, device=device, dtype=torch.int64)
-        self.positions = torch.zeros(batch, device=device, dtype=torch.int64)
+    @property
+    def config(self) -> ModelConfig:
+        """The model the cache belongs to."""
+        return self.shape.config
 
     @property
     def batch(self) -> int:
         """Rows in the batch."""
-        return self.k.shape[1]
+        return self.shape.batch
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the lengths and of all that a step reads."""
+        return self.shape.device
+
+    @abstractmethod
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield every tensor of keys or values."""
+
+    @abstractmethod
+    def counters(self) -> Iterator[tuple[Tensor, int]]:
+        """Yield every tensor that a step changes beside keys and values, with its batch axis."""
+
+    @abstractmethod
+    def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
+        """Work out once where a block is stored and how much its rows read.
+
+        Args:
+            width: tokens per row.
+            starts: ``[B]`` int64, first slots; ``None`` appends.
+            active: ``[B]`` bool; a rewrite leaves other rows as they are.
+        """
+
+    @abstractmethod
+    def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
+        """Rotate a block's heads and store its keys and values.
+
+        Args:
+            bounds: page bounds to widen by the new keys.
+            page_size: tokens in a page of ``bounds``.
+
+        Returns:
+            The rotated queries, ``[B, Hq, T, D]``.
+        """
+
+    @abstractmethod
+    def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
+        """Attend to all that is stored of a layer.
+
+        Args:
+            q: ``[B, Hq, T, D]``, rotated, its block stored.
+            mask: ``[T, T]`` bool over the block; ``None`` is causal.
+            kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
+
+        Returns:
+            ``[B, Hq, T, D]``.
+        """
+
+    @abstractmethod
+    def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+        """Take over what the cache keeps of one densely prefilled layer.
+
+        Args:
+            keys: ``[B, Hkv, S, D]``, the slot of a token is its position.
+            values: ``[B, Hkv, S, D]``.
+            lengths: ``[B]`` int64, tokens of each row.
+        """
+
+    @abstractmethod
+    def stand_at(self, tokens: Tensor) -> None:
+        """Set the counters as after a prefill of ``tokens`` (``[B]`` int64) each."""
+
+    @abstractmethod
+    def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
+        """Return what one KV head of one row stores: keys and values ``[n, D]``. Waits for the device."""
+
+    @abstractmethod
+    def step_slots(self) -> Iterator[StepSlots]:
+        """Yield the slots whose keys and values the next step of one token overwrites."""
+
+    def advance(self, counts: Tensor) -> None:
+        """Count ``counts`` (``[B]`` int64) more tokens in each row."""
+        self.positions += counts
+
+    def clone(self) -> Self:
+        """Return a copy that shares no memory."""
+        refuse_if_too_large(self.nbytes(), self.device)
+        return copy.deepcopy(self, {id(self.shape): self.shape})
+
+    def nbytes(self) -> int:
+        """Bytes of keys and values on the device."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def host_nbytes(self) -> int:
+        """Bytes of keys and values in host memory."""
+        return 0
+
+    def before_step(self) -> Undo:
+        """Save what the next step of one token overwrites, so that ``undo`` can take the step back."""
+        written = [(at, at.tensor.gather(1, _wide(at))) for at in self.step_slots()]
+        return Undo(written, [(tensor, tensor.clone(), axis) for tensor, axis in self.counters()])
+
+    def undo(self, saved: Undo, rows: Tensor) -> None:
+        """Take a step back for ``rows`` (``[B]`` bool)."""
+        for at, old in saved.written:
+            index = _wide(at)
+            at.tensor.scatter_(1, index, torch.where(rows[at.rows][:, None, None], old, at.tensor.gather(1, index)))
+        for tensor, old, axis in saved.counters:
+            back = rows.view(-1, *[1] * (tensor.dim() - axis - 1))
+            tensor.copy_(torch.where(back, old, tensor))
+
+
+class DenseCache(KVCache):
+    """Every token in the slot of its position: ``k`` and ``v`` are ``[L, B, Hkv, S, D]``, ``lengths`` is ``[B]``."""
+
+    def __init__(self, shape: CacheShape):
+        super().__init__(shape)
+        config = shape.config
+        size = (config.num_layers, shape.batch, config.num_kv_heads, shape.capacity, config.head_dim)
+        self.k, self.v = empty_pair(size, shape)
+        self.lengths = torch.zeros_like(self.positions)
 
     @property
     def capacity(self) -> int:
         """Token slots per row."""
-        return self.k.shape[3]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the cache lives."""
-        return self.k.device
+        return self.shape.capacity
 
     def keys(self, layer: int) -> Tensor:
         """Keys of one layer, ``[B, Hkv, S, D]``."""
@@ -54,61 +194,118 @@ class KVCache:
         """Values of one layer, ``[B, Hkv, S, D]``."""
         return self.v[layer]
 
-    def write(self, layer: int, start: int, k: Tensor, v: Tensor, rows: slice = slice(None)) -> None:
-        """Store a prefill chunk ``[R, Hkv, T, D]`` of ``rows`` in slots ``start ..``; the caller sets lengths."""
-        stop = start + k.shape[2]
-        self.k[layer, rows, :, start:stop] = k
-        self.v[layer, rows, :, start:stop] = v
+    def tensors(self) -> Iterator[Tensor]:
+        """See ``KVCache.tensors``."""
+        yield from (self.k, self.v)
 
-    def rewrite(self, layer: int, slots: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-        """Store keys and values ``[B, Hkv, T, D]`` over those in ``slots`` ``[B, T]``, where ``rows`` ``[B]`` holds."""
-        index = slots[:, None, :, None].expand_as(k)
-        for stored, new in ((self.k[layer], k), (self.v[layer], v)):
-            stored.scatter_(2, index, torch.where(rows[:, None, None, None], new, stored.gather(2, index)))
+    def counters(self) -> Iterator[tuple[Tensor, int]]:
+        """See ``KVCache.counters``."""
+        yield from ((self.lengths, 0), (self.positions, 0))
+
+    def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
+        """See ``KVCache.begin_block``; a full row writes over its last slot."""
+        rewrite = starts is not None
+        starts = self.lengths if starts is None else starts
+        self.kv_lengths = starts + width
+        if width > 1 or rewrite:
+            slots = starts[:, None] + torch.arange(width, device=self.device)
+            slots = slots.clamp(max=self.capacity - 1)
+            self.slot_mapping = torch.where(active[:, None], slots, -1) if rewrite else slots
+        else:
+            self.slot_mapping = starts.clamp(max=self.capacity - 1)
+
+    def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
+        """See ``KVCache.append``."""
+        return store_heads(heads, self.k[layer], self.v[layer], self.slot_mapping, bounds, page_size)
+
+    def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
+        """See ``KVCache.attend``."""
+        return decode_attention(
+            q, self.k[layer], self.v[layer], self.kv_lengths, mask=mask, kv_tokens_read=kv_tokens_read
+        )[0]
+
+    def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+        """See ``KVCache.fill_layer``."""
+        tokens = min(keys.shape[2], self.capacity)
+        self.k[layer, :, :, :tokens] = keys[:, :, :tokens]
+        self.v[layer, :, :, :tokens] = values[:, :, :tokens]
+
+    def stand_at(self, tokens: Tensor) -> None:
+        """See ``KVCache.stand_at``."""
+        self.lengths.copy_(tokens)
+        self.positions.copy_(tokens)
+
+    def step_slots(self) -> Iterator[StepSlots]:
+        """See ``KVCache.step_slots``; a rejected token is forgotten by its length alone."""
+        yield from ()
+
+    def advance(self, counts: Tensor) -> None:
+        """See ``KVCache.advance``."""
+        self.lengths += counts
+        self.positions += counts
+
+    def compact(self, starts: Tensor, rows: Tensor) -> None:
+        """Move the accepted tokens of a block to consecutive slots.
+
+        Args:
+            starts: ``[B]`` int64, the block's first slots.
+            rows: ``[B, N]`` int64, the block row that goes to place ``n``, at least ``n``.
+        """
+        places = torch.arange(rows.shape[1], device=self.device)
+        for tensor in (self.k, self.v):
+            shape = (*tensor.shape[:3], rows.shape[1], tensor.shape[4])
+            source, target = (
+                (starts[:, None] + at).clamp(max=self.capacity - 1)[None, :, None, :, None].expand(shape)
+                for at in (rows, places)
+            )
+            tensor.scatter_(3, target, tensor.gather(3, source))
 
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
-        """What one KV head of one row stores: keys and values ``[n, D]``, in order of slots. Looks at a length."""
+        """See ``KVCache.stored_kv``; in order of slots."""
         stored = int(self.lengths[row])
         return self.k[layer, row, head, :stored], self.v[layer, row, head, :stored]
 
-    def slot_mapping(self) -> Tensor:
-        """Where each row's current token is stored, ``[B]`` int64; a full row writes over its last slot."""
-        return self.lengths.clamp(max=self.capacity - 1)
 
-    def kv_lengths(self) -> Tensor:
-        """Tokens a decode query may read, the one just appended included, ``[B]``."""
-        return self.lengths + 1
-
-    def advance(self, active: Tensor) -> None:
-        """Count one more token for the rows where ``active`` (``[B]`` bool) holds; a finished row stands still."""
-        step = active.to(self.lengths.dtype)
-        self.lengths += step
-        self.positions += step
-
-    def clone(self) -> KVCache:
-        """A copy that shares nothing, so that one prefill serves many methods."""
-        other = object.__new__(type(self))
-        other.config = self.config
-        refuse_if_too_large(tuple(self.k.shape), self.device, self.k.dtype)
-        for name in ("k", "v", "lengths", "positions"):
-            setattr(other, name, getattr(self, name).clone())
-        return other
-
-    def nbytes(self) -> int:
-        """Bytes held by keys and values."""
-        return 2 * self.k.numel() * self.k.element_size()
+def _wide(at: StepSlots) -> Tensor:
+    """The slots as an index of their tensor, ``[N, 1, D]``."""
+    return at.slots[:, None, None].expand(-1, 1, at.tensor.shape[2])
 
 
-def refuse_if_too_large(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
+def store_heads(
+    heads: BlockHeads,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    bounds: PageBounds | None = None,
+    page_size: int = 0,
+) -> Tensor:
+    """Rotate a block's heads and store its keys and values in one launch; see ``kernels.rope_append``."""
+    return rope_append(
+        heads.q, heads.k, heads.v, heads.cos, heads.sin, k_cache, v_cache, slot_mapping,
+        q_norm=heads.q_norm, k_norm=heads.k_norm, eps=heads.eps, bounds=bounds, page_size=page_size,
+    )  # fmt: skip
+
+
+def empty_pair(size: tuple[int, ...], shape: CacheShape) -> tuple[Tensor, Tensor]:
+    """Return uninitialised tensors of ``size`` for keys and values.
+
+    Raises:
+        DeviceMemoryError: they do not fit what is free.
+    """
+    refuse_if_too_large(2 * torch.Size(size).numel() * shape.dtype.itemsize, shape.device)
+    k = torch.empty(size, device=shape.device, dtype=shape.dtype)
+    return k, torch.empty_like(k)
+
+
+def refuse_if_too_large(need_bytes: int, device: torch.device) -> None:
     """Raise before a CUDA allocation of keys and values that cannot succeed, so that the cell becomes a status.
 
     Raises:
-        DeviceMemoryError: two tensors of this shape do not fit what is free.
+        DeviceMemoryError: ``need_bytes`` are more than what is free.
     """
     if device.type != "cuda":
         return
-    need = 2 * torch.Size(shape).numel() * dtype.itemsize
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + reserved
-    if need > free:
-        raise DeviceMemoryError(f"a KV cache of shape {shape} needs {need:,} bytes; {free:,} are free on {device}")
+    if need_bytes > free:
+        raise DeviceMemoryError(f"a KV cache needs {need_bytes:,} bytes; {free:,} are free on {device}")

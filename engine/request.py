@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.prefill import Observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class Completion:
     ``forced_ids[i]`` given all before it, ``forced_greedy[i]`` whether no token was more probable.
     ``read_tokens_mean`` is the tokens read per KV head, layer and decode step; ``read_tokens_sparse`` the same over the
     KV heads that do not read everything by rule. The times are those of the whole batch; ``decode_steps`` counts the
-    steps that this row took part in (the last token of a row is never fed).
+    steps that this row took part in (the last token of a row is never fed), ``tokens_per_step`` the tokens that each of
+    them added. Reads are per token.
     """
 
     output_ids: tuple[int, ...]
@@ -58,16 +60,19 @@ class Completion:
     prefill_ms: float
     decode_ms: float
     decode_steps: int
+    tokens_per_step: float
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A densely prefilled batch; decoding copies it, so that one prefill serves many methods and budgets.
+    """A densely prefilled batch.
 
-    ``logits`` is ``[B, V]`` float32, after each row's last prompt token.
+    In a dense cache it serves many methods and budgets, each of which decodes in a copy. ``logits`` is ``[B, V]``
+    float32, after each row's last prompt token; ``observed`` is what prefill observers kept, by key and layer.
     """
 
     requests: tuple[Request, ...]
     cache: KVCache
     logits: Tensor
     prefill_ms: float
+    observed: Observed = field(default_factory=dict)

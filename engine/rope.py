@@ -34,26 +34,22 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     return frequencies.to(torch.float32), float(factor)
 
 
+SPARE_POSITIONS = 256
+"""Positions past the model's limit, for drafts that a row near it makes and never keeps."""
+
+
 class RopeTable:
-    """Cosines and sines of every position, float32 whatever the model's dtype: ``[max_positions, D/2]``."""
+    """Cosines and sines of every position, float32 whatever the model's dtype: ``[max_positions + spare, D/2]``."""
 
     def __init__(self, config: ModelConfig, device: torch.device):
         frequencies, factor = inverse_frequencies(config)
-        positions = torch.arange(config.max_positions, dtype=torch.float32, device=device)
+        positions = torch.arange(config.max_positions + SPARE_POSITIONS, dtype=torch.float32, device=device)
         angles = positions[:, None] * frequencies.to(device)
         self.cos = angles.cos().mul_(factor)
         self.sin = angles.sin().mul_(factor)
 
-    def span(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Consecutive positions for all rows alike: cosines and sines ``[1, stop - start, D]``, both halves equal."""
-        return _twice(self.cos[None, start:stop]), _twice(self.sin[None, start:stop])
-
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """One position a row (``[B]`` int64): cosines and sines ``[B, 1, D]``, both halves equal."""
-        return _twice(self.cos[positions][:, None]), _twice(self.sin[positions][:, None])
-
-    def at_each(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Several positions a row (``[B, T]`` int64): cosines and sines ``[B, T, D]``, both halves equal."""
+        """Look up positions ``[B, T]`` int64: cosines and sines ``[B, T, D]``, both halves equal."""
         return _twice(self.cos[positions]), _twice(self.sin[positions])
 
 

@@ -1,4 +1,4 @@
-"""Choosing the next token, on the device, with noise that depends on the request and the position alone."""
+"""Choice of the next token, on the device, with noise that depends on the request and the position alone."""
 
 from __future__ import annotations
 
@@ -18,44 +18,75 @@ _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn: greedy at temperature 0, else temperature, then top-p and min-p.
+    """Rule that draws the next token: penalty, then greedy at temperature 0, else temperature, top-p, min-p and eta.
 
     ``top_p`` keeps the smallest set of most probable tokens whose probabilities sum to at least ``top_p``; ``min_p``
-    keeps the tokens at least ``min_p`` times as probable as the most probable one. Both look at the distribution after
-    the temperature, and a token must pass both.
+    keeps the tokens at least ``min_p`` times as probable as the most probable one; ``eta`` keeps those with a
+    probability of at least ``min(eta, sqrt(eta) * exp(-entropy))``. All look at the distribution after the
+    temperature, and a token must pass all. ``penalty`` divides positive logits of the last ``penalty_window`` tokens,
+    prompt included, and multiplies negative ones; 1 leaves them.
+
+    Source: Keskar et al. 2019, CTRL (arXiv 1909.05858), section 4.1, with the sign rule of its released code; Hewitt
+    et al. 2022 (arXiv 2210.15191), eta sampling.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     min_p: float = 0.0
+    eta: float = 0.0
+    penalty: float = 1.0
+    penalty_window: int = 1024
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ConfigError(f"temperature is {self.temperature}, expected a finite number of 0 or more")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}, expected a number over 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise ConfigError(f"min_p is {self.min_p}, expected a number from 0 to 1")
+        for name in ("min_p", "eta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected a number from 0 to 1")
+        if not (math.isfinite(self.penalty) and self.penalty >= 1):
+            raise ConfigError(f"penalty is {self.penalty}, expected a finite number of 1 or more")
+        if self.penalty_window < 1:
+            raise ConfigError(f"penalty_window is {self.penalty_window}, expected 1 token or more")
 
-    def choose(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    @property
+    def history_tokens(self) -> int:
+        """Tokens before a draw that it depends on."""
+        return self.penalty_window if self.penalty > 1 else 0
+
+    def choose(self, logits: Tensor, seeds: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
         """Draw one token a row.
 
         Args:
-            logits: ``[B, V]`` float32.
-            seeds: ``[B]`` int64, one of each request.
-            positions: ``[B]`` int64, the absolute position the token will take.
+            logits: ``[N, V]`` float32.
+            seeds: ``[N]`` int64, one of each request.
+            positions: ``[N]`` int64, the absolute position the token will take.
+            history: ``[N, W]`` int64, the tokens before it, ``-1`` where there is none; needed for a penalty.
 
         Returns:
-            ``[B]`` int64.
+            ``[N]`` int64.
         """
+        if self.penalty > 1:
+            if history is None:
+                raise ConfigError("a penalty needs the tokens before the draw")
+            logits = penalised(logits, history, self.penalty)
         if self.temperature == 0:
             return argmax(logits)
-        kept = filtered_logits(logits / self.temperature, self.top_p, self.min_p)
+        kept = filtered_logits(logits / self.temperature, self.top_p, self.min_p, self.eta)
         return (kept.double() + gumbel_noise(seeds, positions, logits.shape[-1])).argmax(dim=-1)
 
 
-def filtered_logits(logits: Tensor, top_p: float, min_p: float) -> Tensor:
-    """Logits ``[B, V]`` with minus infinity where top-p or min-p rules a token out; the most probable always stays."""
+def penalised(logits: Tensor, history: Tensor, penalty: float) -> Tensor:
+    """Logits ``[N, V]`` with those of the tokens in ``history`` ``[N, W]`` moved down; ``-1`` names no token."""
+    padded = torch.cat((logits, logits.new_zeros(len(logits), 1)), dim=1)
+    index = torch.where(history < 0, logits.shape[1], history)
+    seen = padded.gather(1, index)
+    return padded.scatter(1, index, torch.where(seen > 0, seen / penalty, seen * penalty))[:, :-1]
+
+
+def filtered_logits(logits: Tensor, top_p: float, min_p: float, eta: float = 0.0) -> Tensor:
+    """Logits ``[N, V]`` with minus infinity where a rule leaves a token out; the most probable always stays."""
     kept = logits
     if top_p < 1:
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -66,6 +97,11 @@ def filtered_logits(logits: Tensor, top_p: float, min_p: float) -> Tensor:
     if min_p > 0:
         floor = logits.amax(dim=-1, keepdim=True) + math.log(min_p)
         kept = kept.masked_fill(logits < floor, -torch.inf)
+    if eta > 0:
+        logprobs = logits.log_softmax(dim=-1)
+        entropy = -(logprobs.exp() * logprobs).sum(dim=-1, keepdim=True)
+        floor = (0.5 * math.log(eta) - entropy).clamp(max=math.log(eta)).minimum(logprobs.amax(dim=-1, keepdim=True))
+        kept = kept.masked_fill(logprobs < floor, -torch.inf)
     return kept
 
 

@@ -18,8 +18,7 @@ import pandas as pd
 
 from longdecode.evals import stats
 from longdecode.evals.records import Record
-from longdecode.evals.storage import read_folder
-from longdecode.evals.summary import write_csv
+from longdecode.evals.storage import read_folder, write_table
 
 CONFIDENCE = 0.95
 RESAMPLES = 4000
@@ -83,15 +82,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--floor", type=Path, nargs=2, metavar=("ONE", "OTHER"))
     parser.add_argument("--output", type=Path, help="write the table as CSV")
     given = parser.parse_args(arguments)
-    table = agreement(read_folder(given.first), read_folder(given.second))
+    table = agreement(*(read_folder(folder, Record) for folder in (given.first, given.second)))
     if table.empty:
         print(f"no sample is in both {given.first} and {given.second}", file=sys.stderr)
         return 1
     if given.floor:
-        table = within_floor(table, agreement(*map(read_folder, given.floor)))
+        table = within_floor(table, agreement(*(read_folder(folder, Record) for folder in given.floor)))
     print(table.to_string(index=False, float_format=lambda value: f"{value:.4f}"))
     if given.output:
-        write_csv(given.output, table)
+        write_table(given.output, table)
     return int(given.floor is not None and not table["agrees"].all())
 
 

@@ -1,12 +1,15 @@
-"""What a query may read, as a configuration writes it."""
+"""Budgets: tokens a query may read, as a configuration writes them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated, Any
 
-from longdecode.evals.config_values import Section
+from pydantic import Field, PlainValidator
+
+from longdecode.evals.config_values import Count, Distinct, wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Budget:
         return "full" if self.value is None else str(self.value)
 
     def tokens(self, context_tokens: int) -> int | None:
-        """The budget in tokens at this context; fractions are rounded up, in exact arithmetic."""
+        """Return the budget in tokens at this context; fractions are rounded up, in exact arithmetic."""
         if isinstance(self.value, float):
             return math.ceil(Fraction(str(self.value)) * context_tokens)
         return self.value
@@ -30,19 +33,18 @@ class Budget:
 FULL_BUDGET = Budget(None)
 
 
-def read_budgets(section: Section, name: str = "budgets") -> tuple[Budget, ...]:
-    """A non-empty list of budgets under a key.
+def _budget(value: Any) -> Budget:
+    if isinstance(value, Budget):
+        return value
+    fraction = isinstance(value, float) and 0 < value <= 1
+    if fraction or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return Budget(value)
+    raise wrong(f"{value!r}; a fraction of the context (0 < float <= 1) or tokens (whole, >= 1) is needed")
 
-    Raises:
-        ConfigError: an entry is neither a fraction nor a number of tokens.
-    """
-    budgets = []
-    for value in section.sequence(name):
-        fraction = isinstance(value, float) and 0 < value <= 1
-        count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if not (fraction or count):
-            section.refuse(
-                name, f"{value!r}; a fraction of the context (0 < float <= 1) or tokens (whole, >= 1) is needed"
-            )
-        budgets.append(Budget(value))
-    return tuple(budgets)
+
+_Fraction = Annotated[float, Field(gt=0, le=1, description="A fraction of the context.")]
+Budgets = Annotated[
+    tuple[Annotated[Budget, PlainValidator(_budget, json_schema_input_type=Count | _Fraction)], ...],
+    Field(min_length=1),
+    Distinct,
+]

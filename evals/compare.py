@@ -1,4 +1,4 @@
-"""Are two runs the same? Records equal apart from when and at which commit they were made and how long it took."""
+"""Compare two runs: records equal apart from when and at which commit they were made and how long it took."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from longdecode.evals.records import Record
 from longdecode.evals.storage import read_folder, read_records
 
-_TIMES = ("prefill_ms", "decode_ms")
 _MOMENTS = ("started_at", "sm_clock_mhz", "revision", "dirty")  # code_hash says which code it was
 _KEY = ("model", "label", "suite", "task", "budget", "context", "batch", "seed", "sample_index")
 
 
 def comparable(record: Record) -> dict[str, Any]:
-    """The fields of a record that two runs of the same code on the same machine must share."""
-    fields = record.model_dump(exclude=set(_TIMES))
+    """Return the fields of a record that two runs of the same code on the same machine must share."""
+    fields = record.model_dump()
+    fields["measures"] = {name: value for name, value in fields["measures"].items() if not name.endswith("_ms")}
     fields["provenance"] = {name: value for name, value in fields["provenance"].items() if name not in _MOMENTS}
     return fields
 
@@ -41,7 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
     given = parser.parse_args(arguments)
-    first, second = (read_folder(path) if path.is_dir() else read_records(path) for path in (given.first, given.second))
+    first, second = (
+        read_folder(path, Record) if path.is_dir() else read_records(path, Record)
+        for path in (given.first, given.second)
+    )
     if not first and not second:
         print(f"no records below {given.first} and {given.second}", file=sys.stderr)
         return 1

@@ -1,119 +1,155 @@
-"""Reading typed values out of a configuration, with errors that name file, key, value and what is allowed."""
+"""Types of configuration values, and errors that name the file, the key, the value and what is allowed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.names import unknown_name
 
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+T = TypeVar("T")
+_REFUSED = "refused"
 
 
-class Section:
-    """A mapping of the configuration that knows where it stands.
+def wrong(problem: str, key: str = "") -> PydanticCustomError:
+    """Make the error of a validator.
 
     Args:
-        values: the mapping as read from YAML.
-        source: the file it came from.
-        key: its dotted place in the file; empty for the whole.
+        problem: the sentence after file and key.
+        key: dotted key below the place of the validator.
     """
+    return PydanticCustomError(_REFUSED, "{problem}", {"problem": problem, "key": key})
 
-    def __init__(self, values: Any, source: str, key: str = ""):
-        self.source = source
-        self.key = key
-        if values is None:
-            values = {}
-        if not isinstance(values, Mapping):
-            self.refuse("", f"is {values!r}; a mapping is needed")
-        self.values: Mapping[str, Any] = values
 
-    def refuse(self, name: str, problem: str) -> NoReturn:
-        """Raise the error for one key of this section."""
-        where = ".".join(part for part in (self.key, name) if part)
-        raise ConfigError(f"{self.source}: {where or 'the file'}: {problem}")
+def require_known(kind: str, names: Iterable[str], valid: Iterable[str], key: str) -> None:
+    """Refuse a name that is not among the valid ones."""
+    valid = tuple(valid)
+    for name in names:
+        if name not in valid:
+            raise wrong(unknown_name(kind, name, valid), key)
 
-    def allow(self, kind: str, valid: Iterable[str]) -> None:
-        """Refuse keys that are not among the valid ones."""
-        names = tuple(valid)
-        for name in self.values:
-            if name not in names:
-                self.refuse(str(name), unknown_name(kind, name, names))
 
-    def section(self, name: str) -> Section:
-        """A mapping below this one; an empty one where the key is absent or null."""
-        return Section(self.values.get(name), self.source, f"{self.key}.{name}" if self.key else name)
+def known(kind: str, names: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Make a validator of texts that must be one of the names; they are looked up when a value is checked."""
 
-    def named_sections(self) -> Iterator[tuple[str, Section]]:
-        """Every entry as a section; names become folders, so they keep to letters, digits and ``_ . + -``."""
-        for name in self.values:
-            if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name):
-                self.refuse(str(name), f"the name {name!r} is not made of letters, digits and _ . + -")
-            yield name, self.section(name)
+    def check(name: str) -> str:
+        require_known(kind, [name], names(), "")
+        return name
 
-    def text(self, name: str, default: str | None = None) -> str:
-        """A non-empty string."""
-        value = self._get(name, default)
-        if not isinstance(value, str) or not value:
-            self.refuse(name, f"is {value!r}; a non-empty text is needed")
+    return AfterValidator(check)
+
+
+class OrNull:
+    """Annotation that lets null stand for an empty mapping or list."""
+
+    def __init__(self, empty: Callable[[], Any] | None = None):
+        self.empty = empty
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+        def read(value: Any, inner: Callable[[Any], Any]) -> Any:
+            if value is not None:
+                return inner(value)
+            return self.empty() if self.empty else inner({})
+
+        return core_schema.no_info_wrap_validator_function(read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Callable[[CoreSchema], Any]) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "null"}]}
+
+
+def distinct(value: Any) -> Any:
+    """Refuse what is no list, and a list with an entry twice; 1 and 1.0 differ."""
+    if not isinstance(value, list | tuple):
+        raise wrong(f"is {value!r}; a list is needed")
+    for index, entry in enumerate(value):
+        if repr(entry) in map(repr, value[:index]):
+            raise wrong(f"{entry!r} stands twice in {value!r}")
+    return tuple(value)
+
+
+def _folder(value: Any) -> Any:
+    if isinstance(value, Path):
         return value
+    if not isinstance(value, str) or not value:
+        raise wrong(f"is {value!r}; a non-empty text is needed")
+    return Path(value).expanduser()
 
-    def folder_name(self, name: str, default: str | None = None) -> str:
-        """A string that can name a folder."""
-        value = self.text(name, default)
-        if not _FOLDER_NAME.fullmatch(value):
-            self.refuse(name, f"{value!r} is not made of letters, digits and _ . + -")
-        return value
 
-    def optional_text(self, name: str) -> str | None:
-        """A non-empty string, or ``None`` where the key is absent or null."""
-        return None if self.values.get(name) is None else self.text(name)
+Flag = Annotated[bool, Field(strict=True)]
+Whole = Annotated[int, Field(strict=True, ge=0)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Rounds = Annotated[int, Field(strict=True, ge=2)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+Name = Annotated[str, Field(strict=True, pattern="^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
+"""A text that can name a folder."""
+Folder = Annotated[Path, BeforeValidator(_folder)]
+Distinct = BeforeValidator(distinct)
+_Some = Field(min_length=1, json_schema_extra={"uniqueItems": True})
+Sizes = Annotated[tuple[Count, ...], _Some, Distinct]
+Length = Annotated[int, Field(strict=True, ge=64)]
+"""A context in tokens that is timed or trained at."""
+Contexts = Annotated[tuple[Length, ...], _Some, Distinct]
+Names = Annotated[tuple[Text, ...], _Some, Distinct]
 
-    def choice(self, name: str, kind: str, valid: Iterable[str], default: str | None = None) -> str:
-        """One of the valid names."""
-        names = tuple(valid)
-        value = self.text(name, default)
-        if value not in names:
-            self.refuse(name, unknown_name(kind, value, names))
-        return value
 
-    def integer(self, name: str, minimum: int, default: int | None = None) -> int:
-        """A whole number of at least ``minimum``; true and false are not numbers."""
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            self.refuse(name, f"is {value!r}; a whole number of at least {minimum} is needed")
-        return value
+def read(kind: type[T], values: Any, source: str, context: Mapping[str, Any] | None = None) -> T:
+    """Turn the values of a file into a dataclass.
 
-    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
-        """A number between ``low`` and ``high``, both allowed."""
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            self.refuse(name, f"is {value!r}; a number from {low} to {high} is needed")
-        return float(value)
+    Args:
+        kind: a dataclass whose annotations say what is allowed.
+        source: the file, as errors name it.
+        context: passed on to validators.
 
-    def sequence(self, name: str) -> list[Any]:
-        """A non-empty list without repetitions."""
-        value = self._get(name, None)
-        if not isinstance(value, list) or not value:
-            self.refuse(name, f"is {value!r}; a list of at least one entry is needed")
-        for index, entry in enumerate(value):
-            if repr(entry) in map(repr, value[:index]):  # 1 and 1.0 are different budgets
-                self.refuse(name, f"{entry!r} stands twice in {value!r}")
-        return value
+    Raises:
+        ConfigError: a value is wrong; the message gives file, key, value, and the nearest valid name where it is one.
+    """
+    adapter = TypeAdapter(kind)
+    try:
+        return adapter.validate_python(values, context=dict(context or {}))
+    except ValidationError as raised:
+        errors: list[Any] = list(raised.errors(include_url=False))
+        # A misspelt key comes before the value that it leaves out.
+        error = min(errors, key=lambda entry: entry["type"] != "unexpected_keyword_argument")
+        where = [str(part) for part in error["loc"] if not isinstance(part, int) and part != "[key]"]
+        problem = _problem(error, where, adapter)
+        key = ".".join([*where, *filter(None, [error.get("ctx", {}).get("key")])])
+        raise ConfigError(f"{source}: {key or 'the file'}: {problem}") from None
 
-    def integers(self, name: str, minimum: int) -> tuple[int, ...]:
-        """A non-empty list of whole numbers of at least ``minimum``."""
-        values = self.sequence(name)
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-                self.refuse(name, f"{value!r} in the list; whole numbers of at least {minimum} are needed")
-        return tuple(values)
 
-    def _get(self, name: str, default: Any) -> Any:
-        if name not in self.values:
-            if default is None:
-                self.refuse(name, "is missing")
-            return default
-        return self.values[name]
+def _problem(error: Mapping[str, Any], where: list[str], adapter: TypeAdapter[Any]) -> str:
+    given = error["input"]
+    match error["type"]:
+        case "refused":
+            return error["ctx"]["problem"]
+        case "missing":
+            return "is missing"
+        case "unexpected_keyword_argument":
+            return unknown_name("key", where[-1], _keys_at(adapter.json_schema(), where[:-1]))
+        case "literal_error":
+            return unknown_name(where[-1], given, re.findall(r"'([^']*)'", error["ctx"]["expected"]))
+        case "dataclass_type" | "dict_type" | "mapping_type":
+            return f"is {given!r}; a mapping is needed"
+        case "too_short":
+            return f"is {given!r}; at least one entry is needed"
+    return f"is {given!r}; {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _keys_at(schema: Mapping[str, Any], where: list[str]) -> list[str]:
+    """Return the keys that the JSON schema allows at a place."""
+
+    def resolved(node: Mapping[str, Any]) -> Mapping[str, Any]:
+        node = next((part for part in node.get("anyOf", ()) if part.get("type") != "null"), node)
+        return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+    node = schema
+    for part in where:
+        named = node.get("patternProperties") or {"": node.get("additionalProperties")}
+        node = resolved(node.get("properties", {}).get(part) or next(iter(named.values())))
+    return list(node["properties"])

@@ -2,74 +2,162 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-_CODE_SUFFIXES = (".py", ".yaml")
+PACKAGE = "longdecode"
+BOOKKEEPING = frozenset(
+    f"{PACKAGE}.{name}"
+    for name in (
+        "evals.config_values", "evals.hashing", "evals.journal", "evals.ledger", "evals.migrations", "evals.names",
+        "evals.provenance", "evals.records", "evals.run_config", "evals.storage", "evals.tasks.registry",
+        "evals.throughput.spec", "methods.card", "methods.conformance", "methods.conformance_bench", "methods.registry",
+    )
+)  # fmt: skip
+"""Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
+_CODE_SUFFIXES = (".py", ".yaml", ".json")
 
 
-def code_hash(method: str, root: Path = REPOSITORY) -> str:
-    """Hash of the Python and YAML files that can change a number of this method.
-
-    That is engine/, kernels/, evals/ without its throughput tests, the shared modules of methods/ and the method's own
-    folder, there or in a folder that ``LONGDECODE_METHOD_PATH`` names: another method's edit does not put this
-    method's records in doubt.
-
-    Args:
-        method: the name of the method and of its folder.
-        root: where the rooms are.
-    """
-    rooms = [path for room in ("engine", "kernels", "evals") for path in (root / room).rglob("*")]
-    files = [path for path in rooms if root / "evals" / "throughput" not in path.parents]
-    files += list((root / "methods").glob("*")) + list((root / "methods" / method).rglob("*"))
-    hashes = [hash_files(filter(_is_code, files), root)]
-    for entry in filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep)):
-        if (folder := Path(entry) / method).is_dir():
-            hashes.append(hash_files(filter(_is_code, folder.rglob("*")), folder))
-    return hash_texts(hashes)
-
-
-_AFTER_TIMING = ("summary.py", "derived.py", "compare.py", "cli.py")
-
-
-def speed_code_hash(root: Path = REPOSITORY) -> str:
-    """Hash of the Python and YAML files that can change a time; what only reads speed records is left out.
+def quality_code_hash(method: str, task_module: str, root: Path = REPOSITORY) -> str:
+    """Hash the code behind a score: the quality job, the task's module and the method, with all that they import.
 
     Args:
-        root: where the rooms are.
+        method: name of the method and of its folder.
+        task_module: dotted name of the module that defines the task.
+        root: folder of the rooms.
     """
-    folders = ("engine", "kernels", "methods", "evals/throughput")
-    files = (path for folder in folders for path in (root / folder).rglob("*"))
-    after = {root / "evals" / "throughput" / name for name in _AFTER_TIMING}
-    return hash_files((path for path in files if _is_code(path) and path not in after), root)
+    return code_hash([f"{PACKAGE}.evals.quality_job", task_module], [method], root)
+
+
+def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY) -> str:
+    """Hash the code behind a time: the bench's module and the methods timed, with all that they import.
+
+    Args:
+        bench: ``decode`` or ``kernels``, a module of ``evals/throughput``.
+        methods: names of methods; those without a folder, such as ceilings, are in the bench's closure.
+        root: folder of the rooms.
+    """
+    return code_hash([f"{PACKAGE}.evals.throughput.{bench}"], methods, root)
+
+
+def code_hash(modules: Iterable[str], methods: Iterable[str], root: Path = REPOSITORY) -> str:
+    """Hash the import closure of some modules and of the folders of some methods.
+
+    A method's folder, in the room or in a folder that ``LONGDECODE_METHOD_PATH`` names, counts whole: code and card.
+
+    Raises:
+        FileNotFoundError: a module does not exist.
+    """
+    roots = set()
+    for module in modules:
+        if not (found := _module_files(module, root)):
+            raise FileNotFoundError(f"no module {module} under {root}")
+        roots |= found
+    outside = []
+    entries = filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep))
+    for folder in (room / method for room in (root / "methods", *map(Path, entries)) for method in set(methods)):
+        files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
+        roots |= files
+        if files and not folder.is_relative_to(root):
+            outside.append(hash_files(files, folder.parent))
+    inside = (path for path in import_closure(roots, root) if path.is_relative_to(root))
+    return hash_texts([hash_files(inside, root), *sorted(outside)])
+
+
+def import_closure(files: Iterable[Path], root: Path = REPOSITORY) -> frozenset[Path]:
+    """Return the files, every module of the rooms that they import directly or not, and the data beside each module.
+
+    Imports are read from the source, those inside functions and conditions included, so that a kernel that is imported
+    when first called counts. A text that is the name of a module counts as an import of it. Imports for type checkers
+    alone do not count.
+    """
+    found: set[Path] = set()
+    todo = set(files)
+    while todo:
+        path = todo.pop()
+        found.add(path)
+        if path.suffix == ".py":
+            names = {name for name in _imports(path, *_version(path)) if name not in BOOKKEEPING}
+            reached = {file for name in names for file in _module_files(name, root)} | _data_of(path)
+            todo |= reached - found
+    return frozenset(found)
 
 
 def file_hashes(files: Iterable[Path]) -> list[str]:
-    """SHA-256 of each file's content under its own name; of one that is missing, of nothing."""
+    """Hash each file's content under its own name; a missing file counts as nothing."""
     return [hash_files([path], path.parent) for path in files]
 
 
 def hash_files(files: Iterable[Path], root: Path) -> str:
-    """SHA-256 over names (relative to ``root``) and contents, in name order; times and owners play no part."""
+    """Hash names (relative to ``root``) and contents, in name order; times and owners play no part."""
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.is_file()):
-        with path.open("rb") as handle:
-            content = hashlib.file_digest(handle, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
+        digest.update(f"{path.relative_to(root).as_posix()}\0{_content(path, *_version(path))}\n".encode())
     return digest.hexdigest()
 
 
-def _is_code(path: Path) -> bool:
-    return path.suffix in _CODE_SUFFIXES
-
-
 def hash_texts(texts: Iterable[str]) -> str:
-    """SHA-256 over texts in order, each set off by its length."""
+    """Hash texts in order, each set off by its length."""
     digest = hashlib.sha256()
     for text in texts:
         raw = text.encode()
         digest.update(f"{len(raw)}\0".encode() + raw)
     return digest.hexdigest()
+
+
+def _module_files(module: str, root: Path) -> set[Path]:
+    """Return the file of a module of ours and the ``__init__`` of each package around it; empty for any other name."""
+    package, *parts = module.split(".")
+    if package != PACKAGE or not parts or not all(parts):
+        return set()
+    path = root.joinpath(*parts)
+    own = [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+    around = (root.joinpath(*parts[:count], "__init__.py") for count in range(1, len(parts)))
+    return {*own, *(file for file in around if file.is_file())} if own else set()
+
+
+def _data_of(module: Path) -> set[Path]:
+    """Return the YAML and JSON files beside a module that share its name or are named in it."""
+    beside = [path for path in module.parent.iterdir() if path.suffix in (".yaml", ".json")]
+    text = module.read_text(encoding="utf-8") if beside else ""
+    return {path for path in beside if path.stem == module.stem or path.name in text}
+
+
+def _version(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=4096)
+def _content(path: Path, *version: int) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports(path: Path, *version: int) -> frozenset[str]:
+    """Return dotted names that a module may import; ``from a import b`` gives ``a`` and ``a.b``."""
+    names: set[str] = set()
+    for node in _executed(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.ImportFrom):
+            raise ValueError(f"{path}:{node.lineno}: a relative import; this project writes them out")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{PACKAGE}."):
+            names.add(node.value)
+    return frozenset(names)
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all below it but the bodies of ``if TYPE_CHECKING``."""
+    yield node
+    guarded = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    for child in node.orelse if isinstance(node, ast.If) and guarded else ast.iter_child_nodes(node):
+        yield from _executed(child)

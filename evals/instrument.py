@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from longdecode.engine.errors import GateError
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import InstrumentSpec, RunConfig
-from longdecode.evals.storage import read_folder
+from longdecode.evals.storage import read_folder, replacing
 from longdecode.evals.tasks.registry import suite_tasks
 
 LOOKUP_SUITES = ("mini_recall", "mini_longgen")
@@ -47,7 +46,7 @@ def check_instrument(config: RunConfig, records_dir: Path, output: Path) -> None
         GateError: a check failed; the message lists each failure with its numbers.
     """
     # Earlier configurations of the profile may have left records of labels or suites that this one no longer has.
-    records = [r for r in read_folder(records_dir) if r.label in config.methods and r.suite in config.suites]
+    records = [r for r in read_folder(records_dir, Record) if r.label in config.methods and r.suite in config.suites]
     checks = {model: run_checks(config.instrument, [r for r in records if r.model == model]) for model in config.models}
     failures = [(model, check) for model in checks for check in checks[model] if check.outcome == "failed"]
     content = {
@@ -209,7 +208,5 @@ def _third(parts: Sequence[float], index: int) -> Sequence[float]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

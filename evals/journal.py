@@ -1,48 +1,49 @@
-"""The JSONL journal of one job: each record is on disk before the next is computed, so a killed run loses one batch."""
+"""The JSONL journal of one job: each batch of records is on disk before the next batch is computed."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Generic, Self, TypeVar
 
-from pydantic import BaseModel
-
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.migrations import Migration, load_record
-from longdecode.evals.records import SCHEMA_VERSION, Record
+from longdecode.evals.migrations import load_record
+from longdecode.evals.records import BaseRecord
 
-R = TypeVar("R", bound=BaseModel)
+R = TypeVar("R", bound=BaseRecord)
 
 
 class JournalError(LongDecodeError):
-    """A journal holds something that is neither a whole record nor a line cut off at the very end."""
+    """A journal holds something that is neither whole records nor a last line cut off."""
 
 
 class JournalLockedError(JournalError):
     """Another process is writing this journal."""
 
 
-class BaseJournal(Generic[R]):
+class Journal(Generic[R]):
     """Append-only records of one job under an exclusive lock; a context manager.
 
-    The first line is a header with the fingerprint of whatever determines the numbers. On opening, a last line cut off
-    by a kill is dropped, and a journal with another fingerprint is set aside as ``<name>.stale-<n>``.
+    The first line is a header with the fingerprint of the job's settings; each further line is one batch, a JSON list.
+    ``append`` writes a batch, flushes and calls ``fsync`` before it returns: a killed process and a power cut both lose
+    the batch in progress at most, provided the disk honours ``fsync``. On opening, a last line that is cut off or not
+    JSON is dropped, and a journal with another fingerprint is set aside as ``<name>.stale-<n>``.
+
+    COST_LINE
 
     Args:
         path: the journal file; folders are made as needed.
         fingerprint: must match the header for the records to be reused.
+        kind: ``Record`` or ``SpeedRecord``.
     """
 
-    schema_version: int
-
-    def __init__(self, path: Path, fingerprint: str):
+    def __init__(self, path: Path, fingerprint: str, kind: type[R]):
         self.path = path
         self.fingerprint = fingerprint
+        self.kind = kind
         self.records: list[R] = []
         self._lock: BinaryIO | None = None
         self._file: BinaryIO | None = None
@@ -69,44 +70,38 @@ class BaseJournal(Generic[R]):
     ) -> None:
         self._close()
 
-    def append(self, record: R) -> None:
-        """Write one record and wait until it is on disk."""
-        self._write(record.model_dump_json())
-        self.records.append(record)
-
-    def _read(self, fields: dict[str, Any], source: str) -> R:
-        """One record from its stored fields."""
-        raise NotImplementedError
+    def append(self, *records: R) -> None:
+        """Write one batch and wait until it is on disk."""
+        self._write("[" + ",".join(record.model_dump_json() for record in records) + "]")
+        self.records += records
 
     def _load(self) -> None:
         raw = self.path.read_bytes() if self.path.exists() else b""
-        whole = raw[: raw.rfind(b"\n") + 1]
-        lines = [self._parse(number, line) for number, line in enumerate(whole.splitlines(), 1)]
-        if lines and lines[0].get("fingerprint") != self.fingerprint:
+        lines = raw[: raw.rfind(b"\n") + 1].splitlines(keepends=True)
+        if lines and _parse(lines[-1]) is None:
+            lines.pop()
+        header = _parse(lines[0]) if lines else None
+        if lines and (not isinstance(header, dict) or header.get("fingerprint") != self.fingerprint):
             self.path.rename(_free_name(self.path))
             lines = []
-        self.records = [self._read(fields, f"{self.path}:{number}") for number, fields in enumerate(lines[1:], 2)]
+        for number, line in enumerate(lines[1:], 2):
+            where = f"{self.path}:{number}"
+            batch = _parse(line)
+            if not isinstance(batch, list):
+                raise JournalError(f"{where}: not a JSON list; move the file away to start anew")
+            self.records += [load_record(fields, where, self.kind) for fields in batch]
         self._file = self.path.open("ab")
-        if lines:
-            self._file.truncate(len(whole))
-        else:
-            self._file.truncate(0)
-            self._write(json.dumps({"fingerprint": self.fingerprint, "schema_version": self.schema_version}))
-
-    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
-        try:
-            fields = json.loads(line)
-        except ValueError as error:
-            raise JournalError(f"{self.path}:{number}: not JSON; move the file away to start anew") from error
-        if not isinstance(fields, dict):
-            raise JournalError(f"{self.path}:{number}: not a JSON object; move the file away to start anew")
-        return fields
+        self._file.truncate(sum(map(len, lines)))
+        if not lines:
+            self._write(json.dumps({"fingerprint": self.fingerprint}))
+            _sync_folder(self.path.parent)
 
     def _write(self, line: str) -> None:
         if self._file is None:
             raise JournalError(f"{self.path}: the journal is not open")
         self._file.write(line.encode() + b"\n")
-        self._file.flush()  # enough for a killed process; a line lost with the whole machine is run again
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def _close(self) -> None:
         for handle in (self._file, self._lock):
@@ -115,21 +110,21 @@ class BaseJournal(Generic[R]):
         self._file = self._lock = None
 
 
-class Journal(BaseJournal[Record]):
-    """The journal of a quality job.
+def _parse(line: bytes) -> Any:
+    """Decode a line; ``None`` where it is not JSON."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
-    Args:
-        migrations: the table for records of older schemas; the project's own by default.
-    """
 
-    schema_version = SCHEMA_VERSION
-
-    def __init__(self, path: Path, fingerprint: str, migrations: Mapping[int, Migration] | None = None):
-        super().__init__(path, fingerprint)
-        self._migrations = migrations
-
-    def _read(self, fields: dict[str, Any], source: str) -> Record:
-        return load_record(fields, source, self._migrations)
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name as durable as its content."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _lock(path: Path) -> BinaryIO:

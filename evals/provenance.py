@@ -1,4 +1,4 @@
-"""Where a number comes from: revision, hashes of code, model and data, versions, device, clocks."""
+"""Collect the provenance of a number: revision, hashes of code, model and data, versions, device, clocks."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ import torch
 
 from longdecode.engine.device import device_name
 from longdecode.engine.weights import model_hash
-from longdecode.evals.hashing import REPOSITORY, code_hash, hash_files, hash_texts
+from longdecode.evals.hashing import REPOSITORY, hash_files, hash_texts
 from longdecode.evals.records import Provenance
 from longdecode.kernels.dispatch import kernel_path
 
-__all__ = ["checkpoint_hash", "code_hash", "collect", "hash_texts", "is_dirty", "revision", "versions"]
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
 
 
 @functools.cache
 def revision() -> str:
-    """The commit of this checkout, or ``LONGDECODE_REVISION`` where there is none, or ``unknown``."""
+    """Return the commit of this checkout, or ``LONGDECODE_REVISION`` where there is none, or ``unknown``."""
     return _git("rev-parse", "HEAD") or os.environ.get("LONGDECODE_REVISION") or "unknown"
 
 
 @functools.cache
 def is_dirty() -> bool:
-    """Whether tracked files may differ from the revision that records name.
+    """Return whether tracked files may differ from the revision that records name.
 
     Where git has no commit to compare with, ``LONGDECODE_DIRTY=0`` vouches for the files; without it they count as
     changed.
@@ -42,14 +41,14 @@ def is_dirty() -> bool:
 
 
 def checkpoint_hash(folder: Path) -> str:
-    """Hash of a checkpoint folder: weights, config and tokenizer, whatever the folder is called."""
+    """Hash a checkpoint folder: weights, config and tokenizer, whatever the folder is called."""
     tokenizer = hash_files(folder.glob("tokenizer*"), folder)
     return hash_texts([model_hash(folder), tokenizer])
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that can change a number."""
+    """Return the versions of Python and of the packages that can change a number."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -64,7 +63,7 @@ def versions() -> dict[str, str]:
 def collect(
     *, code: str, model: str, data: str, device: torch.device, dtype: torch.dtype, clock_mhz: int | None = None
 ) -> Provenance:
-    """Put together the provenance of one cell from its three hashes and the machine it runs on."""
+    """Build the provenance of one cell from its three hashes and the machine it runs on."""
     return Provenance(
         revision=revision(),
         dirty=is_dirty(),
@@ -80,7 +79,7 @@ def collect(
 
 
 def _git(*arguments: str) -> str | None:
-    """Git's answer about the folder the rooms are in; ``None`` where it is no checkout of its own or git is absent."""
+    """Return git's answer about this repository; ``None`` where it is no checkout of its own or git is absent."""
     if shutil.which("git") is None or not (REPOSITORY / ".git").exists():
         return None
     answer = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False)

@@ -1,20 +1,29 @@
-"""The one schema of everything that is measured: a record is one sample of one cell."""
+"""The one schema of everything measured: a quality record is one sample of one cell, a speed record one timed cell."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
-
-SCHEMA_VERSION = 2
+from pydantic import BaseModel, ConfigDict, model_validator
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
+Bench = Literal["ceiling", "kernel", "decode"]
+Stage = Literal["op", "step", "no_selection", "no_attention", "projections", "correction", "prefill", "setup"]
+Weights = Literal["none", "random", "checkpoint"]
+Key = tuple[str | int | None, ...]
+
+FINAL_STATUSES: frozenset[Status] = frozenset({"ok", "unsupported"})
+"""Statuses that a resumed job keeps; the others may end better the next time."""
 
 
-class Provenance(BaseModel):
-    """Where a number comes from."""
+class _Stored(BaseModel):
+    """A closed, frozen model whose numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Provenance(_Stored):
+    """Revision, hashes, device and versions behind a number."""
 
     revision: str
     dirty: bool
@@ -28,21 +37,63 @@ class Provenance(BaseModel):
     started_at: str
 
 
-class Record(BaseModel):
-    """One sample of one cell; one that could not run is one record with ``sample_index`` -1, a status and a reason.
+class BaseRecord(_Stored):
+    """Fields common to all records.
 
-    A sample whose completion could not be marked in time keeps its number and all that was generated, with status
-    ``timeout``, a reason and no score.
+    ``measures`` is open: a suite or bench adds a number under a name of its own. A record carries a result exactly
+    where its status is ``ok``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int
     profile: str
     model: str
-    method: str
-    label: str  # method name plus variant, as tables print it
+    label: str  # method name plus variant, as tables print it; of a kernel, the implementation
     params: dict[str, Any]
+    context: int
+    batch: int
+    budget: str  # as the config wrote it: "0.1", "1024", or "full"
+    budget_tokens: int | None
+    seed: int
+    status: Status
+    reason: str | None = None
+    measures: dict[str, float] = {}
+    provenance: Provenance
+
+    @property
+    def key(self) -> Key:
+        """Identify the cell of this record among the cells of its job."""
+        raise NotImplementedError
+
+    @property
+    def index(self) -> int:
+        """Number of the sample within its cell; -1 for a record that closes the cell with a status."""
+        raise NotImplementedError
+
+    @property
+    def has_result(self) -> bool:
+        """True where the record holds what its cell was run for."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _result_iff_ok(self) -> Self:
+        if self.has_result != (self.status == "ok"):
+            raise ValueError(f"status {self.status!r} {'with' if self.has_result else 'without'} a result")
+        return self
+
+
+class Record(BaseRecord):
+    """One scored sample; a cell that could not run is one record with ``sample_index`` -1, a status and a reason.
+
+    A sample whose completion could not be scored in time keeps its number and output, with status ``timeout``.
+
+    ``measures`` of a sample: ``kv_tokens_read`` (per KV head and step, mean over all layers), ``kv_tokens_read_sparse``
+    (the same over the KV heads that the budget governs), ``kv_bytes_per_step`` and ``metadata_bytes_per_step`` (traffic
+    model), ``decode_steps``, ``prefill_ms``, ``decode_ms``; ``truncated`` (0 or 1: cut off before its end-of-sequence
+    token) where the task waits for one.
+    """
+
+    schema_version: int = 3
+    method: str
     suite: str
     task: str
     task_version: int
@@ -50,26 +101,72 @@ class Record(BaseModel):
     unit: str
     higher_is_better: bool
     data_source: Literal["generated", "real"]
-    budget: str  # as the config wrote it: "0.1", "1024", or "full"
-    budget_tokens: int | None
-    context: int
-    batch: int
-    seed: int
     sample_index: int
-    status: Status
-    reason: str | None = None
     prompt_sha256: str | None = None
     output_ids: list[int] | None = None
     output_text: str | None = None
     score: float | None = None
     parts: list[float] | None = None
-    read_tokens_mean: float | None = None  # tokens read per KV head and step, mean over all layers
-    read_tokens_sparse: float | None = None  # the same over the layers that the budget governs
-    kv_bytes_per_step: float | None = None  # traffic model: keys and values
-    metadata_bytes_per_step: float | None = None  # traffic model: what the selector reads
     finish_reason: str | None = None
-    truncated: bool | None = None  # cut off before its end-of-sequence token; None where a task does not wait for one
-    prefill_ms: float | None = None
-    decode_ms: float | None = None
-    decode_steps: int | None = None
-    provenance: Provenance
+
+    @property
+    def key(self) -> Key:
+        """Task, context and budget."""
+        return self.task, self.context, self.budget
+
+    @property
+    def index(self) -> int:
+        """``sample_index``."""
+        return self.sample_index
+
+    @property
+    def has_result(self) -> bool:
+        """True for a scored sample."""
+        return self.score is not None and self.sample_index >= 0
+
+
+class SpeedSample(_Stored):
+    """One time, beside the reference's time in the same round.
+
+    A round runs A B B A: the reference, the subject twice, the reference again; ``us`` and ``reference_us`` are the
+    means of their two runs. ``disturbed`` names what was wrong meanwhile (clocks dropped, another process).
+    """
+
+    us: float
+    reference_us: float | None = None
+    disturbed: str | None = None
+
+
+class SpeedRecord(BaseRecord):
+    """One subject timed at one size; one that could not run has a status, a reason and no samples."""
+
+    schema_version: int = 2
+    bench: Bench
+    weights: Weights
+    subject: str  # ceiling: what is read; kernel: the op; decode: the method's registered name
+    stage: Stage
+    samples: list[SpeedSample] = []
+    reference: str | None = None  # label of what the pairs were taken with
+    bytes_min: int | None = None  # bytes that must be read or written once
+    expected_bytes: int | None = None  # computed: weights and KV cache that must be resident
+    peak_bytes: int | None = None  # most that the allocator held since the generation began
+    launch: dict[str, Any] = {}  # launch settings chosen for this shape
+    sm_clock_mhz: tuple[int, int] | None = None  # lowest and highest seen while timing
+    temperature_c: int | None = None
+    throttle: str | None = None  # the driver's reasons for lower clocks, in words
+
+    @property
+    def key(self) -> Key:
+        """Bench, subject, label, stage, context, batch, budget, and for a kernel the KV heads that read everything."""
+        heads = self.params.get("full_heads") if self.bench == "kernel" else None
+        return self.bench, self.subject, self.label, self.stage, self.context, self.batch, self.budget, heads
+
+    @property
+    def index(self) -> int:
+        """0 where timed, -1 otherwise."""
+        return 0 if self.has_result else -1
+
+    @property
+    def has_result(self) -> bool:
+        """True where there is a time."""
+        return bool(self.samples)

@@ -1,21 +1,25 @@
-"""What to run: a YAML file turned into frozen dataclasses, every name in it checked before anything runs."""
+"""One run: a YAML file as frozen dataclasses, every name and value in it checked before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationInfo, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.budgets import FULL_BUDGET, Budget, read_budgets
-from longdecode.evals.config_values import Section
+from longdecode.evals import config_values as typed
+from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
+from longdecode.evals.identification_spec import IdentificationSpec
 from longdecode.evals.names import unknown_name
-from longdecode.evals.tasks.registry import default_tasks, suite_names, suite_tasks, task_names
+from longdecode.evals.tasks.registry import data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
-from longdecode.evals.throughput.spec import ThroughputSpec, read_throughput
+from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
 from longdecode.methods.registry import get_method, load_card, method_names
 
 __all__ = [
@@ -27,100 +31,161 @@ __all__ = [
     "SuiteSpec",
     "build_run_config",
     "load_run_config",
+    "schema_text",
 ]
 
-DATA_SETS = ("pg19", "longbench", "ruler", "math", "hotpotqa")
+TaskName = Annotated[typed.Text, typed.known("task", task_names)]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A checkpoint: a local folder or a hub id, with an optional revision."""
 
-    path: str
-    revision: str | None = None
+    path: Annotated[typed.Text, Field(description="A local folder or a hub id.")]
+    revision: typed.Text | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MethodSpec:
     """A registered method under the label that tables print, with the parameters that differ from its defaults.
 
-    ``takes_budget`` is false for methods that read everything: they run once a context, not once a budget. ``suites``
-    and ``budgets`` restrict a label to a part of the run, as ablations want it; ``None`` runs it everywhere, no suite
-    leaves it to the throughput tests alone.
-    ``by_model`` lays parameters of single models over the others: head roles, say, are a model's own.
+    ``suites`` and ``budgets`` restrict a label to a part of the run, as ablations want it; ``None`` runs it everywhere,
+    no suite leaves it to the throughput tests alone. ``by_model`` lays parameters of single models over the others:
+    head roles, say, are a model's own.
     """
 
-    method: str
-    params: Mapping[str, Any]
-    takes_budget: bool
-    suites: tuple[str, ...] | None = None
-    budgets: tuple[Budget, ...] | None = None
-    by_model: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    method: Annotated[typed.Text, typed.known("method", method_names)] = ""
+    params: Annotated[Mapping[str, Any], typed.OrNull()] = field(default_factory=dict)
+    suites: Annotated[tuple[str, ...], typed.Distinct] | None = None
+    budgets: Budgets | None = None
+    by_model: Annotated[Mapping[str, Mapping[str, Any]], typed.OrNull()] = field(default_factory=dict)
+
+    @cached_property
+    def takes_budget(self) -> bool:
+        """False for a method that reads everything: it runs once a context, not once a budget."""
+        return load_card(self.method).limits.min_budget_tokens is not None
 
     def params_of(self, model: str) -> dict[str, Any]:
-        """The parameters on one model."""
+        """Return the parameters on one model."""
         return {**self.params, **self.by_model.get(model, {})}
 
     def files_of(self, model: str) -> tuple[Path, ...]:
-        """The files that the parameters on one model name."""
+        """Return the files that the parameters on one model name."""
         return load_card(self.method).files(self.params_of(model))
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> MethodSpec:
+        if self.budgets and not self.takes_budget:
+            raise typed.wrong(f"{self.method} takes no budget", "budgets")
+        if (info.context or {}).get("check_params", True):
+            _check_params(self.method, self.params, "params")
+            for model, params in self.by_model.items():
+                _check_params(self.method, params, f"by_model.{model}")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteSpec:
-    """Which tasks of a suite run, at which contexts (tokens), how many samples each, how many at once."""
+    """The part of a suite that runs: contexts (tokens), samples of each task, samples decoded at once, tasks."""
 
-    contexts: tuple[int, ...]
-    samples: int
-    batch: int
-    tasks: tuple[str, ...]
+    contexts: typed.Sizes
+    samples: typed.Count
+    batch: typed.Count = 1
+    tasks: Annotated[typed.Names, typed.OrNull(tuple)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class InstrumentSpec:
-    """Thresholds and budgets of the instrument checks; see ``evals.instrument`` for what each check says."""
+    """Thresholds and budgets of the instrument checks; ``evals.instrument`` says what each check asks."""
 
-    full_label: str = "full"
-    full_min: float = 0.95
-    full_min_by_task: Mapping[str, float] = field(default_factory=dict)
-    streaming_label: str = "streaming"
-    streaming_budget: float = 0.15
-    streaming_max: float = 0.15
-    quest_label: str = "quest"
-    rise_tolerance: float = 0.02
-    fall_budget_max: float = 0.05
-    fall_task: str = "mini_longgen_45"
-    loss_task: str = "mini_book_loss"
+    full_label: typed.Name = "full"
+    full_min: typed.Share = 0.95
+    full_min_by_task: Annotated[Mapping[TaskName, typed.Share], typed.OrNull()] = field(default_factory=dict)
+    streaming_label: typed.Name = "streaming"
+    streaming_budget: typed.Share = 0.15
+    streaming_max: typed.Share = 0.15
+    quest_label: typed.Name = "quest"
+    rise_tolerance: typed.Share = 0.02
+    fall_budget_max: typed.Share = 0.05
+    fall_task: TaskName = "mini_longgen_45"
+    loss_task: TaskName = "mini_book_loss"
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """One run, as its configuration file says it."""
+    """One run, as its configuration file says it; ``source`` names the file."""
 
-    source: str
-    profile: str
-    device: str
-    dtype: str
-    seed: int
-    models: Mapping[str, ModelSpec]
-    methods: Mapping[str, MethodSpec]
-    budgets: tuple[Budget, ...]
-    suites: Mapping[str, SuiteSpec]
-    instrument: InstrumentSpec
-    confidence: float
-    bootstrap_resamples: int
-    data: Mapping[str, Path | None]
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    profile: Annotated[typed.Name, Field(description="Names results/<profile> and reports/<profile>.")]
+    models: Annotated[Mapping[typed.Name, ModelSpec], Field(min_length=1)]
+    methods: Annotated[Mapping[typed.Name, Annotated[MethodSpec, typed.OrNull()]], Field(min_length=1)]
+    budgets: Budgets
+    suites: Annotated[Mapping[Annotated[typed.Name, typed.known("suite", suite_names)], SuiteSpec], Field(min_length=1)]
+    device: Annotated[str, Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    seed: typed.Whole = 0
+    instrument: Annotated[InstrumentSpec, typed.OrNull()] = field(default_factory=InstrumentSpec)
+    confidence: Annotated[float, Field(strict=True, ge=0.5, le=0.9999)] = 0.95
+    bootstrap_resamples: Annotated[int, Field(strict=True, ge=100)] = 2000
+    data: Annotated[
+        Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
+    ] = field(default_factory=dict)
     throughput: ThroughputSpec | None = None
+    identification: Annotated[IdentificationSpec, typed.OrNull()] = field(default_factory=IdentificationSpec)
+    source: SkipJsonSchema[str] = ""
 
     def budgets_of(self, label: str) -> tuple[Budget, ...]:
-        """The budgets this label runs at: its own or the run's, or ``full`` for a method that reads everything."""
+        """Return the budgets of a label: its own or the run's, or ``full`` for a method that reads everything."""
         spec = self.methods[label]
         return (spec.budgets or self.budgets) if spec.takes_budget else (FULL_BUDGET,)
 
     def suites_of(self, label: str) -> tuple[str, ...]:
-        """The suites this label runs on: all of the run's, unless it is restricted."""
+        """Return the suites that a label runs on: all of the run's, unless it is restricted."""
         only = self.methods[label].suites
         return tuple(self.suites) if only is None else only
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_entries(cls, values: Any) -> Any:
+        """Fill in what follows from an entry's name: a label's method, a suite's tasks, the labels that are timed."""
+        if not isinstance(values, Mapping):
+            return values
+        if "source" in values:
+            raise typed.wrong(
+                unknown_name("key", "source", (item.name for item in fields(cls) if item.name != "source"))
+            )
+        filled = dict(values)
+        if isinstance(methods := values.get("methods"), Mapping):
+            filled["methods"] = {label: _over({"method": label}, entry) for label, entry in methods.items()}
+        if isinstance(suites := values.get("suites"), Mapping):
+            filled["suites"] = {
+                name: _over({"tasks": list(default_tasks(name))} if name in suite_names() else {}, entry)
+                for name, entry in suites.items()
+            }
+        throughput = values.get("throughput")
+        if isinstance(throughput, Mapping) and isinstance(decode := throughput.get("decode"), Mapping):
+            for model in decode:
+                known = (*(values.get("models") or ()), *shape_names())
+                typed.require_known("model", [model], known, f"throughput.decode.{model}")
+            labels = [*(methods if isinstance(methods, Mapping) else ()), *CEILING_METHODS]
+            timed = {model: _over({"methods": labels}, entry) for model, entry in decode.items()}
+            filled["throughput"] = {**throughput, "decode": timed}
+        return filled
+
+    @model_validator(mode="after")
+    def _check_names(self) -> RunConfig:
+        """Refuse names of models, labels, suites and tasks that no other part of the configuration has."""
+        models = (*self.models, *shape_names())
+        for label, spec in self.methods.items():
+            typed.require_known("model", spec.by_model, models, f"methods.{label}.by_model")
+            typed.require_known("suite of this run", spec.suites or (), self.suites, f"methods.{label}.suites")
+        for name, suite in self.suites.items():
+            typed.require_known(f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks")
+        if self.throughput is not None:
+            self.throughput.check_names((*self.methods, *CEILING_METHODS))
+        self.identification.check_names(self.models)
+        return self
 
 
 def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -141,148 +206,79 @@ def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None
         raise ConfigError(f"{source}: no such configuration file") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not YAML: {error}") from error
-    return build_run_config(_merge(Section(values, str(source)).values, overrides or {}), str(source))
+    return build_run_config(_merge(values, overrides) if overrides else values, str(source))
 
 
-def build_run_config(values: Mapping[str, Any], source: str, *, check_params: bool = True) -> RunConfig:
+def build_run_config(values: Any, source: str, *, check_params: bool = True) -> RunConfig:
     """Check a configuration that is already in memory; ``source`` names it in errors.
 
     Args:
-        check_params: hold the methods' parameters against their modules, which brings in torch: seconds that a process
+        check_params: check the methods' parameters against their modules, which imports torch: seconds that a process
             of a run whose configuration was checked before can do without.
 
     Raises:
         ConfigError: as for ``load_run_config``.
     """
-    top = Section(values, source)
-    # Head identification reads its own section: it trains on models, which evaluations only use.
-    top.allow("key", [*(item.name for item in fields(RunConfig) if item.name != "source"), "identification"])
-    models = {name: _model(section) for name, section in top.section("models").named_sections()}
-    suites = {name: _suite(name, section) for name, section in _known_suites(top).named_sections()}
-    known = (*models, *shape_names())
-    methods = {
-        label: _method(label, section, tuple(suites), known, check_params)
-        for label, section in top.section("methods").named_sections()
+    return replace(typed.read(RunConfig, values, source, {"check_params": check_params}), source=source)
+
+
+def schema_text() -> str:
+    """Return the JSON schema of a configuration file, as ``workflow/schemas/config.schema.yaml`` has it."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A configuration of LongDecode; `make schema` writes this file from evals/run_config.py.",
     }
-    for name, found in (("models", models), ("methods", methods), ("suites", suites)):
-        if not found:
-            top.refuse(name, "names none; at least one is needed")
-    return RunConfig(
-        source=source,
-        profile=top.folder_name("profile"),
-        device=top.text("device", "auto"),
-        dtype=top.choice("dtype", "dtype", ("auto", "float32", "bfloat16", "float16"), "auto"),
-        seed=top.integer("seed", 0, 0),
-        models=models,
-        methods=methods,
-        budgets=read_budgets(top),
-        suites=suites,
-        instrument=_instrument(top.section("instrument")),
-        confidence=top.number("confidence", 0.5, 0.9999, 0.95),
-        bootstrap_resamples=top.integer("bootstrap_resamples", 100, 2000),
-        data=_data(top.section("data")),
-        throughput=_throughput(top, models, methods),
-    )
+    schema = head | _untitled(TypeAdapter(RunConfig).json_schema())
+    del schema["$defs"]["IdentificationRun"]["required"]  # the shared defaults may hold them
+    return yaml.safe_dump(schema, sort_keys=False, default_flow_style=None, width=120)
 
 
-def _throughput(
-    top: Section, models: Mapping[str, ModelSpec], methods: Mapping[str, MethodSpec]
-) -> ThroughputSpec | None:
-    """The throughput tests, or ``None`` where the configuration asks for none."""
-    if top.values.get("throughput") is None:
-        return None
-    return read_throughput(top.section("throughput"), models, methods)
+def _untitled(node: Any) -> Any:
+    """Drop the titles, which only repeat names, and keep the first paragraph of a description."""
+    if isinstance(node, list):
+        return [_untitled(entry) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {key: _untitled(value) for key, value in node.items() if not (key == "title" and isinstance(value, str))}
+    if isinstance(words := kept.get("description"), str):
+        kept["description"] = " ".join(words.partition("\n\n")[0].split())
+    return kept
 
 
-def _model(section: Section) -> ModelSpec:
-    section.allow("key", ("path", "revision"))
-    return ModelSpec(section.text("path"), section.optional_text("revision"))
-
-
-def _method(
-    label: str, section: Section, suites: Sequence[str], models: Sequence[str], check_params: bool
-) -> MethodSpec:
-    section.allow("key", ("method", "params", "suites", "budgets", "by_model"))
-    name = section.text("method", label)
-    if name not in method_names():
-        section.refuse("method" if "method" in section.values else "", unknown_name("method", name, method_names()))
-    takes_budget = load_card(name).limits.min_budget_tokens is not None
-    params, by_model = section.section("params"), section.section("by_model")
-    by_model.allow("model", models)
-    for below in (params, *(by_model.section(model) for model in by_model.values)):
-        if below.values and check_params:
-            _check_params(name, below)
-    only: tuple[str, ...] | None = None
-    if section.values.get("suites") is not None:
-        only = tuple(section.sequence("suites")) if section.values["suites"] != [] else ()
-    for suite in only or ():
-        if suite not in suites:
-            section.refuse("suites", unknown_name("suite of this run", suite, suites))
-    budgets = read_budgets(section) if section.values.get("budgets") is not None else None
-    if budgets and not takes_budget:
-        section.refuse("budgets", f"{name} takes no budget")
-    per_model = {model: dict(by_model.section(model).values) for model in by_model.values}
-    return MethodSpec(name, dict(params.values), takes_budget, only, budgets, per_model)
-
-
-def _check_params(method: str, params: Section) -> None:
+def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:
+    if not params:
+        return
     # A method's module brings torch with it: seconds that reading a configuration should cost only where needed.
     from longdecode.methods.budgeted import build_params
 
     params_type = get_method(method).Params
-    params.allow(f"parameter of {method}", [item.name for item in fields(params_type)])
+    for name in params:
+        typed.require_known(
+            f"parameter of {method}", [name], [item.name for item in fields(params_type)], f"{key}.{name}"
+        )
     try:
-        build_params(method, params_type, params.values)
+        build_params(method, params_type, params)
     except ConfigError as error:
-        params.refuse("", str(error))
+        raise typed.wrong(str(error), key) from None
 
 
-def _known_suites(top: Section) -> Section:
-    suites = top.section("suites")
-    suites.allow("suite", suite_names())
-    return suites
+def _over(implied: Mapping[str, Any], entry: Any) -> Any:
+    """Lay an entry over the values that its name implies; a null leaves them as they are."""
+    if not isinstance(entry, Mapping | None):
+        return entry
+    return {
+        **implied,
+        **{key: value for key, value in (entry or {}).items() if value is not None or key not in implied},
+    }
 
 
-def _suite(name: str, section: Section) -> SuiteSpec:
-    section.allow("key", ("contexts", "samples", "batch", "tasks"))
-    tasks = tuple(section.sequence("tasks")) if section.values.get("tasks") is not None else default_tasks(name)
-    for task in tasks:
-        if task not in suite_tasks(name):
-            section.refuse("tasks", unknown_name(f"task of {name}", task, suite_tasks(name)))
-    return SuiteSpec(
-        section.integers("contexts", 1), section.integer("samples", 1), section.integer("batch", 1, 1), tasks
-    )
-
-
-def _instrument(section: Section) -> InstrumentSpec:
-    section.allow("key", [item.name for item in fields(InstrumentSpec)])
-    default = InstrumentSpec()
-    by_task = section.section("full_min_by_task")
-    by_task.allow("task", task_names())
-    return InstrumentSpec(
-        full_label=section.text("full_label", default.full_label),
-        full_min=section.number("full_min", 0, 1, default.full_min),
-        full_min_by_task={task: by_task.number(task, 0, 1) for task in by_task.values},
-        streaming_label=section.text("streaming_label", default.streaming_label),
-        streaming_budget=section.number("streaming_budget", 0, 1, default.streaming_budget),
-        streaming_max=section.number("streaming_max", 0, 1, default.streaming_max),
-        quest_label=section.text("quest_label", default.quest_label),
-        rise_tolerance=section.number("rise_tolerance", 0, 1, default.rise_tolerance),
-        fall_budget_max=section.number("fall_budget_max", 0, 1, default.fall_budget_max),
-        fall_task=section.choice("fall_task", "task", task_names(), default.fall_task),
-        loss_task=section.choice("loss_task", "task", task_names(), default.loss_task),
-    )
-
-
-def _data(section: Section) -> dict[str, Path | None]:
-    section.allow("data set", DATA_SETS)
-    found = {name: section.optional_text(name) for name in section.values}
-    return {name: Path(folder).expanduser() if folder else None for name, folder in found.items()}
-
-
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+def _merge(base: Any, over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base or {})
     for key, value in over.items():
         below = merged.get(key)
         merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+if __name__ == "__main__":
+    print(schema_text(), end="")

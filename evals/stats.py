@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
 from scipy.stats import t as student
 
 Floats = NDArray[np.float64]
@@ -122,7 +122,7 @@ def paired_difference(
     A task's interval is a BCa bootstrap over problems. It is Newcombe's where fewer than ``MIN_OFF_EDGE`` problems of a
     proportion differ, which does not shrink to a point when both sides are perfect, and Student's for few problems. The
     p-value is a bootstrap of the differences shifted to a mean of zero, never below the ``2 ** (1 - problems)`` that
-    sign flips could show.
+    sign flips could show; where few problems differ, as near 100 %, it is that of paired sign flips.
 
     Args:
         pairs: per task, our scores and the reference's, sample by sample in the same order.
@@ -139,7 +139,43 @@ def paired_difference(
     else:
         value = float(np.mean([task.value for task in tasks]))
         whole = Estimate(value, *_percentiles(draws, confidence), "bootstrap")
-    return Difference(whole.value, whole.low, whole.high, _shifted_p_value(draws, whole.value, totals))
+    if any(task.kind == "newcombe" for task in tasks):
+        p_value = sign_flip(np.concatenate([sums / counts.sum() for sums, counts in totals]), resamples, rng)
+    else:
+        p_value = _shifted_p_value(draws, whole.value, totals)
+    return Difference(whole.value, whole.low, whole.high, p_value)
+
+
+def mcnemar_exact(wins: int, losses: int) -> float:
+    """Return the exact two-sided p-value of McNemar's test; pairs that agree do not count.
+
+    Source: McNemar 1947; the binomial form is the exact sign test.
+    """
+    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
+
+
+def sign_flip(gaps: Floats, draws: int, rng: np.random.Generator) -> float:
+    """Return the two-sided p-value of a paired sign-flip permutation test of a zero mean.
+
+    Every pattern of signs is tried where ``draws`` allows it, else as many random ones.
+
+    Args:
+        gaps: ``[n]``, paired differences, one an independent problem.
+        draws: the most patterns to try.
+        rng: draws the random ones.
+
+    Source: Fisher 1935, section 21; Phipson and Smyth 2010 (one is added to both counts of random draws).
+    """
+    found = gaps[gaps != 0]
+    if not len(found):
+        return 1.0
+    exact = 2 ** len(found) <= draws
+    if exact:
+        signs = 1 - 2 * ((np.arange(2 ** len(found))[:, None] >> np.arange(len(found))) & 1)
+    else:
+        signs = rng.choice(np.array([-1, 1], dtype=np.int8), size=(draws, len(found)))
+    extreme = int(np.count_nonzero(np.abs(signs @ found) >= abs(found.sum()) * (1 - 1e-12)))
+    return extreme / len(signs) if exact else (1 + extreme) / (1 + draws)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

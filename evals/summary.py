@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +16,18 @@ import pandas as pd
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals import curves, stats
 from longdecode.evals.records import Record
-from longdecode.evals.storage import read_records
+from longdecode.evals.storage import read_records, write_table
 
 REFERENCE_METHOD = "full"
 ALL_TASKS = "all"
 COLUMNS = (
     "suite", "task", "metric", "model", "method", "params", "budget", "budget_tokens", "context", "batch", "n", "value",
     "low", "high", "unit", "status", "device", "revision", "data_source", "diff_to_full", "diff_low", "diff_high",
-    "p_holm", "read_tokens_mean", "read_tokens_sparse", "kv_bytes_per_step", "metadata_bytes_per_step",
+    "p_holm", "kv_tokens_read", "kv_tokens_read_sparse", "kv_bytes_per_step", "metadata_bytes_per_step",
     "n_timeout", "truncated",
 )  # fmt: skip
+"""Columns of every summary; each further measure of the records, times aside, has a column after these."""
 _INTEGERS = ("budget_tokens", "context", "batch", "n", "n_timeout")
-_MEASURED = ("truncated", "read_tokens_mean", "read_tokens_sparse", "kv_bytes_per_step", "metadata_bytes_per_step")
 
 
 class SummaryError(LongDecodeError):
@@ -36,7 +35,7 @@ class SummaryError(LongDecodeError):
 
 
 class Cell(NamedTuple):
-    """What one row of the table is about."""
+    """Identity of one row of the table."""
 
     model: str
     suite: str
@@ -48,7 +47,7 @@ class Cell(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str, int, int]:
-        """What a cell shares with the Full cell it is compared to, task aside."""
+        """Identify the Full cell that this one is compared with, task aside."""
         return self.model, self.suite, self.context, self.batch
 
 
@@ -58,7 +57,7 @@ References = Mapping[tuple[Place, str], list[Record]]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How intervals are made."""
+    """Parameters of the bootstrap."""
 
     confidence: float
     resamples: int
@@ -82,39 +81,29 @@ def write_summary(config_path: Path, records: Sequence[Path], output: Path) -> N
 
     config = load_run_config(config_path)
     spread = Spread(config.confidence, config.bootstrap_resamples, config.seed)
-    rows = [record for path in sorted(records) for record in read_records(path)]
-    write_csv(output, summarise(rows, spread))
-    write_csv(output.with_name("along_generation.csv"), curves.along_generation(rows, spread.confidence))
-    write_csv(output.with_name("loss_by_position.csv"), curves.loss_by_position(rows, spread.confidence))
-
-
-def write_csv(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame through a temporary file and a rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        frame.to_csv(temporary, index=False, float_format="%.9g", lineterminator="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    rows = [record for path in sorted(records) for record in read_records(path, Record)]
+    write_table(output, summarise(rows, spread))
+    write_table(output.with_name("along_generation.parquet"), curves.along_generation(rows, spread.confidence))
+    write_table(output.with_name("loss_by_position.csv"), curves.loss_by_position(rows, spread.confidence))
 
 
 def summarise(records: Iterable[Record], spread: Spread) -> pd.DataFrame:
-    """One row for each task cell and one, named ``all``, for the mean over the tasks of its suite.
+    """Make one row for each task cell and one, named ``all``, for the mean over the tasks of its suite.
 
-    A cell with any status but ``ok`` keeps its row, its value left empty. Samples that could not be marked in time
+    A cell with any status but ``ok`` keeps its row, its value left empty. Samples that could not be scored in time
     (``n_timeout`` of them) are neither right nor wrong: the value is the mean over the others. ``truncated`` is the
     share of generations that the context cut off, empty for tasks that wait for no end-of-sequence token.
 
-    The suite mean takes the tasks that Full could do at that context; a method that lacks one of them gets a hole, as a
-    mean over fewer tasks is another thing.
+    The suite mean takes the tasks that Full could do at that context; a method that lacks one of them has no value
+    there, because a mean over fewer tasks is not comparable.
     """
     cells = _cells(records)
     references = _references(cells)
     rows = [_task_row(cell, found, references, spread) for cell, found in cells.items()]
     rows += _suite_rows(cells, references, spread)
     _correct(rows)
-    frame = pd.DataFrame(rows, columns=[*COLUMNS, "p_value"]).drop(columns="p_value")
+    more = sorted({name for row in rows for name in row} - {*COLUMNS, "p_value"})
+    frame = pd.DataFrame(rows, columns=[*COLUMNS, *more])
     for name in _INTEGERS:
         frame[name] = frame[name].astype("Int64")
     return frame
@@ -150,7 +139,7 @@ def _task_row(cell: Cell, found: list[Record], references: References, spread: S
     if row["status"] != "ok":
         return row
     estimate = stats.mean_estimate(
-        _scores(_marked(found)), spread.confidence, spread.resamples, stats.generator(spread.seed, "mean", *cell)
+        _scores(_scored(found)), spread.confidence, spread.resamples, stats.generator(spread.seed, "mean", *cell)
     )
     row |= {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     reference = references.get((cell.place, cell.task))
@@ -197,10 +186,10 @@ def _suite_row(cell: Cell, members: Sequence[list[Record]], references: Referenc
         return row
     rng = stats.generator(spread.seed, "mean", *cell)
     estimate = stats.mean_of_means(
-        [_scores(_marked(found)) for found in members], spread.confidence, spread.resamples, rng
+        [_scores(_scored(found)) for found in members], spread.confidence, spread.resamples, rng
     )
     row |= {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-    row |= {name: _mean(_mean(getattr(r, name) for r in found) for found in members) for name in _MEASURED}
+    row |= {name: _mean(_mean(r.measures.get(name) for r in found) for found in members) for name in _names(everything)}
     fulls = [references.get((cell.place, found[0].task), []) for found in members]
     if everything[0].method != REFERENCE_METHOD and all(fulls):
         pairs = [_paired(cell, found, full) for found, full in zip(members, fulls, strict=True)]
@@ -216,32 +205,35 @@ def _identity(cell: Cell, found: Sequence[Record]) -> dict[str, Any]:
     row |= {
         "suite": cell.suite, "task": cell.task, "metric": first.metric, "model": cell.model, "method": cell.label,
         "params": json.dumps(first.params, sort_keys=True), "budget": cell.budget, "budget_tokens": first.budget_tokens,
-        "context": cell.context, "batch": cell.batch, "n": len(_marked(found)), "unit": first.unit,
-        "n_timeout": _timeouts(found), "status": _status(found), "device": _joined(r.provenance.device for r in found),
+        "context": cell.context, "batch": cell.batch, "n": len(_scored(found)), "unit": first.unit,
+        "n_timeout": sum(map(_is_unscored, found)), "status": _status(found),
+        "device": _joined(r.provenance.device for r in found),
         "revision": _joined(r.provenance.revision + ("+dirty" if r.provenance.dirty else "") for r in found),
         "data_source": _joined(r.data_source for r in found),
     }  # fmt: skip
-    return row | {name: _mean(getattr(r, name) for r in found) for name in _MEASURED}
+    return row | {name: _mean(r.measures.get(name) for r in found) for name in _names(found)}
+
+
+def _names(found: Iterable[Record]) -> list[str]:
+    """Names of the measures of some records; times are left out, because they differ from run to run."""
+    return sorted({name for r in found for name in r.measures if not name.endswith("_ms")})
 
 
 def _status(found: Sequence[Record]) -> str:
-    """One status for a cell; samples without a mark do not fail it as long as others have one."""
+    """Return one status for a cell; samples without a score do not fail it as long as others have one."""
     if not found:
         return "unsupported"
-    failed = next((r.status for r in found if not _unmarked(r) and (r.status != "ok" or r.score is None)), None)
-    return failed or ("ok" if _marked(found) else "timeout")
+    failed = next((r.status for r in found if r.status != "ok" and not _is_unscored(r)), None)
+    return failed or ("ok" if _scored(found) else "timeout")
 
 
-def _unmarked(record: Record) -> bool:
+def _is_unscored(record: Record) -> bool:
+    """Tell a sample that could not be scored in time."""
     return record.status == "timeout" and record.sample_index >= 0
 
 
-def _timeouts(found: Iterable[Record]) -> int:
-    return sum(map(_unmarked, found))
-
-
-def _marked(found: Iterable[Record]) -> list[Record]:
-    """The samples that have a score."""
+def _scored(found: Iterable[Record]) -> list[Record]:
+    """Return the samples that have a score."""
     return [r for r in found if r.status == "ok"]
 
 
@@ -273,12 +265,12 @@ def _scores(found: Sequence[Record]) -> stats.Scores:
 
 
 def _problem(record: Record) -> tuple[Any, ...]:
-    """What makes two samples repeats of one problem: the same prompt, or the same number where no prompt was kept."""
+    """Identify a sample's problem: the same prompt, or the same number where no prompt was kept."""
     return (record.task, record.prompt_sha256) if record.prompt_sha256 else (record.task, *_sample(record))
 
 
 def _items(record: Record) -> int:
-    """How many right-or-wrong items the score is the mean of; 1 where it is not made that way."""
+    """Return how many right-or-wrong items the score is the mean of; 1 where it is not made that way."""
     parts = record.parts or []
     made_of_parts = set(parts) <= {0.0, 1.0} and bool(parts) and abs(np.mean(parts) - float(record.score or 0)) < 1e-9
     return len(parts) if made_of_parts else 1
@@ -287,7 +279,7 @@ def _items(record: Record) -> int:
 def _paired(
     cell: Cell, ours: Sequence[Record], reference: Sequence[Record]
 ) -> tuple[stats.Scores, stats.Scores] | None:
-    """Scores of the samples that both sides have marked; ``None`` where timeouts leave none."""
+    """Scores of the samples that both sides have scored; ``None`` where timeouts leave none."""
     theirs = {_sample(r): r for r in reference}
     common = [(r, theirs[_sample(r)]) for r in ours if _sample(r) in theirs]
     for mine, full in common:

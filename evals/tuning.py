@@ -13,10 +13,11 @@ import pandas as pd
 import yaml
 
 from longdecode.engine.errors import ConfigError
+from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.runner import run_job
-from longdecode.evals.storage import read_records
-from longdecode.evals.summary import Spread, summarise, write_csv
+from longdecode.evals.storage import read_records, write_table
+from longdecode.evals.summary import Spread, summarise
 
 SEED = 1
 CONTEXT = 1024
@@ -65,10 +66,10 @@ def sweep(values: Mapping[str, Any], label: str, model: str, knob: str, settings
     suite, task = TASK
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for setting, name in zip(settings, config.methods, strict=True):
-            output = Path(folder) / "records" / model / name / f"{suite}.parquet"
-            run_job(config, model, name, suite, output)
-            table = summarise(read_records(output), Spread(config.confidence, config.bootstrap_resamples, SEED))
+        outputs = {name: Path(folder) / f"{name}.parquet" for name in config.methods}
+        evaluate_suite(config, model, suite, outputs)
+        for setting, output in zip(settings, outputs.values(), strict=True):
+            table = summarise(read_records(output, Record), Spread(config.confidence, config.bootstrap_resamples, SEED))
             found = table[table["task"] == task].iloc[0]
             place = (label, model, knob, setting, task, CONTEXT, SEED)
             rows.append((*place, *(found[column] for column in COLUMNS[len(place) :])))
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         older = pd.read_csv(asked.output, dtype={"budget": str})
         same = (older["method"] == asked.label) & (older["model"] == asked.model) & (older["knob"] == asked.knob)
         table = pd.concat([older[~same], table])
-    write_csv(asked.output, table)
+    write_table(asked.output, table)
     print(table.to_string(index=False))
     return 0
 

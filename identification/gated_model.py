@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.layer_weights import LayerWeights
 from longdecode.identification.token_sets import SparseBranch, causal_mask, chosen_sets, streaming_mask
 from longdecode.kernels.rms_norm.naive import rms_norm
@@ -35,7 +35,7 @@ class GatedModel:
         self.sparse = sparse
         self.recompute = recompute
 
-    def hidden(self, tokens: Tensor, cache: KVCache, start: int, gates: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, cache: DenseCache, start: int, gates: Tensor | None = None) -> Tensor:
         """Final hidden states, after the last norm, of the targets.
 
         Args:
@@ -50,7 +50,7 @@ class GatedModel:
         causal = causal_mask(start, tokens.shape[1], tokens.device)
         streams = self.sparse.branch == "streaming"
         sets = streaming_mask(start, tokens.shape[1], self.sparse, tokens.device)[None, None, None] if streams else None
-        rope = decoder.rope.span(start, start + tokens.shape[1])
+        rope = decoder.rope.at(torch.arange(start, start + tokens.shape[1], device=tokens.device)[None])
         residual = decoder.weights.embedding[tokens]
         for index, layer in enumerate(decoder.weights.layers):
             past = cache.keys(index)[:, :, :start], cache.values(index)[:, :, :start]

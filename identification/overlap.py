@@ -1,4 +1,4 @@
-"""How much the top tokens of adjacent layers overlap, head by head, at decode steps with full attention."""
+"""Measure the overlap of adjacent layers' top tokens, head by head, at decode steps with full attention."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Request
 from longdecode.engine.weights import load_decoder
+from longdecode.evals.identification_spec import OverlapSpec
+from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.identification.artefacts import write_csv
-from longdecode.identification.plan import IdentificationPlan
-from longdecode.identification.spec import OverlapSpec
 
 COLUMNS = ("model", "task", "context", "k_tokens", "layer", "head_kind", "head", "mean_overlap", "n")
 HEAD_KINDS = ("kv", "query")
@@ -75,7 +75,7 @@ class OverlapProbe(AttentionMethod):
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Compare, and read everything."""
         record: _Record = state.method_state
-        sets = self._top_sets(q, state.cache.keys(layer), state.kv_lengths)
+        sets = self._top_sets(q, state.dense.keys(layer), state.kv_lengths)
         if layer:
             for row, (upper, lower, size) in enumerate(zip(sets, record.below, self.sizes, strict=True)):
                 shared = (upper & lower).sum(dim=-1).double() / size
@@ -120,19 +120,20 @@ def overlap_rows(spec: OverlapSpec, decoder: Decoder, tokenizer: TextTokenizer) 
     return rows
 
 
-def measure_overlap(plan: IdentificationPlan, output: Path, device: str | None = None) -> None:
+def measure_overlap(config: RunConfig, output: Path, device: str | None = None) -> None:
     """Write overlap.csv for a configuration.
 
     Raises:
         ConfigError: the configuration asks for none.
         LongDecodeError: as for ``overlap_rows``; or the model cannot be loaded.
     """
-    spec = plan.identification.overlap
+    spec = config.identification.overlap
     if spec is None:
-        raise ConfigError(f"{plan.source}: no overlap is configured (key 'identification.overlap')")
-    target = resolve_device(device or plan.device)
-    folder = resolve_checkpoint(*plan.models[spec.model])
-    decoder = load_decoder(folder, device=target, dtype=resolve_dtype(plan.dtype, target))
+        raise ConfigError(f"{config.source}: no overlap is configured (key 'identification.overlap')")
+    target = resolve_device(device or config.device)
+    model = config.models[spec.model]
+    folder = resolve_checkpoint(model.path, model.revision)
+    decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
     write_csv(output, COLUMNS, overlap_rows(spec, decoder, load_tokenizer(folder)))
 
 

@@ -13,15 +13,16 @@ import torch
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device, resolve_dtype
-from longdecode.engine.errors import LongDecodeError
+from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
+from longdecode.evals.identification_spec import IdentificationRun
+from longdecode.evals.names import unknown_name
+from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.identification.artefacts import write_artefacts
 from longdecode.identification.data.sources import sample_source
-from longdecode.identification.plan import IdentificationPlan, load_plan
 from longdecode.identification.roles import projected
-from longdecode.identification.spec import IdentificationRun
 from longdecode.identification.trainer import Trainer
 from longdecode.methods.head_roles import RoleFile
 
@@ -33,7 +34,7 @@ def train_roles(
     out_dir: Path,
     *,
     dtype: torch.dtype | None = None,
-    data: Mapping[str, str | None] | None = None,
+    data: Mapping[str, Path | None] | None = None,
 ) -> None:
     """Train one run and write roles.json, curve.csv, gates.csv and run.json below ``out_dir``, the roles last.
 
@@ -88,16 +89,20 @@ def train_roles(
     write_artefacts(out_dir, file, history.curve, history.gates, about)
 
 
-def run_planned(plan: IdentificationPlan, name: str, out_dir: Path, device: str | None = None) -> None:
+def run_planned(config: RunConfig, name: str, out_dir: Path, device: str | None = None) -> None:
     """Train one run of a configuration.
 
     Raises:
+        ConfigError: there is no such run; the message gives the nearest name.
         LongDecodeError: as for ``train_roles``; or the model cannot be loaded.
     """
-    run = plan.run(name)
-    target = resolve_device(device or plan.device)
-    folder = resolve_checkpoint(*plan.models[run.model])
-    train_roles(run, folder, target, out_dir, dtype=resolve_dtype(plan.dtype, target), data=plan.data)
+    runs = config.identification.runs
+    if name not in runs:
+        raise ConfigError(f"{config.source}: {unknown_name('identification run', name, runs)}")
+    target = resolve_device(device or config.device)
+    model = config.models[runs[name].model]
+    folder = resolve_checkpoint(model.path, model.revision)
+    train_roles(runs[name], folder, target, out_dir, dtype=resolve_dtype(config.dtype, target), data=config.data)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,13 +114,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help="instead of the configuration's")
     asked = parser.parse_args(arguments)
     try:
-        plan = load_plan(asked.config)
-        names = asked.runs.split(",") if asked.runs else list(plan.identification.runs)
-        for name in names:
-            run = plan.run(name)
-            folder = asked.out or Path("results") / plan.profile / "identification" / run.model
-            run_planned(plan, name, folder / name, asked.device)
-            print(folder / name / "roles.json")
+        config = load_run_config(asked.config)
+        runs = config.identification.runs
+        for name in asked.runs.split(",") if asked.runs else runs:
+            model = runs[name].model if name in runs else ""
+            folder = (asked.out or Path("results") / config.profile / "identification" / model) / name
+            run_planned(config, name, folder, asked.device)
+            print(folder / "roles.json")
     except LongDecodeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.kv_cache import DenseCache
+from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.identification.data.batch import SampleSource, TargetBatch, context_lengths
 from longdecode.identification.gated_model import GatedModel
 from longdecode.identification.gates import GATES, HeadGates
 from longdecode.identification.objective import CodeObjective, L1Objective, Loss, Objective, PaperObjective
-from longdecode.identification.spec import IdentificationRun
 from longdecode.identification.token_sets import SparseBranch
 
 GATE_SNAPSHOTS = 20
@@ -91,7 +91,7 @@ class Trainer:
         return loss
 
     @torch.no_grad()
-    def _teacher(self, batch: TargetBatch) -> tuple[Tensor, Tensor, KVCache]:
+    def _teacher(self, batch: TargetBatch) -> tuple[Tensor, Tensor, DenseCache]:
         """The teacher's final hidden states, the targets on the device, and the contexts' cache."""
         cache = batch.prefill(self.decoder, self.cache)
         targets = batch.targets.to(self.decoder.device, non_blocking=True)

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype sums run in: float64 for float64 inputs, float32 for everything narrower."""
+    """Return the dtype sums run in: float64 for float64 inputs, float32 for everything narrower."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def fold_group(q: Tensor, num_kv_heads: int) -> Tensor:
-    """Queries of one GQA group as rows of their KV head, so that keys are never repeated.
+    """Return the queries of each GQA group as rows of their KV head, so that keys are never repeated.
 
     Args:
         q: ``[B, Hq, T, D]``; query head ``h`` belongs to KV head ``h // (Hq / Hkv)``.
@@ -31,10 +31,52 @@ def fold_group(q: Tensor, num_kv_heads: int) -> Tensor:
 
 
 def before(lengths: Tensor, size: int) -> Tensor:
-    """Mask ``[B, size]`` of the slots before each row's length."""
-    return torch.arange(size, device=lengths.device) < lengths[:, None]
+    """Return the mask ``[..., size]`` of the slots before each of the lengths ``[...]``."""
+    return torch.arange(size, device=lengths.device) < lengths[..., None]
+
+
+def block_visible(kv_lengths: Tensor, size: int, queries: int, mask: Tensor | None) -> Tensor:
+    """Return which slots each row of a block reads, ``[B, 1 or Hkv, T, size]`` bool.
+
+    The block's ``T`` keys lie in the slots ``kv_lengths - T ..``. Row ``t`` reads every slot before them and block
+    slot ``u`` where ``mask[t, u]``.
+
+    Args:
+        kv_lengths: ``[B]`` or ``[B, Hkv]``, tokens stored, the block included.
+        size: slots of the cache.
+        queries: ``T``.
+        mask: ``[T, T]`` bool; ``None`` is causal, ``u <= t``.
+
+    Raises:
+        ValueError: the mask is not ``[T, T]`` bool, or ``kv_lengths`` has more than two dimensions.
+    """
+    if kv_lengths.dim() not in (1, 2):
+        raise ValueError(f"kv_lengths {tuple(kv_lengths.shape)}; [B] or [B, Hkv] is needed")
+    check_mask(mask, queries)
+    lengths = (kv_lengths[:, None] if kv_lengths.dim() == 1 else kv_lengths)[..., None]
+    slots = torch.arange(size, device=lengths.device)
+    stored = (slots < lengths)[:, :, None]
+    if queries == 1:
+        return stored
+    steps = torch.arange(queries, device=lengths.device)
+    mask = steps <= steps[:, None] if mask is None else mask
+    place = slots - (lengths - queries)
+    inside = mask.T[place.clamp(0, queries - 1)].transpose(-1, -2)
+    return stored & ((place < 0)[:, :, None] | inside)
+
+
+def check_mask(mask: Tensor | None, queries: int) -> None:
+    """Refuse a block mask that is not ``[T, T]`` bool.
+
+    Raises:
+        ValueError: as said.
+    """
+    if mask is not None and (mask.shape != (queries, queries) or mask.dtype != torch.bool):
+        raise ValueError(
+            f"mask {mask.dtype} {tuple(mask.shape)} for {queries} rows; bool [{queries}, {queries}] needed"
+        )
 
 
 def on_host(x: Tensor) -> bool:
-    """Whether looking at values of ``x`` is free; elsewhere it would stall the device and break graph capture."""
+    """Return true where looking at values of ``x`` is free; elsewhere it stalls the device and breaks graph capture."""
     return x.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""What a method says about itself: the schema of card.yaml, which reports render and the conformance suite reads."""
+"""Define card.yaml: what a method says about itself to reports and to the conformance suite."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from longdecode.engine.errors import ConfigError
 
+Family = Literal["dense", "sinks+window", "pages", "tokens", "heads", "evicting", "speculative"]
+"""What is read or dropped: everything, a fixed pattern, pages or tokens by score, by role of the head."""
+
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Paper(_Strict):
-    """Where the method was published."""
+    """Name the publication."""
 
     title: str
     url: str
@@ -26,17 +29,17 @@ class Paper(_Strict):
 
 
 class Code(_Strict):
-    """The authors' code, at the revision that was read."""
+    """Name the authors' code, at the revision that was read."""
 
     url: str
     revision: str
 
 
 class Knob(_Strict):
-    """One field of the method's ``Params``.
+    """Describe one field of the method's ``Params``.
 
     With ``file``, a value that ends in ``.json`` names a file it reads. A ``per_model`` value makes sense on one model
-    only (a layer, a map of its heads), so the conformance suite, which has a model of its own, leaves it out.
+    only (a layer, a map of its heads). The conformance suite has a model of its own and leaves it out.
     """
 
     name: str
@@ -47,7 +50,7 @@ class Knob(_Strict):
 
 
 class Limits(_Strict):
-    """Where the method stops working; ``min_budget_tokens`` is ``None`` for a method that takes no budget."""
+    """State where the method stops working; ``min_budget_tokens`` is ``None`` for a method that takes no budget."""
 
     min_context_tokens: int = Field(ge=1)
     min_budget_tokens: int | None = Field(ge=1)
@@ -56,28 +59,46 @@ class Limits(_Strict):
 
 
 class Slack(_Strict):
-    """How far the tokens read may exceed the declared budget.
+    """State how far the tokens read may exceed the declared budget.
 
-    A governed layer reads at most ``budget + tokens`` per KV head; in the variants of ``per_query_head`` every query
-    head fetches a list of its own, so that a KV head's reads are up to that times the size of its group.
+    A governed layer reads at most ``budget + tokens`` per KV head, and with ``per_generated_token`` one more for every
+    token generated. In the variants of ``per_query_head`` every query head fetches a list of its own, so that a KV
+    head's reads are up to that times the size of its group.
     """
 
     tokens: int = Field(ge=0)
+    per_generated_token: bool = False
     per_query_head: tuple[str, ...] = ()
     why: str
 
 
-class Card(_Strict):
-    """A method's card.
+class Conformance(_Strict):
+    """State how the conformance suite runs the method.
 
-    ``knobs`` lists the fields of ``Params``; ``variants`` maps ``knob=value`` to what that value means, the default
-    first; ``budget`` says how a budget in tokens becomes native knobs, ``gqa`` how a group's queries share a
-    selection, ``read`` what the implementation rests on (paper, code, inference).
+    ``budget_tokens`` is the small budget, doubled for parameters that need more; the contexts grow with it. ``params``
+    hold where a case does not set them. ``whole_budget_exact`` says that a budget over the context gives exactly Full's
+    logits; where not, ``why`` says so.
+    """
+
+    budget_tokens: int = Field(default=64, ge=4)
+    params: dict[str, Any] = Field(default_factory=dict)
+    whole_budget_exact: bool = True
+    why: str = ""
+
+
+class Card(_Strict):
+    """Hold a method's card.
+
+    ``family`` groups methods in reports. ``knobs`` lists the fields of ``Params``; ``variants`` maps ``knob=value`` to
+    what that value means, the default first; ``budget`` says how a budget in tokens becomes native knobs, ``gqa`` how a
+    group's queries share a selection, ``read`` what the implementation rests on (paper, code, inference). ``rule`` says
+    that rule.py states what the method reads, or ``none``, with the reason in ``rule_reason``.
     """
 
     name: str
     title: str
     kind: Literal["attention", "speculative"]
+    family: Family
     paper: Paper | None
     code: Code | None
     summary: str
@@ -89,9 +110,12 @@ class Card(_Strict):
     variants: dict[str, str]
     limits: Limits
     slack: Slack
+    rule: Literal["stated", "none"] = "stated"
+    rule_reason: str = ""
+    conformance: Conformance = Field(default_factory=Conformance)
 
     @model_validator(mode="after")
-    def _variants_name_knobs(self) -> Card:
+    def _is_consistent(self) -> Card:
         knobs = {knob.name for knob in self.knobs}
         for key in self.variants:
             knob, equals, _ = key.partition("=")
@@ -100,20 +124,27 @@ class Card(_Strict):
         for key in self.slack.per_query_head:
             if key not in self.variants:
                 raise ValueError(f"slack.per_query_head names {key!r}, which is no variant of this card")
+        unknown = sorted(set(self.conformance.params) - knobs)
+        if unknown:
+            raise ValueError(f"conformance.params sets {', '.join(unknown)}, which is no knob of this card")
+        if (self.rule == "none") != bool(self.rule_reason):
+            raise ValueError("rule_reason is needed with rule: none, and only there")
+        if not (self.conformance.whole_budget_exact or self.conformance.why):
+            raise ValueError("conformance.why is needed where whole_budget_exact is false")
         return self
 
     def files(self, params: Mapping[str, Any]) -> tuple[Path, ...]:
-        """The files that parameters of this method name."""
+        """Return the files that parameters of this method name."""
         values = (params.get(knob.name) for knob in self.knobs if knob.file)
         return tuple(Path(value) for value in values if isinstance(value, str) and value.endswith(".json"))
 
     def portable(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters that mean the same on every model."""
+        """Return the parameters that mean the same on every model."""
         bound = {knob.name for knob in self.knobs if knob.per_model or knob.file}
         return {name: value for name, value in params.items() if name not in bound}
 
     def variant_params(self, key: str) -> dict[str, Any]:
-        """The overrides of ``Params`` that a variant ``knob=value`` stands for."""
+        """Return the overrides of ``Params`` that a variant ``knob=value`` stands for."""
         knob, _, value = key.partition("=")
         return {knob: yaml.safe_load(value)}
 

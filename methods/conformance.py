@@ -1,4 +1,4 @@
-"""What every method must hold before its numbers count; callable outside tests, on any device.
+"""Check what every method must hold before its numbers count; callable outside tests, on any device.
 
 ``check_method("quest", torch.device("cuda"))`` runs all checks on a tiny random model, for the defaults and for each
 variant of the card, and raises ``GateError`` at the first that fails.
@@ -6,19 +6,22 @@ variant of the card, and raises ``GateError`` at the first that fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState, Selection, TokenHeads
+from longdecode.engine.attention import Selection
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellError
-from longdecode.engine.generation import Generator, Request
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.generation import Generator
+from longdecode.engine.sampling import Sampling
 from longdecode.kernels import dispatch
-from longdecode.methods.conformance_bench import BUDGET, CONFIG, PROMPT_TOKENS, STEPS, WHOLE_BUDGET, Bench, make_bench
+from longdecode.methods.conformance_bench import CONFIG, STEPS, Bench, Trace, make_bench, run_step_without_values
+from longdecode.methods.conformance_rules import reads_follow_the_rule, traffic_follows_the_rule
 from longdecode.methods.registry import get_method, load_card
 
 TOLERANCE = 2e-4
@@ -36,7 +39,7 @@ def check_method(
     """Run every check on a method.
 
     float64 runs in plain torch on every device. Where other kernels serve float32 there, those that produce the
-    scores, the checks of ``FAST_PATH_CHECKS`` run through them as well.
+    scores, the checks of ``FAST_PATH_CHECKS`` run through them as well, once for each set of ops and settings.
 
     Args:
         name: a registered method.
@@ -47,15 +50,55 @@ def check_method(
 
     Raises:
         GateError: a check failed; the message names method, parameters and check.
+        UnsupportedCellError: the parameters need a larger budget than the suite can check.
         ConfigError: the method or a parameter is unknown, or the card does not fit.
     """
+    fast = dispatch.kernel_path(torch.device(device), torch.float32) != "naive"
+    traces: list[Trace] = []
+    paths: set[frozenset[object]] = set()
+    for case, bench in benches(name, device, overrides, dtype=dtype, seed=seed):
+        # Two cases that decode alike differ in what happens between steps only.
+        alike = any(bench.small.equals(other) for other in traces)
+        _run(CASE_CHECKS if alike else CHECKS, bench, case)
+        traces.append(bench.small)
+        if fast:
+            wide = make_bench(name, device, case, dtype=torch.float32, seed=seed)
+            path = op_path(wide)
+            if path not in paths:
+                _run(FAST_PATH_CHECKS, wide, case)
+            paths.add(path)
+
+
+def benches(
+    name: str, device: torch.device | str, overrides: Mapping[str, Any] | None, *, dtype: torch.dtype, seed: int
+) -> Iterator[tuple[dict[str, Any], Bench]]:
+    """Yield the cases to check a method in: the overrides, or the defaults and the variants that differ from them."""
     card = load_card(name)
     cases = [dict(overrides)] if overrides is not None else [{}, *map(card.variant_params, card.variants)]
-    fast = dispatch.kernel_path(torch.device(device), torch.float32) != "naive"
+    seen = []
     for case in cases:
-        _run(CHECKS, make_bench(name, device, case, dtype=dtype, seed=seed), case)
-        if fast:
-            _run(FAST_PATH_CHECKS, make_bench(name, device, case, dtype=torch.float32, seed=seed), case)
+        bench = make_bench(name, device, case, dtype=dtype, seed=seed)
+        if bench.params not in seen:
+            seen.append(bench.params)
+            yield case, bench
+
+
+def op_path(bench: Bench) -> frozenset[object]:
+    """Return the ops that a decode calls, each with the settings that choose its kernel: arguments but the tensors."""
+    used: set[object] = set()
+    path = dispatch.kernel_path
+
+    def recorded(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
+        op = sys._getframe(2)  # past use_triton, which every op asks
+        used.add((op.f_code.co_name, *sorted(f"{name}={_setting(value)}" for name, value in op.f_locals.items())))
+        return path(device, dtype)
+
+    setattr(dispatch, "kernel_path", recorded)  # noqa: B010
+    try:
+        bench.small  # noqa: B018
+    finally:
+        setattr(dispatch, "kernel_path", path)  # noqa: B010
+    return frozenset(used)
 
 
 def card_names_the_parameters(bench: Bench) -> None:
@@ -70,7 +113,7 @@ def card_names_the_parameters(bench: Bench) -> None:
 def bad_parameters_are_refused(bench: Bench) -> None:
     """An unknown parameter, and a budget under the card's minimum, raise instead of being bent."""
     method = get_method(bench.card.name)
-    budget = WHOLE_BUDGET if bench.takes_budget else None
+    budget = bench.whole_budget if bench.takes_budget else None
     try:
         method.from_budget(budget, CONFIG, no_such_parameter=1)
     except ConfigError:
@@ -86,9 +129,25 @@ def bad_parameters_are_refused(bench: Bench) -> None:
         raise GateError(f"a budget of {minimum - 1} was accepted; the card's minimum is {minimum}")
 
 
+def the_rule_is_stated(bench: Bench) -> None:
+    """A rule states what the method reads, or the card gives the reason why none does."""
+    stated = bench.rule is not None
+    if stated != (bench.card.rule == "stated"):
+        have = "there is a rule.py" if stated else "there is no rule.py"
+        raise GateError(
+            f"the card says rule: {bench.card.rule} and {have}; state one (docs/adding-a-method.md), or say "
+            "rule: none with a rule_reason"
+        )
+
+
 def whole_budget_equals_full(bench: Bench) -> None:
-    """With a budget over the context, logits equal Full's at every step, and everything is read."""
-    got = bench.trace(bench.build(WHOLE_BUDGET))
+    """With a budget over the context, logits equal Full's at every step, and everything is read.
+
+    Left out where the card says that the method is not exact then.
+    """
+    if not bench.card.conformance.whole_budget_exact:
+        return
+    got = bench.inputs.trace(bench.build(bench.whole_budget))
     _close(got.logits, bench.full.logits, "logits with the whole budget and Full's")
     if not bool((got.reads >= bench.full.reads).all()):
         raise GateError("the whole budget does not read the whole context")
@@ -96,39 +155,38 @@ def whole_budget_equals_full(bench: Bench) -> None:
 
 def small_budget_leaves_something_out(bench: Bench) -> None:
     """With a small budget not everything is read: otherwise the checks below would check dense attention."""
-    if not bench.takes_budget:
+    if not bench.takes_budget or bench.card.kind == "speculative":
         return
     if bool((bench.small.reads >= bench.full.reads)[:, bench.governed_layers()].all()):
-        raise GateError(f"a budget of {BUDGET} tokens reads contexts of {PROMPT_TOKENS} whole")
+        raise GateError(f"a budget of {bench.budget} tokens reads contexts of up to {len(bench.prompts[0])} whole")
 
 
 def ragged_batch_equals_single_rows(bench: Bench) -> None:
-    """Each row of a ragged batch gets the logits it gets alone."""
-    method = bench.build(BUDGET)
-    for row in range(len(bench.prompts)):
-        alone = bench.trace(method, [row])
+    """The shortest and the longest row of a ragged batch get the logits that they get alone."""
+    for row in (2, 0):
+        alone = bench.inputs.trace(bench.method, [row])
         _close(bench.small.logits[row : row + 1], alone.logits, f"row {row} in the batch and alone")
         if not bench.small.reads[..., row].equal(alone.reads[..., 0]):
             raise GateError(f"row {row} reads other numbers of tokens in the batch and alone")
 
 
+def unwritten_memory_is_never_read(bench: Bench) -> None:
+    """With every buffer full of NaN beforehand, the result is finite."""
+    _, poisoned = bench.shuffled
+    if not bool(torch.isfinite(poisoned.logits).all()):
+        raise GateError("poisoned buffers make the logits NaN")
+
+
 def permuting_the_batch_permutes_the_result(bench: Bench) -> None:
     """The order of rows does not matter."""
-    order = [2, 0, 1]
-    permuted = bench.trace(bench.build(BUDGET), order)
+    order, permuted = bench.shuffled
     _close(permuted.logits, bench.small.logits[order], "a permuted batch and the permuted result")
-
-
-def unwritten_memory_is_never_read(bench: Bench) -> None:
-    """With every buffer full of NaN beforehand, the result is the same."""
-    poisoned = bench.trace(bench.build(BUDGET), poison=True)
-    _close(poisoned.logits, bench.small.logits, "poisoned and clean buffers")
 
 
 def stored_keys_keep_their_rotation(bench: Bench) -> None:
     """Each key that a head of the first layer stores is one Full has, beside its value; no token is there twice."""
     got, want = bench.small.cache, bench.full.cache
-    for row, seen in enumerate(want.lengths.tolist()):
+    for row, seen in enumerate(want.positions.tolist()):
         if int(got.positions[row]) != seen:
             raise GateError(f"row {row} is at position {int(got.positions[row])} after {seen} tokens")
         for head in range(CONFIG.num_kv_heads):
@@ -146,14 +204,15 @@ def reads_stay_within_budget(bench: Bench) -> None:
 
     Reads are counted over all heads of a layer; those that read everything are taken off by what Full reads.
     """
-    if not bench.takes_budget:
+    if not bench.takes_budget or bench.card.kind == "speculative":
         return
     layers = bench.governed_layers()
     governed = torch.tensor([bench.governed_heads[layer] for layer in layers], device=bench.decoder.device)[:, None]
     over_heads, whole = (trace.reads[:, layers] for trace in (bench.small, bench.full))
     reads = (over_heads * CONFIG.num_kv_heads - whole * (CONFIG.num_kv_heads - governed)) / governed
-    allowed = BUDGET * bench.list_factor + bench.card.slack.tokens
-    if float(reads.max()) > allowed:
+    allowed = bench.budget * bench.list_factor + bench.card.slack.tokens
+    generated = torch.arange(1, STEPS + 1, device=reads.device)[:, None, None] * bench.card.slack.per_generated_token
+    if bool((reads > allowed + generated).any()):
         raise GateError(f"{float(reads.max()):.0f} tokens were read in a step, {allowed} are declared")
     if float(reads.min()) <= 0:
         raise GateError("a step read nothing")
@@ -162,40 +221,40 @@ def reads_stay_within_budget(bench: Bench) -> None:
 def traffic_covers_the_reads(bench: Bench) -> None:
     """The traffic model's bytes are at least those of the tokens counted; at most a tenth over, unless it says so."""
     reads = float(bench.small.reads[-1, :, 0].sum())
+    reads -= STEPS * CONFIG.num_layers * bench.card.slack.per_generated_token
     read_bytes = reads * CONFIG.kv_bytes_per_token(1) / CONFIG.num_layers
-    traffic = bench.build(BUDGET).traffic(PROMPT_TOKENS[0] + STEPS, 1)
+    traffic = bench.method.traffic(len(bench.prompts[0]) + STEPS, 1)
     if traffic.kv_bytes < read_bytes or (traffic.kv_bytes > 1.1 * read_bytes and not traffic.at_most):
         raise GateError(f"the traffic model says {traffic.kv_bytes:,} bytes, {read_bytes:,.0f} were read")
 
 
 def runs_leave_no_trace(bench: Bench) -> None:
-    """Two runs are identical, and so is a run after another with other rows."""
-    method = bench.build(BUDGET)
-    bench.trace(method, [1])
-    for again in (bench.trace(method), bench.trace(method)):
-        if not again.logits.equal(bench.small.logits) or not again.reads.equal(bench.small.reads):
-            raise GateError("two runs with the same inputs differ")
+    """A method that ran before, also with other rows, runs as the first time; so it does on a prompt it shares."""
+    first = bench.small
+    bench.inputs.trace(bench.method, [1])
+    again = bench.inputs.trace(bench.method, shared=True)
+    if not again.logits.equal(first.logits) or not again.reads.equal(first.reads):
+        raise GateError("two runs with the same inputs differ")
 
 
 def a_step_never_waits_for_the_host(bench: Bench) -> None:
     """A step runs on tensors without values, so no hook looks at one, which would break a CUDA graph."""
-    meta = torch.device("meta")
-    cache = KVCache(CONFIG, len(PROMPT_TOKENS), max(PROMPT_TOKENS) + STEPS, device=meta, dtype=torch.float32)
-    method = bench.build(BUDGET)
-    try:
-        state = method.start(cache)
-        method.before_step(state)
-        for layer in range(CONFIG.num_layers):
-            shape = (len(PROMPT_TOKENS), CONFIG.num_kv_heads, 1, CONFIG.head_dim)
-            k = torch.empty(shape, device=meta)
-            q = k.repeat_interleave(CONFIG.group_size, dim=1)
-            angles = torch.empty(len(PROMPT_TOKENS), 1, CONFIG.head_dim, device=meta)
-            rotated = method.append(layer, TokenHeads(q, k, k, angles, angles), state)
-            method.attend(layer, rotated, state)
-        method.after_step(state)
-        state.finish_step()
-    except (RuntimeError, NotImplementedError) as error:
-        raise GateError(f"a step needs a tensor's value: {error}") from error
+    run_step_without_values(bench)
+
+
+def speculation_changes_no_token(bench: Bench) -> None:
+    """Where tokens are drafted, those generated are Full's, greedy and sampled."""
+    if bench.method.draft is None:
+        return
+    requests = bench.inputs.requests(new_tokens=3 * bench.method.draft.tokens)
+    full = get_method("full").from_budget(None, CONFIG)
+    for sampling in (Sampling(), Sampling(temperature=1.0)):
+        generator = Generator(bench.decoder, sampling)
+        for row, (got, want) in enumerate(
+            zip(generator.run(requests, bench.method), generator.run(requests, full), strict=True)
+        ):
+            if got.output_ids != want.output_ids:
+                raise GateError(f"row {row}: speculation generates {got.output_ids}, full attention {want.output_ids}")
 
 
 def graph_replay_equals_eager(bench: Bench) -> None:
@@ -205,12 +264,9 @@ def graph_replay_equals_eager(bench: Bench) -> None:
     """
     if bench.decoder.device.type != "cuda":
         return
-    method = bench.build(BUDGET)
+    method = bench.method
     new_tokens = 8 if method.correction is None else 8 + 2 * method.correction.period
-    requests = [
-        Request(tuple(prompt.tolist()), max_new_tokens=new_tokens, forced_ids=tuple(fed.tolist()))
-        for prompt, fed in zip(bench.prompts, bench.fed, strict=True)
-    ]
+    requests = bench.inputs.requests(new_tokens=new_tokens)
     eager, replayed = (Generator(bench.decoder, cuda_graph=graph).run(requests, method) for graph in (False, True))
     for row, (a, b) in enumerate(zip(eager, replayed, strict=True)):
         logprobs = [torch.tensor(completion.forced_logprobs) for completion in (a, b)]
@@ -225,7 +281,7 @@ def fast_path_equals_naive(bench: Bench) -> None:
     Both read the same: the selections of one run are replayed in the other, so that a near-tie decides nothing.
     """
     made: list[Selection | None] = []
-    fast, plain = bench.build(BUDGET), bench.build(BUDGET)
+    fast, plain = bench.build(bench.budget), bench.build(bench.budget)
     choose = fast.select
 
     def recorded(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
@@ -235,30 +291,41 @@ def fast_path_equals_naive(bench: Bench) -> None:
         return chosen
 
     setattr(fast, "select", recorded)  # noqa: B010 - a method of an instance, which types do not allow to assign
-    got = bench.trace(fast)
+    got = bench.inputs.trace(fast)
     replay = iter(made)
     setattr(plain, "select", lambda layer, q, state: next(replay))  # noqa: B010
     with dispatch.naive_kernels():
-        want = bench.trace(plain)
+        want = bench.inputs.trace(plain)
     _close(got.logits, want.logits, "logits through the kernels in force and through their definitions")
 
 
 CHECKS: tuple[Callable[[Bench], None], ...] = (
     card_names_the_parameters,
     bad_parameters_are_refused,
-    whole_budget_equals_full,
+    the_rule_is_stated,
     small_budget_leaves_something_out,
+    reads_follow_the_rule,
+    traffic_follows_the_rule,
+    whole_budget_equals_full,
     ragged_batch_equals_single_rows,
-    permuting_the_batch_permutes_the_result,
     unwritten_memory_is_never_read,
+    permuting_the_batch_permutes_the_result,
     stored_keys_keep_their_rotation,
     reads_stay_within_budget,
     traffic_covers_the_reads,
     runs_leave_no_trace,
     a_step_never_waits_for_the_host,
+    speculation_changes_no_token,
     graph_replay_equals_eager,
 )
 """Every check, in the order they run."""
+
+CASE_CHECKS: tuple[Callable[[Bench], None], ...] = (
+    bad_parameters_are_refused,
+    speculation_changes_no_token,
+    graph_replay_equals_eager,
+)
+"""Those that may tell two cases apart whose steps are the same."""
 
 FAST_PATH_CHECKS: tuple[Callable[[Bench], None], ...] = (
     fast_path_equals_naive,
@@ -279,8 +346,14 @@ def _run(checks: tuple[Callable[[Bench], None], ...], bench: Bench, case: Mappin
             raise GateError(f"{bench.card.name} {params}: {check.__name__}: {error}") from error
 
 
+def _setting(value: object) -> str:
+    return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__name__
+
+
 def _default(item: Field[Any]) -> Any:
-    return item.default if item.default is not MISSING else None
+    """Return a field's default as YAML has it."""
+    default = None if item.default is MISSING else item.default
+    return list(default) if isinstance(default, tuple) else default
 
 
 def _close(got: Tensor, want: Tensor, what: str) -> None:

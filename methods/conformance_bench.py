@@ -1,130 +1,360 @@
-"""The tiny model, the inputs and the traced decode that the conformance checks share."""
+"""Run a method on a tiny model and record what each layer of each step was given, read and returned."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.errors import GateError, UnsupportedCellError
+from longdecode.engine.generation import Generator, Request
+from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.prefill import PrefillObserver
+from longdecode.engine.token_block import WHOLE, BlockHeads, TokenBlock
 from longdecode.engine.weights import random_decoder
 from longdecode.methods.card import Card
-from longdecode.methods.registry import get_method, load_card
+from longdecode.methods.registry import get_method, get_rule, load_card
+from longdecode.methods.rule import Rule
 
 CONFIG = ModelConfig(
     family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=7,
-    num_heads=4, num_kv_heads=2, head_dim=32, max_positions=512, rope={"rope_theta": 10_000.0},
+    num_heads=4, num_kv_heads=2, head_dim=32, max_positions=4096, rope={"rope_theta": 10_000.0},
 )  # fmt: skip
-PROMPT_TOKENS = (147, 80, 30)
-STEPS = 12
-BUDGET = 64
-WHOLE_BUDGET = 192
-"""A budget over the longest context, and whole pages of up to 64 tokens."""
+STEPS = 8
+LARGEST_BUDGET = 512
+"""Budgets above this would take the tiny model too long."""
+SPIKES = 4
+"""The first ids of the vocabulary: their keys stand out in every channel, by a vector of their own in every layer."""
+SPIKE_EVERY = 16
+"""Spikes stand in the last slot of pages of this size, so that bounds which leave it out rank pages wrongly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Hold what a layer of a step was given, heads ``[B, H, D]`` before rotation, and its output ``[B, Hq, D]``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One decode of given tokens: ``logits`` ``[B, T, V]``, ``reads`` ``[T, L, B]`` per step, the cache at its end."""
+    """Hold one decode of given tokens.
+
+    ``logits`` is ``[B, T, V]``, ``kv_tokens_read`` ``[T, L, B]`` int64 summed over KV heads, ``cache`` the cache at the
+    end, ``heads`` by step and layer.
+    """
 
     logits: Tensor
-    reads: Tensor
+    kv_tokens_read: Tensor
     cache: KVCache
+    heads: list[list[Heads]]
+
+    @property
+    def reads(self) -> Tensor:
+        """Return the tokens read per KV head, ``[T, L, B]`` float64."""
+        return self.kv_tokens_read.double() / CONFIG.num_kv_heads
+
+    def equals(self, other: Trace) -> bool:
+        """Return true where the same logits come of the same numbers of tokens."""
+        return self.logits.equal(other.logits) and self.kv_tokens_read.equal(other.kv_tokens_read)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Hold a tiny model, three ragged prompts and the tokens fed after them; all methods with one budget share them.
+
+    The prompts are a little under four budgets, one token over two, and a little under one. So rows cross multiples of
+    the budget while they decode, and one is barely longer than the budget.
+    """
+
+    decoder: Decoder
+    prompts: list[Tensor]
+    fed: Tensor
+    """``[B, T]`` int64."""
+
+    def requests(self, rows: Sequence[int] | None = None, new_tokens: int = 0) -> list[Request]:
+        """Return the given rows as requests: their fed tokens are forced, ``new_tokens`` follow."""
+        fed = self.fed.tolist()
+        rows = range(len(fed)) if rows is None else rows
+        return [Request(tuple(self.prompts[row].tolist()), new_tokens, tuple(fed[row])) for row in rows]
+
+    @torch.no_grad()
+    def trace(
+        self, method: AttentionMethod, rows: Sequence[int] | None = None, poison: bool = False, shared: bool = False
+    ) -> Trace:
+        """Prefill and decode the given rows of the batch; the one place that knows how the engine is driven.
+
+        Args:
+            method: runs with the state of one generation; keeps none.
+            rows: rows of the batch, in this order; all if left out.
+            poison: fill every buffer with NaN beforehand.
+            shared: cut down a dense prompt that other methods share, instead of a prefill of the method's own.
+        """
+        rows = range(len(self.prompts)) if rows is None else rows
+        with _uninitialised_memory_is_nan(poison), _observed(method) as heads:
+            generator = Generator(self.decoder, prefill_tokens=64 * len(rows))
+            requests = self.requests(rows)
+            prompt = generator.prefill(requests, [method]) if shared else generator.prefill_for(requests, method)
+            state = method.start(prompt, keep_prompt=shared)
+            fed, logits, reads = self.fed[list(rows)], [], []
+            for step in range(fed.shape[1]):
+                before = state.counted.clone()
+                logits.append(self.decoder.step(fed[:, step], state, method))
+                reads.append(state.counted - before)
+        layers = CONFIG.num_layers
+        by_step = [heads[first : first + layers] for first in range(0, len(heads), layers)]
+        return Trace(torch.stack(logits, dim=1), torch.stack(reads), state.cache, by_step)
+
+    @cached_property
+    def full(self) -> Trace:
+        """Return dense attention on the same inputs."""
+        return self.trace(get_method("full").from_budget(None, CONFIG))
+
+    @cached_property
+    def prompt_queries(self) -> Tensor:
+        """Return the rotated queries of the prompts, ``[L, B, Hq, n, D]``."""
+        observer = _AllQueries()
+        cache = self.decoder.new_cache(len(self.prompts), max(map(len, self.prompts)))
+        self.decoder.prefill(self.prompts, cache, 64 * len(self.prompts), observers=[observer])
+        return observer.queries
+
+
+class _AllQueries(PrefillObserver):
+    """Keep all queries of a prefill."""
+
+    key = "all_queries"
+
+    def begin(self, shape: CacheShape, lengths: Sequence[int]) -> None:
+        """See ``PrefillObserver.begin``."""
+        size = (CONFIG.num_layers, shape.batch, CONFIG.num_heads, max(lengths), CONFIG.head_dim)
+        self.queries = torch.zeros(size, device=shape.device, dtype=shape.dtype)
+
+    def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
+        """See ``PrefillObserver.see``."""
+        self.queries[layer, rows, :, start : start + q.shape[2]] = q
+
+    def layer(self, layer: int) -> Tensor:
+        """See ``PrefillObserver.layer``."""
+        return self.queries[layer]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One method with one set of parameters on the tiny model, and inputs for it."""
+    """Hold one method with one set of parameters, and the inputs to run it on."""
 
     card: Card
+    params: Any
+    """The method's ``Params`` as asked for, whatever the method makes of them."""
     build: Callable[[int], AttentionMethod]
-    decoder: Decoder
-    prompts: list[Tensor]
-    fed: Tensor
-    """``[B, T]`` int64, the tokens fed after the prompts."""
+    rule: type[Rule] | None
+    inputs: Inputs
+    budget: int
     list_factor: int
     """Lists that each fetch for one KV head: 1, or the group's size where query heads have lists of their own."""
 
     @property
+    def decoder(self) -> Decoder:
+        """Return the tiny model."""
+        return self.inputs.decoder
+
+    @property
+    def prompts(self) -> list[Tensor]:
+        """Return the prompts."""
+        return self.inputs.prompts
+
+    @property
+    def fed(self) -> Tensor:
+        """Return the tokens fed after the prompts, ``[B, T]`` int64."""
+        return self.inputs.fed
+
+    @property
+    def full(self) -> Trace:
+        """Return dense attention on the same inputs."""
+        return self.inputs.full
+
+    @property
     def takes_budget(self) -> bool:
-        """Whether the card names a smallest budget."""
+        """Return true where the card names a smallest budget."""
         return self.card.limits.min_budget_tokens is not None
 
+    @property
+    def whole_budget(self) -> int:
+        """Return a budget over the longest context, a multiple of the small one."""
+        return 5 * self.budget
+
     @cached_property
-    def full(self) -> Trace:
-        """Dense attention on the same inputs."""
-        return self.trace(get_method("full").from_budget(None, CONFIG))
+    def method(self) -> AttentionMethod:
+        """Return the method with the small budget; ``small`` is its first run."""
+        return self.build(self.budget)
 
     @cached_property
     def small(self) -> Trace:
-        """The method with the small budget."""
-        return self.trace(self.build(BUDGET))
+        """Return the decode with the small budget."""
+        return self.inputs.trace(self.method)
+
+    @cached_property
+    def shuffled(self) -> tuple[list[int], Trace]:
+        """Return an order of the rows and the decode in it, with every buffer full of NaN beforehand."""
+        order = [2, 0, 1]
+        return order, self.inputs.trace(self.build(self.budget), order, poison=True)
 
     @cached_property
     def governed_heads(self) -> list[int]:
-        """By layer, how many KV heads the budget governs."""
-        return [CONFIG.num_kv_heads - len(dense) for dense in self.build(BUDGET).dense_heads()]
+        """Return by layer how many KV heads the budget governs."""
+        return [CONFIG.num_kv_heads - len(dense) for dense in self.method.dense_heads()]
 
     def governed_layers(self) -> list[int]:
-        """Layers in which the budget governs some head."""
+        """Return the layers in which the budget governs some head."""
         return [layer for layer, heads in enumerate(self.governed_heads) if heads]
 
-    def trace(self, method: AttentionMethod, rows: list[int] | None = None, poison: bool = False) -> Trace:
-        """Prefill and decode the given rows of the batch (all, in order, if left out)."""
-        rows = list(range(len(self.prompts))) if rows is None else rows
-        capacity = max(PROMPT_TOKENS) + STEPS
-        with _uninitialised_memory_is_nan(poison):
-            cache = self.decoder.new_cache(len(rows), capacity)
-            if poison:
-                cache.k.fill_(float("nan"))
-                cache.v.fill_(float("nan"))
-            self.decoder.prefill([self.prompts[row] for row in rows], cache, 64 * len(rows))
-            state = method.start(cache)
-            logits, reads = [], []
-            for step in range(STEPS):
-                before = state.reads.clone()
-                logits.append(self.decoder.step(self.fed[rows, step], state, method))
-                reads.append(state.reads - before)
-        return Trace(torch.stack(logits, dim=1), torch.stack(reads), state.cache)
+    def accepts(self, budget: int) -> bool:
+        """Return true where the parameters accept a budget."""
+        try:
+            self.build(budget)
+        except UnsupportedCellError:
+            return False
+        return True
 
 
 def make_bench(
     name: str, device: torch.device | str, overrides: Mapping[str, Any], *, dtype: torch.dtype, seed: int
 ) -> Bench:
-    """The tiny model, inputs and a builder for one method and one set of parameters."""
-    device = torch.device(device)
+    """Make the tiny model, inputs and a builder for one method and one set of parameters.
+
+    The budget is the card's; where the parameters need more, it is doubled until they accept it.
+
+    Raises:
+        UnsupportedCellError: the parameters accept no budget up to ``LARGEST_BUDGET``.
+    """
     card, method = load_card(name), get_method(name)
-    overrides = card.portable(overrides)
-    generator = torch.Generator().manual_seed(seed)
-    decoder = random_decoder(CONFIG, seed, device, dtype)
-    for layer in decoder.weights.layers:
-        # Random projections attend almost evenly; sharper queries make what is read matter.
-        layer.qkv[: CONFIG.num_heads * CONFIG.head_dim] *= 4
+    overrides = {**card.conformance.params, **card.portable(overrides)}
+    takes_budget = card.limits.min_budget_tokens is not None
 
     def build(budget: int) -> AttentionMethod:
-        takes = card.limits.min_budget_tokens is not None
-        return method.from_budget(budget if takes else None, CONFIG, **overrides)
-
-    def tokens(*shape: int) -> Tensor:
-        return torch.randint(CONFIG.vocab_size, shape, generator=generator)
+        return method.from_budget(budget if takes_budget else None, CONFIG, **overrides)
 
     own_lists = any(card.variant_params(key).items() <= dict(overrides).items() for key in card.slack.per_query_head)
+    budget = _accepted(build, card.conformance.budget_tokens)
     return Bench(
         card=card,
+        params=method.Params(**overrides),
         build=build,
-        decoder=decoder,
-        prompts=[tokens(length) for length in PROMPT_TOKENS],
-        fed=tokens(len(PROMPT_TOKENS), STEPS).to(device),
+        rule=get_rule(name),
+        inputs=make_inputs(torch.device(device), dtype, seed, budget, STEPS),
+        budget=budget,
         list_factor=CONFIG.group_size if own_lists else 1,
     )
+
+
+@lru_cache(maxsize=4)
+def make_inputs(device: torch.device, dtype: torch.dtype, seed: int, budget: int, steps: int) -> Inputs:
+    """Make the tiny model and inputs for a budget."""
+    generator = torch.Generator().manual_seed(seed)
+    decoder = random_decoder(CONFIG, seed, device, dtype)
+    keys = slice(CONFIG.num_heads * CONFIG.head_dim, (CONFIG.num_heads + CONFIG.num_kv_heads) * CONFIG.head_dim)
+    decoder.weights.embedding.mul_(4)
+    decoder.weights.embedding[:, :SPIKES] = 0
+    decoder.weights.embedding[range(SPIKES), range(SPIKES)] = 2.0
+    for layer in decoder.weights.layers:
+        # Random projections attend almost evenly; sharper queries make what is read matter.
+        layer.qkv[: keys.start] *= 2
+        layer.qkv[:, :SPIKES] = 0
+        stand_out = 0.3 * torch.randn(keys.stop - keys.start, SPIKES, generator=generator).sign()
+        layer.qkv[keys, :SPIKES] = stand_out.to(layer.qkv)
+        for writes in (layer.o, layer.down):
+            writes[:SPIKES] = 0
+
+    def ids(length: int, start: int) -> Tensor:
+        drawn = torch.randint(SPIKES, CONFIG.vocab_size, (length,), generator=generator)
+        place = torch.arange(start, start + length)
+        spike = torch.randint(SPIKES, (length,), generator=generator)
+        lonely = torch.rand(length, generator=generator) < 0.5
+        # The last slot of a page that is filled while decoding always holds one.
+        return torch.where((place % SPIKE_EVERY == SPIKE_EVERY - 1) & (lonely | (start > 0)), spike, drawn)
+
+    lengths = prompt_lengths(budget)
+    prompts = [ids(length, 0) for length in lengths]
+    fed = torch.stack([ids(steps, length) for length in lengths])
+    return Inputs(decoder, prompts, fed.to(device))
+
+
+def prompt_lengths(budget: int) -> tuple[int, ...]:
+    """Return the lengths of the prompts."""
+    return 4 * budget - 3, 2 * budget + 1, budget - 3
+
+
+def run_step_without_values(bench: Bench) -> None:
+    """Run a step on tensors that have shapes and no values.
+
+    Raises:
+        GateError: a hook looks at a value.
+    """
+    meta, rows, capacity = torch.device("meta"), len(bench.prompts), max(map(len, bench.prompts)) + STEPS
+    shape = CacheShape(CONFIG, rows, capacity, meta, torch.float32, STEPS)
+    method = bench.build(bench.budget)
+    k = torch.empty(rows, CONFIG.num_kv_heads, 1, CONFIG.head_dim, device=meta)
+    q = k.repeat_interleave(CONFIG.group_size, dim=1)
+    angles = torch.empty(rows, 1, CONFIG.head_dim, device=meta)
+    tokens = torch.empty(rows, 1, dtype=torch.int64, device=meta)
+    try:
+        state = method.decode_in(method.make_cache(shape) or DenseCache(shape))
+        state.begin(TokenBlock(tokens, tokens), method)
+        for layer in range(CONFIG.num_layers):
+            state.attend(layer, BlockHeads(q, k, k, angles, angles), method, WHOLE)
+        state.end(method)
+        state.accept()
+    except (RuntimeError, NotImplementedError) as error:
+        raise GateError(f"a step needs a tensor's value: {error}") from error
+
+
+def _accepted(build: Callable[[int], AttentionMethod], budget: int) -> int:
+    """Return the budget, doubled until the method accepts it."""
+    while True:
+        try:
+            build(budget)
+        except UnsupportedCellError:
+            budget *= 2
+            if budget > LARGEST_BUDGET:
+                raise
+        else:
+            return budget
+
+
+@contextmanager
+def _observed(method: AttentionMethod) -> Iterator[list[Heads]]:
+    """Record what each layer of each step is given and returns, while inside."""
+    seen: list[Heads] = []
+    given: list[BlockHeads] = []
+    append, attend = method.append, method.attend
+
+    def recorded_append(layer: int, heads: BlockHeads, state: DecodeState) -> Tensor:
+        given.append(heads)
+        return append(layer, heads, state)
+
+    def recorded_attend(layer: int, q: Tensor, state: DecodeState) -> Tensor:
+        heads = given.pop()
+        out = attend(layer, q, state)
+        seen.append(Heads(*(part[:, :, 0].clone() for part in (heads.q, heads.k, heads.v, out))))
+        return out
+
+    vars(method).update(append=recorded_append, attend=recorded_attend)
+    try:
+        yield seen
+    finally:
+        del vars(method)["append"], vars(method)["attend"]
 
 
 @contextmanager

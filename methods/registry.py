@@ -1,7 +1,7 @@
-"""The methods on hand: every folder of this room, and of ``LONGDECODE_METHOD_PATH``, that holds a method.py.
+"""Find methods: every folder of this room, and of ``LONGDECODE_METHOD_PATH``, that holds a method.py.
 
-A method is a folder ``<name>/`` with ``method.py``, which exports its class as ``METHOD``, and ``card.yaml``. Folders
-are looked at when asked for and a method's module is imported when that method is asked for.
+A method is a folder ``<name>/`` with ``method.py``, which exports its class as ``METHOD``, ``card.yaml``, and
+``rule.py``, which exports its rule as ``RULE``. Folders are searched, and modules imported, when asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from longdecode.methods.card import Card, read_card
 
 if TYPE_CHECKING:
     from longdecode.engine.attention import AttentionMethod
+    from longdecode.methods.rule import Rule
 
 METHOD_PATH_VARIABLE = "LONGDECODE_METHOD_PATH"
 """Environment variable with further folders of methods, separated like PATH."""
@@ -28,7 +29,7 @@ _ROOM = Path(__file__).parent
 
 
 def method_names() -> tuple[str, ...]:
-    """Names of all methods on hand, sorted.
+    """Return the names of all methods on hand, sorted.
 
     Raises:
         ConfigError: a folder of ``LONGDECODE_METHOD_PATH`` does not exist, or two methods share a name.
@@ -37,7 +38,7 @@ def method_names() -> tuple[str, ...]:
 
 
 def get_method(name: str) -> type[AttentionMethod]:
-    """The class of a method.
+    """Return the class of a method.
 
     Raises:
         ConfigError: no such method, with the nearest valid name; or its module does not export a fitting ``METHOD``.
@@ -45,7 +46,7 @@ def get_method(name: str) -> type[AttentionMethod]:
     from longdecode.engine.attention import AttentionMethod  # imports torch, which naming methods does not need
 
     folder = _folder(name)
-    module = _import(name, folder)
+    module = _import(name, folder, "method")
     method = getattr(module, "METHOD", None)
     if not (isinstance(method, type) and issubclass(method, AttentionMethod)):
         raise ConfigError(f"{folder / 'method.py'}: METHOD must be a subclass of AttentionMethod, got {method!r}")
@@ -55,7 +56,7 @@ def get_method(name: str) -> type[AttentionMethod]:
 
 
 def load_card(name: str) -> Card:
-    """The card of a method.
+    """Return the card of a method.
 
     Raises:
         ConfigError: no such method, or its card does not fit the schema or names another method.
@@ -65,6 +66,23 @@ def load_card(name: str) -> Card:
     if card.name != name:
         raise ConfigError(f"{path}: the card is named {card.name!r}, its folder {name!r}")
     return card
+
+
+def get_rule(name: str) -> type[Rule] | None:
+    """Return the rule of a method, ``None`` where its folder has no rule.py.
+
+    Raises:
+        ConfigError: no such method, or rule.py does not export a fitting ``RULE``.
+    """
+    from longdecode.methods.rule import Rule
+
+    folder = _folder(name)
+    if not (folder / "rule.py").exists():
+        return None
+    rule = getattr(_import(name, folder, "rule"), "RULE", None)
+    if not (isinstance(rule, type) and issubclass(rule, Rule)):
+        raise ConfigError(f"{folder / 'rule.py'}: RULE must be a subclass of Rule, got {rule!r}")
+    return rule
 
 
 def _folder(name: str) -> Path:
@@ -77,7 +95,7 @@ def _folder(name: str) -> Path:
 
 
 def _folders() -> dict[str, Path]:
-    """Folder of every method, by name."""
+    """Return the folder of every method, by name."""
     extra = [Path(entry) for entry in os.environ.get(METHOD_PATH_VARIABLE, "").split(os.pathsep) if entry]
     found: dict[str, Path] = {}
     for room in (_ROOM, *extra):
@@ -91,11 +109,12 @@ def _folders() -> dict[str, Path]:
     return found
 
 
-def _import(name: str, folder: Path) -> ModuleType:
+def _import(name: str, folder: Path, file: str) -> ModuleType:
+    """Import ``<file>.py`` of a method's folder."""
     if folder.parent == _ROOM:
-        return importlib.import_module(f"longdecode.methods.{name}.method")
-    path = folder / "method.py"
-    qualified = f"longdecode_extra_methods.{name}"
+        return importlib.import_module(f"longdecode.methods.{name}.{file}")
+    path = folder / f"{file}.py"
+    qualified = f"longdecode_extra_methods.{name}" if file == "method" else f"longdecode_extra_methods.{name}.{file}"
     loaded = sys.modules.get(qualified)
     if loaded is not None and loaded.__file__ == str(path):
         return loaded

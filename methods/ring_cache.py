@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.token_block import BlockHeads
+from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.page_minmax import PageBounds
 
 
 def ring_source(lengths: Tensor, stored: int, capacity: int, sinks: int) -> Tensor:
-    """Where the tokens of a ring come from when a whole cache is cut down to it.
+    """Return the slots of a dense cache that fill a ring.
 
     The token at position ``p`` belongs in slot ``p`` while it is a sink and in ``sinks + (p - sinks) mod ring`` after
     that, ``ring = capacity - sinks``.
@@ -33,56 +37,81 @@ def ring_source(lengths: Tensor, stored: int, capacity: int, sinks: int) -> Tens
 
 
 def ring_slots(positions: Tensor, capacity: int, sinks: int) -> Tensor:
-    """The ring's slot of the token at each row's position, ``[B]``: over the oldest one, once the ring is full."""
+    """Return the ring slot of the token at each row's position, ``[B]``: the oldest token's, once the ring is full."""
     turned = sinks + (positions - sinks).remainder(capacity - sinks)
     return torch.where(positions < sinks, positions, turned)
 
 
 class RingCache(KVCache):
-    """A cache of ``capacity`` tokens: ``sinks`` slots for the first tokens, the others a ring of the latest.
+    """The first ``sinks`` tokens and a ring of the latest, ``k`` and ``v`` ``[L, B, Hkv, C, D]``.
 
     The token at position ``p`` lives in slot ``p`` while it is a sink and in ``sinks + (p - sinks) mod ring`` after
-    that, so the stored slots are always ``0 .. lengths``. Keys keep the rotation they came with.
+    that, so the stored slots are always the first ones. Keys keep the rotation they came with.
     """
 
-    evicts: ClassVar[bool] = True
-    sinks: int
+    def __init__(self, shape: CacheShape, capacity: int, sinks: int):
+        super().__init__(shape)
+        self.capacity, self.sinks = capacity, sinks
+        config = shape.config
+        size = (config.num_layers, shape.batch, config.num_kv_heads, capacity, config.head_dim)
+        self.k, self.v = empty_pair(size, shape)
 
-    @classmethod
-    def compacted(cls, full: KVCache, capacity: int, sinks: int) -> RingCache:
-        """Keep the sinks and the latest ``capacity - sinks`` tokens of each row; ``full``'s slots are positions."""
-        ring = cls(full.config, full.batch, capacity, device=full.device, dtype=full.k.dtype)
-        ring.sinks = sinks
-        source = ring_source(full.lengths, full.capacity, capacity, sinks)
-        shape = (full.batch, ring.k.shape[2], capacity, ring.k.shape[4])
-        index = source[:, None, :, None].expand(shape)
-        for layer in range(ring.k.shape[0]):
-            torch.gather(full.k[layer], 2, index, out=ring.k[layer])
-            torch.gather(full.v[layer], 2, index, out=ring.v[layer])
-        ring.lengths.copy_(full.lengths.clamp(max=capacity))
-        ring.positions.copy_(full.positions)
-        return ring
+    def tensors(self) -> Iterator[Tensor]:
+        """See ``KVCache.tensors``."""
+        yield from (self.k, self.v)
 
-    def slot_mapping(self) -> Tensor:
-        """Where each row's current token is stored, ``[B]``: over the oldest token of the ring, once it is full."""
-        return ring_slots(self.positions, self.capacity, self.sinks)
+    def counters(self) -> Iterator[tuple[Tensor, int]]:
+        """See ``KVCache.counters``."""
+        yield (self.positions, 0)
 
-    def kv_lengths(self) -> Tensor:
-        """Tokens a decode query may read, the one just appended included, ``[B]``: never more than the capacity."""
-        return (self.lengths + 1).clamp(max=self.capacity)
+    def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
+        """See ``KVCache.begin_block``."""
+        refuse_blocks(self, width, starts)
+        self.slot_mapping = ring_slots(self.positions, self.capacity, self.sinks)
+        self.kv_lengths = (self.positions + 1).clamp(max=self.capacity)
+
+    def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
+        """See ``KVCache.append``."""
+        return store_heads(heads, self.k[layer], self.v[layer], self.slot_mapping, bounds, page_size)
+
+    def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
+        """See ``KVCache.attend``."""
+        return decode_attention(q, self.k[layer], self.v[layer], self.kv_lengths, kv_tokens_read=kv_tokens_read)[0]
+
+    def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+        """See ``KVCache.fill_layer``."""
+        source = ring_source(lengths, keys.shape[2], self.capacity, self.sinks)
+        index = source[:, None, :, None].expand(self.k.shape[1:])
+        torch.gather(keys, 2, index, out=self.k[layer])
+        torch.gather(values, 2, index, out=self.v[layer])
+
+    def stand_at(self, tokens: Tensor) -> None:
+        """See ``KVCache.stand_at``."""
+        self.positions.copy_(tokens)
 
     def evicted(self) -> Tensor:
         """Tokens dropped so far once the current one is stored, ``[B]``."""
         return (self.positions + 1 - self.capacity).clamp(min=0)
 
-    def advance(self, active: Tensor) -> None:
-        """Count one more token for the rows where ``active`` (``[B]`` bool) holds; a full row's length stays."""
-        step = active.to(self.lengths.dtype)
-        self.lengths.copy_((self.lengths + step).clamp(max=self.capacity))
-        self.positions += step
+    def step_slots(self) -> Iterator[StepSlots]:
+        """See ``KVCache.step_slots``."""
+        layers, batch, heads = self.k.shape[:3]
+        rows = torch.arange(batch, device=self.device)[None, :, None].expand(layers, batch, heads).reshape(-1)
+        slots = ring_slots(self.positions, self.capacity, self.sinks)[rows]
+        for tensor in self.tensors():
+            yield StepSlots(tensor.flatten(0, 2), slots, rows)
 
-    def clone(self) -> RingCache:
-        """A copy that shares nothing."""
-        other = cast(RingCache, super().clone())
-        other.sinks = self.sinks
-        return other
+    def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
+        """See ``KVCache.stored_kv``; in order of slots."""
+        stored = min(int(self.positions[row]), self.capacity)
+        return self.k[layer, row, head, :stored], self.v[layer, row, head, :stored]
+
+
+def refuse_blocks(cache: KVCache, width: int, starts: Tensor | None) -> None:
+    """Raise where a cache that drops tokens is given more than one new token a row.
+
+    Raises:
+        UnsupportedCellError: storing several tokens at once would drop some that the first of them may still read.
+    """
+    if width > 1 or starts is not None:
+        raise UnsupportedCellError(f"a {type(cache).__name__} stores one token a step; a block of {width} was given")

@@ -16,11 +16,12 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
+from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
 from longdecode.reporting import checkpoint, curves, quality, setups, tables, traffic, verdicts, wording
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
-from longdecode.reporting.papers.building import PaperPage, papers_of
+from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
@@ -92,7 +93,10 @@ class _Build:
         carded = set(method_names())
         self.labels = [label for label, kind in self.kinds.items() if label in results.labels or kind in carded]
         self.listed = [label for label in self.labels if label not in results.ablations]
-        self.words: Mapping[str, Any] = yaml.safe_load((_HERE / "descriptions.yaml").read_text("utf-8"))
+        suites = {name: describe(name) for name in suite_names()}
+        self.suite_words = {name: words["summary"] for name, words in suites.items() if "summary" in words}
+        self.task_words = {task: text for words in suites.values() for task, text in words.get("tasks", {}).items()}
+        self.words: Mapping[str, Any] = yaml.safe_load((_HERE / "families.yaml").read_text("utf-8"))
         self.featured = _featured(self.listed, self.kinds, self.words["featured"])
         self.families = _families(self.listed, self.kinds, self.words["families"])
         self.environment = _environment()
@@ -145,7 +149,7 @@ class _Build:
             contexts=[f"{context:,}" for context in sorted(set(results.summary["context"]))],
             margin=wording.listing(sorted({verdicts.margin(unit) for unit in units}, key=len)),
             has_losses=bool(results.losses),
-            words={**self.words["suites"], **self.words["tasks"]},
+            words={**self.suite_words, **self.task_words},
             matched=setups.matched(self.results),
             setups=setups.timed_setups(results),
             headlines=speed_page.headlines(results.speed, self._timed_name) if results.speed is not None else [],
@@ -182,10 +186,10 @@ class _Build:
             "suite.html",
             f"suite-{wording.slug(suite)}.html",
             suite,
-            self.words["suites"].get(suite, f"Results of the suite {suite}."),
+            self.suite_words.get(suite, f"Results of the suite {suite}."),
             suite=suite,
-            suite_text=self.words["suites"].get(suite),
-            task_texts=[(task, text) for task, text in self.words["tasks"].items() if task in names],
+            suite_text=self.suite_words.get(suite),
+            task_texts=[(task, text) for task, text in self.task_words.items() if task in names],
             sections=sections,
         )
 

@@ -12,11 +12,9 @@ import pandas as pd
 import yaml
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.records import Record
-from longdecode.evals.storage import read_records
+from longdecode.evals.records import Record, SpeedRecord
+from longdecode.evals.storage import read_folder, read_records
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
-from longdecode.evals.throughput.records import SpeedRecord
-from longdecode.evals.throughput.storage import read_speed_records
 from longdecode.reporting.flips import Flips, Place, count_flips
 from longdecode.reporting.speed.measured import Speed, load_speed
 
@@ -216,16 +214,14 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         config=config,
         config_text=text,
         summary=summary,
-        along=_along(results_dir) if len(summary) else pd.DataFrame(),
+        along=_curves(results_dir / "along_generation.parquet") if len(summary) else pd.DataFrame(),
         loss=_curves(results_dir / "loss_by_position.csv") if len(summary) else pd.DataFrame(),
         records=records,
         losses=frozenset(record.task for record in records if not record.higher_is_better),
         instrument=json.loads(instrument.read_text(encoding="utf-8")) if instrument.exists() else None,
         speed=speed,
         flips=count_flips(records),
-        speed_records=[
-            r for path in sorted((results_dir / "speed").glob("*.parquet")) for r in read_speed_records(path)
-        ],
+        speed_records=read_folder(results_dir / "speed", SpeedRecord),
     )
 
 
@@ -237,7 +233,7 @@ def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:
         for label in config.get("methods") or {}
         for suite in config.get("suites") or {}
     ]
-    return [record for path in paths if path.exists() for record in read_records(path)]
+    return [record for path in paths if path.exists() for record in read_records(path, Record)]
 
 
 def _budgets(summary: pd.DataFrame) -> Iterable[tuple[str, float, int]]:
@@ -252,13 +248,9 @@ def _share(text: str, measured: float) -> float:
 def _curves(path: Path) -> pd.DataFrame:
     if not path.exists():
         raise ReportError(f"{path}: missing; it is written beside summary.csv")
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
     return pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
-
-
-def _along(folder: Path) -> pd.DataFrame:
-    """The curves along a generation: parquet, or the CSV that older runs left."""
-    path = folder / "along_generation.parquet"
-    return pd.read_parquet(path) if path.exists() else _curves(folder / "along_generation.csv")
 
 
 def _ordered(found: pd.Series, wanted: Mapping[str, Any]) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from longdecode.evals.hashing import code_hash, speed_code_hash
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.hashing import quality_code_hash, speed_code_hash
 from longdecode.evals.provenance import revision
-from longdecode.evals.records import Record
-from longdecode.evals.throughput.records import SpeedRecord
-from longdecode.methods.registry import method_names
+from longdecode.evals.records import Record, SpeedRecord
+from longdecode.evals.summary import REFERENCE_METHOD
+from longdecode.evals.tasks.registry import get_task
 from longdecode.reporting.wording import listing
 
 _SHOWN = 9
@@ -25,7 +26,7 @@ def measured_before(scores: Iterable[Record], times: Iterable[SpeedRecord]) -> l
     old: dict[tuple[str, str], set[str]] = {}
     for kind, records in (("scores", scores), ("times", times)):
         for record in records:
-            if record.provenance.code_hash != _today(kind, _method_of(record)):
+            if record.provenance.code_hash != _hash_of(record):
                 old.setdefault((kind, record.provenance.revision), set()).add(record.label)
     return [
         f"Measured before {revision()[:12]}: {kind} of {_named(sorted(labels))} (revision {made[:12]}; the code behind "
@@ -34,13 +35,25 @@ def measured_before(scores: Iterable[Record], times: Iterable[SpeedRecord]) -> l
     ]
 
 
-def _method_of(record: Record | SpeedRecord) -> str:
-    return record.method if isinstance(record, Record) else record.subject
+def _hash_of(record: Record | SpeedRecord) -> str:
+    if isinstance(record, Record):
+        return _quality_hash(record.method, record.task)
+    return _speed_hash(record.bench, record.subject)
 
 
 @functools.cache
-def _today(kind: str, method: str) -> str:
-    return speed_code_hash() if kind == "times" else code_hash(method) if method in method_names() else ""
+def _quality_hash(method: str, task: str) -> str:
+    """Today's hash of the code behind a score; empty where the method or the task is gone."""
+    try:
+        return quality_code_hash(method, type(get_task(task)).__module__)
+    except ConfigError:
+        return ""
+
+
+@functools.cache
+def _speed_hash(bench: str, subject: str) -> str:
+    kernels = bench != "decode"
+    return speed_code_hash("kernels" if kernels else "decode", () if kernels else (REFERENCE_METHOD, subject))
 
 
 def _named(names: list[str]) -> str:

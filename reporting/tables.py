@@ -93,7 +93,7 @@ def score_table(results: Results, topic: Topic) -> ScoreTable:
         groups.append((int(str(context)), lines))
     return ScoreTable(
         topic, groups, notes, _mean_note(results, topic),
-        measured=bool(rows["read_tokens_sparse"].notna().any()),
+        measured=bool(rows["kv_tokens_read_sparse"].notna().any()),
         flips=any(line.lost for _, lines in groups for line in lines),
         cut=bool((rows["truncated"] > 0).any()),
         late=bool((rows["n_timeout"] > 0).any()),
@@ -192,7 +192,7 @@ def _row(results: Results, lost: Sequence[Record], topic: Topic, row: pd.Series,
         first=first,
         budget=wording.budget(row["budget"]),
         declared=wording.tokens(row["budget_tokens"]),
-        read=wording.tokens(row["read_tokens_sparse"]),
+        read=wording.tokens(row["kv_tokens_read_sparse"]),
         bytes_share=wording.number(100 * row["bytes_share"], 1),
         value=wording.score(row["value"], unit),
         bounds=wording.score_interval(row["low"], row["high"], unit) if pd.notna(row["low"]) else "",
@@ -239,8 +239,8 @@ def _traffic_row(row: pd.Series) -> dict[str, str]:
         "total": wording.megabytes(row["bytes_per_step"]),
         "share": wording.number(100 * share, 1) if pd.notna(share) else wording.DASH,
         "declared": wording.tokens(row["budget_tokens"]),
-        "read": wording.tokens(row["read_tokens_sparse"]),
-        "read_all": wording.tokens(row["read_tokens_mean"]),
+        "read": wording.tokens(row["kv_tokens_read_sparse"]),
+        "read_all": wording.tokens(row["kv_tokens_read"]),
         "kept": wording.number(100 * row["kept"], 1) if pd.notna(row["kept"]) else wording.DASH,
         "status": row["status"],
     }

@@ -20,7 +20,7 @@ from longdecode.reporting.wording import budget, megabytes, short_tokens, slug
 _PLACE = ["model", "method", "kind", "budget", "budget_tokens", "share", "context"]
 _MEASURES = ["kv_bytes_per_step", "metadata_bytes_per_step", "bytes_per_step", "bytes_share"]
 _GUIDE_POINTS = 100
-_READS = ["read_tokens_mean", "read_tokens_sparse"]
+_READS = ["kv_tokens_read", "kv_tokens_read_sparse"]
 
 
 def cells(results: Results, model: str) -> pd.DataFrame:
@@ -31,7 +31,7 @@ def cells(results: Results, model: str) -> pd.DataFrame:
     table["budget_tokens"] = table["budget_tokens"].replace(-1, np.nan)
     statuses = keyed.groupby(_PLACE, sort=False)["status"].agg(lambda found: "; ".join(sorted(set(found))))
     table["status"] = statuses.to_numpy()
-    table["kept"] = table["read_tokens_sparse"] / table["budget_tokens"]
+    table["kept"] = table["kv_tokens_read_sparse"] / table["budget_tokens"]
     order = {label: place for place, label in enumerate(results.labels)}
     return table.sort_values(["context", "share", "method"], key=lambda c: c.map(order) if c.name == "method" else c)
 

@@ -137,3 +137,10 @@ def reference_model() -> Callable[[Path], Any]:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
     return load
+
+
+@pytest.fixture
+def random_ids(seed: int) -> Callable[[int, int], tuple[int, ...]]:
+    """Maker of random token ids: (count, vocabulary size)."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda count, vocab: tuple(torch.randint(0, vocab, (count,), generator=generator).tolist())

@@ -20,6 +20,7 @@ from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
+from longdecode.evals.hashing import code_hash
 from longdecode.evals.lm_eval_adapter.arguments import Generation, batches, cut_before, read_generation
 from longdecode.evals.tokenizing import TextTokenizer, eos_ids
 from longdecode.methods.conformance import check_method
@@ -101,7 +102,7 @@ class LongDecodeLM(TemplateLM):
         self._info = {
             "pretrained": pretrained, "revision": revision, "method": method, "budget": budget, "params": parameters,
             "decoded_context": self.decoded_context, "model_hash": provenance.checkpoint_hash(folder),
-            "code_hash": provenance.code_hash(method), "device": str(self._device), "dtype": str(self.decoder.dtype),
+            "code_hash": code_hash([__name__], [method]), "device": str(self._device), "dtype": str(self.decoder.dtype),
         }  # fmt: skip
         self._steps = 0
         self._read_tokens = 0.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from longdecode.engine.errors import LongDecodeError, MarkTimeoutError
+from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
 from longdecode.evals.scoring.math_equivalence import Rule
 
 DEADLINE_SECONDS = 10.0
@@ -54,7 +54,7 @@ class MathChecker:
         """Whether an answer is the same as the gold one; see ``math_equivalence.equivalent``.
 
         Raises:
-            MarkTimeoutError: the comparison did not end within the deadline, or within the memory it may have. Nothing
+            ScoreTimeoutError: the comparison did not end within the deadline, or within the memory it may have. Nothing
                 is known about the answer.
             CheckerError: the worker cannot be started.
         """
@@ -66,7 +66,7 @@ class MathChecker:
         verdict = self._ask(json.dumps(request))
         if verdict not in ("equal", "different"):
             shown = answer if len(answer) <= 80 else f"{answer[:77]}..."
-            raise MarkTimeoutError(f"comparing {shown!r} with {gold!r}: {verdict}")
+            raise ScoreTimeoutError(f"comparing {shown!r} with {gold!r}: {verdict}")
         return verdict == "equal"
 
     def close(self) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
+
+Data = Mapping[str, Path | None]
+"""Places of data sets: a local folder or a hub id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +91,18 @@ class Task(ABC):
         """Mark one completion; ``forced_nll`` holds nats per forced token.
 
         Raises:
-            MarkTimeoutError: marking did not end in time, so that nothing is known about the completion.
+            ScoreTimeoutError: marking did not end in time, so that nothing is known about the completion.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The tasks of a suite.
+
+    ``tasks`` makes each task from the places of real data; ``default`` names those that run where a configuration names
+    none, all when left out; ``data`` lists the data sets that the tasks read.
+    """
+
+    tasks: Mapping[str, Callable[[Data], Task]]
+    default: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()

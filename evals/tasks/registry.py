@@ -1,90 +1,71 @@
-"""Every task by its name, every suite by its tasks."""
+"""Find suites: every folder of this room, and of ``LONGDECODE_SUITE_PATH``, that holds a suite.py.
+
+A suite is a folder ``<name>/`` with ``suite.py``, which exports its tasks as ``SUITE``, and ``description.yaml``, whose
+sentences reports print. Folders are searched, and modules imported, when asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from longdecode.engine.errors import ConfigError
+from longdecode.engine.plugins import PluginRoom
 from longdecode.evals.names import unknown_name
-from longdecode.evals.tasks.base import Task
-from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, protocols
-from longdecode.evals.tasks.math import MathTask
-from longdecode.evals.tasks.math_data import SETS as MATH_SETS
-from longdecode.evals.tasks.mini_book import MiniBookLoss, MiniBookWrite
-from longdecode.evals.tasks.mini_book_pg19 import MiniBookPg19
-from longdecode.evals.tasks.mini_longgen import MiniLonggen
-from longdecode.evals.tasks.mini_reason import MiniReason
-from longdecode.evals.tasks.mini_recall import MiniRecall
-from longdecode.evals.tasks.passkey import DEPTHS, Passkey
-from longdecode.evals.tasks.ruler import RULER_TASKS, Ruler
+from longdecode.evals.tasks.base import Data, Suite, Task
 
-Data = Mapping[str, Path | None]
-_Factory = Callable[[Data], Task]
+SUITES = PluginRoom("suite", Path(__file__).parent, "longdecode.evals.tasks", "suite", "LONGDECODE_SUITE_PATH")
 
 
-def _longbench(plain: bool) -> dict[str, _Factory]:
-    """One factory a LongBench data set, under the name of its task."""
+def suite_names() -> tuple[str, ...]:
+    """Return the names of all suites.
 
-    def factory(dataset: str) -> _Factory:
-        return lambda data: LongBench(dataset, data.get("longbench"), plain=plain)
-
-    return {f"longbench_{dataset}{'_plain' * plain}": factory(dataset) for dataset in protocols()}
-
-
-def _math(name: str) -> _Factory:
-    return lambda data: MathTask(name, data.get("math"))
+    Raises:
+        ConfigError: a folder of ``LONGDECODE_SUITE_PATH`` does not exist, or two suites share a name.
+    """
+    return tuple(SUITES.folders())
 
 
-def _ruler(chat: bool) -> dict[str, _Factory]:
-    """One factory a RULER task, under its name."""
+def get_suite(name: str) -> Suite:
+    """Return a suite.
 
-    def factory(kind: str) -> _Factory:
-        return lambda data: Ruler(kind, data.get("ruler"), chat=chat)
+    Raises:
+        ConfigError: no such suite, with the nearest name; or its module does not export a fitting ``SUITE``.
+    """
+    suite = getattr(SUITES.load(name), "SUITE", None)
+    if not isinstance(suite, Suite):
+        raise ConfigError(f"{SUITES.find(name) / 'suite.py'}: SUITE must be a Suite, got {suite!r}")
+    return suite
 
-    return {f"ruler_{kind}{'_chat' * chat}": factory(kind) for kind in RULER_TASKS}
+
+def suite_tasks(suite: str) -> tuple[str, ...]:
+    """Return the names of the tasks of one suite.
+
+    Raises:
+        ConfigError: as for ``get_suite``.
+    """
+    return tuple(get_suite(suite).tasks)
 
 
-def _passkey(depth: int) -> _Factory:
-    return lambda data: Passkey(depth)
+def default_tasks(suite: str) -> tuple[str, ...]:
+    """Return the tasks that a suite runs where a configuration names none.
+
+    Raises:
+        ConfigError: as for ``get_suite``.
+    """
+    return get_suite(suite).default or suite_tasks(suite)
 
 
-_SUITES: Mapping[str, Mapping[str, _Factory]] = {
-    "mini_recall": {
-        "mini_recall_single": lambda data: MiniRecall("single"),
-        "mini_recall_multikey": lambda data: MiniRecall("multikey"),
-        "mini_recall_two_hop": lambda data: MiniRecall("two_hop"),
-    },
-    "mini_longgen": {
-        "mini_longgen_15": lambda data: MiniLonggen(15),
-        "mini_longgen_30": lambda data: MiniLonggen(30),
-        "mini_longgen_45": lambda data: MiniLonggen(45),
-    },
-    "mini_reason": {
-        "mini_reason_8": lambda data: MiniReason(8),
-        "mini_reason_16": lambda data: MiniReason(16),
-    },
-    "mini_book": {
-        "mini_book_loss": lambda data: MiniBookLoss(),
-        "mini_book_write": lambda data: MiniBookWrite(),
-        "mini_book_pg19": lambda data: MiniBookPg19(data.get("pg19")),
-    },
-    "longbench": _longbench(plain=False),
-    "longbench_plain": _longbench(plain=True),
-    "ruler": _ruler(chat=False),
-    "ruler_chat": _ruler(chat=True),
-    "passkey": {f"passkey_depth_{depth}": _passkey(depth) for depth in DEPTHS},
-    "math": {name: _math(name) for name in MATH_SETS},
-}
-_DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "longbench": tuple(f"longbench_{dataset}" for dataset in ENGLISH_EIGHT),
-    "longbench_plain": tuple(f"longbench_{dataset}_plain" for dataset in ENGLISH_EIGHT),
-}
-_TASKS: Mapping[str, _Factory] = {name: make for tasks in _SUITES.values() for name, make in tasks.items()}
+def task_names() -> tuple[str, ...]:
+    """Return the names of all tasks, suite by suite."""
+    return tuple(_suite_of_tasks())
 
 
 def get_task(name: str, data: Data | None = None) -> Task:
-    """The task of this name.
+    """Return a task.
 
     Args:
         name: one of ``task_names()``.
@@ -93,36 +74,33 @@ def get_task(name: str, data: Data | None = None) -> Task:
     Raises:
         ConfigError: no task has this name; the message gives the nearest one.
     """
-    if name not in _TASKS:
-        raise ConfigError(unknown_name("task", name, _TASKS))
-    return _TASKS[name](data or {})
+    suites = _suite_of_tasks()
+    if name not in suites:
+        raise ConfigError(unknown_name("task", name, suites))
+    return get_suite(suites[name]).tasks[name](data or {})
 
 
-def task_names() -> tuple[str, ...]:
-    """Names of all tasks, suite by suite."""
-    return tuple(_TASKS)
+def data_names() -> tuple[str, ...]:
+    """Return the names of data sets that a configuration may place: those of the suites, and of head identification."""
+    return tuple(sorted({"hotpotqa", *(name for suite in suite_names() for name in get_suite(suite).data)}))
 
 
-def suite_names() -> tuple[str, ...]:
-    """Names of all suites."""
-    return tuple(_SUITES)
-
-
-def suite_tasks(suite: str) -> tuple[str, ...]:
-    """Names of the tasks of one suite.
+def describe(suite: str) -> Mapping[str, Any]:
+    """Return the sentences on a suite: ``summary``, and ``tasks`` by name; empty where the folder has none.
 
     Raises:
-        ConfigError: no suite has this name; the message gives the nearest one.
+        ConfigError: no such suite.
     """
-    if suite not in _SUITES:
-        raise ConfigError(unknown_name("suite", suite, _SUITES))
-    return tuple(_SUITES[suite])
+    path = SUITES.find(suite) / "description.yaml"
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def default_tasks(suite: str) -> tuple[str, ...]:
-    """Names of the tasks that a suite runs where a configuration names none: all of them, but for LongBench's 21.
-
-    Raises:
-        ConfigError: as for ``suite_tasks``.
-    """
-    return _DEFAULTS.get(suite) or suite_tasks(suite)
+def _suite_of_tasks() -> dict[str, str]:
+    """Return the suite of every task."""
+    found: dict[str, str] = {}
+    for suite in suite_names():
+        for task in suite_tasks(suite):
+            if task in found:
+                raise ConfigError(f"task {task!r} is in two suites: {found[task]} and {suite}")
+            found[task] = suite
+    return found

@@ -70,7 +70,7 @@ def sparse_case(size: Size, block: int) -> Case:
 
     def ours(x: Inputs) -> Tensor:
         return sparse_decode_attention(
-            x["q"], x["k"], x["v"], x["indices"], x["counts"], block_size=block, lengths=x["lengths"]
+            x["q"], x["k"], x["v"], x["indices"], x["counts"], block_size=block, kv_lengths=x["lengths"]
         )[0]
 
     subject = "sparse_decode_attention" if block > 1 else "sparse_decode_attention_tokens"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from longdecode.evals.throughput.attention_cases import decode_attention_case
+from longdecode.evals.throughput.cells import SpeedCell
 from longdecode.evals.throughput.kernel_case import Size
-from longdecode.evals.throughput.ledger import SpeedCell
 from longdecode.evals.throughput.models import shape_config
 from longdecode.evals.throughput.peers import peers_of
 from longdecode.kernels.linear import linear

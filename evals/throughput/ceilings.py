@@ -157,7 +157,7 @@ def _with_lists_given(method: AttentionMethod) -> AttentionMethod:
             return method.attend_all(layer, q, state)
         return sparse_decode_attention(
             q, state.cache.keys(layer), state.cache.values(layer), lists.indices, lists.counts,
-            block_size=lists.block_size, lengths=state.kv_lengths, uneven=lists.uneven,
+            block_size=lists.block_size, kv_lengths=state.kv_lengths, uneven=lists.uneven,
             kv_tokens_read=state.kv_tokens_read[layer],
         )[0]  # fmt: skip
 

@@ -14,10 +14,10 @@ from typing import get_args
 
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals.names import unknown_name
+from longdecode.evals.records import Stage
 from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.evals.throughput.ledger import SpeedCell
-from longdecode.evals.throughput.records import Stage
-from longdecode.evals.throughput.run import Choose, run_speed_job
+from longdecode.evals.throughput.cells import SpeedCell
+from longdecode.evals.throughput.measure import Choose, measure_speed
 from longdecode.evals.throughput.spec import KERNELS_JOB, OPS
 from longdecode.evals.throughput.summary import summary_table, write_speed_summary
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fresh = []
         for name in jobs:
             outputs.append(folder / f"{name}.parquet")
-            fresh += run_speed_job(
+            fresh += measure_speed(
                 run, name, outputs[-1], choose=_chooser(asked), leased=asked.leased, keep_going=asked.keep_going
             )
         if asked.summary:

@@ -26,12 +26,10 @@ from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.hashing import REPOSITORY
+from longdecode.evals.records import Key, SpeedRecord
 from longdecode.evals.run_config import load_run_config
-from longdecode.evals.summary import write_csv
-from longdecode.evals.throughput.ledger import Key, key_of
-from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.evals.storage import read_folder, write_table
 from longdecode.evals.throughput.statistics import Interval, good_times, median
-from longdecode.evals.throughput.storage import read_speed_records
 
 BENCH = Path("evals/throughput/cli.py")
 COLUMNS = (
@@ -55,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked, filters = parser.parse_known_args(arguments)
     try:
         frame = compare(asked.rev, asked.config.resolve(), asked.repeats, filters)
-        write_csv(asked.output, frame)
+        write_table(asked.output, frame)
     except LongDecodeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -185,9 +183,9 @@ def _run(tree: Path, config: Path, folder: Path, device: str, filters: Sequence[
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise CompareError(f"the bench of {tree.name} failed: {last}")
-    records = [record for path in sorted(folder.glob("*.parquet")) for record in read_speed_records(path)]
+    records = read_folder(folder, SpeedRecord)
     print(f"{folder.name}: {len(records)} cells", file=sys.stderr, flush=True)
-    return {key_of(record): record for record in records}
+    return {record.key: record for record in records}
 
 
 def _uuids(device: torch.device) -> list[str]:

@@ -9,14 +9,15 @@ import torch
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ContextLimitError, GateError
 from longdecode.engine.kv_cache import KVCache
+from longdecode.evals.failures import free_memory
+from longdecode.evals.records import SpeedRecord
 from longdecode.evals.throughput.ceilings import sharing_cache, with_selection_given
+from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
 from longdecode.evals.throughput.decode_cells import FULL, HF_LABELS, Labels
-from longdecode.evals.throughput.job import SpeedJob, free_memory
 from longdecode.evals.throughput.launches import recorded
-from longdecode.evals.throughput.ledger import SpeedCell, SpeedLedger
 from longdecode.evals.throughput.models import TimedModel
-from longdecode.evals.throughput.records import SpeedRecord
 from longdecode.evals.throughput.spec import CEILING_METHODS, DecodeSpec
+from longdecode.evals.throughput.speed_job import SpeedJob
 from longdecode.evals.throughput.step_block import (
     correction_block,
     fill_cache,

@@ -10,10 +10,10 @@ from longdecode.engine.correction import Correction
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.budgets import FULL_BUDGET, Budget
+from longdecode.evals.records import Stage
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.ceilings import FreeSelection, NoAttention, chooses
-from longdecode.evals.throughput.ledger import SpeedCell
-from longdecode.evals.throughput.records import Stage
+from longdecode.evals.throughput.cells import SpeedCell
 from longdecode.evals.throughput.spec import CEILING_METHODS, DecodeSpec
 from longdecode.methods.registry import get_method
 

@@ -14,10 +14,11 @@ import torch
 
 from longdecode.engine.errors import DeviceMemoryError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.evals.throughput.job import SpeedJob, free_memory
-from longdecode.evals.throughput.ledger import SpeedCell
+from longdecode.evals.failures import free_memory
+from longdecode.evals.records import SpeedRecord
+from longdecode.evals.throughput.cells import SpeedCell
 from longdecode.evals.throughput.models import TimedModel, parameters
-from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.evals.throughput.speed_job import SpeedJob
 from longdecode.evals.throughput.step_block import captured
 from longdecode.evals.throughput.timing import Block
 

@@ -105,7 +105,7 @@ def attend(x: Inputs, scores: bool = True) -> tuple[Tensor, Tensor | None]:
     # Where all heads read everything, a launch with scores takes their lists for long ones by itself.
     uneven = bool(x["full"]) and not (wanted and len(x["full"]) == x["k"].shape[1])
     out, _ = sparse_decode_attention(
-        x["q"], x["k"], x["v"], x["indices"], x["counts"], block_size=BLOCK, lengths=x["lengths"], uneven=uneven,
+        x["q"], x["k"], x["v"], x["indices"], x["counts"], block_size=BLOCK, kv_lengths=x["lengths"], uneven=uneven,
         **scoring,
     )  # fmt: skip
     return out, x["scores"] if wanted else None

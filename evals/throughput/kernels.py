@@ -11,7 +11,8 @@ import torch
 
 from longdecode.engine.errors import GateError
 from longdecode.evals.budgets import FULL_BUDGET
-from longdecode.evals.records import Status
+from longdecode.evals.failures import free_memory
+from longdecode.evals.records import SpeedRecord, SpeedSample, Status
 from longdecode.evals.throughput.attention_cases import (
     decode_attention_case,
     page_score_case,
@@ -21,15 +22,14 @@ from longdecode.evals.throughput.attention_cases import (
     topk_case,
 )
 from longdecode.evals.throughput.ceiling import ceiling_cells, make_probe
+from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger, full_heads_of
 from longdecode.evals.throughput.hybrid_cases import hybrid_case, topk_into_case
-from longdecode.evals.throughput.job import SpeedJob, free_memory
 from longdecode.evals.throughput.kernel_case import Case, Inputs, Size
 from longdecode.evals.throughput.launches import recorded
-from longdecode.evals.throughput.ledger import SpeedCell, SpeedLedger, full_heads_of
 from longdecode.evals.throughput.models import shape_config
 from longdecode.evals.throughput.peers import PeerUnavailableError, peers_of
-from longdecode.evals.throughput.records import SpeedRecord, SpeedSample
 from longdecode.evals.throughput.spec import HYBRID_OPS, OPS, HybridSpec, KernelSpec
+from longdecode.evals.throughput.speed_job import SpeedJob
 from longdecode.evals.throughput.step_block import captured
 from longdecode.evals.throughput.step_cases import (
     add_rms_norm_case,

@@ -13,6 +13,7 @@ from longdecode.engine.errors import DeviceMemoryError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.evals import provenance
+from longdecode.evals.hashing import hash_texts
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 
@@ -79,7 +80,7 @@ def model_hash(run: RunConfig, name: str) -> str:
     """What identifies a model's weights, without loading them."""
     if name in run.models:
         return provenance.checkpoint_hash(resolve_checkpoint(run.models[name].path, run.models[name].revision))
-    return provenance.hash_texts([name, str(run.seed)])
+    return hash_texts([name, str(run.seed)])
 
 
 def parameters(config: ModelConfig) -> int:

@@ -1,14 +1,15 @@
-"""What the throughput tests run: the ``throughput`` key of a configuration, every name in it checked."""
+"""The throughput tests of a run: the ``throughput`` key of a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from longdecode.evals.budgets import Budget, read_budgets
-from longdecode.evals.config_values import Section
-from longdecode.evals.names import unknown_name
+from pydantic import Field, model_validator
+
+from longdecode.evals import config_values as typed
+from longdecode.evals.budgets import Budgets
 from longdecode.evals.throughput.shapes import RAW_SHAPES, shape_names
 
 OPS = (
@@ -19,7 +20,6 @@ OPS = (
 """Names of the kernel bench's cases."""
 HYBRID_OPS = ("hybrid_attention", "hybrid_attention_scored", "topk_select_into")
 """Those with sizes of their own, which also say how many KV heads read everything: see ``HybridSpec``."""
-LENGTHS = ("full", "random")
 FULL_HEADS = (0, 1, 2, 4, 8)
 CEILING_METHODS = ("free_selection",)
 """Labels that the decode bench knows without a method of that name: see ``ceilings``."""
@@ -32,15 +32,18 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class HybridSpec:
     """Sizes of the cases in which some KV heads of a layer read everything and the others a list of blocks.
 
-    ``full_heads`` says how many read everything. ``lengths``: every row filled (``full``), or lengths drawn from all
-    below the context (``random``), as the code released with LycheeDecode times its kernel.
+    ``full_heads`` says how many read everything; left out, those of ``FULL_HEADS`` that the shape has. ``lengths``:
+    every row filled (``full``), or lengths drawn from all below the context (``random``), as the code released with
+    LycheeDecode times its kernel.
     """
 
-    contexts: tuple[int, ...]
-    batches: tuple[int, ...]
-    budgets: tuple[Budget, ...]
-    full_heads: tuple[int, ...] = FULL_HEADS
-    lengths: tuple[str, ...] = ("full",)
+    contexts: typed.Contexts
+    batches: typed.Sizes
+    budgets: Budgets
+    full_heads: Annotated[tuple[typed.Whole, ...], typed.Distinct, typed.OrNull(lambda: FULL_HEADS)] = FULL_HEADS
+    lengths: Annotated[tuple[Literal["full", "random"], ...], typed.Distinct, typed.OrNull(lambda: ("full",))] = (
+        "full",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +53,54 @@ class KernelSpec:
     The cases of ``HYBRID_OPS`` are timed at the sizes of ``hybrid`` and nowhere without it.
     """
 
-    ops: tuple[str, ...] = ()
-    shape: str = "llama3-8b"
-    contexts: tuple[int, ...] = ()
-    batches: tuple[int, ...] = (1,)
-    budgets: tuple[Budget, ...] = ()
-    rounds: int = 10
+    ops: Annotated[
+        tuple[Annotated[str, typed.known("op", lambda: OPS)], ...], typed.Distinct, typed.OrNull(lambda: OPS)
+    ] = ()
+    shape: Annotated[typed.Text, typed.known("shape", shape_names)] = "llama3-8b"
+    contexts: Annotated[typed.Contexts, typed.OrNull(tuple)] = ()
+    batches: Annotated[typed.Sizes, typed.OrNull(tuple)] = (1,)
+    budgets: Annotated[Budgets, typed.OrNull(tuple)] = ()
+    rounds: typed.Rounds = 10
     hybrid: HybridSpec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        """Fill in all ops and the shape's heads, and require the sizes of the ops that are asked for."""
+        if not isinstance(values, Mapping) or not values:
+            return values
+        asked = values.get("ops")
+        ops = OPS if asked is None else asked if isinstance(asked, list) else ()
+        sized = [op for op in ops if op not in HYBRID_OPS]
+        hybrid_op = next((op for op in ops if op in HYBRID_OPS), None)
+        for key in ("contexts", "batches", "budgets"):
+            if sized and values.get(key) is None:
+                raise typed.wrong("is missing", key)
+        hybrid = values.get("hybrid")
+        if asked is not None and hybrid_op and hybrid is None:
+            raise typed.wrong(f"is missing; {hybrid_op} is timed at its sizes", "hybrid")
+        filled = {**values, "ops": OPS if asked is None else asked}
+        shape = values.get("shape", "llama3-8b")
+        if isinstance(hybrid, Mapping) and hybrid.get("full_heads") is None and shape in shape_names():
+            heads = [count for count in FULL_HEADS if count <= RAW_SHAPES[shape]["num_key_value_heads"]]
+            filled["hybrid"] = {**hybrid, "full_heads": heads}
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> KernelSpec:
+        heads: int = RAW_SHAPES[self.shape]["num_key_value_heads"]
+        if self.hybrid is not None and max(self.hybrid.full_heads) > heads:
+            most = max(self.hybrid.full_heads)
+            raise typed.wrong(f"{most} in the list; {self.shape} has {heads} KV heads", "hybrid.full_heads")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """A part of a grid; an empty list is no restriction."""
 
-    contexts: tuple[int, ...] = ()
-    batches: tuple[int, ...] = ()
+    contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
+    batches: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,166 +113,65 @@ class DecodeSpec:
     grid that other batches leave out, ``only`` restricts single labels to a part of it.
     """
 
-    methods: tuple[str, ...]
-    contexts: tuple[int, ...]
-    batches: tuple[int, ...]
-    budgets: tuple[Budget, ...]
-    rounds: int = 10
-    steps: int = 4
-    prefill_contexts: tuple[int, ...] = ()
-    hf_contexts: tuple[int, ...] = ()
-    hf_batches: tuple[int, ...] = (1,)
-    stages: bool = True
-    smallest_batch_contexts: tuple[int, ...] = ()
-    only: Mapping[str, Places] = field(default_factory=dict)
+    contexts: typed.Contexts
+    batches: typed.Sizes
+    budgets: Budgets
+    methods: typed.Names = ()
+    rounds: typed.Rounds = 10
+    steps: Annotated[typed.Count, Field(description="Decode steps of a timed block.")] = 4
+    prefill_contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
+    hf_contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
+    hf_batches: Annotated[typed.Sizes, typed.OrNull(lambda: (1,))] = (1,)
+    stages: typed.Flag = True
+    smallest_batch_contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
+    only: Annotated[Mapping[str, Places], typed.OrNull()] = field(default_factory=dict)
 
     def times(self, label: str, context: int, batch: int) -> bool:
-        """Whether a label is timed at a context and batch of the grid."""
+        """Return whether a label is timed at a context and batch of the grid."""
         if context in self.smallest_batch_contexts and batch != min(self.batches):
             return False
         part = self.only.get(label, Places())
         return (not part.contexts or context in part.contexts) and (not part.batches or batch in part.batches)
+
+    @model_validator(mode="after")
+    def _check(self) -> DecodeSpec:
+        if min(self.contexts) <= self.steps:
+            raise typed.wrong(
+                f"is {self.steps}; fewer than the shortest context ({min(self.contexts)}) are needed", "steps"
+            )
+        parts = {
+            "prefill_contexts": (self.prefill_contexts, self.contexts),
+            "hf_contexts": (self.hf_contexts, self.contexts),
+            "hf_batches": (self.hf_batches if self.hf_contexts and self.hf_batches != (1,) else (), self.batches),
+            "smallest_batch_contexts": (self.smallest_batch_contexts, self.contexts),
+        }
+        for label, part in self.only.items():
+            parts[f"only.{label}.contexts"] = (part.contexts, self.contexts)
+            parts[f"only.{label}.batches"] = (part.batches, self.batches)
+        for key, (sizes, grid) in parts.items():
+            if outside := set(sizes) - set(grid):
+                at = ", ".join(map(str, grid))
+                raise typed.wrong(f"{min(outside)} in the list; nothing is timed there, only at {at}", key)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class ThroughputSpec:
     """All throughput tests of a run."""
 
-    kernels: KernelSpec = field(default_factory=KernelSpec)
-    decode: Mapping[str, DecodeSpec] = field(default_factory=dict)
+    kernels: Annotated[KernelSpec, typed.OrNull()] = field(default_factory=KernelSpec)
+    decode: Annotated[Mapping[typed.Name, DecodeSpec], typed.OrNull()] = field(default_factory=dict)
 
     @property
     def jobs(self) -> tuple[str, ...]:
         """Names of the jobs: one for ceiling and kernels, one a model."""
         return (KERNELS_JOB, *self.decode)
 
-
-def read_throughput(section: Section, models: Iterable[str], labels: Iterable[str]) -> ThroughputSpec:
-    """Check the ``throughput`` section of a configuration.
-
-    Args:
-        section: the section; it may be empty.
-        models: keys of the configuration's ``models``.
-        labels: labels of its ``methods``.
-
-    Raises:
-        ConfigError: an unknown key, model, method or op, with the nearest valid one; or a value out of range.
-    """
-    section.allow("key", [item.name for item in fields(ThroughputSpec)])
-    decode = section.section("decode")
-    known = (*models, *shape_names())
-    decode.allow("model", known)
-    for name in decode.values:
-        if name == KERNELS_JOB:
-            decode.refuse(name, f"a model cannot be named {KERNELS_JOB!r} here; the kernels' job has that name")
-    methods = (*labels, *CEILING_METHODS)
-    return ThroughputSpec(
-        kernels=_kernels(section.section("kernels")),
-        decode={name: _decode(below, methods) for name, below in decode.named_sections()},
-    )
-
-
-def _kernels(section: Section) -> KernelSpec:
-    section.allow("key", [item.name for item in fields(KernelSpec)])
-    if not section.values:
-        return KernelSpec()
-    default = KernelSpec()
-    ops = _names(section, "ops", "op", OPS)
-    shape = section.choice("shape", "shape", shape_names(), default.shape)
-    hybrid = _hybrid(section.section("hybrid"), shape) if section.values.get("hybrid") is not None else None
-    asked = [op for op in ops if op in HYBRID_OPS]
-    if asked and hybrid is None and section.values.get("ops") is not None:
-        section.refuse("hybrid", f"is missing; {asked[0]} is timed at its sizes")
-    sized = set(ops) - set(HYBRID_OPS)
-    return KernelSpec(
-        ops=ops,
-        shape=shape,
-        contexts=section.integers("contexts", 64) if sized else (),
-        batches=section.integers("batches", 1) if sized else (),
-        budgets=read_budgets(section) if sized else (),
-        rounds=section.integer("rounds", 2, default.rounds),
-        hybrid=hybrid,
-    )
-
-
-def _hybrid(section: Section, shape: str) -> HybridSpec:
-    """The sizes of the hybrid cases; the heads left out are those of ``FULL_HEADS`` that the shape has."""
-    section.allow("key", [item.name for item in fields(HybridSpec)])
-    heads: int = RAW_SHAPES[shape]["num_key_value_heads"]
-    full_heads = tuple(count for count in FULL_HEADS if count <= heads)
-    if section.values.get("full_heads") is not None:
-        full_heads = section.integers("full_heads", 0)
-    if max(full_heads) > heads:
-        section.refuse("full_heads", f"{max(full_heads)} in the list; {shape} has {heads} KV heads")
-    return HybridSpec(
-        contexts=section.integers("contexts", 64),
-        batches=section.integers("batches", 1),
-        budgets=read_budgets(section),
-        full_heads=full_heads,
-        lengths=_names(section, "lengths", "kind of lengths", LENGTHS) if section.values.get("lengths") else ("full",),
-    )
-
-
-def _decode(section: Section, labels: tuple[str, ...]) -> DecodeSpec:
-    section.allow("key", [item.name for item in fields(DecodeSpec)])
-    steps = section.integer("steps", 1, 4)
-    contexts = section.integers("contexts", 64)
-    if min(contexts) <= steps:
-        section.refuse("steps", f"is {steps}; fewer than the shortest context ({min(contexts)}) are needed")
-    batches = section.integers("batches", 1)
-    methods = _names(section, "methods", "method", labels)
-    prefill_contexts = _among(section, "prefill_contexts", contexts)
-    hf_contexts = _among(section, "hf_contexts", contexts)
-    return DecodeSpec(
-        methods=methods,
-        contexts=contexts,
-        batches=batches,
-        budgets=read_budgets(section),
-        rounds=section.integer("rounds", 2, 10),
-        steps=steps,
-        prefill_contexts=prefill_contexts,
-        hf_contexts=hf_contexts,
-        hf_batches=_among(section, "hf_batches", batches if hf_contexts else ()) or (1,),
-        stages=_flag(section, "stages", True),
-        smallest_batch_contexts=_among(section, "smallest_batch_contexts", contexts),
-        only=_only(section.section("only"), methods, contexts, batches),
-    )
-
-
-def _only(
-    section: Section, methods: tuple[str, ...], contexts: tuple[int, ...], batches: tuple[int, ...]
-) -> dict[str, Places]:
-    section.allow("method", methods)
-    found = {}
-    for label in section.values:
-        below = section.section(label)
-        below.allow("key", [item.name for item in fields(Places)])
-        found[label] = Places(_among(below, "contexts", contexts), _among(below, "batches", batches))
-    return found
-
-
-def _names(section: Section, key: str, kind: str, valid: tuple[str, ...]) -> tuple[str, ...]:
-    """A list of names, each a valid one; all of them where the key is absent."""
-    if section.values.get(key) is None:
-        return valid
-    names = section.sequence(key)
-    for name in names:
-        if name not in valid:
-            section.refuse(key, unknown_name(kind, name, valid))
-    return tuple(names)
-
-
-def _among(section: Section, key: str, grid: tuple[int, ...]) -> tuple[int, ...]:
-    """A list of sizes, empty where the key is absent, each one of the grid's: another would not be timed."""
-    found = section.integers(key, 1) if section.values.get(key) else ()
-    for value in found:
-        if grid and value not in grid:
-            section.refuse(key, f"{value} in the list; nothing is timed there, only at {', '.join(map(str, grid))}")
-    return found
-
-
-def _flag(section: Section, key: str, default: bool) -> bool:
-    value: Any = section.values.get(key, default)
-    if not isinstance(value, bool):
-        section.refuse(key, f"is {value!r}; true or false is needed")
-    return value
+    def check_names(self, labels: Iterable[str]) -> None:
+        """Refuse labels that the run does not have, as a validator does."""
+        for model, spec in self.decode.items():
+            key = f"throughput.decode.{model}"
+            if model == KERNELS_JOB:
+                raise typed.wrong(f"a model cannot be named {model!r} here; the kernels' job has that name", key)
+            typed.require_known("method", spec.methods, labels, f"{key}.methods")
+            typed.require_known("method", spec.only, spec.methods, f"{key}.only")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student
 
+from longdecode.evals.records import SpeedSample
 from longdecode.evals.stats import Floats, generator
-from longdecode.evals.throughput.records import SpeedSample
 
 NAN = float("nan")
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pandas as pd
 
+from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.summary import write_csv
+from longdecode.evals.storage import read_records, write_table
 from longdecode.evals.throughput import statistics
+from longdecode.evals.throughput.cells import full_heads_of
 from longdecode.evals.throughput.derived import (
     baselines_table,
     breakdown_table,
@@ -19,9 +21,6 @@ from longdecode.evals.throughput.derived import (
     correction_table,
     growth_table,
 )
-from longdecode.evals.throughput.ledger import full_heads_of, key_of
-from longdecode.evals.throughput.records import SpeedRecord
-from longdecode.evals.throughput.storage import read_speed_records
 
 COLUMNS = (
     "bench", "model", "weights", "subject", "label", "params", "stage", "context", "batch", "budget", "budget_tokens",
@@ -60,15 +59,15 @@ def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig) -
     Raises:
         RecordSchemaError: a file is not of this schema.
     """
-    rows = [record for path in sorted(records) for record in read_speed_records(path)]
+    rows = [record for path in sorted(records) for record in read_records(path, SpeedRecord)]
     speed = speed_table(rows, run.confidence, run.bootstrap_resamples)
-    write_csv(output, speed)
-    write_csv(output.with_name("growth.csv"), growth_table(speed, run.confidence))
-    write_csv(output.with_name("breakeven.csv"), breakeven_table(speed))
-    write_csv(output.with_name("breakdown.csv"), breakdown_table(speed))
+    write_table(output, speed)
+    write_table(output.with_name("growth.csv"), growth_table(speed, run.confidence))
+    write_table(output.with_name("breakeven.csv"), breakeven_table(speed))
+    write_table(output.with_name("breakdown.csv"), breakdown_table(speed))
     correction = correction_table(speed)
-    write_csv(output.with_name("correction.csv"), correction)
-    write_csv(output.with_name("over_baselines.csv"), baselines_table(speed, correction))
+    write_table(output.with_name("correction.csv"), correction)
+    write_table(output.with_name("over_baselines.csv"), baselines_table(speed, correction))
 
 
 def speed_table(records: Iterable[SpeedRecord], confidence: float, resamples: int) -> pd.DataFrame:
@@ -111,7 +110,7 @@ def _row(record: SpeedRecord, ceilings: dict[str, float], confidence: float, res
     times = statistics.good_times(record.samples)
     us = statistics.spread([time for time, _ in times])
     ratios = [reference / time for time, reference in times if reference is not None]
-    identity = (record.seed, *(part for part in key_of(record) if part is not None))
+    identity = (record.seed, *(part for part in record.key if part is not None))
     ratio = statistics.median_ratio(ratios, confidence, resamples, identity)
     timed = len(times) > 0
     ceiling = ceilings.get(record.provenance.device)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from longdecode.evals.records import SpeedSample
 from longdecode.evals.throughput.guard import Guard
-from longdecode.evals.throughput.records import SpeedSample
 
 WARMUP_RUNS = 2
 MAX_REPEATS = 2000

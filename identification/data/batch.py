@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.kv_cache import DenseCache
 
 PREFILL_TOKENS = 65536
 """Tokens that one prefill chunk works on."""
@@ -37,7 +37,7 @@ class TargetBatch:
         """Position of the first target."""
         return self.contexts.shape[1]
 
-    def prefill(self, decoder: Decoder, cache: KVCache | None = None) -> KVCache:
+    def prefill(self, decoder: Decoder, cache: DenseCache | None = None) -> DenseCache:
         """Read the contexts densely, into ``cache`` (which must have room for them) or a new one."""
         if cache is None or cache.batch != len(self.contexts):
             cache = decoder.new_cache(len(self.contexts), self.start)

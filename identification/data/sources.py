@@ -1,24 +1,25 @@
-"""From a run's settings to the source of its samples."""
+"""Make the source of a run's samples from its settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.evals.tokenizing import TextTokenizer
 from longdecode.identification.data.batch import SampleSource
 from longdecode.identification.data.hotpotqa import FETCH, HotpotQA, read_hotpotqa, without_closed_book
 from longdecode.identification.data.miniature import MiniPasskey, MiniTwoHop
 from longdecode.identification.data.passkey import Passkey, book_haystack, generated_haystack
-from longdecode.identification.spec import IdentificationRun
 from longdecode.miniature.books import book_folder
 
 
 def sample_source(
-    run: IdentificationRun, decoder: Decoder, tokenizer: TextTokenizer, data: Mapping[str, str | None]
+    run: IdentificationRun, decoder: Decoder, tokenizer: TextTokenizer, data: Mapping[str, Path | None]
 ) -> SampleSource:
-    """The samples that a run trains on.
+    """Return the samples that a run trains on.
 
     Args:
         data: the configuration's ``data``: ``hotpotqa`` and ``pg19`` (books for passkeys).

@@ -1,4 +1,4 @@
-"""Attention of a few query rows over a ragged cache."""
+"""Attention of a block of query rows over a ragged cache."""
 
 from torch import Tensor
 
@@ -14,17 +14,18 @@ def decode_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lengths: Tensor,
+    kv_lengths: Tensor,
     *,
+    mask: Tensor | None = None,
     scale: float | None = None,
     kv_tokens_read: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of every query row over the first ``lengths[b]`` keys; see ``naive.decode_attention``."""
-    if use_triton(q):
+    """Return attention of ``T`` rows over everything stored, the block masked; see ``naive.decode_attention``."""
+    if use_triton(q) and q.shape[2] == 1:
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 
-        return decode_attention_gpu(q, k, v, lengths, scale=scale, kv_tokens_read=kv_tokens_read)
-    if on_host(q) and (ends := lengths.tolist()) and min(ends) > 0:
-        return decode_attention_cpu(q, k, v, ends, scale=scale, kv_tokens_read=kv_tokens_read)
-    return naive.decode_attention(q, k, v, lengths, scale=scale, kv_tokens_read=kv_tokens_read)
+        return decode_attention_gpu(q, k, v, kv_lengths, scale=scale, kv_tokens_read=kv_tokens_read)
+    if on_host(q) and kv_lengths.dim() == 1 and (ends := kv_lengths.tolist()) and min(ends) >= q.shape[2]:
+        return decode_attention_cpu(q, k, v, ends, mask=mask, scale=scale, kv_tokens_read=kv_tokens_read)
+    return naive.decode_attention(q, k, v, kv_lengths, mask=mask, scale=scale, kv_tokens_read=kv_tokens_read)

@@ -6,24 +6,14 @@ from longdecode.kernels.dispatch import use_triton
 from longdecode.kernels.page_minmax import naive
 from longdecode.kernels.page_minmax.naive import PageBounds
 
-__all__ = ["PageBounds", "build_page_minmax", "update_page_minmax"]
+__all__ = ["PageBounds", "build_page_minmax"]
 
 
 def build_page_minmax(k: Tensor, lengths: Tensor, page_size: int) -> PageBounds:
-    """Smallest and largest key of every page of a cache; see ``naive.build_page_minmax``."""
+    """Return the smallest and largest key of every page of a cache; see ``naive.build_page_minmax``."""
     if use_triton(k):
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.page_minmax.gpu import build_page_minmax_gpu
 
         return build_page_minmax_gpu(k, lengths, page_size)
     return naive.build_page_minmax(k, lengths, page_size)
-
-
-def update_page_minmax(bounds: PageBounds, k: Tensor, slots: Tensor, page_size: int) -> None:
-    """Widen the bounds of the page each row's new key falls in, in place; see ``naive.update_page_minmax``."""
-    if use_triton(k):
-        from longdecode.kernels.page_minmax.gpu import update_page_minmax_gpu
-
-        update_page_minmax_gpu(bounds, k, slots, page_size)
-    else:
-        naive.update_page_minmax(bounds, k, slots, page_size)

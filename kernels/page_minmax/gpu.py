@@ -1,4 +1,4 @@
-"""Page bounds as Triton kernels: one pass over a prompt's keys, one launch for an appended key."""
+"""Page bounds as Triton kernels: one pass over a prompt's keys, one launch for a block of appended keys."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -23,22 +23,9 @@ class MinmaxLaunch:
 
 
 def choose_launch(page_size: int, dim: int) -> MinmaxLaunch:
-    """Launch constants for pages of ``page_size``; sized by hand, not tuned: 16 bytes a thread and load at 4 warps."""
+    """Choose constants for pages of ``page_size``; sized by hand, not tuned: 16 bytes a thread and load at 4 warps."""
     pages = max(1, min(32, 1024 // triton.next_power_of_2(dim)))
     return MinmaxLaunch(pages, min(8, triton.next_power_of_2(page_size)), num_warps=4)
-
-
-def candidates(page_size: int, dim: int) -> list[MinmaxLaunch]:
-    """Launches worth timing for a page size."""
-    found = [choose_launch(page_size, dim)]
-    found += [
-        MinmaxLaunch(pages, tokens, warps)
-        for pages in (4, 8, 16, 32)
-        for tokens in (1, 4, 8, 16)
-        for warps in (2, 4, 8)
-        if tokens <= triton.next_power_of_2(page_size)
-    ]
-    return list(dict.fromkeys(found))
 
 
 @triton.jit
@@ -84,31 +71,46 @@ def build_page_minmax_kernel(
 
 @triton.jit
 def update_page_minmax_kernel(
-    p_k, p_slots, p_minimum, p_maximum, k_batch, k_head, k_dim, m_batch, m_head, m_page, m_dim,
-    x_batch, x_head, x_page, x_dim, heads, pages, page_size, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    p_k, p_slots, p_minimum, p_maximum, k_batch, k_head, k_token, k_dim, slot_batch, slot_head, slot_token,
+    m_batch, m_head, m_page, m_dim, x_batch, x_head, x_page, x_dim, tokens, pages,
+    PAGE_SIZE: tl.constexpr, BLOCK_PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """``m = min(m, k)`` and ``M = max(M, k)`` of one appended key's page; its first key replaces; grid ``(B * H,)``.
+    """``m = min(m, k)`` and ``M = max(M, k)`` of the pages that a block of keys fell in; a page's first key replaces.
 
-    ``p_k`` ``[B, H, 1, D]``, ``p_minimum`` (strides ``m_*``) and ``p_maximum`` (``x_*``) ``[B, H, P, D]`` float32,
-    float16 or bfloat16; ``p_slots`` ``[B]`` integer. Moves ``3 * B * H * D`` elements in and ``2 * B * H * D`` out.
+    Grid ``(H, B, T)``; of the tokens of one page the first does the work. ``p_k`` ``[B, H, S, D]`` is the cache that
+    holds the keys, ``p_minimum`` (strides ``m_*``) and ``p_maximum`` (``x_*``) ``[B, H, P, D]`` float32, float16 or
+    bfloat16; ``p_slots`` ``[B, H, T]`` int64. Moves ``B * H * T * D`` elements in and four times the pages touched.
     """
-    i_list = tl.program_id(0).to(tl.int64)
-    i_batch = i_list // heads
-    i_head = i_list % heads
+    i_head = tl.program_id(0).to(tl.int64)
+    i_batch = tl.program_id(1).to(tl.int64)
+    i_token = tl.program_id(2)
     o_dim = tl.arange(0, BLOCK_DIM)
-    inside = o_dim < DIM
-    slot = tl.minimum(tl.load(p_slots + i_batch), pages * page_size - 1).to(tl.int64)
-    page = slot // page_size
-    fresh = slot % page_size == 0
-    p_minimum += i_batch * m_batch + i_head * m_head + page * m_page + o_dim * m_dim
-    p_maximum += i_batch * x_batch + i_head * x_head + page * x_page + o_dim * x_dim
-    b_k = tl.load(p_k + i_batch * k_batch + i_head * k_head + o_dim * k_dim, mask=inside, other=0.0).to(tl.float32)
-    b_minimum = tl.load(p_minimum, mask=inside, other=0.0).to(tl.float32)
-    b_maximum = tl.load(p_maximum, mask=inside, other=0.0).to(tl.float32)
-    b_minimum = tl.where(fresh, b_k, tl.minimum(b_minimum, b_k, propagate_nan=tl.PropagateNan.ALL))
-    b_maximum = tl.where(fresh, b_k, tl.maximum(b_maximum, b_k, propagate_nan=tl.PropagateNan.ALL))
-    tl.store(p_minimum, b_minimum.to(p_minimum.dtype.element_ty), mask=inside)
-    tl.store(p_maximum, b_maximum.to(p_maximum.dtype.element_ty), mask=inside)
+    o_step = tl.arange(0, BLOCK_PAGE)
+    p_slots += i_batch * slot_batch + i_head * slot_head
+    slot = tl.load(p_slots + i_token.to(tl.int64) * slot_token)
+    page = slot // PAGE_SIZE
+    o_back = i_token - 1 - o_step
+    b_back = tl.load(p_slots + o_back.to(tl.int64) * slot_token, mask=(o_back >= 0) & (o_step < PAGE_SIZE), other=-1)
+    followed = tl.sum(((b_back >= 0) & (b_back // PAGE_SIZE == page)).to(tl.int32), 0)
+    if (slot >= 0) & (page < pages) & (followed == 0):
+        o_token = i_token + o_step
+        b_slot = tl.load(p_slots + o_token.to(tl.int64) * slot_token, mask=o_token < tokens, other=-1)
+        member = (b_slot >= 0) & (b_slot // PAGE_SIZE == page) & (o_step < PAGE_SIZE)
+        fresh = tl.sum((member & (b_slot % PAGE_SIZE == 0)).to(tl.int32), 0) > 0
+        inside = o_dim < DIM
+        o_k = b_slot[:, None] * k_token + (o_dim * k_dim)[None, :]
+        p_k += i_batch * k_batch + i_head * k_head
+        b_k = tl.load(p_k + o_k, mask=member[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        p_minimum += i_batch * m_batch + i_head * m_head + page * m_page + o_dim * m_dim
+        p_maximum += i_batch * x_batch + i_head * x_head + page * x_page + o_dim * x_dim
+        # A fresh page's old bounds are not read: they may hold anything.
+        old = inside & (fresh == 0)
+        b_least = tl.min(tl.where(member[:, None], b_k, float("inf")), 0)
+        b_most = tl.max(tl.where(member[:, None], b_k, float("-inf")), 0)
+        b_least = tl.minimum(b_least, tl.load(p_minimum, mask=old, other=float("inf")).to(tl.float32))
+        b_most = tl.maximum(b_most, tl.load(p_maximum, mask=old, other=float("-inf")).to(tl.float32))
+        tl.store(p_minimum, b_least.to(p_minimum.dtype.element_ty), mask=inside)
+        tl.store(p_maximum, b_most.to(p_maximum.dtype.element_ty), mask=inside)
 
 
 def build_page_minmax_gpu(
@@ -138,26 +140,20 @@ def build_page_minmax_gpu(
     return bounds
 
 
-def update_page_minmax_gpu(bounds: PageBounds, k: Tensor, slots: Tensor, page_size: int) -> None:
-    """Widen pages by appended keys as in ``naive.update_page_minmax``, in place and in one launch.
+def update_page_minmax_gpu(bounds: PageBounds, k_cache: Tensor, slots: Tensor, page_size: int) -> None:
+    """Widen pages by the keys that a block stored, as in ``naive.update_page_minmax``, in place and in one launch.
 
     Args:
         bounds: ``[B, H, P, D]`` twice, any strides.
-        k: ``[B, H, 1, D]`` in the bounds' dtype, any strides.
-        slots: ``[B]`` integers; slots past the last page are taken as its last slot.
+        k_cache: ``[B, H, S, D]`` in the bounds' dtype, any strides, the block's keys stored in it.
+        slots: ``[B, H, T]`` int64, those of a row and head ascending by one; slots outside the pages are skipped.
         page_size: tokens in a page.
-
-    Raises:
-        ValueError: there is more than one key a row, or the dtypes differ.
     """
-    batch, heads, tokens, dim = k.shape
-    if tokens != 1 or not k.dtype == bounds.minimum.dtype == bounds.maximum.dtype:
-        raise ValueError(
-            f"{tokens} keys of {k.dtype} for bounds of {bounds.minimum.dtype}; one of that dtype is needed"
-        )
-    with torch.cuda.device_of(k):
-        update_page_minmax_kernel[(batch * heads,)](
-            k, slots.contiguous(), *bounds, k.stride(0), k.stride(1), k.stride(3),
-            *bounds.minimum.stride(), *bounds.maximum.stride(), heads, bounds.minimum.shape[2], page_size,
-            DIM=dim, BLOCK_DIM=triton.next_power_of_2(dim), num_warps=1,
+    (batch, heads, tokens), dim = slots.shape, k_cache.shape[3]
+    with torch.cuda.device_of(k_cache):
+        update_page_minmax_kernel[(heads, batch, tokens)](
+            k_cache, slots, *bounds, *k_cache.stride(), *slots.stride(), *bounds.minimum.stride(),
+            *bounds.maximum.stride(), tokens, bounds.minimum.shape[2],
+            PAGE_SIZE=page_size, BLOCK_PAGE=triton.next_power_of_2(page_size),
+            DIM=dim, BLOCK_DIM=triton.next_power_of_2(dim), num_warps=4 if page_size > 16 else 1,
         )  # fmt: skip

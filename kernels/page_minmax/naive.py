@@ -19,7 +19,7 @@ class PageBounds(NamedTuple):
 
 
 def build_page_minmax(k: Tensor, lengths: Tensor, page_size: int) -> PageBounds:
-    """Bounds of every page of a cache: ``m_j = min_{i in page j} k_i`` and ``M_j`` likewise.
+    """Return the bounds of every page of a cache: ``m_j = min_{i in page j} k_i`` and ``M_j`` likewise.
 
     Tokens at or past the length never count, whatever they hold. Pages without a token hold zeros. Moves
     ``B * Hkv * S * D`` elements in and ``2 / page_size`` of that out.
@@ -47,22 +47,25 @@ def build_page_minmax(k: Tensor, lengths: Tensor, page_size: int) -> PageBounds:
 
 
 def update_page_minmax(bounds: PageBounds, k: Tensor, slots: Tensor, page_size: int) -> None:
-    """Widen the bounds of the page each row's new key falls in, in place; a page's first key replaces what stood there.
+    """Widen, in place, the bounds of the pages that appended keys fall in; a page's first key replaces its bounds.
 
-    Moves ``5 * B * Hkv * D`` elements.
+    Moves ``5 * B * Hkv * T * D`` elements.
 
     Args:
         bounds: pages to update.
-        k: ``[B, Hkv, 1, D]``, the appended keys.
-        slots: ``[B]`` int64, the cache slot of each row's key; slots past the last page are taken as its last slot.
+        k: ``[B, Hkv, T, D]``, the appended keys, those of one page in the order of their slots.
+        slots: ``[B, Hkv, T]`` int64, the cache slot of each key; a slot outside the pages is skipped.
         page_size: tokens in a page.
 
     Source: Tang et al. 2024, Quest (arXiv 2406.10774), section 3.3.
     """
-    last = bounds.minimum.shape[2] * page_size - 1
-    slots = slots.clamp(max=last)
-    page = (slots // page_size)[:, None, None, None].expand_as(k)
-    fresh = (slots % page_size == 0)[:, None, None, None]
-    for stored, extreme in ((bounds.minimum, torch.minimum), (bounds.maximum, torch.maximum)):
-        widened = extreme(stored.gather(2, page), k)
-        stored.scatter_(2, page, torch.where(fresh, k, widened))
+    pages = bounds.minimum.shape[2]
+    for step in range(k.shape[2]):
+        key, slot = k[:, :, step : step + 1], slots[:, :, step, None, None]
+        outside = (slot < 0) | (slot >= pages * page_size)
+        page = torch.where(outside, 0, slot // page_size).expand_as(key)
+        fresh = slot % page_size == 0
+        for stored, extreme in ((bounds.minimum, torch.minimum), (bounds.maximum, torch.maximum)):
+            old = stored.gather(2, page)
+            new = torch.where(fresh, key, extreme(old, key))
+            stored.scatter_(2, page, torch.where(outside, old, new))

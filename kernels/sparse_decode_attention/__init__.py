@@ -1,4 +1,4 @@
-"""Attention of one query row over selected blocks of a ragged cache."""
+"""Attention of a block of query rows over selected blocks of a ragged cache."""
 
 from torch import Tensor
 
@@ -17,7 +17,8 @@ def sparse_decode_attention(
     counts: Tensor,
     *,
     block_size: int,
-    lengths: Tensor,
+    kv_lengths: Tensor,
+    row_mask: Tensor | None = None,
     scale: float | None = None,
     bias: Tensor | None = None,
     kv_tokens_read: Tensor | None = None,
@@ -26,22 +27,22 @@ def sparse_decode_attention(
     score_block: int = 1,
     uneven: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention over the tokens of the listed blocks; see ``naive.sparse_decode_attention``.
+    """Return softmax attention over the tokens of the listed blocks; see ``naive.sparse_decode_attention``.
 
-    ``uneven`` is the caller's word that lists may differ much in length, as where some read everything: the kernel
-    then shares all lists' tokens evenly over its programs. It changes the speed, never the result. The Triton path
-    scores blocks of a power of two tokens, raises ValueError for others, and takes up to 64 query heads a list then.
+    ``uneven`` is a load-balancing hint for lists that differ much in length, without effect on the output. The Triton
+    path scores blocks of a power of two tokens, raises ValueError for others, and then takes up to 64 query heads a
+    list.
     """
-    if use_triton(q):
+    if use_triton(q) and q.shape[2] == 1 and kv_lengths.dim() == 1 and row_mask is None:
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 
         return sparse_decode_attention_gpu(
             q, k, v, indices, counts,
-            block_size=block_size, lengths=lengths, scale=scale, bias=bias, kv_tokens_read=kv_tokens_read,
+            block_size=block_size, kv_lengths=kv_lengths, scale=scale, bias=bias, kv_tokens_read=kv_tokens_read,
             scores=scores, score_rows=score_rows, score_block=score_block, uneven=uneven,
         )  # fmt: skip
     return naive.sparse_decode_attention(
-        q, k, v, indices, counts, block_size=block_size, lengths=lengths, scale=scale, bias=bias,
-        kv_tokens_read=kv_tokens_read, scores=scores, score_rows=score_rows, score_block=score_block,
+        q, k, v, indices, counts, block_size=block_size, kv_lengths=kv_lengths, row_mask=row_mask, scale=scale,
+        bias=bias, kv_tokens_read=kv_tokens_read, scores=scores, score_rows=score_rows, score_block=score_block,
     )  # fmt: skip

@@ -270,7 +270,7 @@ def sparse_decode_attention_gpu(
     counts: Tensor,
     *,
     block_size: int,
-    lengths: Tensor,
+    kv_lengths: Tensor,
     scale: float | None = None,
     bias: Tensor | None = None,
     kv_tokens_read: Tensor | None = None,
@@ -292,7 +292,7 @@ def sparse_decode_attention_gpu(
         indices: ``[B, Hs, N]`` int64 block numbers, any strides; entries past the count may hold anything.
         counts: ``[B, Hs]`` int64, at most ``N``; -1 reads the whole row.
         block_size: tokens in a block, 1 or more.
-        lengths: ``[B]`` integers; a length over ``S`` counts as ``S``.
+        kv_lengths: ``[B]`` integers; a length over ``S`` counts as ``S``.
         scale: factor on the scores; ``D ** -0.5`` when left out.
         bias: ``[B, Hs, S]`` float32, any strides, added to the scaled scores (natural logarithm).
         kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over lists, are added.
@@ -320,7 +320,7 @@ def sparse_decode_attention_gpu(
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"queries, keys and values of one dtype are needed, got {q.dtype}, {k.dtype}, {v.dtype}")
     rows, all_lists = heads // lists, batch * lists
-    check_scores(scores, score_rows, score_block, (batch, lists, capacity))
+    check_scores(scores, score_rows, score_block, (batch, lists, capacity), queries)
     scored = 0 if scores is None else score_block
     launch = launch or choose_launch(
         all_lists, rows, dim, width * block_size, capacity, q.dtype, q.device, uneven=uneven, score_block=scored
@@ -344,7 +344,7 @@ def sparse_decode_attention_gpu(
     grid = (launch.splits * row_tiles,) if launch.balanced else (launch.splits * row_tiles, lists, batch)
     with torch.cuda.device_of(q):
         sparse_decode_attention_kernel[grid](
-            q, k, v, indices, counts, lengths.contiguous(), bias, kv_tokens_read,
+            q, k, v, indices, counts, kv_lengths.contiguous(), bias, kv_tokens_read,
             scores, None if score_rows is None else score_rows.contiguous(),
             *partials, lse if counters is None else counters, out, lse,
             q.stride(0), q.stride(1), q.stride(3), k.stride(0), k.stride(1), v.stride(0), v.stride(1),

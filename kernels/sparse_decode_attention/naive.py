@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from longdecode.kernels.layout import accumulator, before, on_host
 
 EVERYTHING = -1
-"""The count of a list that reads every token of its row, whatever its indices hold."""
+"""Count of a list that reads every token of its row, whatever its indices hold."""
 
 
 def sparse_decode_attention(
@@ -20,7 +20,8 @@ def sparse_decode_attention(
     counts: Tensor,
     *,
     block_size: int,
-    lengths: Tensor,
+    kv_lengths: Tensor,
+    row_mask: Tensor | None = None,
     scale: float | None = None,
     bias: Tensor | None = None,
     kv_tokens_read: Tensor | None = None,
@@ -28,59 +29,60 @@ def sparse_decode_attention(
     score_rows: Tensor | None = None,
     score_block: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention over the tokens of the listed blocks, ``S_h = {i : i // block_size in list_h, i < length}``.
+    """Return softmax attention over the tokens of the listed blocks, which the ``T`` query rows share.
 
-    ``out_h = sum_{i in S_h} softmax_{S_h}(scale * q_h k_i + bias_{hi}) v_i``; a list whose count is ``EVERYTHING``
-    reads ``S_h = {i : i < length}``. A list belongs to one KV head and serves its whole query group (``Hs = Hkv``), or
-    to one query head (``Hs = Hq``). A block must not be listed twice. Moves ``2 * D`` elements of cache and, with a
-    bias, one float for each token of each list, and ``B * Hs * N`` indices. Off the CPU, where counts cannot be looked
-    at, the width of the gather is the larger of a full list and the whole cache.
+    ``out_ht = sum_{i in S_ht} softmax(scale * q_ht k_i + bias_hi) v_i`` with
+    ``S_ht = {i : i // block_size = list_hn, row_mask_htn, i < kv_lengths_t}``; a list whose count is ``EVERYTHING``
+    reads ``{i : i < kv_lengths_t}``. A list belongs to one KV head and serves its query group (``Hs = Hkv``), or to one
+    query head (``Hs = Hq``). A block must not be listed twice. Moves ``2 * D`` elements of cache and, with a bias, one
+    float for each token of each list, once for all rows, and ``B * Hs * N`` indices. Off the CPU, where counts cannot
+    be looked at, the width of the gather is the larger of a full list and the whole cache.
 
-    With ``scores``, a list ``h`` that reads everything and has a row also leaves
+    With ``scores``, which takes ``T = 1``, a list ``h`` that reads everything and has a row also leaves
     ``scores[b, score_rows[h], j] = max_{i in block j, i < length} mean_g(scale * q_g k_i)``: the mean runs over the
-    query heads that the list serves, the bias takes no part, and the unit is that of the logits (natural logarithm).
+    query heads that the list serves, without the bias, in the unit of the logits (natural logarithm).
 
     Args:
-        q: ``[B, Hq, 1, D]``, any float dtype; sums run in float32 (float64 for float64).
+        q: ``[B, Hq, T, D]``, any float dtype; sums run in float32 (float64 for float64).
         k: ``[B, Hkv, S, D]``, ``Hq`` a multiple of ``Hkv``.
         v: ``[B, Hkv, S, D]``.
         indices: ``[B, Hs, N]`` int64 block numbers.
-        counts: ``[B, Hs]`` int64, how many leading entries of each list are valid; the others may hold anything.
-            ``EVERYTHING`` (-1): the whole row is read.
+        counts: ``[B, Hs]`` int64, valid leading entries of each list; the others may hold anything. ``EVERYTHING``
+            (-1): the whole row is read.
         block_size: tokens in a block; the last block of a row may be cut short by its length.
-        lengths: ``[B]`` int64; a length over ``S`` counts as ``S``.
-        scale: factor on the scores; ``D ** -0.5`` when left out.
+        kv_lengths: ``[B]`` int64, or ``[B, T]`` with a limit for each row of the block; over ``S`` counts as ``S``.
+        row_mask: ``[B, Hs, T, N]`` bool, row ``t`` reads list entry ``n``; ``None`` reads all entries. Lists of
+            everything ignore it.
+        scale: factor on the scores, above 0; ``D ** -0.5`` when left out.
         bias: ``[B, Hs, S]``, added to the scaled scores of the list's tokens (natural logarithm).
-        kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over lists, are added.
-        scores: ``[B, R, P]``, any float dtype and strides, ``P = ceil(S / score_block)``, to be written. What begins at
-            or past a row's length, and rows of lists that do not read everything, stay as they are.
+        kv_tokens_read: ``[B]`` int64, to which the listed tokens below the largest limit, summed over lists, are added.
+        scores: ``[B, R, P]``, any float dtype and strides, ``P = ceil(S / score_block)``, to be written. Blocks that
+            begin at or past a row's length, and rows of lists that do not read everything, stay as they are.
         score_rows: ``[Hs]`` int64, the row of ``scores`` that each list fills, no two the same; -1 fills none.
         score_block: tokens that one score stands for; 1 scores every token.
 
     Returns:
-        ``out`` ``[B, Hq, 1, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, 1]`` in float32 (float64 for float64); a head
+        ``out`` ``[B, Hq, T, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, T]`` in float32 (float64 for float64); a row
         with nothing to read gives zeros and minus infinity.
 
     Raises:
-        ValueError: ``Hs`` is neither the number of KV heads nor of query heads, there is more than one query row, or
-            ``scores`` and ``score_rows`` are not both there in shapes that fit.
+        ValueError: shapes do not fit, or scores are asked of more than one row.
 
     Source: Tang et al. 2024, Quest (arXiv 2406.10774), section 3.3: attention over selected pages; LycheeDecode (arXiv
     2602.04541) and its released code (95c3d2c): group-mean scores, max-pooled over blocks.
     """
     batch, heads, rows, dim = q.shape
     kv_heads, capacity, lists = k.shape[1], k.shape[2], indices.shape[1]
-    if rows != 1:
-        raise ValueError(f"sparse decode takes one query row, got {rows}")
-    if lists not in (kv_heads, heads):
-        raise ValueError(f"{lists} index lists fit neither {kv_heads} KV heads nor {heads} query heads")
-    check_scores(scores, score_rows, score_block, (batch, lists, capacity))
+    check_shapes(q, kv_heads, indices, kv_lengths, row_mask)
+    check_scores(scores, score_rows, score_block, (batch, lists, capacity), rows)
     scale = dim**-0.5 if scale is None else scale
     dtype = accumulator(q.dtype)
+    limits = kv_lengths.clamp(max=capacity).view(batch, -1)
+    longest = limits.amax(dim=1)
     if scores is not None and score_rows is not None:
-        _write_scores(q, k, lengths.clamp(max=capacity), counts, scale, scores, score_rows, score_block)
+        _write_scores(q, k, longest, counts, scale, scores, score_rows, score_block)
 
-    tokens, visible = _tokens(indices, counts, lengths.clamp(max=capacity), block_size, capacity)
+    tokens, visible = _tokens(indices, counts, longest, block_size, capacity)
     if kv_tokens_read is not None:
         kv_tokens_read += visible.sum(dim=(1, 2))
     tokens = torch.where(visible, tokens, 0)
@@ -91,29 +93,54 @@ def sparse_decode_attention(
     shape = (batch, lists, tokens.shape[-1], dim)
     keys = k.reshape(-1, dim).index_select(0, flat).view(shape).to(dtype)
     values = v.reshape(-1, dim).index_select(0, flat).view(shape).to(dtype)
+    seen = visible[:, :, None] & (tokens[:, :, None] < limits[:, None, :, None])
+    if row_mask is not None:
+        entry = torch.arange(tokens.shape[-1], device=q.device) // block_size
+        listed = row_mask[..., entry.clamp(max=row_mask.shape[-1] - 1)]
+        seen = seen & (listed | (counts == EVERYTHING)[..., None, None])
 
-    logits = (q.reshape(batch, lists, heads // lists, dim).to(dtype) * scale) @ keys.transpose(-1, -2)
+    logits = (q.reshape(batch, lists, heads // lists * rows, dim).to(dtype) * scale) @ keys.transpose(-1, -2)
     if bias is not None:
         logits = logits + bias.gather(2, tokens)[:, :, None].to(dtype)
-    logits = torch.where(visible[:, :, None], logits, float("-inf"))
+    logits = torch.where(seen[:, :, None], logits.unflatten(2, (-1, rows)), float("-inf"))
     lse = torch.logsumexp(logits, dim=-1)
-    probabilities = torch.exp(logits - torch.where(lse == float("-inf"), 0.0, lse)[..., None])
+    probabilities = torch.exp(logits - torch.where(lse == float("-inf"), 0.0, lse)[..., None]).flatten(2, 3)
     # What may not be read was gathered from slot 0, which is clean unless the row is empty.
-    out = torch.where(lse[..., None] == float("-inf"), 0.0, probabilities @ values)
-    return out.to(q.dtype).reshape(q.shape), lse.reshape(batch, heads, 1)
+    out = torch.where(lse.flatten(2)[..., None] == float("-inf"), 0.0, probabilities @ values)
+    return out.to(q.dtype).reshape(q.shape), lse.reshape(batch, heads, rows)
+
+
+def check_shapes(q: Tensor, kv_heads: int, indices: Tensor, kv_lengths: Tensor, row_mask: Tensor | None) -> None:
+    """Refuse lists, lengths and masks that do not fit the queries ``[B, Hq, T, D]``.
+
+    Raises:
+        ValueError: the number of lists is neither that of KV heads nor of query heads, ``kv_lengths`` is neither
+            ``[B]`` nor ``[B, T]``, or ``row_mask`` is not ``[B, Hs, T, N]`` bool.
+    """
+    (batch, heads, rows, _), lists = q.shape, indices.shape[1]
+    if heads % kv_heads or lists not in (kv_heads, heads):
+        raise ValueError(f"{lists} index lists fit neither {kv_heads} KV heads nor {heads} query heads")
+    if kv_lengths.shape not in ((batch,), (batch, rows)):
+        raise ValueError(f"kv_lengths {tuple(kv_lengths.shape)}; [{batch}] or [{batch}, {rows}] is needed")
+    wanted = (batch, lists, rows, indices.shape[2])
+    if row_mask is not None and (row_mask.shape != wanted or row_mask.dtype != torch.bool):
+        raise ValueError(f"row_mask {row_mask.dtype} {tuple(row_mask.shape)}; bool {list(wanted)} is needed")
 
 
 def check_scores(
-    scores: Tensor | None, score_rows: Tensor | None, score_block: int, shape: tuple[int, int, int]
+    scores: Tensor | None, score_rows: Tensor | None, score_block: int, shape: tuple[int, int, int], rows: int
 ) -> None:
     """Refuse score arguments that do not fit each other or ``shape``: rows of the batch, lists and capacity.
 
     Raises:
-        ValueError: one of ``scores`` and ``score_rows`` is missing, or a shape or the block does not fit.
+        ValueError: one of ``scores`` and ``score_rows`` is missing, a shape or the block does not fit, or there is more
+            than one query row.
     """
     batch, lists, capacity = shape
     if scores is None and score_rows is None:
         return
+    if rows != 1:
+        raise ValueError(f"scores are left by one query row, got {rows}")
     if scores is None or score_rows is None:
         raise ValueError("scores and score_rows are given together or not at all")
     if score_block < 1:
@@ -152,7 +179,7 @@ def _write_scores(
 
 
 def _tokens(indices: Tensor, counts: Tensor, lengths: Tensor, block_size: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Token numbers ``[B, Hs, W]`` of the lists, and which of them may be read."""
+    """Return the token numbers ``[B, Hs, W]`` of the lists, and which of them may be read."""
     everything = (counts == EVERYTHING)[..., None]
     whole = capacity
     if on_host(indices):  # on a CPU it is free to know how wide the widest list is

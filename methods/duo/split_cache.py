@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import ClassVar, NamedTuple, NoReturn
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from longdecode.engine.errors import UnsupportedCellError
-from longdecode.engine.kv_cache import KVCache, refuse_if_too_large
+from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.token_block import BlockHeads
+from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.page_minmax import PageBounds
 from longdecode.methods.head_roles import Roles
-from longdecode.methods.ring_cache import ring_slots, ring_source
+from longdecode.methods.ring_cache import refuse_blocks, ring_slots, ring_source
 
 
 class Store(NamedTuple):
@@ -26,115 +30,147 @@ class Store(NamedTuple):
     spans: list[slice]
 
     @classmethod
-    def empty(cls, heads: list[list[int]], capacity: int, like: KVCache) -> Store:
-        """Uninitialised, on the device and in the dtype of a cache and for its rows."""
-        shape = (sum(map(len, heads)), like.batch, capacity, like.config.head_dim)
-        refuse_if_too_large(shape, like.device, like.k.dtype)
-        k, v = (torch.empty(shape, device=like.device, dtype=like.k.dtype) for _ in range(2))
+    def empty(cls, heads: list[list[int]], capacity: int, shape: CacheShape) -> Store:
+        """Return an uninitialised store."""
+        k, v = empty_pair((sum(map(len, heads)), shape.batch, capacity, shape.config.head_dim), shape)
         ends = list(accumulate(map(len, heads)))
         return cls(k, v, heads, [slice(end - len(layer), end) for layer, end in zip(heads, ends, strict=True)])
 
     def of(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer's heads, ``[B, heads, S, D]``, views."""
+        """Return keys and values of a layer's heads, ``[B, heads, S, D]``, views."""
         span = self.spans[layer]
         return self.k[span].transpose(0, 1), self.v[span].transpose(0, 1)
 
-    def clone(self) -> Store:
-        """A copy that shares no tensor."""
-        refuse_if_too_large(tuple(self.k.shape), self.k.device, self.k.dtype)
-        return self._replace(k=self.k.clone(), v=self.v.clone())
 
-    def nbytes(self) -> int:
-        """Bytes held by keys and values."""
-        return 2 * self.k.numel() * self.k.element_size()
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring KV heads of one role: ``first .. stop`` in the model, from ``at`` on in their store."""
+
+    retrieval: bool
+    first: int
+    stop: int
+    at: int
 
 
 class SplitCache(KVCache):
     """Retrieval heads keep every token, streaming heads the first ``sinks`` and the latest of ``ring_tokens`` in all.
 
-    ``lengths`` and ``positions`` are the tokens seen, which is what the whole rows hold; a ring of a row holds up to
-    ``ring_tokens`` of them, in slots as in ``RingCache``. Within a store the heads of a layer keep their order. Keys
-    keep the rotation they came with. There is no one tensor of all heads: ``whole`` and ``ring`` are asked instead.
+    Slots of a ring are as in ``RingCache``. Within a store the heads of a layer keep their order; rotated queries are
+    ordered by store, outputs by the model. Keys keep the rotation they came with.
     """
 
-    evicts: ClassVar[bool] = True
-    whole: Store
-    ring: Store
-    sinks: int
-
-    @classmethod
-    def cut(cls, full: KVCache, roles: Roles, ring_tokens: int, sinks: int) -> SplitCache:
-        """Copy the retrieval heads of a whole cache, and of the others what a ring of ``ring_tokens`` keeps."""
-        cache = object.__new__(cls)
-        cache.config, cache.sinks = full.config, sinks
+    def __init__(self, shape: CacheShape, roles: Roles, ring_tokens: int, sinks: int):
+        super().__init__(shape)
+        self.ring_tokens, self.sinks = ring_tokens, sinks
+        self.runs = [_runs(row) for row in roles]
         retrieval = [[head for head, role in enumerate(row) if role] for row in roles]
         streaming = [[head for head, role in enumerate(row) if not role] for row in roles]
-        cache.whole = Store.empty(retrieval, full.capacity, full)
-        cache.ring = Store.empty(streaming, ring_tokens, full)
-        source = ring_source(full.lengths, full.capacity, ring_tokens, sinks)[:, :, None]
-        for layer in range(full.config.num_layers):
-            for stored, to_whole, to_ring in (
-                (full.k[layer], cache.whole.k, cache.ring.k),
-                (full.v[layer], cache.whole.v, cache.ring.v),
-            ):
-                for slot, head in enumerate(retrieval[layer], cache.whole.spans[layer].start):
-                    to_whole[slot].copy_(stored[:, head])
-                for slot, head in enumerate(streaming[layer], cache.ring.spans[layer].start):
-                    index = source.expand(full.batch, ring_tokens, stored.shape[3])
-                    torch.gather(stored[:, head], 1, index, out=to_ring[slot])
-        cache.lengths, cache.positions = full.lengths.clone(), full.positions.clone()
-        return cache
+        self.whole = Store.empty(retrieval, shape.capacity, shape)
+        self.ring = Store.empty(streaming, ring_tokens, shape)
 
-    @property
-    def batch(self) -> int:
-        """Rows in the batch."""
-        return self.lengths.shape[0]
+    def tensors(self) -> Iterator[Tensor]:
+        """See ``KVCache.tensors``."""
+        yield from (self.whole.k, self.whole.v, self.ring.k, self.ring.v)
 
-    @property
-    def capacity(self) -> int:
-        """Token slots per row of a retrieval head."""
-        return self.whole.k.shape[2]
+    def counters(self) -> Iterator[tuple[Tensor, int]]:
+        """See ``KVCache.counters``."""
+        yield (self.positions, 0)
 
-    @property
-    def ring_tokens(self) -> int:
-        """Token slots per row of a streaming head."""
-        return self.ring.k.shape[2]
+    def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
+        """See ``KVCache.begin_block``."""
+        refuse_blocks(self, width, starts)
+        self.whole_slots = self.positions.clamp(max=self.shape.capacity - 1)
+        self.whole_lengths = self.positions + 1
+        self.ring_slots = ring_slots(self.positions, self.ring_tokens, self.sinks)
+        self.ring_lengths = self.whole_lengths.clamp(max=self.ring_tokens)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the cache lives."""
-        return self.lengths.device
+    def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
+        """See ``KVCache.append``; the queries come back retrieval heads first."""
+        q, k, v = self._retrieval_first(layer, heads)
+        first = len(self.whole.heads[layer])
+        # All queries are rotated by the first of the two launches, whether or not it has keys to store.
+        whole = replace(heads, q=q, k=k[:, :first], v=v[:, :first])
+        rotated = store_heads(whole, *self.whole.of(layer), self.whole_slots)
+        if first < self.config.num_kv_heads:
+            store_heads(
+                replace(heads, q=q[:, :0], k=k[:, first:], v=v[:, first:]), *self.ring.of(layer), self.ring_slots
+            )
+        return rotated
 
-    def keys(self, layer: int) -> NoReturn:
-        """Refused: see the class."""
-        raise UnsupportedCellError(f"heads of layer {layer} keep different tokens; there is no one tensor of all heads")
+    def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
+        """See ``KVCache.attend``; takes the queries as ``append`` ordered them."""
+        group = self.config.group_size
+        first = len(self.whole.heads[layer]) * group
+        parts: dict[bool, Tensor] = {}
+        if first:
+            parts[True] = decode_attention(
+                q[:, :first], *self.whole.of(layer), self.whole_lengths, kv_tokens_read=kv_tokens_read
+            )[0]
+        if first < q.shape[1]:
+            parts[False] = decode_attention(
+                q[:, first:], *self.ring.of(layer), self.ring_lengths, kv_tokens_read=kv_tokens_read
+            )[0]
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        stored = [(parts[run.retrieval], slice(run.at, run.at + run.stop - run.first)) for run in self.runs[layer]]
+        return torch.cat([_heads(part, heads, group) for part, heads in stored], dim=1)
 
-    values = keys
+    def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+        """See ``KVCache.fill_layer``."""
+        source = ring_source(lengths, keys.shape[2], self.ring_tokens, self.sinks)[:, :, None]
+        index = source.expand(-1, -1, keys.shape[3])
+        tokens = min(keys.shape[2], self.shape.capacity)
+        for dense, whole, ring in ((keys, self.whole.k, self.ring.k), (values, self.whole.v, self.ring.v)):
+            for slot, head in enumerate(self.whole.heads[layer], self.whole.spans[layer].start):
+                whole[slot, :, :tokens] = dense[:, head, :tokens]
+            for slot, head in enumerate(self.ring.heads[layer], self.ring.spans[layer].start):
+                torch.gather(dense[:, head], 1, index, out=ring[slot])
+
+    def stand_at(self, tokens: Tensor) -> None:
+        """See ``KVCache.stand_at``."""
+        self.positions.copy_(tokens)
+
+    def step_slots(self) -> Iterator[StepSlots]:
+        """See ``KVCache.step_slots``; in whole rows a refused token is forgotten by its position alone."""
+        heads = self.ring.k.shape[0]
+        rows = torch.arange(self.batch, device=self.device).repeat(heads)
+        slots = ring_slots(self.positions, self.ring_tokens, self.sinks)[rows]
+        for tensor in (self.ring.k, self.ring.v):
+            yield StepSlots(tensor.flatten(0, 1), slots, rows)
 
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
-        """What one KV head of one row stores: keys and values ``[n, D]``, in order of slots. Looks at a length."""
+        """See ``KVCache.stored_kv``; in order of slots."""
         store = self.whole if head in self.whole.heads[layer] else self.ring
-        stored = min(int(self.lengths[row]), store.k.shape[2])
+        stored = min(int(self.positions[row]), store.k.shape[2])
         keys, values = store.of(layer)
         at = store.heads[layer].index(head)
         return keys[row, at, :stored], values[row, at, :stored]
 
-    def ring_slots(self) -> Tensor:
-        """Where a streaming head stores each row's current token, ``[B]``: over its oldest, once its ring is full."""
-        return ring_slots(self.positions, self.ring_tokens, self.sinks)
+    def _retrieval_first(self, layer: int, heads: BlockHeads) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads in the order of the stores; moved in one copy where that is not the model's order."""
+        runs = sorted(self.runs[layer], key=lambda run: not run.retrieval)
+        if runs == self.runs[layer]:
+            return heads.q, heads.k, heads.v
+        group = self.config.group_size
+        pieces = [
+            _heads(part, slice(run.first, run.stop), size)
+            for part, size in ((heads.q, group), (heads.k, 1), (heads.v, 1))
+            for run in runs
+        ]
+        q, k, v = torch.cat(pieces, dim=1).split((heads.q.shape[1], heads.k.shape[1], heads.v.shape[1]), dim=1)
+        return q, k, v
 
-    def ring_visible(self) -> Tensor:
-        """Tokens a streaming head's query may read, the one just appended included, ``[B]``."""
-        return (self.lengths + 1).clamp(max=self.ring_tokens)
 
-    def clone(self) -> SplitCache:
-        """A copy that shares nothing."""
-        other = object.__new__(SplitCache)
-        other.config, other.sinks = self.config, self.sinks
-        other.whole, other.ring = self.whole.clone(), self.ring.clone()
-        other.lengths, other.positions = self.lengths.clone(), self.positions.clone()
-        return other
+def _runs(row: tuple[bool, ...]) -> list[Run]:
+    """A layer's heads as runs of one role, in the model's order."""
+    runs, first, at = [], 0, {True: 0, False: 0}
+    for role, heads in groupby(row):
+        count = len(list(heads))
+        runs.append(Run(role, first, first + count, at[role]))
+        first, at[role] = first + count, at[role] + count
+    return runs
 
-    def nbytes(self) -> int:
-        """Bytes held by keys and values: whole rows and rings."""
-        return self.whole.nbytes() + self.ring.nbytes()
+
+def _heads(x: Tensor, kv_heads: slice, group: int) -> Tensor:
+    """The heads of ``x`` ``[B, H, 1, D]`` that belong to a span of KV heads, ``group`` of them each."""
+    return x[:, kv_heads.start * group : kv_heads.stop * group]

@@ -9,13 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState, Selection, Traffic
+from longdecode.engine.attention import Selection, Traffic
 from longdecode.engine.correction import DEFAULT_PERIOD, Correction
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.kernels.layout import accumulator
-from longdecode.kernels.sparse_decode_attention import EVERYTHING, sparse_decode_attention
+from longdecode.kernels.sparse_decode_attention import EVERYTHING
 from longdecode.kernels.topk_select import topk_select_into
 from longdecode.methods.budgeted import BudgetedMethod
 from longdecode.methods.head_roles import resolve_roles
@@ -139,14 +140,14 @@ class Lychee(BudgetedMethod):
     def make_method_state(self, cache: KVCache) -> Lists:
         """The lists of a step, and the role map on the device."""
         batch, heads, device = cache.batch, self.config.num_kv_heads, cache.device
-        entries = self._entries(cache.capacity)
+        entries = self._entries(cache.shape.capacity)
         choosing = {layer: plan for layer, plan in enumerate(self.plans) if plan.choosing}
         rows = max((len(plan.choosing) for plan in choosing.values()), default=1)
         reads_all = [[head in plan.retrieval for head in range(heads)] for plan in self.plans]
         return Lists(
             indices=torch.zeros(batch, heads, min(self.width, entries), dtype=torch.int64, device=device),
-            scores=torch.empty(batch, rows, entries, dtype=accumulator(cache.k.dtype), device=device),
-            used=cache.lengths,
+            scores=torch.empty(batch, rows, entries, dtype=accumulator(cache.shape.dtype), device=device),
+            used=cache.positions,
             listed=torch.zeros(batch, heads, dtype=torch.int64, device=device),
             counts=torch.zeros(len(self.plans), batch, heads, dtype=torch.int64, device=device),
             rows={layer: _ints(plan.score_rows(), device) for layer, plan in choosing.items()},
@@ -184,12 +185,9 @@ class Lychee(BudgetedMethod):
         lists: Lists = state.method_state
         choosing = len(self.plans[layer].choosing)
         scores = lists.scores[:, :choosing] if choosing else None
-        out, _ = sparse_decode_attention(
-            q, state.cache.keys(layer), state.cache.values(layer), selection.indices, selection.counts,
-            block_size=selection.block_size, lengths=state.kv_lengths, uneven=selection.uneven,
-            kv_tokens_read=state.kv_tokens_read[layer],
-            scores=scores, score_rows=lists.rows.get(layer), score_block=self.entry_tokens,
-        )  # fmt: skip
+        out = self.attend_selected(
+            layer, q, selection, state, scores=scores, score_rows=lists.rows.get(layer), score_block=self.entry_tokens
+        )
         if scores is not None:
             # After the read: in this layer sparse heads still follow the lists of the layers above.
             self._choose(scores, lists.heads[layer], lists)

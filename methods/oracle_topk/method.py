@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState, Selection, Traffic
+from longdecode.engine.attention import Selection, Traffic
+from longdecode.engine.decode_state import DecodeState
 from longdecode.kernels.group_reduce import group_reduce
 from longdecode.kernels.token_score import token_probabilities
 from longdecode.kernels.topk_select import topk_select
@@ -48,7 +49,7 @@ class OracleTopk(BudgetedMethod):
         """Top tokens by the group's mean probability; dense in the first layers."""
         if layer in self.dense_layers():
             return None
-        probabilities = token_probabilities(q, state.cache.keys(layer), state.kv_lengths)
+        probabilities = token_probabilities(q, state.dense.keys(layer), state.kv_lengths)
         scores = group_reduce(probabilities, self.config.num_kv_heads, "mean")
         indices, counts = topk_select(scores, self.budget_tokens, state.kv_lengths, keep_last=1)
         return Selection(indices, counts, block_size=1)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 from pydantic import Field
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState, Selection, TokenHeads, Traffic
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.attention import Selection, Traffic
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.kv_cache import DenseCache, KVCache
+from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
+from longdecode.kernels.page_minmax.rebuild import rebuild_page_minmax
 from longdecode.kernels.page_score import page_score
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod
@@ -79,7 +82,8 @@ class Quest(BudgetedMethod):
         return self.layered_traffic(context_tokens, read, sparse * bounds, bytes_per_element)
 
     def make_method_state(self, cache: KVCache) -> Pages:
-        """Page bounds of each sparse layer."""
+        """Compute the page bounds of each sparse layer."""
+        cache = cast(DenseCache, cache)
         layers = sorted(set(range(self.config.num_layers)) - self.dense_layers())
         page = self.params.page_size
         return Pages({n: build_page_minmax(cache.keys(n), cache.lengths, page) for n in layers}, cache.lengths)
@@ -88,9 +92,16 @@ class Quest(BudgetedMethod):
         """Count the pages in use, the current token's among them."""
         state.method_state.used = -(-state.kv_lengths // self.params.page_size)
 
-    def append(self, layer: int, token: TokenHeads, state: DecodeState) -> Tensor:
-        """Store the token and widen its page's bounds by the new key."""
-        return self.store(layer, token, state, state.method_state.bounds.get(layer), self.params.page_size)
+    def append(self, layer: int, heads: BlockHeads, state: DecodeState) -> Tensor:
+        """Store the tokens and widen their pages' bounds by the new keys."""
+        return state.cache.append(layer, heads, state.method_state.bounds.get(layer), self.params.page_size)
+
+    def after_rewrite(self, state: DecodeState, starts: Tensor, width: int) -> None:
+        """Compute the bounds of the touched pages anew."""
+        for layer, bounds in state.method_state.bounds.items():
+            rebuild_page_minmax(
+                bounds, state.dense.keys(layer), state.dense.lengths, starts, width, self.params.page_size
+            )
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Top pages; dense in the first layers."""

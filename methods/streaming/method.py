@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState, Traffic
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.attention import Traffic
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.kv_cache import CacheShape, KVCache
 from longdecode.engine.rope import inverse_frequencies
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.merge_attention import merge_attention
@@ -50,11 +51,9 @@ class Streaming(BudgetedMethod):
         """The whole small cache, in every layer."""
         return self.layered_traffic(context_tokens, min(context_tokens, self.budget_tokens), 0, bytes_per_element)
 
-    def after_prefill(self, prompt: KVCache) -> KVCache:
-        """Sinks and the latest tokens in a small cache; a prompt whose capacity fits the budget is kept as it is."""
-        if prompt.capacity <= self.budget_tokens:
-            return prompt
-        return RingCache.compacted(prompt, self.budget_tokens, self.params.sinks)
+    def make_cache(self, shape: CacheShape) -> KVCache | None:
+        """Return a ring; sequences that fit the budget stay in a dense cache."""
+        return None if shape.capacity <= self.budget_tokens else RingCache(shape, self.budget_tokens, self.params.sinks)
 
     def make_method_state(self, cache: KVCache) -> Any:
         """Rotary frequencies ``[D]`` float32, each twice, where sinks need a rotation of their own."""
@@ -70,8 +69,8 @@ class Streaming(BudgetedMethod):
             return super().attend(layer, q, state)
         angles = (cache.evicted()[:, None].to(state.method_state.dtype) * state.method_state)[:, None]
         turned_back = rotate(q, angles.cos(), -angles.sin())
-        keys, values, kv_tokens_read = cache.keys(layer), cache.values(layer), state.kv_tokens_read[layer]
-        near, far = (state.kv_lengths - sinks).clamp(min=0), state.kv_lengths.clamp(max=sinks)
+        keys, values, kv_tokens_read = cache.k[layer], cache.v[layer], state.kv_tokens_read[layer]
+        near, far = (cache.kv_lengths - sinks).clamp(min=0), cache.kv_lengths.clamp(max=sinks)
         first = decode_attention(
             turned_back, keys[:, :, :sinks], values[:, :, :sinks], far, kv_tokens_read=kv_tokens_read
         )

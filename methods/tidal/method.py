@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState, Selection, Traffic
+from longdecode.engine.attention import Selection, Traffic
 from longdecode.engine.correction import DEFAULT_PERIOD, Correction, CorrectionSetting
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
@@ -93,7 +94,7 @@ class Tidal(BudgetedMethod):
 
     def _choose(self, layer: int, q: Tensor, state: DecodeState) -> Selection:
         shared = self.params.selection == "kv_head"
-        scores = token_logits(q, state.cache.keys(layer), state.kv_lengths, group="mean" if shared else None)
+        scores = token_logits(q, state.dense.keys(layer), state.kv_lengths, group="mean" if shared else None)
         indices, counts = topk_select(scores, self.budget_tokens, state.kv_lengths, keep_last=int(shared))
         return Selection(indices, counts, block_size=1)
 

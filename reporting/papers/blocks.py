@@ -12,7 +12,10 @@ from markupsafe import Markup, escape
 
 from longdecode.reporting import wording
 from longdecode.reporting.figure import Figure
+from longdecode.reporting.papers.pairs import Paired
+from longdecode.reporting.papers.published import PublishedFigure
 from longdecode.reporting.speed.targets import Verdict
+from longdecode.reporting.wording import number
 
 Level = Literal["shown", "estimate", "worse", "muted"]
 
@@ -145,11 +148,54 @@ def agreement(published: float | None, value: float, low: float, high: float) ->
     return ("measured higher", "estimate") if low > published else ("measured lower", "estimate")
 
 
-def direction(published: float | None, low: float, high: float) -> tuple[str, Level]:
-    """Whether a measured difference points where the published one does; its interval must lie on one side of 0."""
-    if not (math.isfinite(low) and math.isfinite(high)) or low <= 0 <= high:
+def direction(published: float | None, gap: Paired, alpha: float) -> tuple[str, Level]:
+    """Return how a measured difference lies to 0, and to the sign in print, in words."""
+    sign = gap.sign(alpha)
+    if sign == 0:
         return "cannot be told apart", "muted"
-    sign = "above 0" if low > 0 else "below 0"
+    side = "above 0" if sign > 0 else "below 0"
     if published is None or published == 0:
-        return sign, "shown" if low > 0 else "worse"
-    return (f"same order, {sign}", "shown") if (published > 0) == (low > 0) else (f"other order, {sign}", "worse")
+        return side, "shown" if sign > 0 else "worse"
+    return (f"same order, {side}", "shown") if (published > 0) == (sign > 0) else (f"other order, {side}", "worse")
+
+
+def equivalence(gap: Paired, alpha: float, margin: float) -> str:
+    """Return how a method lies to Full in words; a difference inside the margin is still named where it is sure."""
+    near = f"within {100 * margin:g} points"
+    if gap.high < -margin:
+        return f"worse by more than {100 * margin:g} points"
+    close = f"equivalent {near}" if gap.low >= -margin else f"not shown to be {near}"
+    sign = gap.sign(alpha)
+    if sign == 0:
+        return close
+    return f"{close}; {'more' if sign > 0 else 'fewer'} right by {number(100 * abs(gap.value), 1)}"
+
+
+def flips(gap: Paired) -> str:
+    """Return problems won and lost with the p-value."""
+    if not gap.wins + gap.losses:
+        return "every answer the same"
+    p = wording.p_value(gap.p_value)
+    return f"{gap.wins} won, {gap.losses} lost, p {p if p.startswith('<') else '= ' + p}"
+
+
+def compared(of: Sequence[str], printed: PublishedFigure | None, measured: str = wording.DASH, interval: str = "",
+             verdict: str = "not measured", level: Level = "muted", reason: str = "") -> Compared:  # fmt: skip
+    """Return a row of a comparison with what is in print, if anything is."""
+    published, mark = (wording.DASH, "") if printed is None else (printed.text, printed.mark)
+    return Compared(of, published, mark, measured, interval, verdict, level, reason)
+
+
+def points_text(value: float) -> str:
+    """Return a signed difference of scores in points."""
+    return number(100 * value, 1, signed=True)
+
+
+def points_interval(gap: Paired) -> str:
+    """Return the interval of a difference in points."""
+    return wording.interval(100 * gap.low, 100 * gap.high, 1, signed=True)
+
+
+def share_text(share: float) -> str:
+    """Return a share in per cent with its sign."""
+    return f"{wording.percent(share)}{wording.NARROW}%"

@@ -1,21 +1,28 @@
-"""What a paper's page may draw on: a run's results, its folder, the figures' writer and names in words."""
+"""Give a paper's sections what they draw on: a run's results, its folder, the figures' writer and names in words."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
+from longdecode.evals import stats
+from longdecode.evals.records import Record
 from longdecode.reporting.figure import FigureWriter
+from longdecode.reporting.papers import pairs
+from longdecode.reporting.papers.blocks import MissingResult
 from longdecode.reporting.papers.published import Published
-from longdecode.reporting.results import ALL_TASKS, Results
+from longdecode.reporting.papers.spec import PaperSpec
+from longdecode.reporting.results import REFERENCE_METHOD, Results
 from longdecode.reporting.speed.measured import Speed
 from longdecode.reporting.speed.targets import Verdict
+
+MAIN_SHARE = 0.10
+MOST_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +30,20 @@ class PaperInputs:
     """Everything a section may use.
 
     Args:
+        spec: the page's declaration.
         results: the run's scores, every label among them.
         folder: the run's results folder, for what has no table of its own there.
         writer: where figures go.
-        published: the paper's own figures.
-        about: the end of a caption: a model, and perhaps a suite, to its words.
+        about: a model, and perhaps a suite, to the end of a caption.
         timed: a timed model to its words and device.
-        targets: the targets that were set for this paper.
+        targets: the speed targets that were set for this paper.
         pages: labels that have a page, and the registered method behind each.
     """
 
+    spec: PaperSpec
     results: Results
     folder: Path
     writer: FigureWriter
-    published: Published
     about: Callable[[str, str | None], str]
     timed: Callable[[str], str]
     targets: Sequence[Verdict]
@@ -48,47 +55,101 @@ class PaperInputs:
         return self.results.speed
 
     @property
-    def command(self) -> str:
-        """The command that repeats this run."""
-        return f"snakemake --cores 8 all --config profile={self.results.profile}"
+    def published(self) -> Published:
+        """The paper's own figures."""
+        return self.spec.published
+
+    def words(self, part: str) -> Mapping[str, Any]:
+        """Return the words of one part of the page."""
+        found: Mapping[str, Any] = self.spec.words[part]
+        return found
+
+    def missing(self, what: str, command: str = "all") -> MissingResult:
+        """Return a stated gap with one of the page's commands that fills it."""
+        return MissingResult(what, self.spec.words["commands"][command].format(profile=self.results.profile))
 
     def labels(self, kind: str, model: str | None = None) -> list[str]:
-        """Scored labels of one registered method, in table order."""
+        """Return the scored labels of one registered method, in table order."""
         table = self.results.summary
         rows = table if model is None else table[table["model"] == model]
         found = set(rows.loc[rows["kind"] == kind, "method"])
         return [label for label in self.results.labels if label in found]
 
+    def label(self, kind: str, model: str) -> str | None:
+        """Return the label that stands for a method: its own name, else the first label of that method."""
+        labels = self.labels(kind, model)
+        return kind if kind in labels else next(iter(labels), None)
+
+    def params(self, label: str, model: str, without: Collection[str] = ()) -> dict[str, Any]:
+        """Return the parameters that a label ran with on one model, some of them left out."""
+        table = self.results.summary
+        rows = table[(table["method"] == label) & (table["model"] == model)]
+        found = json.loads(rows["params"].iloc[0]) if len(rows) else {}
+        return {name: value for name, value in found.items() if name not in without}
+
     def scores(self, suite: str, model: str | None = None) -> pd.DataFrame:
-        """Rows of a suite that have numbers, of one model or of all."""
+        """Return the summary's rows of a suite that have numbers, of one model or of all."""
         table = self.results.summary
         rows = table[(table["suite"] == suite) & (table["status"] == "ok")]
         return rows if model is None else rows[rows["model"] == model]
 
     def models_with(self, *suites: str) -> list[str]:
-        """Models that any of the suites was scored on."""
+        """Return the models that any of the suites was scored on."""
         return [model for model in self.results.models if any(len(self.scores(suite, model)) for suite in suites)]
 
+    def compared_models(self) -> list[str]:
+        """Return the models on which the method ran any of the page's suites."""
+        return [m for m in self.models_with(*self.spec.suites) if self.label(self.spec.method, m)]
+
+    def contexts(self, model: str, suite: str) -> list[int]:
+        """Return the contexts at which Full and the method both ran a suite."""
+        rows = self.scores(suite, model)
+        found = [set(rows.loc[rows["kind"] == kind, "context"]) for kind in (REFERENCE_METHOD, self.spec.method)]
+        return sorted(map(int, found[0] & found[1]))
+
+    def places(self, model: str, longest: bool = False) -> list[tuple[str, int]]:
+        """Return the page's suites with their contexts, or with the longest of them alone."""
+        found = {suite: self.contexts(model, suite)[-1 if longest else 0 :] for suite in self.spec.suites}
+        return [(suite, context) for suite, contexts in found.items() for context in contexts]
+
+    def records(self, model: str, places: Sequence[tuple[str, int]]) -> list[Record]:
+        """Return the scored records of a model at some suites and contexts."""
+        wanted = set(places)
+        return [
+            r for r in self.results.records
+            if r.model == model and r.status == "ok" and (r.suite, r.context) in wanted
+        ]  # fmt: skip
+
     def paper_model(self, model: str) -> str | None:
-        """The paper's name of a model of this run, by the path it was taken from."""
+        """Return the paper's name of a model of this run, by the path it was taken from."""
         spec = (self.results.config.get("models") or {}).get(model) or {}
         return self.published.model_of(str(spec.get("path", model)))
 
+    @property
+    def alpha(self) -> float:
+        """Level of the paired tests: one minus the coverage of the intervals."""
+        return 1 - self.results.confidence
 
-def config_params(results: Results, label: str, model: str) -> dict[str, Any]:
-    """The parameters that a label ran with on one model, as its records have them."""
-    table = results.summary
-    rows = table[(table["method"] == label) & (table["model"] == model)]
-    return dict(json.loads(rows["params"].iloc[0])) if len(rows) else {}
+    @property
+    def resamples(self) -> int:
+        """Bootstrap draws: enough for a page, and never more than the run's own tables take."""
+        return min(MOST_RESAMPLES, int(self.results.config.get("bootstrap_resamples", MOST_RESAMPLES)))
+
+    def estimate(self, samples: pairs.Scored, *identity: object) -> stats.Estimate:
+        """Return a mean with its interval; the draws are seeded by ``identity``."""
+        return pairs.estimate(samples, self.results.confidence, self.resamples, *identity)
+
+    def paired(self, ours: pairs.Scored, theirs: pairs.Scored, *identity: object) -> pairs.Paired:
+        """Return a paired difference with interval, wins, losses and p-value; seeded by ``identity``."""
+        return pairs.difference(ours, theirs, self.results.confidence, self.resamples, *identity)
 
 
-def suite_mean(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the suite's mean where there is one, else those of its only task."""
-    mean = rows[rows["task"] == ALL_TASKS]
-    return mean if len(mean) else rows
+def full_of(records: Sequence[Record]) -> dict[pairs.Key, pairs.Sample]:
+    """Return Full's samples among records."""
+    return pairs.scored([r for r in records if r.method == REFERENCE_METHOD])
 
 
-def load_words(path: Path) -> dict[str, Any]:
-    """A page's own words, from YAML beside it."""
-    words: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return words
+def main_budget(budgets: Sequence[str]) -> str | None:
+    """Return the budget nearest to a tenth of the context, among those given as a share."""
+    shares = [text for text in budgets if text != "full" and not text.isdigit()]
+    return min(shares, key=lambda text: (abs(float(text) - MAIN_SHARE), float(text)), default=None)

@@ -1,9 +1,9 @@
-"""Paired differences between any two labels, at declared budgets or at equal achieved ones, from the records."""
+"""Paired comparisons of any two labels, and the runs nearest to a share of Full's bytes or tokens, from the records."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,12 @@ from longdecode.evals.records import Record
 
 Key = tuple[str, str, int, int, int]
 """A sample across methods: suite, task, context, seed, number."""
+SIGN_FLIPS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample's score under some way of reading; ``items`` right-or-wrong items stand behind it (1 if unknown)."""
+    """One sample's score, the right-or-wrong items behind it (1 if unknown), and what it read by some measure."""
 
     score: float
     items: int
@@ -26,11 +27,22 @@ class Sample:
 
 
 Scored = Mapping[Key, Sample]
+Measure = Callable[[Record], float]
+
+
+def total_bytes(record: Record) -> float:
+    """Return the bytes of a step: keys, values and what the selector reads to choose them."""
+    return record.measures.get("kv_bytes_per_step", math.nan) + record.measures.get("metadata_bytes_per_step", 0.0)
+
+
+def sparse_tokens(record: Record) -> float:
+    """Return the tokens that the heads and layers under the budget read, or all where none is under it."""
+    return float(record.measures.get("kv_tokens_read_sparse") or record.measures.get("kv_tokens_read") or math.nan)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One label at one budget: its samples, mean score and the share of Full's reads that it really read."""
+    """One run: a label at one budget, its samples, and the share of Full's bytes (or tokens) that it read."""
 
     label: str
     budget: str
@@ -44,58 +56,48 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
-    """A rival at the share of reads of a point: interpolated between two budgets, or its nearest one."""
+class Paired:
+    """A mean paired difference: interval, problems won and lost, and the p-value of a zero difference."""
 
-    label: str
-    samples: Scored
-    share: float
-    budgets: str
-    nearest: str = ""
+    value: float
+    low: float
+    high: float
+    wins: int
+    losses: int
+    p_value: float
 
-    @property
-    def value(self) -> float:
-        """Mean as :attr:`Point.value`."""
-        return mean_of(self.samples)
+    def sign(self, alpha: float) -> int:
+        """Return 1, -1, or 0 where the test does not reject a zero difference at ``alpha``."""
+        return 0 if self.p_value >= alpha else 1 if self.value > 0 else -1
 
 
-def scored(records: Sequence[Record], *, sparse_heads: bool = False) -> dict[Key, Sample]:
-    """Samples of records that have a score.
-
-    Args:
-        sparse_heads: count the reads of the heads under the budget alone, where there are any, not those of all heads.
-    """
+def scored(records: Sequence[Record], measure: Measure = total_bytes) -> dict[Key, Sample]:
+    """Return the samples of records that have a score, with what ``measure`` says each read."""
     return {
         (r.suite, r.task, r.context, r.seed, r.sample_index): Sample(
-            float(r.score),
-            _items(r),
-            r.prompt_sha256,
-            float((sparse_heads and r.read_tokens_sparse) or r.read_tokens_mean or math.nan),
+            float(r.score), _items(r), r.prompt_sha256, measure(r)
         )
         for r in records
         if r.status == "ok" and r.score is not None
     }
 
 
-def points(records: Sequence[Record], full: Scored, *, sparse_heads: bool = False) -> list[Point]:
-    """Every label and budget that has all samples of Full, with its achieved share of Full's reads.
-
-    Args:
-        sparse_heads: as in :func:`scored`.
-    """
+def points(records: Sequence[Record], reference: str, measure: Measure = total_bytes) -> list[Point]:
+    """Return every run that has all samples of the reference method, with its share of the reference's reads."""
+    full = scored([r for r in records if r.method == reference], measure)
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record.label, record.budget), []).append(record)
     found = []
     for (label, budget), mine in groups.items():
-        samples = scored(mine, sparse_heads=sparse_heads)
+        samples = scored(mine, measure)
         if set(samples) == set(full) and samples:
             found.append(Point(label, budget, achieved_share(samples, full), samples))
     return found
 
 
 def achieved_share(samples: Scored, full: Scored) -> float:
-    """Tokens read as a share of what Full read on the same samples: the mean over places of their ratios."""
+    """Return what was read as a share of what Full read on the same samples: the mean over places of their ratios."""
     ratios = []
     for place in _places(samples):
         mine = np.mean([sample.read for key, sample in samples.items() if key[:3] == place])
@@ -104,33 +106,11 @@ def achieved_share(samples: Scored, full: Scored) -> float:
     return float(np.mean(ratios))
 
 
-def at_share(rivals: Sequence[Point], share: float) -> Against:
-    """A rival's points, interpolated sample by sample to an achieved share; the nearest one where the share is outside.
-
-    Interpolation is linear in the logarithm of the share, as the figures' axes are.
-    """
-    ordered = sorted(rivals, key=lambda point: point.share)
-    above = next((place for place, point in enumerate(ordered) if point.share >= share), len(ordered))
-    if above == 0 or above == len(ordered):
-        near = ordered[min(above, len(ordered) - 1)]
-        return Against(near.label, near.samples, near.share, near.budget, "reads more" if above == 0 else "reads less")
-    low, high = ordered[above - 1], ordered[above]
-    weight = math.log(share / low.share) / math.log(high.share / low.share)
-    return Against(low.label, blend(low.samples, high.samples, weight), share, f"{low.budget} {high.budget}")
-
-
-def blend(low: Scored, high: Scored, weight: float) -> dict[Key, Sample]:
-    """Sample by sample ``(1 - weight) * low + weight * high``."""
-    return {
-        key: Sample(
-            (1 - weight) * low[key].score + weight * high[key].score,
-            min(low[key].items, high[key].items),
-            low[key].prompt,
-            (1 - weight) * low[key].read + weight * high[key].read,
-        )
-        for key in low
-        if key in high
-    }
+def nearest_runs(rivals: Sequence[Point], share: float) -> tuple[Point | None, Point | None]:
+    """Return the run that reads most below a share, and the one that reads least at or above it; nothing is blended."""
+    below = [point for point in rivals if point.share < share * (1 - 1e-9)]
+    above = [point for point in rivals if point not in below]
+    return max(below, key=lambda p: p.share, default=None), min(above, key=lambda p: p.share, default=None)
 
 
 def average(runs: Sequence[Scored]) -> dict[Key, Sample]:
@@ -147,18 +127,34 @@ def average(runs: Sequence[Scored]) -> dict[Key, Sample]:
     }
 
 
-def difference(ours: Scored, theirs: Scored, confidence: float, resamples: int, *identity: object) -> stats.Difference:
-    """Mean paired difference over the tasks and contexts that both have, each weighing the same.
+def difference(ours: Scored, theirs: Scored, confidence: float, resamples: int, *identity: object) -> Paired:
+    """Return the mean paired difference over the tasks and contexts that both have, each weighing the same.
+
+    Where a task has too few problems that differ for an interval of its own, as near 100 %, equally large tasks are
+    pooled. The p-value is McNemar's where every difference is of one size, else that of paired sign flips.
 
     Args:
         identity: what the random draws are seeded by.
     """
-    pairs = []
-    for place in _places(ours):
-        keys = sorted(key for key in ours if key[:3] == place and key in theirs)
-        if keys:
-            pairs.append((_scores([ours[key] for key in keys], keys), _scores([theirs[key] for key in keys], keys)))
-    return stats.paired_difference(pairs, confidence, resamples, stats.generator("pairs", *identity))
+    shared = sorted(key for key in ours if key in theirs)
+    groups = [[key for key in shared if key[:3] == place] for place in sorted({key[:3] for key in shared})]
+    weights = {key: 1 / (len(keys) * len(groups)) for keys in groups for key in keys}
+    gaps: dict[object, float] = {}
+    for key in shared:
+        problem = (key[:3], ours[key].prompt or key)
+        gaps[problem] = gaps.get(problem, 0.0) + weights[key] * (ours[key].score - theirs[key].score)
+    differing = [sum(ours[key].score != theirs[key].score for key in keys) for keys in groups]
+    if min(differing) < stats.MIN_OFF_EDGE and len({len(keys) for keys in groups}) == 1:
+        groups = [shared]
+    pairs = [tuple(_scores([side[key] for key in keys], keys) for side in (ours, theirs)) for keys in groups]
+    rng = stats.generator("pairs", *identity)
+    found = stats.paired_difference([(a, b) for a, b in pairs], confidence, resamples, rng)
+    values = np.array(list(gaps.values()))
+    wins, losses = int((values > 0).sum()), int((values < 0).sum())
+    sizes = np.abs(values[values != 0])
+    equal = len(sizes) > 0 and bool(np.allclose(sizes, sizes[0]))
+    p = stats.mcnemar_exact(wins, losses) if equal else stats.sign_flip(values, SIGN_FLIPS, rng)
+    return Paired(found.value, found.low, found.high, wins, losses, p)
 
 
 def estimate(samples: Scored, confidence: float, resamples: int, *identity: object) -> stats.Estimate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +116,17 @@ class PublishedFigure:
     mark: str
     form: str
     digits: int
+    signed: bool = False
 
     @property
     def text(self) -> str:
         """The number with the digits it has in print."""
-        return f"{self.form} {wording.number(self.value, self.digits)}".strip()
+        number = wording.number(self.value, self.digits, signed=self.signed)
+        return f"{self.form} {number}".strip()
+
+    def minus(self, other: PublishedFigure) -> PublishedFigure:
+        """Return the difference of two published numbers, signed."""
+        return replace(self, value=self.value - other.value, signed=True)
 
 
 def load_published(path: Path) -> Published:

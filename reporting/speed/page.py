@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from longdecode.evals.throughput.records import SpeedRecord
+from longdecode.evals.records import SpeedRecord
 from longdecode.reporting import wording
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.speed import growth, parts, steps, tables, targets

@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's example, written to a folder that the registry searches; returns the method's name."""
     text = PAGE.read_text(encoding="utf-8")
-    for file, language in (("method.py", "python"), ("card.yaml", "yaml")):
+    for file, language in (("method.py", "python"), ("rule.py", "python"), ("card.yaml", "yaml")):
         block = re.search(rf"`recent_only/{file}`:\n\n```{language}\n(.*?)```", text, re.DOTALL)
         assert block, f"the page shows no {file}"
         target = tmp_path / "recent_only" / file

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.model_config import ModelConfig
@@ -31,10 +30,3 @@ class Dense(AttentionMethod):
 def dense() -> Callable[[ModelConfig], AttentionMethod]:
     """Maker of the dense method for a model."""
     return lambda config: Dense.from_budget(None, config)
-
-
-@pytest.fixture
-def random_ids(seed: int) -> Callable[[int, int], tuple[int, ...]]:
-    """Maker of random token ids: (count, vocabulary size)."""
-    generator = torch.Generator().manual_seed(seed)
-    return lambda count, vocab: tuple(torch.randint(0, vocab, (count,), generator=generator).tolist())

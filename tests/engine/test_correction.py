@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from longdecode.engine.attention import AttentionMethod, DecodeState, Selection
+from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.correction import Correction
-from longdecode.engine.decode_run import DecodeRun
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.kv_cache import CacheShape, KVCache
 from longdecode.engine.layer_weights import LayerWeights
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.steppers import CorrectedStepper, Stepper, make_stepper
 from longdecode.engine.weights import load_decoder, random_decoder
+from longdecode.methods.ring_cache import RingCache
 
 VOCAB = 97
 WINDOW = 3
@@ -94,18 +96,59 @@ def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
     assert outcome(ours) == outcome(theirs)
 
 
-def corrected_row_by_row(run: DecodeRun, steps: int, period: int) -> Iterator[int]:
-    """Step a run without correction and rewrite by the prefill of one row at a time; yields at each rewrite."""
-    cache = run.state.cache
+def corrected_row_by_row(stepper: Stepper, steps: int, period: int) -> Iterator[int]:
+    """Step without correction and rewrite by a dense prefill of one row's text at a time; yield at each rewrite.
+
+    The prefill runs in a copy of the row, whose slots before the rewritten ones are put back: only they may change.
+    """
+    cache, decoder = stepper.state.dense, stepper.decoder
     for done in range(1, steps + 1):
-        run.step()
+        stepper.step()
         if done % period or done == steps:
             continue
-        for row in run.state.active.nonzero()[:, 0].tolist():
+        for row in stepper.state.active.nonzero()[:, 0].tolist():
             end = int(cache.lengths[row])
-            fed = run.chosen[row, done - period : done]
-            run.decoder._prefill_chunk(fed[None], slice(row, row + 1), end - period, cache)
+            rewritten = dense_over(decoder, cache, row, stepper.sequences.chosen[row, done - period : done], end)
+            for name in ("k", "v"):
+                getattr(cache, name)[:, row, :, end - period : end] = rewritten[name]
         yield done
+
+
+def dense_over(decoder: Decoder, cache: Any, row: int, fed: torch.Tensor, end: int) -> dict[str, torch.Tensor]:
+    """Keys and values ``[L, Hkv, T, D]`` of tokens fed densely on top of a row's cache, by plain torch.
+
+    Each layer's queries attend to the stored keys before the tokens and, causally, to the tokens' own new keys.
+    """
+    config, weights, start = decoder.config, decoder.weights, end - len(fed)
+    hidden, kept = weights.embedding[fed], {"k": [], "v": []}
+    cos, sin = decoder.rope.cos[start:end], decoder.rope.sin[start:end]
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.rms_norm_eps))
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        low, high = x.chunk(2, dim=-1)
+        c, s = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+        return torch.cat((low * c - high * s, high * c + low * s), dim=-1)
+
+    for index, layer in enumerate(weights.layers):
+        fused = norm(hidden, layer.input_norm) @ layer.qkv.T
+        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        q, k, v = fused.view(len(fed), -1, config.head_dim).split(heads, dim=1)
+        q, k = rotate(q), rotate(k)
+        kept["k"].append(k.transpose(0, 1))
+        kept["v"].append(v.transpose(0, 1))
+        keys = torch.cat((cache.k[index, row, :, :start], k.transpose(0, 1)), dim=1)
+        values = torch.cat((cache.v[index, row, :, :start], v.transpose(0, 1)), dim=1)
+        group = config.group_size
+        keys, values = keys.repeat_interleave(group, dim=0), values.repeat_interleave(group, dim=0)
+        scores = q.transpose(0, 1) @ keys.transpose(1, 2) * config.head_dim**-0.5
+        future = torch.arange(end) > torch.arange(start, end)[:, None]
+        attended = scores.masked_fill(future, -torch.inf).softmax(-1) @ values
+        hidden = hidden + attended.transpose(0, 1).flatten(1) @ layer.o.T
+        gate, up = (norm(hidden, layer.mlp_norm) @ layer.gate_up.T).chunk(2, dim=-1)
+        hidden = hidden + (torch.nn.functional.silu(gate) * up) @ layer.down.T
+    return {name: torch.stack(layers) for name, layers in kept.items()}
 
 
 @pytest.mark.parametrize("period", [1, 4, 7])
@@ -114,10 +157,10 @@ def test_a_rewrite_stores_what_a_dense_prefill_of_the_fed_tokens_stores(
 ) -> None:
     prompt = Generator(decoder).prefill(requests)
     steps = max(request.continuation_tokens for request in requests) - 1
-    reference = DecodeRun(decoder, Sampling(), prompt, window())
-    run = DecodeRun(decoder, Sampling(), prompt, window("rewrite", period))
-    advance, done = run.advance(steps, graph=False), 0
-    uncorrected = DecodeRun(decoder, Sampling(), prompt, window())
+    reference = make_stepper(decoder, Sampling(), prompt, window())
+    run = make_stepper(decoder, Sampling(), prompt, window("rewrite", period))
+    advance, done = run.plan(run.works(steps), steps), 0
+    uncorrected = make_stepper(decoder, Sampling(), prompt, window())
     for _ in range(period):
         uncorrected.step()
     for at in corrected_row_by_row(reference, steps, period):
@@ -125,7 +168,7 @@ def test_a_rewrite_stores_what_a_dense_prefill_of_the_fed_tokens_stores(
             advance(done)
             done += 1
         active = run.state.active
-        assert active.equal(reference.state.active) and run.chosen.equal(reference.chosen)
+        assert active.equal(reference.state.active) and run.sequences.chosen.equal(reference.sequences.chosen)
         for row in active.nonzero()[:, 0].tolist():
             end = int(run.state.cache.lengths[row])
             for name in ("k", "v"):
@@ -204,18 +247,16 @@ def test_reads_of_corrections_are_counted(
 
 
 class Dropping(Window):
-    """Decodes in a cache that says it drops tokens."""
+    """Decodes in a cache of its own."""
 
-    def after_prefill(self, prompt: KVCache) -> KVCache:
-        cache = prompt.clone()
-        cache.__class__ = type("SmallCache", (KVCache,), {"evicts": True})
-        return cache
+    def make_cache(self, shape: CacheShape) -> KVCache:
+        return RingCache(shape, 4, 1)
 
 
 @pytest.mark.parametrize("mode", ["rewrite", "dense_step"])
 def test_a_cache_that_drops_tokens_is_refused(decoder: Decoder, random_ids: Callable, mode: str) -> None:
     method = Dropping(Params(Correction(mode)), decoder.config)
-    with pytest.raises(UnsupportedCellError, match=f"window: correction = {mode} needs.* SmallCache"):
+    with pytest.raises(UnsupportedCellError, match=f"window: correction = {mode} needs.* RingCache"):
         Generator(decoder).run([Request(random_ids(5, VOCAB), 3)], method)
 
 
@@ -244,8 +285,9 @@ def test_a_rewrite_never_waits_for_the_host_and_writes_in_place() -> None:
     assert isinstance(weights.layers[0], LayerWeights)
     decoder = Decoder(config, moved(weights), torch.device("meta"), torch.float32)
     prompt = Generator(decoder).prefill([Request((1, 2, 3), 9), Request((9,), 7)])
-    run = DecodeRun(decoder, Sampling(), prompt, Window(Params(Correction("rewrite", 4)), config))
-    owners = (run, run.state, run.state.cache)
+    run = make_stepper(decoder, Sampling(), prompt, Window(Params(Correction("rewrite", 4)), config))
+    assert isinstance(run, CorrectedStepper)
+    owners = (run.sequences, run.state, run.state.cache)
     before = [(owner, name, value) for owner in owners for name, value in vars(owner).items() if torch.is_tensor(value)]
     run.rewrite(4)
     assert len(before) > 16

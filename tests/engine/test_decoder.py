@@ -38,7 +38,7 @@ def test_prefill_equals_transformers(
     decoder = load_decoder(folder, device="cpu", dtype=torch.float32)
     ids = random_ids(50, decoder.config.vocab_size)
     cache = decoder.new_cache(1, 60)
-    ours = decoder.prefill([torch.tensor(ids)], cache, chunk_tokens)
+    ours, _ = decoder.prefill([torch.tensor(ids)], cache, chunk_tokens)
     assert_close(ours[0], reference_logits(reference_model(folder), list(ids))[-1])
     assert cache.lengths.tolist() == cache.positions.tolist() == [50]
 
@@ -60,8 +60,8 @@ def test_decode_equals_transformers(
     expected = [reference_logits(model, list(row)) for row in rows]
     cache = decoder.new_cache(len(rows), max(lengths) + DECODE_STEPS)
     prompts = [torch.tensor(row[:length]) for row, length in zip(rows, lengths, strict=True)]
-    logits = decoder.prefill(prompts, cache, chunk_tokens=48)
-    state = method.start(cache)
+    logits, _ = decoder.prefill(prompts, cache, 48)
+    state = method.decode_in(cache.clone())
     for step in range(DECODE_STEPS + 1):
         for index, length in enumerate(lengths):
             assert_close(logits[index], expected[index][length - 1 + step])
@@ -81,14 +81,14 @@ def test_positions_are_read_from_the_cache_not_from_its_length(
     ids = random_ids(21, decoder.config.vocab_size)
     shifted = decoder.new_cache(1, 32)
     base = decoder.new_cache(1, 32)
-    expected = decoder.prefill([torch.tensor(ids)], base, 64)
+    expected, _ = decoder.prefill([torch.tensor(ids)], base, 64)
     shift = 100
     cos, sin = decoder.rope.cos, decoder.rope.sin
     decoder.rope.cos, decoder.rope.sin = cos[shift:], sin[shift:]
     decoder.prefill([torch.tensor(ids[:-1])], shifted, 64)
     decoder.rope.cos, decoder.rope.sin = cos, sin
     shifted.positions += shift
-    logits = decoder.step(torch.tensor([ids[-1]]), method.start(shifted), method)
+    logits = decoder.step(torch.tensor([ids[-1]]), method.decode_in(shifted), method)
     assert_close(logits, expected)
 
 
@@ -97,13 +97,13 @@ def test_inactive_rows_stand_still(tiny_checkpoint: Callable, random_ids: Callab
     method = dense(decoder.config)
     cache = decoder.new_cache(2, 16)
     decoder.prefill([torch.tensor(random_ids(n, 97)) for n in (5, 9)], cache, 64)
-    state = method.start(cache)
+    state = method.decode_in(cache.clone())
     state.active.copy_(torch.tensor([True, False]))
     stored = state.cache.k[:, 1, :, :9].clone()
     decoder.step(torch.tensor([3, 4]), state, method)
     assert state.cache.lengths.tolist() == state.cache.positions.tolist() == [6, 9]
     assert torch.equal(state.cache.k[:, 1, :, :9], stored)
-    assert (state.reads[:, 0] == 6).all() and (state.reads[:, 1] == 0).all()
+    assert (state.kv_tokens_per_head[:, 0] == 6).all() and (state.kv_tokens_per_head[:, 1] == 0).all()
 
 
 @pytest.mark.parametrize(("dtype", "relative_tolerance"), [(torch.bfloat16, 0.15), (torch.float16, 0.025)])
@@ -122,8 +122,8 @@ def test_half_precision_stays_near_float32(
     expected = reference_logits(reference_model(folder), list(ids))
     cache = decoder.new_cache(1, 40)
     method = dense(decoder.config)
-    prefilled = decoder.prefill([torch.tensor(ids[:-1])], cache, 64)
-    stepped = decoder.step(torch.tensor([ids[-1]]), method.start(cache), method)
+    prefilled, _ = decoder.prefill([torch.tensor(ids[:-1])], cache, 64)
+    stepped = decoder.step(torch.tensor([ids[-1]]), method.decode_in(cache.clone()), method)
     assert prefilled.dtype == stepped.dtype == torch.float32
     for ours, theirs in ((prefilled[0], expected[-2]), (stepped[0], expected[-1])):
         assert (ours - theirs).square().mean().sqrt().item() <= relative_tolerance * theirs.std().item()

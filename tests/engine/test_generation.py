@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from longdecode.engine.attention import AttentionMethod, DecodeState, Selection
+from longdecode.engine.attention import AttentionMethod, Selection
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError, DeviceMemoryError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
@@ -241,10 +242,9 @@ def test_running_out_of_device_memory_is_typed(
 
     generator = Generator(decoder)
     prompt = generator.prefill([Request(random_ids(4, VOCAB), 4)])
-    monkeypatch.setattr(Decoder, "step", full)
+    monkeypatch.setattr(Decoder, "forward", full)
     with pytest.raises(DeviceMemoryError, match="batch 1 with 8 tokens"):
         generator.decode(prompt, method)
-    monkeypatch.setattr(Decoder, "prefill", full)
     with pytest.raises(DeviceMemoryError, match="CUDA out of memory"):
         generator.prefill([Request((1,), 1)])
 

@@ -20,20 +20,20 @@ def test_tables_equal_transformers(name: str, tiny_checkpoint: Callable, referen
     folder: Path = tiny_checkpoint(name)
     model: Any = reference_model(folder)
     table = RopeTable(read_config(folder), torch.device("cpu"))
-    positions = torch.arange(table.cos.shape[0])
+    positions = torch.arange(256)
     cos, sin = model.model.rotary_emb(torch.zeros(1), positions[None])
-    ours_cos, ours_sin = table.span(0, len(positions))
+    ours_cos, ours_sin = table.at(torch.arange(len(positions))[None])
     # The angle itself is rounded to float32: at position 255 that is 1.5e-5.
     torch.testing.assert_close(ours_cos, cos, atol=2e-5, rtol=0)
     torch.testing.assert_close(ours_sin, sin, atol=2e-5, rtol=0)
 
 
-def test_single_positions_are_rows_of_the_span(tiny_checkpoint: Callable) -> None:
+def test_positions_are_looked_up_row_by_row(tiny_checkpoint: Callable) -> None:
     table = RopeTable(read_config(tiny_checkpoint("qwen2_yarn")), torch.device("cpu"))
-    cos, sin = table.at(torch.tensor([200, 0, 31]))
-    for row, position in enumerate((200, 0, 31)):
-        assert torch.equal(cos[row], table.span(position, position + 1)[0][0])
-        assert torch.equal(sin[row], table.span(position, position + 1)[1][0])
+    cos, sin = table.at(torch.tensor([[200, 0], [31, 5]]))
+    for row, position in enumerate((200, 0, 31, 5)):
+        assert torch.equal(cos.flatten(0, 1)[row], torch.cat((table.cos[position], table.cos[position])))
+        assert torch.equal(sin.flatten(0, 1)[row], torch.cat((table.sin[position], table.sin[position])))
 
 
 def test_yarn_scales_the_tables(tiny_checkpoint: Callable) -> None:

@@ -100,7 +100,12 @@ def make_record() -> Callable[..., Record]:
         "higher_is_better": True, "data_source": "generated", "budget": "full", "budget_tokens": None, "context": 2048,
         "batch": 8, "seed": 0, "sample_index": 0, "status": "ok", "provenance": provenance,
     }  # fmt: skip
-    return lambda **changes: Record(**(fields | changes))
+
+    def make(**changes: Any) -> Record:
+        score = {"score": 0.5} if changes.get("status", "ok") == "ok" else {}
+        return Record(**(fields | score | changes))
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ def test_different_prompts_are_not_compared(run: Callable) -> None:
 def test_the_command_says_whether_runs_agree(run: Callable, tmp_path: Path) -> None:
     base = np.linspace(0.2, 0.8, 30)
     for name, scores in {"a": base, "b": base + np.tile([0.02, -0.02], 15), "c": base - 0.15}.items():
-        write_records(tmp_path / name / "r.parquet", run(scores))
+        write_records(tmp_path / name / "r.parquet", run(scores), Record)
     a, b, c = (str(tmp_path / name) for name in "abc")
     assert main([a, b, "--floor", a, b, "--output", str(tmp_path / "out.csv")]) == 0
     assert (tmp_path / "out.csv").read_text().startswith("model,label,suite,metric,n,")

@@ -148,11 +148,11 @@ def test_the_outcome_is_written_whether_or_not_checks_fail(
 ) -> None:
     config = build_run_config(config_values, "c")
     output = tmp_path / "out" / "instrument.json"
-    write_records(tmp_path / "records" / "tiny" / "a.parquet", records)
+    write_records(tmp_path / "records" / "tiny" / "a.parquet", records, Record)
     check_instrument(config, tmp_path / "records", output)
     assert json.loads(output.read_text())["passed"] is True
     bad = changed(records, {"task": "mini_book_loss", "context": 4096}, score=7.5)
-    write_records(tmp_path / "records" / "tiny" / "a.parquet", bad)
+    write_records(tmp_path / "records" / "tiny" / "a.parquet", bad, Record)
     with pytest.raises(GateError, match=r"tiny: loss_falls_with_position: .*7\.5"):
         check_instrument(config, tmp_path / "records", output)
     written = json.loads(output.read_text())
@@ -167,7 +167,7 @@ def test_records_of_a_label_that_the_configuration_no_longer_has_play_no_part(
 ) -> None:
     config = build_run_config(config_values | {"methods": {"full": {}}}, "c")
     left_over = changed([r for r in records if r.label == "streaming"], {"label": "streaming"}, score=1.0)
-    write_records(tmp_path / "records" / "now.parquet", [r for r in records if r.label == "full"])
-    write_records(tmp_path / "records" / "before.parquet", left_over)
+    write_records(tmp_path / "records" / "now.parquet", [r for r in records if r.label == "full"], Record)
+    write_records(tmp_path / "records" / "before.parquet", left_over, Record)
     check_instrument(config, tmp_path / "records", tmp_path / "instrument.json")
     assert json.loads((tmp_path / "instrument.json").read_text())["passed"] is True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,19 +14,20 @@ import pytest
 
 from longdecode.evals.journal import Journal, JournalError, JournalLockedError
 from longdecode.evals.migrations import RecordSchemaError
-from longdecode.evals.records import SCHEMA_VERSION, Record
+from longdecode.evals.records import Record
 
 Maker = Callable[..., Record]
 
 
 def write(path: Path, records: list[Record], fingerprint: str = "f") -> None:
-    with Journal(path, fingerprint) as journal:
-        for record in records:
-            journal.append(record)
+    """Append the records in batches of two, so that a line holds several."""
+    with Journal(path, fingerprint, Record) as journal:
+        for start in range(0, len(records), 2):
+            journal.append(*records[start : start + 2])
 
 
-def read(path: Path, fingerprint: str = "f", **options: Any) -> list[Record]:
-    with Journal(path, fingerprint, **options) as journal:
+def read(path: Path, fingerprint: str = "f") -> list[Record]:
+    with Journal(path, fingerprint, Record) as journal:
         return list(journal.records)
 
 
@@ -47,10 +49,43 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_overwritten(tmp_path: Path, rec
     path = tmp_path / "job.jsonl"
     write(path, records)
     path.write_bytes(path.read_bytes()[:-cut])
-    assert read(path) == records[:-1]
-    write(path, [records[-1]])
+    assert read(path) == records[:2]
+    write(path, records[2:])
     assert read(path) == records
     assert all(json.loads(line) for line in path.read_bytes().split(b"\n")[:-1])
+
+
+@pytest.mark.parametrize("lost", [slice(0, 40), slice(10, 200), slice(0, -1)])
+def test_a_last_batch_of_which_a_power_cut_left_a_hole_is_dropped(
+    tmp_path: Path, records: list[Record], lost: slice
+) -> None:
+    """A file system may persist a line's end and not its beginning, which then reads as zeros."""
+    path = tmp_path / "job.jsonl"
+    write(path, records)
+    lines = path.read_bytes().splitlines(keepends=True)
+    torn = bytearray(lines[-1])
+    torn[lost] = bytes(len(torn[lost]))
+    path.write_bytes(b"".join(lines[:-1]) + torn)
+    assert read(path) == records[:2]
+    write(path, records[2:])
+    assert read(path) == records
+
+
+def test_a_batch_is_synced_before_append_returns(
+    tmp_path: Path, records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "job.jsonl"
+    synced: list[bytes] = []
+    fsync = os.fsync
+
+    def watched(handle: int) -> None:
+        fsync(handle)
+        synced.append(path.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write(path, records)
+    assert [content.count(b"\n") for content in synced] == [1, 1, 2, 3]  # header, its folder, two batches
+    assert synced[-1] == path.read_bytes()
 
 
 def test_a_cut_header_starts_the_journal_anew(tmp_path: Path, records: list[Record]) -> None:
@@ -66,8 +101,8 @@ def test_a_broken_line_in_the_middle_is_refused(tmp_path: Path, records: list[Re
     path = tmp_path / "job.jsonl"
     write(path, records)
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:2], lines[2][:9] + b"\n", *lines[3:]]))
-    with pytest.raises(JournalError, match=r"job\.jsonl:3"):
+    path.write_bytes(b"".join([lines[0], lines[1][:9] + b"\n", *lines[2:]]))
+    with pytest.raises(JournalError, match=r"job\.jsonl:2"):
         read(path)
 
 
@@ -80,36 +115,23 @@ def test_another_fingerprint_sets_the_journal_aside(tmp_path: Path, records: lis
     assert read(tmp_path / "job.jsonl.stale-2", "older") == records[1:2]
 
 
-def older_journal(path: Path, record: Record, version: Any) -> None:
-    fields = record.model_dump(mode="json") | {"schema_version": version}
-    fields["sample"] = fields.pop("sample_index")
-    header = {"fingerprint": "f", "schema_version": version}
-    path.write_text(json.dumps(header) + "\n" + json.dumps(fields) + "\n")
+def other_journal(path: Path, record: Record, **changes: Any) -> None:
+    """Write a journal whose record differs from the schema."""
+    fields = record.model_dump(mode="json") | changes
+    path.write_text(json.dumps({"fingerprint": "f"}) + "\n" + json.dumps([fields]) + "\n")
 
 
-def rename(fields: dict[str, Any]) -> dict[str, Any]:
-    return {("sample_index" if name == "sample" else name): value for name, value in fields.items()}
-
-
-def test_an_older_schema_is_migrated_step_by_step(tmp_path: Path, make_record: Maker) -> None:
-    path = tmp_path / "job.jsonl"
-    record = make_record(sample_index=3)
-    older_journal(path, record, SCHEMA_VERSION - 2)
-    table = {SCHEMA_VERSION - 2: lambda fields: fields | {"reason": "first"}, SCHEMA_VERSION - 1: rename}
-    assert read(path, migrations=table) == [record.model_copy(update={"reason": "first"})]
-
-
-@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, None, True])
+@pytest.mark.parametrize("version", [0, 99, None, True])
 def test_a_schema_without_a_migration_is_refused(tmp_path: Path, make_record: Maker, version: Any) -> None:
     path = tmp_path / "job.jsonl"
-    older_journal(path, make_record(), version)
+    other_journal(path, make_record(), schema_version=version)
     with pytest.raises(RecordSchemaError, match=r"job\.jsonl:2: .*schema_version"):
         read(path)
 
 
 def test_a_record_that_does_not_fit_its_schema_is_refused(tmp_path: Path, make_record: Maker) -> None:
     path = tmp_path / "job.jsonl"
-    older_journal(path, make_record(), SCHEMA_VERSION)
+    other_journal(path, make_record(), sample=3)
     with pytest.raises(RecordSchemaError, match="sample"):
         read(path)
 
@@ -118,7 +140,8 @@ def test_two_processes_cannot_write_one_journal(tmp_path: Path) -> None:
     path = tmp_path / "job.jsonl"
     code = (
         "import sys; from pathlib import Path; from longdecode.evals.journal import Journal\n"
-        "with Journal(Path(sys.argv[1]), 'f'):\n    print('held', flush=True); sys.stdin.read()"
+        "from longdecode.evals.records import Record\n"
+        "with Journal(Path(sys.argv[1]), 'f', Record):\n    print('held', flush=True); sys.stdin.read()"
     )
     env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     command = [sys.executable, "-c", code, str(path)]
@@ -133,4 +156,4 @@ def test_two_processes_cannot_write_one_journal(tmp_path: Path) -> None:
 
 def test_appending_needs_an_open_journal(tmp_path: Path, make_record: Maker) -> None:
     with pytest.raises(JournalError, match="not open"):
-        Journal(tmp_path / "job.jsonl", "f").append(make_record())
+        Journal(tmp_path / "job.jsonl", "f", Record).append(make_record())

@@ -15,13 +15,14 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals import runner
+from longdecode.evals import evaluate
 from longdecode.evals.datasets.longbench import HUB_REVISION, read_rows
-from longdecode.evals.job import Job
+from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.quality_job import QualityJob
+from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config, load_run_config
-from longdecode.evals.runner import run_job
 from longdecode.evals.storage import read_records
-from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, LongBenchProtocol, protocols
+from longdecode.evals.tasks.longbench.suite import ENGLISH_EIGHT, LongBench, LongBenchProtocol, protocols
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
@@ -252,8 +253,8 @@ def test_real_tasks_begin_with_the_tokenizers_first_token_and_stop_at_eos(
     config = build_run_config(values, "test.yaml")
     found = {}
     for suite, context in (("longbench", 1024), ("mini_recall", 512)):
-        job = Job(config, "m", "full", suite, torch.device("cpu"))
-        task = job.task(config.suites[suite].tasks[0])
+        job = QualityJob(config, "m", suite, torch.device("cpu"))
+        task = job.tasks[config.suites[suite].tasks[0]]
         sample = job.samples(task, context)[0]
         found[suite] = (sample, job.request(task, context, sample))
     sample, request = found["longbench"]
@@ -264,7 +265,7 @@ def test_real_tasks_begin_with_the_tokenizers_first_token_and_stop_at_eos(
 
 
 def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "check_method", lambda *given: None)
+    monkeypatch.setattr(evaluate, "check_method", lambda *given: None)
     # The protocol's 512 tokens take ten seconds here and show nothing more.
     monkeypatch.setitem(
         cast(dict[str, LongBenchProtocol], protocols()), "qmsum", replace(protocols()["qmsum"], max_new_tokens=48)
@@ -282,8 +283,8 @@ def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pyte
         "data": {"longbench": str(tmp_path / "data")},
     }
     output = tmp_path / "records" / "longbench.parquet"
-    run_job(build_run_config(values, "test.yaml"), "mini", "full", "longbench", output)
-    records = read_records(output)
+    evaluate_suite(build_run_config(values, "test.yaml"), "mini", "longbench", {"full": output})
+    records = read_records(output, Record)
     assert [(record.status, record.sample_index) for record in records] == [("ok", 0), ("ok", 1)]
     for record, line in zip(records, (tmp_path / "data" / "qmsum.jsonl").open(encoding="utf-8"), strict=False):
         assert (record.metric, record.data_source, len(record.output_ids or ())) == ("rouge_l", "real", 48)

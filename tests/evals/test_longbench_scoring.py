@@ -12,7 +12,7 @@ from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.scoring.longbench import METRICS, first_line, score_answers
 from longdecode.evals.scoring.longbench_rouge import longest_common_subsequence, rouge_l
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, LongBench, protocols
+from longdecode.evals.tasks.longbench.suite import ENGLISH_EIGHT, LongBench, protocols
 
 
 @pytest.mark.parametrize("dataset", ENGLISH_EIGHT)

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals import runner, summary
+from longdecode.evals import evaluate, summary
+from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.runner import run_job
 from longdecode.evals.scoring.math_checker import MathChecker
 from longdecode.evals.storage import read_records
-from longdecode.evals.tasks import math, math_data
-from longdecode.evals.tasks.math_data import INSTRUCTION, SETS, Problem, load_problems
+from longdecode.evals.tasks.math import problems as math_data
+from longdecode.evals.tasks.math import suite as math
+from longdecode.evals.tasks.math.problems import INSTRUCTION, SETS, Problem, load_problems
 from longdecode.evals.tasks.registry import get_task, suite_tasks
 
 TEMPLATE = (
@@ -136,7 +137,7 @@ def test_draws_of_a_problem_stand_together_and_share_its_prompt(tmp_path: Path) 
 @pytest.fixture
 def run(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Record]]:
     """One job of the suite on a byte model with a chat template and an end-of-sequence token."""
-    monkeypatch.setattr(runner, "check_method", lambda *given: None)
+    monkeypatch.setattr(evaluate, "check_method", lambda *given: None)
     checkpoint = tmp_path / "chatty"
     checkpoint.mkdir()
     for file in byte_checkpoint.iterdir():
@@ -155,8 +156,8 @@ def run(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def start(folder: str) -> list[Record]:
         output = tmp_path / folder / "records" / "tiny" / "full" / "math.parquet"
-        run_job(build_run_config(values, "test.yaml"), "tiny", "full", "math", output)
-        return read_records(output)
+        evaluate_suite(build_run_config(values, "test.yaml"), "tiny", "math", {"full": output})
+        return read_records(output, Record)
 
     return start
 
@@ -176,12 +177,12 @@ def test_a_job_marks_cuts_off_and_gives_up(run: Callable[..., list[Record]], mon
         # An end-of-sequence token, "A" or the special one, ends a completion; else the context does.
         assert r.output_ids is not None
         ended = r.output_ids[-1] in (65, 256)
-        assert (r.truncated, r.finish_reason) == ((False, "stop") if ended else (True, "length"))
+        assert (r.measures["truncated"], r.finish_reason) == ((0, "stop") if ended else (1, "length"))
         prompt = len(f"<user>{r.sample_index}+1?{INSTRUCTION}<a>")
         assert len(r.output_ids) == 120 - prompt or ended
     row = summary.summarise(records, summary.Spread(0.95, 200, 0)).iloc[0]
     assert (row["status"], row["n"], row["n_timeout"], row["value"]) == ("ok", 4, 1, 0.5)
-    assert row["truncated"] == pytest.approx(sum(bool(r.truncated) for r in records) / 5)
+    assert row["truncated"] == pytest.approx(sum(r.measures["truncated"] for r in records) / 5)
     # A second run marks nothing again, and keeps the sample that was given up.
     monkeypatch.setattr(math, "final_answer", lambda text: pytest.fail("marked again"))
     assert run("a") == records

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from longdecode.engine.errors import MarkTimeoutError
+from longdecode.engine.errors import ScoreTimeoutError
 from longdecode.evals.scoring import math_checker
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 from longdecode.evals.scoring.math_checker import CheckerError, MathChecker
 from longdecode.evals.scoring.math_equivalence import Rule
-from longdecode.evals.tasks.math import MathTask
-from longdecode.evals.tasks.math_data import SETS
+from longdecode.evals.tasks.math.problems import SETS
+from longdecode.evals.tasks.math.suite import MathTask
 
 TOWER = "10^{10^{10^{10}}}"
 OFFICIAL = Rule(absolute=(1e-8,))
@@ -127,7 +127,7 @@ def test_olympiadbench_examples(shared_data: Path, checker: MathChecker) -> None
             one = MathChecker(1.0) if example["GT"] == TOWER else checker
             try:
                 equal = one.equal(example["GT"], given["answer"], Rule(absolute=precision))
-            except MarkTimeoutError:
+            except ScoreTimeoutError:
                 undecided.append((example["GT"], given["answer"]))
             else:
                 if equal != given["equal"]:
@@ -186,7 +186,7 @@ def test_what_does_not_end_is_given_up_and_the_next_is_marked() -> None:
         for answer in (TOWER, "\\sum_{n=1}^{10^{12}} \\frac{1}{n^{3.1}}", "(" * 2000 + "1" + ")" * 2000):
             assert impatient.equal("2", "4/2")
             began = time.monotonic()
-            with pytest.raises(MarkTimeoutError, match=r"0\.5 s"):
+            with pytest.raises(ScoreTimeoutError, match=r"0\.5 s"):
                 impatient.equal("7", answer, OFFICIAL)
             assert time.monotonic() - began < 20
         assert impatient.equal("2", "\\sqrt{4}")
@@ -199,7 +199,7 @@ def test_a_worker_that_dies_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> No
         assert one._worker is not None
         os.kill(one._worker.pid, signal.SIGKILL)
         one._worker.wait()
-        with pytest.raises(MarkTimeoutError, match="ended with code -9"):
+        with pytest.raises(ScoreTimeoutError, match="ended with code -9"):
             one.equal("1", "1")
         assert one.equal("1", "1")
     monkeypatch.setattr(math_checker, "_SOURCE_ROOT", Path("nowhere"))

@@ -17,7 +17,7 @@ from longdecode.evals.generators.ruler_question import largest_fitting
 from longdecode.evals.scoring.ruler import string_match_all, string_match_part
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task, suite_tasks
-from longdecode.evals.tasks.ruler import NIAH_TASKS, RULER_TASKS, Ruler
+from longdecode.evals.tasks.ruler.suite import NIAH_TASKS, RULER_TASKS, Ruler
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
 NEEDLE = re.compile(r"One of the special magic (numbers|uuids) for ([\w-]+) is: ([\w-]+)\.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -254,3 +255,36 @@ def test_the_evidence_has_samples_enough_to_conclude() -> None:
 
     suite = load_run_config(Path(__file__).parents[2] / "config" / "h200.yaml").suites["mini_recall"]
     assert suite.samples >= stats.samples_for_margin(MARGIN, len(suite.tasks))
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(37, 4), (2, 38), (5, 5), (0, 1), (1, 0)])
+def test_mcnemar_sums_the_binomial_tails(wins: int, losses: int) -> None:
+    n = wins + losses
+    tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n
+    assert stats.mcnemar_exact(wins, losses) == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_pairs_that_all_agree_show_no_difference() -> None:
+    assert stats.mcnemar_exact(0, 0) == 1.0
+    assert stats.sign_flip(np.zeros(9), 100, np.random.default_rng(0)) == 1.0
+
+
+def test_sign_flips_of_equal_steps_are_mcnemar() -> None:
+    gaps = np.array([1.0] * 9 + [-1.0] * 2 + [0.0] * 50)
+    assert stats.sign_flip(gaps, 4096, np.random.default_rng(0)) == pytest.approx(stats.mcnemar_exact(9, 2))
+
+
+@pytest.mark.parametrize("draws", [4096, 4000])
+def test_sign_flips_agree_with_scipy_tried_in_full_and_drawn(draws: int) -> None:
+    gaps = np.random.default_rng(3).normal(0.4, 1.0, 12)
+    expected = permutation_test((gaps,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=1e5)
+    found = stats.sign_flip(gaps, draws, np.random.default_rng(1))
+    assert found == pytest.approx(expected.pvalue, abs=1e-12 if draws == 4096 else 0.03)
+
+
+def test_near_the_edge_the_p_value_is_that_of_sign_flips() -> None:
+    """Four answers lost of 40: 2 * 2**-4, exact; the bootstrap of the shifted mean gives less."""
+    ours = stats.Scores(np.array([0.0] * 4 + [1.0] * 36), np.arange(40), np.ones(40, dtype=np.int64))
+    full = stats.Scores(np.ones(40), np.arange(40), np.ones(40, dtype=np.int64))
+    found = stats.paired_difference([(ours, full)], 0.95, 1000, np.random.default_rng(0))
+    assert found.p_value == pytest.approx(2 * 2.0**-4)

@@ -14,7 +14,7 @@ import pytest
 
 from longdecode.evals import curves, stats, summary
 from longdecode.evals.records import Provenance, Record
-from longdecode.evals.storage import read_records, write_records
+from longdecode.evals.storage import read_records, write_records, write_table
 
 SPREAD = summary.Spread(confidence=0.95, resamples=400, seed=0)
 PROVENANCE = Provenance(
@@ -31,10 +31,13 @@ def record(**changes: Any) -> Record:
         "task": "single", "task_version": 1, "metric": "accuracy", "unit": "fraction", "higher_is_better": True,
         "data_source": "generated", "budget": "full" if label == "full" else "0.1",
         "budget_tokens": None if label == "full" else 205, "context": 2048, "batch": 4, "seed": 0, "sample_index": 0,
-        "status": "ok", "score": 1.0, "read_tokens_mean": 100.0, "read_tokens_sparse": 80.0,
-        "kv_bytes_per_step": 1000.0, "metadata_bytes_per_step": 10.0, "provenance": PROVENANCE,
+        "status": "ok", "provenance": PROVENANCE, "measures": {
+            "kv_tokens_read": 100.0, "kv_tokens_read_sparse": 80.0, "kv_bytes_per_step": 1000.0,
+            "metadata_bytes_per_step": 10.0,
+        },
     }  # fmt: skip
     fields |= changes
+    fields.setdefault("score", 1.0 if fields["status"] == "ok" else None)
     fields.setdefault("prompt_sha256", f"{fields['task']}-{fields['context']}-{fields['sample_index']}")
     return Record(**fields)
 
@@ -139,9 +142,13 @@ def test_repeats_of_a_problem_are_resampled_together() -> None:
 
 
 def test_truncation_is_a_share_where_a_task_waits_for_an_end() -> None:
-    cut = [record(sample_index=i, score=1.0, truncated=i < 3) for i in range(4)]
+    cut = [
+        record(sample_index=i, score=1.0, measures={"truncated": i < 3, "accepted": i, "decode_ms": 3.0})
+        for i in range(4)
+    ]
     frame = summary.summarise([*cut, *cell([1.0] * 4, task="other")], SPREAD)
     assert only(frame, task="single")["truncated"] == 0.75
+    assert only(frame, task="single")["accepted"] == 1.5 and "decode_ms" not in frame
     assert pd.isna(only(frame, task="other")["truncated"])
 
 
@@ -265,7 +272,7 @@ def test_curves_average_parts_index_by_index() -> None:
 def test_csv_is_written_whole(tmp_path: Path) -> None:
     frame = summary.summarise(cell([1.0, 0.25]) + cell([0.5, 0.5], label="quest"), SPREAD)
     target = tmp_path / "deep" / "summary.csv"
-    summary.write_csv(target, frame)
+    write_table(target, frame)
     assert [path.name for path in target.parent.iterdir()] == ["summary.csv"]
     again = pd.read_csv(target)
     assert tuple(again.columns) == summary.COLUMNS
@@ -300,16 +307,16 @@ def test_write_summary_reads_parquet_and_writes_table_and_curves(tmp_path: Path)
             for i, m in enumerate(marks)
         ]
         paths.append(tmp_path / "records" / "tiny" / label / "mini_longgen.parquet")
-        write_records(paths[-1], rows)
+        write_records(paths[-1], rows, Record)
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG, encoding="utf-8")
     summary.write_summary(config, paths, tmp_path / "summary.csv")
     found = pd.read_csv(tmp_path / "summary.csv")
     assert found["method"].tolist() == ["full", "quest"] and (found["status"] == "ok").all()
-    wide = summary.summarise([r for path in paths for r in read_records(path)], SPREAD)
+    wide = summary.summarise([r for path in paths for r in read_records(path, Record)], SPREAD)
     narrower = (found["high"] - found["low"]).to_numpy() < (wide["high"] - wide["low"]).to_numpy()
     assert narrower.all(), "the configuration's confidence of 80 % must reach the intervals"
-    along = pd.read_csv(tmp_path / "along_generation.csv")
+    along = pd.read_parquet(tmp_path / "along_generation.parquet")
     assert along["index"].tolist() == [*range(1, 16)] * 2 and (along["n"] == 12).all()
     assert pd.read_csv(tmp_path / "loss_by_position.csv").empty
     before = (tmp_path / "summary.csv").read_bytes()

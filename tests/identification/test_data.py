@@ -14,13 +14,13 @@ import torch
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
+from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.identification.data.batch import context_lengths
 from longdecode.identification.data.hotpotqa import FILE, HotpotQA, Question, read_hotpotqa, without_closed_book
 from longdecode.identification.data.miniature import MiniPasskey, MiniTwoHop
 from longdecode.identification.data.passkey import NATO, Passkey, book_haystack, generated_haystack
 from longdecode.identification.data.sources import sample_source
-from longdecode.identification.spec import IdentificationRun
 from longdecode.methods.registry import get_method
 from longdecode.miniature.tokenizer import byte_tokenizer
 

@@ -12,10 +12,18 @@ import torch
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
+from longdecode.evals.identification_spec import OverlapSpec
+from longdecode.evals.run_config import build_run_config
 from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.identification.overlap import COLUMNS, OverlapProbe, measure_overlap, overlap_rows
-from longdecode.identification.plan import build_plan
-from longdecode.identification.spec import OverlapSpec
+
+RUN = {
+    "profile": "t",
+    "models": {"tiny": {"path": "x"}},
+    "methods": {"full": {}},
+    "budgets": [0.5],
+    "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
+}
 
 SIZES = (3, 7)
 
@@ -53,8 +61,9 @@ def test_overlap_equals_that_of_attention_weights(
 
 
 def test_rows_name_every_head_of_every_upper_layer(byte_model: Path, tmp_path: Path) -> None:
-    plan = build_plan(
-        {
+    config = build_run_config(
+        RUN
+        | {
             "profile": "t",
             "device": "cpu",
             "models": {"tiny": {"path": str(byte_model)}},
@@ -64,7 +73,7 @@ def test_rows_name_every_head_of_every_upper_layer(byte_model: Path, tmp_path: P
         },
         "c.yaml",
     )
-    measure_overlap(plan, tmp_path / "overlap.csv")
+    measure_overlap(config, tmp_path / "overlap.csv")
     lines = [line.split(",") for line in (tmp_path / "overlap.csv").read_text().splitlines()]
     assert tuple(lines[0]) == COLUMNS and len(lines) == 1 + 2 * 2 * 2 * (2 + 4)
     places = {(line[2], line[3], line[4], line[5], line[6]) for line in lines[1:]}
@@ -78,4 +87,4 @@ def test_sets_larger_than_the_prompt_are_refused(byte_model: Path) -> None:
     with pytest.raises(ConfigError, match="k = 500; prompts of mini_longgen_15 at 512 have"):
         overlap_rows(OverlapSpec("tiny", (512,), (500,)), decoder, tokenizer)
     with pytest.raises(ConfigError, match="no overlap is configured"):
-        measure_overlap(build_plan({"profile": "t", "models": {}}, "c.yaml"), Path("x.csv"))
+        measure_overlap(build_run_config(RUN, "c.yaml"), Path("x.csv"))

@@ -12,15 +12,21 @@ from typing import Any
 import pytest
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.config_values import Section
-from longdecode.identification.plan import build_plan
-from longdecode.identification.spec import IdentificationRun, IdentificationSpec, read_identification
+from longdecode.evals.identification_spec import IdentificationRun, IdentificationSpec
+from longdecode.evals.run_config import build_run_config
 
+RUN = {
+    "profile": "p",
+    "models": {"tiny": {"path": "x"}, "other": {"path": "y"}},
+    "methods": {"full": {}},
+    "budgets": [0.5],
+    "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
+}
 DEFAULTS = {"model": "tiny", "target_heads": 6, "contexts": [256, 512]}
 
 
 def read(values: dict[str, Any]) -> IdentificationSpec:
-    return read_identification(Section(values, "config.yaml", "identification"), ("tiny", "other"))
+    return build_run_config(RUN | {"identification": values}, "config.yaml").identification
 
 
 def test_defaults_are_shared_and_overridden() -> None:
@@ -50,11 +56,7 @@ def test_defaults_are_shared_and_overridden() -> None:
 
 
 def test_nothing_configured_is_nothing_to_do() -> None:
-    assert read({}) == IdentificationSpec()
-    plan = build_plan({"profile": "p", "models": {"tiny": {"path": "x"}}}, "config.yaml")
-    assert plan.identification == IdentificationSpec() and plan.data == {"hotpotqa": None, "pg19": None}
-    with pytest.raises(ConfigError, match="unknown identification run 'k'"):
-        plan.run("k")
+    assert read({}) == build_run_config(RUN, "config.yaml").identification == IdentificationSpec()
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,8 @@ def test_nothing_configured_is_nothing_to_do() -> None:
         ({"model": "tinny"}, "unknown model 'tinny'; nearest valid name: 'tiny'"),
         ({"data": "passkeys"}, "nearest valid name: 'passkey'"),
         ({"contexts": [512, 256]}, "the shortest and the longest"),
-        ({"ratio": 1.5}, "a number from 0.0 to 1.0"),
-        ({"layer0_gates": 1}, "true or false"),
+        ({"ratio": 1.5}, "less than or equal to 1"),
+        ({"layer0_gates": 1}, "boolean"),
         ({"data": "hotpotqa", "batch": 4}, "differ in length"),
         ({"kind": "direct"}, "no P"),
         ({"objective": "l1"}, "kind 'direct'"),
@@ -92,7 +94,7 @@ def test_wrong_overlap_is_refused() -> None:
 
 
 def test_reading_a_configuration_does_not_import_torch() -> None:
-    code = "import sys, longdecode.identification.plan; sys.exit('torch' in sys.modules)"
+    code = "import sys, longdecode.evals.identification_spec; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -1,10 +1,9 @@
-"""Training end to end on a tiny model: artefacts, determinism, the heads that matter, role maps compared."""
+"""Training end to end on a tiny model: artefacts, determinism, the heads that matter, role maps drawn and compared."""
 
 from __future__ import annotations
 
 import csv
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +12,10 @@ import torch
 
 from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.weights import load_decoder
+from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.identification.artefacts import CURVE_COLUMNS, FILES, GATE_COLUMNS
 from longdecode.identification.data.miniature import MiniPasskey
-from longdecode.identification.evaluate import hard_role_loss
-from longdecode.identification.gated_model import GatedModel
 from longdecode.identification.roles import jaccard, projected, rank_correlation
-from longdecode.identification.spec import IdentificationRun
-from longdecode.identification.token_sets import SparseBranch
 from longdecode.identification.train import main, train_roles
 from longdecode.identification.trainer import Trainer
 from longdecode.methods.head_roles import read_role_file, resolve_roles
@@ -50,7 +46,7 @@ KINDS = {
 @pytest.mark.parametrize("run", KINDS.values(), ids=KINDS)
 def test_a_run_writes_its_artefacts(run: IdentificationRun, byte_model: Path, tmp_path: Path) -> None:
     (tmp_path / "hotpot.json").write_text(json.dumps([HOTPOT] * 8), encoding="utf-8")
-    train_roles(run, byte_model, CPU, tmp_path / "out", data={"hotpotqa": str(tmp_path / "hotpot.json")})
+    train_roles(run, byte_model, CPU, tmp_path / "out", data={"hotpotqa": tmp_path / "hotpot.json"})
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
     roles = read_role_file(tmp_path / "out" / "roles.json")
     assert (roles.model, roles.layers, roles.kv_heads, roles.kind) == ("tiny", 3, 2, run.role_kind)
@@ -101,32 +97,6 @@ def test_training_finds_the_heads_that_matter(byte_model: Path) -> None:
         assert {(layer, head) for layer in (1, 2) for head in (0, 1) if found[layer][head]} == planted, kind
 
 
-def test_hard_roles_are_compared_on_the_same_episodes(byte_model: Path) -> None:
-    decoder = load_decoder(byte_model, device=CPU, dtype=torch.float32)
-    batches = [MiniPasskey(2).batch([random.Random(i), random.Random(i + 9)], 160) for i in range(2)]
-    everything = tuple((True, True) for _ in range(3))
-    some, none = ((True, True), (True, False), (False, True)), ((True, True), (False, False), (False, False))
-    branch = SparseBranch(ratio=0.1, sink=2, recent=4)
-    full, partly, least = hard_role_loss(decoder, [everything, some, none], batches, branch)
-    assert full.logits == pytest.approx(0.0, abs=1e-6)
-    assert least.logits > 0 and partly.logits > 0
-    # With the teacher's own first choice as second target, what is kept is how often the student's is the same.
-    model, echo, same = GatedModel(decoder, branch), [], []
-    for batch in batches:
-        cache, first = batch.prefill(decoder), batch.targets[:, :1]
-        best = [
-            model.logits(model.hidden(first, cache, batch.start, gates)).argmax(dim=-1)
-            for gates in (None, torch.tensor(none).float().expand(2, -1, -1))
-        ]
-        echo.append(replace(batch, targets=torch.cat((first, best[0]), dim=1)))
-        same += (best[0] == best[1]).flatten().tolist()
-    whole, least = hard_role_loss(decoder, [everything, none], echo, branch)
-    assert whole.kept == 1.0 and least.kept == sum(same) / len(same)
-    # Sets as large as the context make every role map exact.
-    (whole,) = hard_role_loss(decoder, [none], batches, replace(branch, ratio=1.0))
-    assert whole.logits == pytest.approx(0.0, abs=1e-3)
-
-
 def test_roles_are_projected_and_compared() -> None:
     table = [[0.1, 0.2], [0.9, 0.5], [0.5, 0.7]]
     assert projected(table, 4, 1) == ((True, True), (True, False), (False, True))
@@ -156,6 +126,7 @@ def test_the_command_line_trains_named_runs(
     config = tmp_path / "c.yaml"
     config.write_text(
         f"profile: t\ndevice: cpu\nmodels: {{tiny: {{path: {byte_model}}}}}\n"
+        "methods: {full: {}}\nbudgets: [0.5]\nsuites: {mini_recall: {contexts: [256], samples: 1}}\n"
         "identification:\n  defaults: {model: tiny, target_heads: 4, contexts: [128], steps: 2, questions: 2, "
         "ratio: 0.1, sink: 2, recent: 4}\n  runs: {a: {}, b: {seed: 1}}\n",
         encoding="utf-8",

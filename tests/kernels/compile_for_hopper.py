@@ -38,7 +38,7 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
     decode_attention_gpu(tensor(batch, heads, 16, dim), cache, cache, lengths)
     for lists, block in ((kv_heads, 16), (kv_heads, 1), (heads, 16)):
         indices, counts = integers(batch, lists, 2048 // block), integers(batch, lists)
-        plan: dict[str, Any] = {"block_size": block, "lengths": lengths, "kv_tokens_read": lengths}
+        plan: dict[str, Any] = {"block_size": block, "kv_lengths": lengths, "kv_tokens_read": lengths}
         for uneven in (False, True):
             sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, uneven=uneven)
             if (lists, block) == (kv_heads, 16):

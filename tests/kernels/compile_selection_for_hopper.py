@@ -36,7 +36,7 @@ def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
     q, k = meta(batch, heads, 1, dim, dtype=dtype), meta(batch, kv_heads, capacity, dim, dtype=dtype)
     lengths = meta(batch, dtype=torch.int64)
     bounds = minmax.build_page_minmax_gpu(k, lengths, 16)
-    minmax.update_page_minmax_gpu(bounds, k[:, :, :1], lengths, 16)
+    minmax.update_page_minmax_gpu(bounds, k, meta(batch, kv_heads, 8, dtype=torch.int64), 16)
     for group in (None, *GROUP_REDUCTIONS):
         page_score_gpu(q, bounds, lengths, group=group)
         token_logits_gpu(q, k, lengths, group=group)

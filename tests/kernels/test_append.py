@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -60,11 +61,11 @@ def test_add_rms_norm_refuses_what_does_not_fit(delta: Tensor | None, weight: Te
 
 
 def token(
-    rng: torch.Generator, batch: int, heads: int, kv: int, dim: int, dtype: torch.dtype
+    rng: torch.Generator, batch: int, heads: int, kv: int, dim: int, dtype: torch.dtype, rows: int = 1
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """``(q, k, v, cos, sin)`` of one token a row as the engine has them, views of one projection; and the angles."""
-    fused = torch.randn(batch, 1, heads + 2 * kv, dim, generator=rng).to(dtype)
-    turns = 100 * torch.rand(batch, 1, dim // 2, generator=rng, dtype=torch.float64)
+    """``(q, k, v, cos, sin)`` of a block as the engine has them, views of one projection; and the angles."""
+    fused = torch.randn(batch, rows, heads + 2 * kv, dim, generator=rng).to(dtype)
+    turns = 100 * torch.rand(batch, rows, dim // 2, generator=rng, dtype=torch.float64)
     cos, sin = (torch.cat((f(turns), f(turns)), dim=-1).float() for f in (torch.cos, torch.sin))
     return (*(x.transpose(1, 2) for x in fused.split((heads, kv, kv), dim=2)), cos, sin), turns
 
@@ -89,7 +90,7 @@ def caches(batch: int, kv: int, size: int, dim: int, dtype: torch.dtype) -> tupl
 def test_rope_append(
     rng: torch.Generator, heads: int, kv: int, dim: int, norm: bool, dtype: torch.dtype, path: str
 ) -> None:
-    """Ragged slots, one of them past the end; nothing but the slots is written."""
+    """Ragged slots, one of them past the end, which stores nothing; nothing but the slots is written."""
     op, where = PATHS[path]
     (q, k, v, cos, sin), turns = token(rng, 3, heads, kv, dim, dtype)
     q_norm, k_norm = (torch.randn(dim, generator=rng).to(dtype) if norm else None for _ in range(2))
@@ -102,7 +103,7 @@ def test_rope_append(
     assert got.dtype == dtype and got.shape == q.shape
     close(got, turned(normed(q, q_norm, EPS), turns), dtype)
     want_k, want_v = (torch.full(k_cache.shape, NAN, dtype=torch.float64) for _ in range(2))
-    for row, slot in enumerate((4, 0, 8)):
+    for row, slot in enumerate((4, 0)):
         want_k[row, :, slot] = turned(normed(k, k_norm, EPS), turns)[row, :, 0]
         want_v[row, :, slot] = v[row, :, 0].double()
     for cache, want in ((k_cache, want_k), (v_cache, want_v)):
@@ -163,6 +164,67 @@ def test_rounds_as_the_separate_ops(rng: torch.Generator, norm: bool) -> None:
     for fused, separate in zip(*got, strict=True):
         torch.testing.assert_close(fused, separate, atol=2e-3, rtol=2e-3)
         assert (fused == separate).double().mean() >= same
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("per_head", [False, True], ids=["row", "head"])
+@pytest.mark.parametrize(("rows", "dtype"), [(2, torch.float32), (3, torch.bfloat16), (41, torch.float16)], ids=str)
+def test_a_block_of_tokens(rng: torch.Generator, rows: int, dtype: torch.dtype, per_head: bool, path: str) -> None:
+    """Slots in any order, other ones for each KV head, some tokens without a slot and one row without any."""
+    op, where = PATHS[path]
+    inputs, turns = token(rng, 2, 4, 2, 32, dtype, rows)
+    size = rows + 6
+    order = torch.rand(2, 2, size, generator=rng).argsort(-1)[..., :rows]
+    order[0, :, rows // 2], order[1] = -1, size if rows == 3 else -1
+    slots = order if per_head else order[:, 0]
+    k_cache, v_cache = (x.to(where) for x in caches(2, 2, size, 32, dtype))
+    got = op(*(x.to(where) for x in inputs), k_cache, v_cache, slots.to(where))
+    close(got, turned(inputs[0], turns), dtype)
+    for cache, new in ((k_cache, turned(inputs[1], turns)), (v_cache, inputs[2].double())):
+        want = torch.full(cache.shape, NAN, dtype=torch.float64)
+        for row, head, step in itertools.product(range(2), range(2), range(rows)):
+            slot = int(order[row, head if per_head else 0, step])
+            if 0 <= slot < size:
+                want[row, head, slot] = new[row, head, step]
+        torch.testing.assert_close(
+            cache.cpu().double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("page", "rows"), [(4, 3), (3, 8), (1, 2), (16, 41)])
+def test_bounds_follow_blocks_of_keys(rng: torch.Generator, page: int, rows: int, path: str) -> None:
+    """Block after block into rows of other lengths, one of which stands still: several tokens and firsts of a page."""
+    op, where = PATHS[path]
+    size = 3 * rows + 5
+    pages = -(-size // page)
+    k_cache, v_cache = (x.to(where) for x in caches(3, 2, size, 32, torch.float16))
+    bounds = PageBounds(*(torch.full((3, 2, pages, 32), NAN, device=where).half() for _ in range(2)))
+    lengths = torch.tensor([0, 5, 0])
+    first, _ = token(rng, 3, 2, 2, 32, torch.float16, 5)
+    slots = torch.full((3, 5), -1)
+    slots[1] = torch.arange(5)
+    op(*(x.to(where) for x in first), k_cache, v_cache, slots.to(where), bounds=bounds, page_size=page)
+    for _ in range(3):
+        slots = lengths[:, None] + torch.arange(rows)
+        slots[2] = -1
+        inputs, _ = token(rng, 3, 2, 2, 32, torch.float16, rows)
+        op(*(x.to(where) for x in inputs), k_cache, v_cache, slots.to(where), bounds=bounds, page_size=page)
+        lengths[:2] += rows
+        for stored, extreme in zip(bounds, build_page_minmax(k_cache.cpu(), lengths, page), strict=True):
+            for row, length in enumerate(lengths.tolist()):
+                used = -(-length // page)
+                assert torch.equal(stored[row, :, :used].cpu(), extreme[row, :, :used])
+                assert stored[row, :, used:].isnan().all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_slots_of_another_shape_are_refused(rng: torch.Generator, path: str) -> None:
+    op, where = PATHS[path]
+    inputs, _ = token(rng, 2, 2, 1, 32, torch.float32, 3)
+    cache = torch.zeros(2, 1, 9, 32, device=where)
+    with pytest.raises(ValueError, match="slot_mapping"):
+        op(*(x.to(where) for x in inputs), cache, cache, torch.zeros(2, dtype=torch.int64, device=where))
 
 
 def test_one_row_of_angles_serves_all_and_meta_runs(rng: torch.Generator) -> None:

@@ -50,25 +50,6 @@ def ragged(
 SHAPES = [(1, 1, 1, 32, 1), (3, 2, 4, 64, 15), (2, 1, 16, 128, 63), (3, 4, 2, 32, 200), (2, 1, 7, 64, 1000)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("attend", [decode_attention, naive.decode_attention], ids=["dispatched", "naive"])
-def test_decode_attention(
-    rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype, rows: int, attend: Callable
-) -> None:
-    q, k, v, lengths = ragged(rng, *shape, dtype, rows=rows)
-    out, lse = attend(q, k, v, lengths)
-    assert out.dtype == dtype and out.shape == q.shape and lse.dtype == torch.float32
-    for b, n in enumerate(lengths.tolist()):
-        for h in {0, q.shape[1] // 2, q.shape[1] - 1}:
-            kv = h // shape[2]
-            for t in range(rows):
-                want, want_lse = reference(q[b, h, t], k[b, kv], v[b, kv], list(range(n)))
-                torch.testing.assert_close(out[b, h, t].double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-                assert lse[b, h, t].item() == pytest.approx(want_lse, abs=1e-4)
-
-
 def test_an_empty_row_gives_zeros_and_minus_infinity(rng: torch.Generator) -> None:
     q, k, v, _ = ragged(rng, 2, 1, 2, 32, 9, torch.float32)
     k[1], v[1] = NAN, NAN
@@ -107,7 +88,7 @@ def test_sparse_decode_attention(
         [torch.randperm(blocks, generator=rng)[:width] for _ in range(batch * lists)]
     ).view(batch, lists, width)  # fmt: skip
     counts = torch.randint(0, width + 1, (batch, lists), generator=rng)
-    out, lse = sparse_decode_attention(q, k, v, indices, counts, block_size=block, lengths=lengths)
+    out, lse = sparse_decode_attention(q, k, v, indices, counts, block_size=block, kv_lengths=lengths)
     assert out.dtype == dtype and out.shape == q.shape
     for b, n in enumerate(lengths.tolist()):
         for h in range(q.shape[1]):
@@ -147,7 +128,7 @@ def test_sparse_reads_everything_adds_the_bias_and_tallies(rng: torch.Generator,
         indices,
         counts,
         block_size=block,
-        lengths=lengths,
+        kv_lengths=lengths,
         bias=bias,
         kv_tokens_read=kv_tokens_read,
         uneven=everything,
@@ -172,7 +153,7 @@ def test_sparse_on_meta_keeps_to_fixed_shapes(capacity: int) -> None:
     indices, counts = (torch.empty(*shape, dtype=torch.int64, device="meta") for shape in ((2, 2, 9), (2, 2)))
     lengths = torch.empty(2, dtype=torch.int64, device="meta")
     out, lse = sparse_decode_attention(
-        q, k, k, indices, counts, block_size=16, lengths=lengths, kv_tokens_read=lengths.clone()
+        q, k, k, indices, counts, block_size=16, kv_lengths=lengths, kv_tokens_read=lengths.clone()
     )
     assert out.shape == q.shape and lse.shape == (2, 4, 1)
 
@@ -182,7 +163,7 @@ def test_sparse_with_every_block_equals_dense(rng: torch.Generator) -> None:
     indices = torch.arange(4).expand(3, 2, 4)
     counts = -(-lengths // 16)[:, None].expand(3, 2)
     for got, want in zip(
-        sparse_decode_attention(q, k, v, indices, counts, block_size=16, lengths=lengths),
+        sparse_decode_attention(q, k, v, indices, counts, block_size=16, kv_lengths=lengths),
         decode_attention(q, k, v, lengths),
         strict=True,
     ):
@@ -193,7 +174,7 @@ def test_sparse_gives_zeros_for_an_empty_row(rng: torch.Generator) -> None:
     q, k, v, _ = ragged(rng, 2, 1, 2, 32, 20, torch.float32)
     k[1], v[1] = NAN, NAN
     indices, counts = torch.zeros(2, 1, 2, dtype=torch.int64), torch.ones(2, 1, dtype=torch.int64)
-    out, lse = sparse_decode_attention(q, k, v, indices, counts, block_size=4, lengths=torch.tensor([20, 0]))
+    out, lse = sparse_decode_attention(q, k, v, indices, counts, block_size=4, kv_lengths=torch.tensor([20, 0]))
     assert out[1].eq(0).all() and lse[1].eq(float("-inf")).all() and out[0].isfinite().all()
 
 
@@ -202,7 +183,7 @@ def test_sparse_refuses_lists_that_fit_no_head() -> None:
     with pytest.raises(ValueError, match="3 index lists"):
         sparse_decode_attention(
             q, k, k, torch.zeros(1, 3, 1, dtype=torch.int64), torch.ones(1, 3, dtype=torch.int64),
-            block_size=1, lengths=torch.tensor([8]),
+            block_size=1, kv_lengths=torch.tensor([8]),
         )  # fmt: skip
 
 

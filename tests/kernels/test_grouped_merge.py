@@ -52,7 +52,7 @@ def run(one: Case, launch: SparseLaunch, scored: bool = False) -> tuple[Tensor, 
         batch, lists, size = one.k.shape[:3]
         scores = torch.full((batch, lists, -(-size // SCORED)), -7.0, device=DEVICE)
         extra = {"scores": scores, "score_rows": torch.arange(lists, device=DEVICE).flip(0), "score_block": SCORED}
-    found = sparse_decode_attention_gpu(*moved[:5], block_size=16, lengths=moved.lengths, launch=launch, **extra)
+    found = sparse_decode_attention_gpu(*moved[:5], block_size=16, kv_lengths=moved.lengths, launch=launch, **extra)
     assert not arrival_counters(1, DEVICE).any()
     return tuple(x.cpu() for x in (*found, *([extra["scores"]] if scored else [])))
 
@@ -64,7 +64,7 @@ def check(one: Case, launch: SparseLaunch, scored: bool = False) -> tuple[Tensor
     if scored:
         rows = torch.arange(one.counts.shape[1]).flip(0)
         extra = {"scores": torch.full_like(got[2], -7.0).double(), "score_rows": rows, "score_block": SCORED}
-    want = naive.sparse_decode_attention(*wide[:5], block_size=16, lengths=one.lengths, **extra)
+    want = naive.sparse_decode_attention(*wide[:5], block_size=16, kv_lengths=one.lengths, **extra)
     tolerance = TOLERANCE[one.q.dtype]
     torch.testing.assert_close(got[0].double(), want[0], atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(got[1].double(), want[1], atol=1e-4, rtol=1e-4)

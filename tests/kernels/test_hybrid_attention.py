@@ -57,7 +57,8 @@ def check(
     kv_tokens_read = torch.arange(batch)
     moved = [x.to(DEVICE) for x in (q, k, v, indices, counts)]
     rest = {
-        "block_size": block, "lengths": lengths.to(DEVICE), "scale": 0.3, "kv_tokens_read": kv_tokens_read.to(DEVICE),
+        "block_size": block, "kv_lengths": lengths.to(DEVICE), "scale": 0.3,
+        "kv_tokens_read": kv_tokens_read.to(DEVICE),
         "scores": scores.to(DEVICE), "score_rows": torch.tensor(rows, device=DEVICE), "score_block": score_block,
         "bias": None if bias is None else bias.to(DEVICE),
     }  # fmt: skip
@@ -174,7 +175,7 @@ def test_float64_scores_and_the_entrance(rng: torch.Generator) -> None:
     counts = torch.tensor([[0, EVERYTHING]]).expand(3, 2)
     sparse_decode_attention(
         q.double(), k.double(), v.double(), torch.zeros(3, 2, 1, dtype=torch.int64), counts, block_size=4,
-        lengths=lengths, scores=scores, score_rows=torch.tensor([-1, 0]), score_block=4,
+        kv_lengths=lengths, scores=scores, score_rows=torch.tensor([-1, 0]), score_block=4,
     )  # fmt: skip
     for b, length in enumerate(lengths.tolist()):
         logits = [float(key.double() @ q[b, 3:, 0].double().mean(0)) * 8**-0.5 for key in k[b, 1, :length]]
@@ -191,7 +192,7 @@ def test_refuses_scores_that_do_not_fit(rng: torch.Generator) -> None:
     def both(message: str, **scored: object) -> None:
         for run in (naive.sparse_decode_attention, sparse_decode_attention_gpu):
             with pytest.raises(ValueError, match=message):
-                run(q, k, v, *lists, block_size=16, lengths=lengths, **scored)
+                run(q, k, v, *lists, block_size=16, kv_lengths=lengths, **scored)
 
     both("together", scores=torch.zeros(1, 2, 40))
     both("together", score_rows=rows)
@@ -201,13 +202,13 @@ def test_refuses_scores_that_do_not_fit(rng: torch.Generator) -> None:
 
     def kernel(message: str, how: SparseLaunch | None = None, **scored: object) -> None:
         with pytest.raises(ValueError, match=message):
-            sparse_decode_attention_gpu(q, k, v, *lists, block_size=16, lengths=lengths, launch=how, **scored)
+            sparse_decode_attention_gpu(q, k, v, *lists, block_size=16, kv_lengths=lengths, launch=how, **scored)
 
     kernel("power of two", scores=torch.zeros(1, 2, 14), score_rows=rows, score_block=3)
     kernel("float32", scores=torch.zeros(1, 2, 40).double(), score_rows=rows)
     wide = torch.randn(1, 64, 1, 16)
     with pytest.raises(ValueError, match="32 query heads"):
         sparse_decode_attention_gpu(
-            wide, k, v, *lists, block_size=16, lengths=lengths, scores=torch.zeros(1, 2, 40), score_rows=rows,
+            wide, k, v, *lists, block_size=16, kv_lengths=lengths, scores=torch.zeros(1, 2, 40), score_rows=rows,
             launch=SparseLaunch(16, 16, 4, 2, 1),
         )  # fmt: skip

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from longdecode.evals.throughput.storage import read_speed_records
+from longdecode.evals.records import SpeedRecord
+from longdecode.evals.storage import read_records
 from longdecode.kernels import multiprocessors
 from longdecode.kernels.decode_attention import launch as dense
 from longdecode.kernels.group_reduce import rows
@@ -25,7 +26,7 @@ ADA_BYTES = 99 << 10
 def test_the_committed_times_were_taken_with_these_launches() -> None:
     """The rules of today, on Hopper's limits, against what the records of an H200 say was chosen."""
     seen = 0
-    for record in read_speed_records(KERNELS):
+    for record in read_records(KERNELS, SpeedRecord):
         if record.label != "longdecode" or record.subject not in ("decode_attention", "page_score"):
             continue
         if record.subject == "decode_attention":

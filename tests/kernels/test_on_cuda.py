@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longdecode.kernels.decode_attention import decode_attention
-from longdecode.kernels.page_minmax import build_page_minmax, update_page_minmax
+from longdecode.kernels.page_minmax import build_page_minmax
 from longdecode.kernels.page_score import page_score
 from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.kernels.rms_norm import rms_norm
@@ -24,13 +24,11 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torc
 
 
 def selection(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> Any:
-    """Page bounds, an append, scores, top pages and attention over them, in one go."""
-    bounds = build_page_minmax(k, lengths - 1, 16)
-    last = (lengths - 1)[:, None, None, None].expand(-1, k.shape[1], 1, k.shape[3])
-    update_page_minmax(bounds, k.gather(2, last), lengths - 1, 16)
+    """Page bounds, scores, top pages and attention over them, in one go."""
+    bounds = build_page_minmax(k, lengths, 16)
     used = -(-lengths // 16)
     indices, counts = topk_select(page_score(q, bounds, used, group="max").float(), 4, used)
-    out, lse = sparse_decode_attention(q, k, v, indices, counts, block_size=16, lengths=lengths)
+    out, lse = sparse_decode_attention(q, k, v, indices, counts, block_size=16, kv_lengths=lengths)
     return indices, counts, out, lse
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from longdecode.kernels.group_reduce import GROUP_REDUCTIONS, group_reduce
-from longdecode.kernels.page_minmax import PageBounds, build_page_minmax, update_page_minmax
+from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
+from longdecode.kernels.page_minmax.naive import update_page_minmax
 from longdecode.kernels.page_score import page_score
 from longdecode.kernels.token_score import token_logits, token_probabilities
 from longdecode.kernels.topk_select import topk_select
@@ -55,7 +56,7 @@ def test_appending_equals_building_anew(rng: torch.Generator) -> None:
         bounds.maximum[b, :, math.ceil(n / page) :] = NAN
     for _ in range(40):
         new = k.gather(2, lengths[:, None, None, None].expand(3, 2, 1, 32))
-        update_page_minmax(bounds, new, lengths, page)
+        update_page_minmax(bounds, new, lengths[:, None, None].expand(3, 2, 1), page)
         lengths = lengths + 1
         want = build_page_minmax(k, lengths, page)
         for b, n in enumerate(lengths.tolist()):

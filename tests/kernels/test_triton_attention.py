@@ -131,7 +131,7 @@ def test_lengths_past_the_capacity_count_as_the_capacity(rng: torch.Generator) -
     want, _ = decode_attention_gpu(*full, torch.tensor([40], device=DEVICE))
     over = torch.tensor([41], device=DEVICE, dtype=torch.int32)
     torch.testing.assert_close(decode_attention_gpu(*full, over)[0], want)
-    got, _ = sparse_decode_attention_gpu(*full, *lists, block_size=16, lengths=over)
+    got, _ = sparse_decode_attention_gpu(*full, *lists, block_size=16, kv_lengths=over)
     torch.testing.assert_close(got, want)
 
 
@@ -167,7 +167,7 @@ def check_sparse(
 ) -> None:  # fmt: skip
     kv_tokens_read = torch.arange(len(lengths), device=DEVICE)
     out, lse = sparse_decode_attention_gpu(
-        *(x.to(DEVICE) for x in (q, k, v, indices, counts)), block_size=block, lengths=lengths.to(DEVICE),
+        *(x.to(DEVICE) for x in (q, k, v, indices, counts)), block_size=block, kv_lengths=lengths.to(DEVICE),
         bias=None if bias is None else bias.to(DEVICE), kv_tokens_read=kv_tokens_read, launch=launch,
     )  # fmt: skip
     assert out.dtype == q.dtype and out.shape == q.shape and lse.dtype == torch.float32
@@ -277,6 +277,6 @@ def test_sparse_refuses_what_it_cannot_mean(rng: torch.Generator) -> None:
     q, k, v, lengths = ragged(rng, 1, 2, 2, 32, 8, torch.float32)
     three, one = torch.zeros(1, 3, 1, dtype=torch.int64), torch.zeros(1, 2, 1, dtype=torch.int64)
     with pytest.raises(ValueError, match="3 index lists"):
-        sparse_decode_attention_gpu(q, k, v, three, three[..., 0], block_size=1, lengths=lengths)
+        sparse_decode_attention_gpu(q, k, v, three, three[..., 0], block_size=1, kv_lengths=lengths)
     with pytest.raises(ValueError, match="one query row"):
-        sparse_decode_attention_gpu(q.expand(1, 4, 2, 32), k, v, one, one[..., 0], block_size=1, lengths=lengths)
+        sparse_decode_attention_gpu(q.expand(1, 4, 2, 32), k, v, one, one[..., 0], block_size=1, kv_lengths=lengths)

@@ -86,7 +86,7 @@ def test_sparse_equals_naive_on_the_device(
     blocks = -(-size // block)
     lists = kv * group if per_query_head else kv
     indices, counts = lists_of_blocks(seed, batch, lists, blocks, min(blocks, 4096 // block))
-    plan: dict[str, Any] = {"block_size": block, "lengths": lengths}
+    plan: dict[str, Any] = {"block_size": block, "kv_lengths": lengths}
     want = sparse_naive.sparse_decode_attention(q, k, v, indices, counts, **plan)
     for uneven in (False, True):
         close_on_the_device(sparse_decode_attention_gpu(q, k, v, indices, counts, **plan, uneven=uneven), want)
@@ -99,7 +99,7 @@ def test_a_captured_graph_follows_lengths_and_lists(seed: int) -> None:
     indices, counts = lists_of_blocks(seed, 2, 4, 188, 40)
 
     def both() -> tuple[Tensor, ...]:
-        plan: dict[str, Any] = {"block_size": 16, "lengths": lengths}
+        plan: dict[str, Any] = {"block_size": 16, "kv_lengths": lengths}
         sparse = (sparse_decode_attention_gpu(q, k, v, indices, counts, **plan, uneven=x) for x in (False, True))
         return *decode_attention_gpu(q, k, v, lengths), *chain(*sparse)
 

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import AttentionMethod, DecodeState, TokenHeads
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.kv_cache import CacheShape, DenseCache
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.request import Prompt
+from longdecode.engine.token_block import BlockHeads, TokenBlock
 
 Choose = Callable[[int, int, int, Tensor, Tensor], list[int]]
 """(layer, row, query head, the row's queries ``[Hq, D]``, its KV head's keys ``[n, D]``) -> the tokens it reads."""
@@ -33,19 +36,18 @@ def config() -> ModelConfig:
 
 
 @pytest.fixture
-def prompt_cache(rng: torch.Generator, config: ModelConfig) -> Callable[[list[int], int], KVCache]:
-    """A function of lengths and capacity: a float64 cache with random prompts, NaN past their lengths."""
+def prompt_cache(rng: torch.Generator, config: ModelConfig) -> Callable[[list[int], int], Prompt]:
+    """A function of lengths and capacity: random prompts in a float64 cache, NaN past their lengths."""
 
-    def make(lengths: list[int], capacity: int) -> KVCache:
-        cache = KVCache(config, len(lengths), capacity, device=torch.device("cpu"), dtype=torch.float64)
+    def make(lengths: list[int], capacity: int) -> Prompt:
+        cache = DenseCache(CacheShape(config, len(lengths), capacity, torch.device("cpu"), torch.float64, capacity))
         for tensor in (cache.k, cache.v):
             tensor.fill_(float("nan"))
             for row, length in enumerate(lengths):
                 part = tensor[:, row, :, :length]
                 part.copy_(torch.randn(part.shape, generator=rng, dtype=torch.float64))
-        cache.lengths.copy_(torch.tensor(lengths))
-        cache.positions.copy_(cache.lengths)
-        return cache
+        cache.stand_at(torch.tensor(lengths))
+        return Prompt((), cache, torch.empty(0), 0.0)
 
     return make
 
@@ -56,8 +58,19 @@ def attend() -> Callable[..., Tensor]:
 
     def run(method: AttentionMethod, layer: int, q: Tensor, k: Tensor, v: Tensor, state: DecodeState) -> Tensor:
         still = q.new_ones(len(q), 1, q.shape[-1])
-        q = method.append(layer, TokenHeads(q, k, v, still, 0 * still), state)
+        q = method.append(layer, BlockHeads(q, k, v, still, 0 * still), state)
         return method.attend(layer, q, state)
+
+    return run
+
+
+@pytest.fixture
+def begin() -> Callable[[AttentionMethod, DecodeState], None]:
+    """A function that begins a step of one token a row."""
+
+    def run(method: AttentionMethod, state: DecodeState) -> None:
+        positions = state.cache.positions[:, None]
+        state.begin(TokenBlock(torch.zeros_like(positions), positions), method)
 
     return run
 
@@ -65,20 +78,20 @@ def attend() -> Callable[..., Tensor]:
 @pytest.fixture
 def decode_against(
     rng: torch.Generator,
+    begin: Callable[[AttentionMethod, DecodeState], None],
     attend: Callable[..., Tensor],
     config: ModelConfig,
-    prompt_cache: Callable[[list[int], int], KVCache],
+    prompt_cache: Callable[[list[int], int], Prompt],
 ) -> Callable[..., DecodeState]:
     """A function that decodes with a method and compares every output with attention over the sets ``choose`` names."""
 
     def run(method: AttentionMethod, choose: Choose, lengths: list[int], steps: int) -> DecodeState:
         prompt = prompt_cache(lengths, max(lengths) + steps)
         state = method.start(prompt)
-        keys, values = prompt.k, prompt.v  # grows as an ordinary cache beside the method's own
+        keys, values = prompt.cache.k, prompt.cache.v  # grows as an ordinary cache beside the method's own
         group = config.group_size
         for step in range(steps):
-            state.begin_step()
-            method.before_step(state)
+            begin(method, state)
             for layer in range(config.num_layers):
                 q, k, v = (
                     torch.randn(len(lengths), heads, 1, config.head_dim, generator=rng, dtype=torch.float64)
@@ -94,8 +107,8 @@ def decode_against(
                         weights = (seen[tokens] @ q[row, head, 0] / math.sqrt(config.head_dim)).softmax(0)
                         want = weights @ values[layer, row, head // group, tokens]
                         torch.testing.assert_close(out[row, head, 0], want, msg=f"{step=} {layer=} {row=} {head=}")
-            method.after_step(state)
-            state.finish_step()
+            state.end(method)
+            state.accept()
         return state
 
     return run

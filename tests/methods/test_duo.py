@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import DecodeState
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
-from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.request import Prompt
 from longdecode.kernels import dispatch
 from longdecode.kernels.dispatch import VARIABLE
 from longdecode.methods.conformance_bench import make_bench
@@ -65,19 +66,19 @@ def test_heads_read_by_their_roles(
         visible = [length + step + 1 for step in range(25)]
         for layer, roles in enumerate(ROLES):
             want = sum(n if role else min(n, budget) for n in visible for role in roles) / 5
-            assert state.reads[layer, row].item() == pytest.approx(want)
+            assert state.kv_tokens_per_head[layer, row].item() == pytest.approx(want)
     assert state.cache.positions.tolist() == [n + 25 for n in LENGTHS]
 
 
 @pytest.mark.parametrize("heads", [0, 5, 24])
 def test_memory_is_whole_rows_and_rings(
-    config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache], heads: int
+    config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt], heads: int
 ) -> None:
     prompt = prompt_cache(LENGTHS, 60)
     cache = get_method("duo").from_budget(12, config, retrieval_heads=heads).start(prompt).cache
     tokens = heads * 60 + (25 - heads) * 12
     assert cache.nbytes() == 2 * tokens * len(LENGTHS) * config.head_dim * 8
-    assert cache.nbytes() == prompt.nbytes() * tokens // (25 * 60)
+    assert cache.nbytes() == prompt.cache.nbytes() * tokens // (25 * 60)
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
         for store in (cache.whole, cache.ring)
@@ -85,7 +86,7 @@ def test_memory_is_whole_rows_and_rings(
         if t.numel()
     }
     assert sum(storages.values()) == cache.nbytes(), "what is held is no view of anything larger"
-    assert prompt.k.untyped_storage().data_ptr() not in storages
+    assert prompt.cache.k.untyped_storage().data_ptr() not in storages
 
 
 def test_half_of_the_heads_retrieve_by_default(config: ModelConfig, role_file: str) -> None:
@@ -103,19 +104,20 @@ def test_traffic_is_what_a_step_reads(config: ModelConfig, role_file: str) -> No
 
 
 def test_a_prompt_that_fits_the_rings_is_kept_whole(
-    config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]
+    config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt]
 ) -> None:
     prompt = prompt_cache([5, 2], 12)
     method = get_method("duo").from_budget(12, config)
-    assert method.start(prompt, keep_prompt=False).cache is prompt
-    assert method.start(prompt).cache is not prompt
+    assert method.start(prompt, keep_prompt=False).cache is prompt.cache
+    assert method.start(prompt).cache is not prompt.cache
 
 
 def test_a_finished_row_stands_still(
     rng: torch.Generator,
     config: ModelConfig,
     attend: Callable,
-    prompt_cache: Callable[[list[int], int], KVCache],
+    begin: Callable,
+    prompt_cache: Callable[[list[int], int], Prompt],
     role_file: str,
 ) -> None:
     method = get_method("duo").from_budget(8, config, roles=role_file)
@@ -123,31 +125,21 @@ def test_a_finished_row_stands_still(
     state.active[1] = False
     for _ in range(5):
         q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (10, 5))
-        state.begin_step()
-        method.before_step(state)
+        begin(method, state)
         attend(method, 0, q, k, k, state)
-        state.finish_step()
+        state.accept()
     assert state.cache.positions.tolist() == [17, 6]
-    assert state.reads[0].tolist() == [(2 * sum(range(13, 18)) + 3 * 40) / 5, 0.0]
+    assert state.kv_tokens_per_head[0].tolist() == [(2 * sum(range(13, 18)) + 3 * 40) / 5, 0.0]
 
 
-def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]) -> None:
+def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt]) -> None:
     cache = get_method("duo").from_budget(8, config).start(prompt_cache([12], 40)).cache
     other = cache.clone()
     before = cache.ring.k.clone()
     other.ring.k.fill_(1.0)
-    other.advance(torch.tensor([True]))
+    other.advance(torch.tensor([1]))
     assert cache.ring.k.equal(before)
     assert (other.positions.item(), cache.positions.item()) == (13, 12)
-
-
-def test_there_is_no_tensor_of_all_heads(
-    config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]
-) -> None:
-    cache = get_method("duo").from_budget(8, config).start(prompt_cache([12], 40)).cache
-    for ask in (cache.keys, cache.values):
-        with pytest.raises(UnsupportedCellError, match="keep different tokens"):
-            ask(0)
 
 
 def test_bad_roles_are_refused(config: ModelConfig, tmp_path: Path) -> None:
@@ -180,24 +172,26 @@ def test_generation_with_rings_equals_single_runs(seed: int) -> None:
 def test_the_kernels_in_force_compute_their_definitions(
     rng: torch.Generator,
     config: ModelConfig,
-    prompt_cache: Callable[[list[int], int], KVCache],
+    prompt_cache: Callable[[list[int], int], Prompt],
     attend: Callable,
+    begin: Callable,
     role_file: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two steps in Triton's interpreter, on strided heads in either order and with a launch that has no queries."""
     method = get_method("duo").from_budget(8, config, roles=role_file, retrieval_heads=12)
     prompt = prompt_cache([19, 7], 24)
-    prompt.k, prompt.v = prompt.k.float(), prompt.v.float()
+    cache = prompt.cache
+    cache.k, cache.v = cache.k.float(), cache.v.float()
+    cache.shape = replace(cache.shape, dtype=torch.float32)
     heads = [torch.randn(2, heads, 1, 8, generator=rng) for heads in (10, 5, 5)]
 
     def outputs() -> list[Tensor]:
         state, outs = method.start(prompt), []
         for _ in range(2):
-            state.begin_step()
-            method.before_step(state)
+            begin(method, state)
             outs += [attend(method, layer, *heads, state) for layer in (0, 1, 4)]
-            state.finish_step()
+            state.accept()
         return [*outs, state.counted]
 
     want = outputs()

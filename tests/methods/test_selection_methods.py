@@ -40,7 +40,7 @@ def test_oracle_topk(decode_against: Callable, config: ModelConfig, budget: int,
     method = get_method("oracle_topk").from_budget(budget, config, dense_layers=dense)
     state = decode_against(method, choose, LENGTHS, 4)
     want = sum(min(33 + step + 1, budget) for step in range(4))
-    assert state.reads[dense:, 0].tolist() == [want] * (7 - dense)
+    assert state.kv_tokens_per_head[dense:, 0].tolist() == [want] * (7 - dense)
 
 
 def page_bounds(q: Tensor, keys: Tensor, page: int) -> list[float]:

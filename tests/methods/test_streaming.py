@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.request import Prompt
 from longdecode.methods.registry import get_method
 
 LENGTHS = [33, 3, 20, 1]
@@ -31,7 +31,7 @@ def test_reads_sinks_and_window(decode_against: Callable, config: ModelConfig, b
     assert state.cache.capacity == min(budget, 33 + 25)
     for row, length in enumerate(LENGTHS):
         want = sum(min(length + step + 1, budget) for step in range(25))
-        assert state.reads[:, row].tolist() == [want] * config.num_layers
+        assert state.kv_tokens_per_head[:, row].tolist() == [want] * config.num_layers
     assert state.cache.positions.tolist() == [n + 25 for n in LENGTHS]
 
 
@@ -51,17 +51,18 @@ def test_cache_positions_equal_keys_rotated_by_slot(
     rng: torch.Generator,
     config: ModelConfig,
     attend: Callable,
-    prompt_cache: Callable[[list[int], int], KVCache],
+    begin: Callable,
+    prompt_cache: Callable[[list[int], int], Prompt],
     budget: int,
 ) -> None:
     """The released rule, literally: keep keys unrotated, then rotate keys and query by their slots in the cache."""
     lengths, steps, base = [33, 3, 14], 8, 100.0
     prompt = prompt_cache(lengths, 33 + steps)
-    plain, values = prompt.k[0].clone(), prompt.v[0].clone()
+    plain, values = prompt.cache.k[0].clone(), prompt.cache.v[0].clone()
     for row, length in enumerate(lengths):
         for head in range(2):
             for p in range(length):
-                prompt.k[0, row, head, p] = turn(plain[row, head, p], p, base)
+                prompt.cache.k[0, row, head, p] = turn(plain[row, head, p], p, base)
     method = get_method("streaming").from_budget(budget, config, positions="cache")
     state = method.start(prompt)
     for step in range(steps):
@@ -74,9 +75,9 @@ def test_cache_positions_equal_keys_rotated_by_slot(
                 turned_q[row, head, 0] = turn(q[row, head, 0], at, base)
             for head in range(2):
                 turned_k[row, head, 0] = turn(k[row, head, 0], at, base)
-        state.begin_step()
+        begin(method, state)
         out = attend(method, 0, turned_q, turned_k, v, state)
-        state.finish_step()
+        state.accept()
         for row, length in enumerate(lengths):
             tokens = kept(length + step + 1, budget, 4)
             for head in range(6):
@@ -88,25 +89,29 @@ def test_cache_positions_equal_keys_rotated_by_slot(
 
 
 def test_a_finished_row_stands_still(
-    rng: torch.Generator, config: ModelConfig, attend: Callable, prompt_cache: Callable[[list[int], int], KVCache]
+    rng: torch.Generator,
+    config: ModelConfig,
+    attend: Callable,
+    begin: Callable,
+    prompt_cache: Callable[[list[int], int], Prompt],
 ) -> None:
     method = get_method("streaming").from_budget(8, config)
     state = method.start(prompt_cache([12, 6], 40))
     state.active[1] = False
     for _ in range(5):
         q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (6, 2))
-        state.begin_step()
+        begin(method, state)
         attend(method, 0, q, k, k, state)
-        state.finish_step()
+        state.accept()
     assert state.cache.positions.tolist() == [17, 6]
-    assert state.cache.lengths.tolist() == [8, 6]
-    assert state.reads[0].tolist() == [40.0, 0.0]
+    assert [len(state.cache.stored_kv(0, row, 0)[0]) for row in (0, 1)] == [8, 6]
+    assert state.kv_tokens_per_head[0].tolist() == [40.0, 0.0]
 
 
-def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], KVCache]) -> None:
+def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt]) -> None:
     cache = get_method("streaming").from_budget(8, config).start(prompt_cache([12], 40)).cache
     other = cache.clone()
-    other.k[0, 0, :, other.slot_mapping()] = 1.0
-    other.advance(torch.tensor([True]))
+    other.k[0, 0] = 1.0
+    other.advance(torch.tensor([1]))
     assert not other.k[0].equal(cache.k[0])
     assert (other.positions.item(), cache.positions.item()) == (13, 12)

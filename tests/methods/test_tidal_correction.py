@@ -18,8 +18,8 @@ BUDGET = 8
 def decode(seed: int):
     """A function of a method's name, budget and parameters: what it makes of two prompts of ragged lengths."""
     bench = make_bench("tidal", "cpu", {}, dtype=torch.float64, seed=seed % 2**31)
-    prompts = [bench.prompts[row] for row in (1, 2)]
-    fed = [tuple(bench.fed[row].tolist()) for row in (1, 2)]
+    prompts = [bench.prompts[0][:length] for length in (80, 30)]
+    fed = [tuple(bench.prompts[1][first : first + 12].tolist()) for first in (0, 12)]
 
     def run(name: str, budget: int | None, **params: object) -> list[Completion]:
         method = get_method(name).from_budget(budget, CONFIG, **params)

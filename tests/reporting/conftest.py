@@ -16,7 +16,7 @@ import yaml
 
 from longdecode.evals import curves, summary
 from longdecode.evals.records import Provenance, Record
-from longdecode.evals.storage import write_records
+from longdecode.evals.storage import write_records, write_table
 from longdecode.reporting.build import build_report
 
 CONFIG: dict[str, Any] = {
@@ -109,9 +109,10 @@ def _cell(
         yield Record(
             **fields, sample_index=index, status="ok", prompt_sha256=f"{task}-{context}-{index}",
             score=float(np.mean(parts)) if parts else 0.0, parts=parts,
-            read_tokens_mean=(dense * context + (12 - dense) * fetched) / 12, read_tokens_sparse=fetched,
-            kv_bytes_per_step=traffic, metadata_bytes_per_step=metadata,
-            truncated=label == "streaming" and index % 4 == 0 if suite == "mini_longgen" else None,
+            measures={
+                "kv_tokens_read": (dense * context + (12 - dense) * fetched) / 12, "kv_tokens_read_sparse": fetched,
+                "kv_bytes_per_step": traffic, "metadata_bytes_per_step": metadata,
+            } | ({"truncated": label == "streaming" and index % 4 == 0} if suite == "mini_longgen" else {}),
         )  # fmt: skip
 
 
@@ -146,12 +147,12 @@ def _write_run(folder: Path, config: dict[str, Any]) -> Path:
                 for budget in budgets
                 for record in _cell(label, suite, task, context, budget, rng)
             ]
-            write_records(folder / "records" / "miniature" / label / f"{suite}.parquet", records)
+            write_records(folder / "records" / "miniature" / label / f"{suite}.parquet", records, Record)
             everything += records
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    summary.write_csv(folder / "summary.csv", summary.summarise(everything, SPREAD))
-    summary.write_csv(folder / "along_generation.csv", curves.along_generation(everything, 0.95))
-    summary.write_csv(folder / "loss_by_position.csv", curves.loss_by_position(everything, 0.95))
+    write_table(folder / "summary.csv", summary.summarise(everything, SPREAD))
+    write_table(folder / "along_generation.parquet", curves.along_generation(everything, 0.95))
+    write_table(folder / "loss_by_position.csv", curves.loss_by_position(everything, 0.95))
     return folder
 
 

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longdecode.evals.records import Provenance
-from longdecode.evals.summary import write_csv
+from longdecode.evals.records import Provenance, SpeedRecord, SpeedSample
+from longdecode.evals.storage import write_records, write_table
 from longdecode.evals.throughput.derived import breakdown_table, breakeven_table, growth_table
-from longdecode.evals.throughput.records import SpeedRecord, SpeedSample
-from longdecode.evals.throughput.storage import write_speed_records
 from longdecode.evals.throughput.summary import speed_table
 
 RATE = 4.6e6  # bytes a microsecond
@@ -39,12 +37,12 @@ def write_speed(folder: Path, seed: int = 7) -> pd.DataFrame:
     records = [_record(row, rng) for row in (*_ceilings(), *_kernels(), *_steps())]
     for job in ("kernels", "llama3-8b", "miniature"):
         mine = [r for r in records if job == (r.model if r.bench == "decode" else "kernels")]
-        write_speed_records(folder / "speed" / f"{job}.parquet", mine)
+        write_records(folder / "speed" / f"{job}.parquet", mine, SpeedRecord)
     table = speed_table(records, 0.95, 200)
-    write_csv(folder / "speed.csv", table)
-    write_csv(folder / "growth.csv", growth_table(table, 0.95))
-    write_csv(folder / "breakeven.csv", breakeven_table(table))
-    write_csv(folder / "breakdown.csv", breakdown_table(table))
+    write_table(folder / "speed.csv", table)
+    write_table(folder / "growth.csv", growth_table(table, 0.95))
+    write_table(folder / "breakeven.csv", breakeven_table(table))
+    write_table(folder / "breakdown.csv", breakdown_table(table))
     return pd.read_csv(folder / "speed.csv")
 
 

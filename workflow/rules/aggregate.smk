@@ -23,7 +23,7 @@ rule aggregate:
             caption="../report/summary.rst",
             category="Results",
         ),
-        along_generation=f"{RESULTS}/along_generation.csv",
+        along_generation=f"{RESULTS}/along_generation.parquet",
         loss_by_position=f"{RESULTS}/loss_by_position.csv",
     log:
         f"{RESULTS}/logs/aggregate.log",

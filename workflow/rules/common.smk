@@ -18,8 +18,15 @@ os.environ.update(
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.names import unknown_name
-from longdecode.evals.hashing import code_hash, hash_files, speed_code_hash
+from longdecode.evals.hashing import (
+    hash_files,
+    hash_texts,
+    quality_code_hash,
+    speed_code_hash,
+)
 from longdecode.evals.run_config import ModelSpec, RunConfig, build_run_config
+from longdecode.evals.tasks.registry import get_task
+from longdecode.evals.throughput.spec import KERNELS_JOB
 
 
 def config_path(profile: str) -> Path:
@@ -94,15 +101,21 @@ def method_files(label: str, model: str) -> list[str]:
     return sorted(map(str, RUN.methods[label].files_of(model)))
 
 
-def cell_settings(model: str, label: str, suite: str) -> str:
-    """All settings that a cell's records depend on, and no others."""
-    method = RUN.methods[label]
+def suite_settings(model: str, suite: str) -> str:
+    """Return all settings that the records of a model and suite depend on, and no others."""
+    methods = {label: RUN.methods[label] for label in SUITE_LABELS[suite]}
     settings = {
-        "budgets": [budget.text for budget in RUN.budgets_of(label)],
         "data": RUN.data,
         "device": RUN.device,
         "dtype": RUN.dtype,
-        "method": [method.method, method.params_of(model)],
+        "methods": {
+            label: [
+                method.method,
+                method.params_of(model),
+                [budget.text for budget in RUN.budgets_of(label)],
+            ]
+            for label, method in methods.items()
+        },
         "model": [RUN.models[model].path, RUN.models[model].revision],
         "seed": RUN.seed,
         "suite": config["suites"][suite],
@@ -110,10 +123,24 @@ def cell_settings(model: str, label: str, suite: str) -> str:
     return json.dumps(settings, sort_keys=True, default=str)
 
 
-@functools.cache
-def method_code(label: str) -> str:
-    """Hash of the code that can change a number under this label."""
-    return code_hash(RUN.methods[label].method)
+def suite_code(suite: str) -> str:
+    """Hash the code that can change a score of a suite under any of its labels."""
+    tasks = {type(get_task(name)).__module__ for name in RUN.suites[suite].tasks}
+    methods = {RUN.methods[label].method for label in SUITE_LABELS[suite]}
+    return hash_texts(
+        quality_code_hash(method, task)
+        for method in sorted(methods)
+        for task in sorted(tasks)
+    )
+
+
+def speed_code(job: str) -> str:
+    """Hash the code that can change a time of a throughput job."""
+    if job == KERNELS_JOB:
+        return speed_code_hash("kernels", ())
+    labels = {"full", *RUN.throughput.decode[job].methods}
+    methods = {RUN.methods[label].method for label in labels if label in RUN.methods}
+    return speed_code_hash("decode", methods | {"full"})
 
 
 def folder_hash(*folders: str) -> str:
@@ -197,11 +224,16 @@ if GPUS:
 THREADS, TORCH_THREADS = evaluate_threads()
 RESULTS = f"results/{RUN.profile}"
 REPORT = f"reports/{RUN.profile}"
+SUITE_LABELS = {
+    suite: labels
+    for suite in RUN.suites
+    if (labels := [label for label in RUN.methods if suite in RUN.suites_of(label)])
+}
 RECORDS = [
     f"{RESULTS}/records/{model}/{label}/{suite}.parquet"
     for model in RUN.models
-    for label in RUN.methods
-    for suite in RUN.suites_of(label)
+    for suite, labels in SUITE_LABELS.items()
+    for label in labels
 ]
 
 SPEED_JOBS = RUN.throughput.jobs if RUN.throughput else ()
@@ -216,11 +248,8 @@ SPEED_NAMES = (
 )
 SPEED_TABLES = [f"{RESULTS}/{name}.csv" for name in SPEED_NAMES] if SPEED_JOBS else []
 SPEED_THREADS = speed_threads()
-SPEED_CODE = speed_code_hash() if SPEED_JOBS else ""
 
 
 wildcard_constraints:
     job="|".join(map(re.escape, SPEED_JOBS)) or "none",
     model="|".join(map(re.escape, RUN.models)),
-    label="|".join(map(re.escape, RUN.methods)),
-    suite="|".join(map(re.escape, RUN.suites)),

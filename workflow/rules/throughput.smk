@@ -16,7 +16,7 @@ rule throughput:
         torch_threads=SPEED_THREADS[1],
     params:
         settings=lambda wildcards: speed_settings(wildcards.job),
-        code=SPEED_CODE,
+        code=lambda wildcards: speed_code(wildcards.job),
     script:
         "../scripts/measure_speed.py"
 
@@ -38,6 +38,6 @@ rule speed_summary:
     conda:
         "../envs/longdecode.yaml"
     params:
-        code=SPEED_CODE,
+        code=folder_hash("evals/throughput"),
     script:
         "../scripts/summarise_speed.py"

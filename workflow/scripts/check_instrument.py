@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from job import job
+from job_log import logged
 
-with job(snakemake):
+with logged(snakemake):
     from longdecode.engine.errors import GateError
     from longdecode.evals.instrument import check_instrument
     from longdecode.evals.run_config import load_run_config

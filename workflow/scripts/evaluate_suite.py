@@ -1,22 +1,22 @@
-"""Run one model, method and suite; journalled, so that a killed job goes on at its next sample."""
+"""Score a suite on one model with all its labels; journalled, so that a killed job goes on at its next batch."""
 
 import sys
 import time
 from pathlib import Path
 
-from job import job
+from job_log import logged
 
-with job(snakemake):
+with logged(snakemake):
+    from longdecode.evals.evaluate import evaluate_suite
     from longdecode.evals.journal import JournalLockedError
     from longdecode.evals.run_config import build_run_config
-    from longdecode.evals.runner import run_job
 
     config = build_run_config(snakemake.config, "configuration")
-    cell = snakemake.wildcards
+    outputs = dict(zip(snakemake.params.labels, map(Path, snakemake.output), strict=True))
     waiting = False
     while True:
         try:
-            run_job(config, cell.model, cell.label, cell.suite, Path(snakemake.output[0]))
+            evaluate_suite(config, snakemake.wildcards.model, snakemake.params.suite, outputs)
             break
         except JournalLockedError as error:
             # A job may outlive a workflow that was killed; what it writes is taken over when it ends.

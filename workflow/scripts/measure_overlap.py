@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from job import job
+from job_log import logged
 
-with job(snakemake):
+with logged(snakemake):
     from longdecode.identification.overlap import measure_overlap
     from longdecode.identification.plan import build_plan
 

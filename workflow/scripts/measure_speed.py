@@ -4,18 +4,18 @@ import sys
 import time
 from pathlib import Path
 
-from job import job
+from job_log import logged
 
-with job(snakemake):
+with logged(snakemake):
     from longdecode.evals.journal import JournalLockedError
     from longdecode.evals.run_config import build_run_config
-    from longdecode.evals.throughput.run import run_speed_job
+    from longdecode.evals.throughput.measure import measure_speed
 
     config = build_run_config(snakemake.config, "configuration")
     waiting = False
     while True:
         try:
-            run_speed_job(config, snakemake.wildcards.job, Path(snakemake.output[0]))
+            measure_speed(config, snakemake.wildcards.job, Path(snakemake.output[0]))
             break
         except JournalLockedError as error:
             # A job may outlive a workflow that was killed; what it writes is taken over when it ends.

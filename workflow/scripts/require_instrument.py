@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from job import job
+from job_log import logged
 
-with job(snakemake):
+with logged(snakemake):
     from longdecode.engine.errors import GateError
 
     path = Path(snakemake.input[0])

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from job import job
+from job_log import logged
 
-with job(snakemake):
+with logged(snakemake):
     from longdecode.evals.run_config import load_run_config
     from longdecode.evals.throughput.summary import write_speed_summary
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from job import job
+from job_log import logged
 
-with job(snakemake):
+with logged(snakemake):
     from longdecode.miniature.train import main
 
     books = snakemake.params.books or "emozilla/pg19"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from longdecode.engine.device import Reading
-from longdecode.evals.records import Provenance
-from longdecode.evals.throughput.records import SpeedRecord, SpeedSample
+from longdecode.evals.records import Provenance, SpeedRecord, SpeedSample
 
 PROVENANCE = Provenance(
     revision="r", dirty=False, code_hash="c", model_hash="m", data_hash="d", device="gpu", dtype="bfloat16",

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from longdecode.evals.throughput.compare import COLUMNS, CompareError, compare, table, worktree
-from longdecode.evals.throughput.ledger import key_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,7 +59,7 @@ def test_unknown_and_too_old_revisions_are_refused(clone: Path) -> None:
 def test_ratios_are_taken_between_neighbours(speed_record) -> None:  # type: ignore[no-untyped-def]
     def run(us: float, **other: object) -> dict:  # type: ignore[type-arg]
         record = speed_record([us] * 3, **other)
-        return {key_of(record): record}
+        return {record.key: record}
 
     found = table([run(100), run(300)], [run(50), run(150)])
     row = found.iloc[0]
@@ -68,6 +67,6 @@ def test_ratios_are_taken_between_neighbours(speed_record) -> None:  # type: ign
     assert (row["other_us"], row["this_us"], row["pairs"]) == (200, 100, 2)
     lost = table([run(100), {}], [run(50), run(50)]).iloc[0]
     assert (lost["status"], lost["pairs"]) == ("missing", 1) and lost["ratio"] != lost["ratio"]
-    failed = table([run(1), run(1)], [run(1, status="oom", reason="full"), run(1)]).iloc[0]
+    failed = table([run(1), run(1)], [run(1, status="oom", reason="full", samples=[]), run(1)]).iloc[0]
     assert (failed["status"], failed["reason"]) == ("oom", "full")
     assert failed["verdict"] == lost["verdict"] == ""

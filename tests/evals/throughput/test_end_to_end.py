@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 import yaml
 
 from longdecode.engine.errors import ConfigError, GateError
+from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.storage import journal_path, read_records
 from longdecode.evals.throughput import cli, decode, kernels
-from longdecode.evals.throughput.records import SpeedRecord
-from longdecode.evals.throughput.run import run_speed_job
-from longdecode.evals.throughput.storage import journal_path, read_speed_records
+from longdecode.evals.throughput.measure import measure_speed
 
 SPEED = {
     "kernels": {
@@ -73,8 +74,8 @@ def run(speed_values: dict[str, Any]) -> RunConfig:
 
 def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
     output = tmp_path / "speed" / "tiny.parquet"
-    run_speed_job(run, "tiny", output)
-    records = read_speed_records(output)
+    measure_speed(run, "tiny", output)
+    records = read_records(output, SpeedRecord)
     by_cell = {(record.label, record.stage): record for record in records if record.context == 128}
     assert set(by_cell) == {
         ("full", "step"), ("full", "setup"), ("full", "prefill"), ("streaming", "step"), ("streaming", "setup"),
@@ -106,10 +107,10 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
 
 def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
     output = tmp_path / "kernels.parquet"
-    run_speed_job(run, "kernels", output)
+    measure_speed(run, "kernels", output)
     records = {
         (record.subject, record.label, record.budget): record
-        for record in read_speed_records(output)
+        for record in read_records(output, SpeedRecord)
         if "full_heads" not in record.params
     }
     ours = records["decode_attention", "longdecode", "full"]
@@ -126,7 +127,7 @@ def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
     }  # fmt: skip
     hybrid = {
         (record.subject, record.label, record.params["full_heads"]): record
-        for record in read_speed_records(output)
+        for record in read_records(output, SpeedRecord)
         if "full_heads" in record.params
     }
     for heads in (0, 2):
@@ -157,15 +158,16 @@ def test_a_killed_job_resumes_at_its_next_record(
 
     monkeypatch.setattr(decode.DecodeBench, "_gate", killed)
     with pytest.raises(KeyboardInterrupt):
-        run_speed_job(run, "tiny", output)
+        measure_speed(run, "tiny", output)
     monkeypatch.setattr(decode.DecodeBench, "_gate", timed)
     assert not output.exists()
-    kept = [SpeedRecord.model_validate_json(line) for line in journal_path(output).read_text().splitlines()[1:]]
+    lines = journal_path(output).read_text().splitlines()[1:]
+    kept = [SpeedRecord.model_validate(fields) for line in lines for fields in json.loads(line)]
     assert len(kept) == 3
-    fresh = run_speed_job(run, "tiny", output)
-    assert read_speed_records(output)[:3] == kept
-    assert len(fresh) == len(read_speed_records(output)) - 3
-    assert run_speed_job(run, "tiny", output) == []
+    fresh = measure_speed(run, "tiny", output)
+    assert read_records(output, SpeedRecord)[:3] == kept
+    assert len(fresh) == len(read_records(output, SpeedRecord)) - 3
+    assert measure_speed(run, "tiny", output) == []
 
 
 def test_an_op_that_fails_its_gate_is_not_timed(
@@ -177,8 +179,8 @@ def test_an_op_that_fails_its_gate_is_not_timed(
 
     monkeypatch.setattr(kernels, "_gate", wrong)
     output = tmp_path / "kernels.parquet"
-    run_speed_job(run, "kernels", output)
-    records = [record for record in read_speed_records(output) if record.subject == "topk_select"]
+    measure_speed(run, "kernels", output)
+    records = [record for record in read_records(output, SpeedRecord) if record.subject == "topk_select"]
     failed = [record for record in records if record.budget == "64"]
     assert len(failed) == 3 and all(record.status == "failed_gate" and not record.samples for record in failed)
 
@@ -194,8 +196,8 @@ def test_memory_that_does_not_suffice_is_a_status(
 
     monkeypatch.setattr(Decoder, "new_cache", refuse)
     output = tmp_path / "tiny.parquet"
-    run_speed_job(run, "tiny", output)
-    records = [record for record in read_speed_records(output) if record.context == 128]
+    measure_speed(run, "tiny", output)
+    records = [record for record in read_records(output, SpeedRecord) if record.context == 128]
     assert records and all(record.status == "oom" and record.reason for record in records)
 
 
@@ -206,7 +208,7 @@ def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.Ca
     common = ["--config", str(path), "--output", str(folder), "--device", "cpu", "--leased"]
     chosen = ["--jobs", "tiny", "--stages", "step", "--subjects", "streaming", "--contexts", "128"]
     assert cli.main([*common, *chosen, "--rounds", "3", "--summary", str(table)]) == 0
-    (record,) = read_speed_records(folder / "tiny.parquet")
+    (record,) = read_records(folder / "tiny.parquet", SpeedRecord)
     assert (record.label, record.stage, len(record.samples)) == ("streaming", "step", 3)
     assert "streaming" in capsys.readouterr().out
     assert pd.read_csv(table)["label"].tolist() == ["streaming"]
@@ -217,6 +219,6 @@ def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.Ca
 
 def test_an_unknown_job_and_a_run_without_tests_are_refused(run: RunConfig, config_values: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nearest valid name: 'kernels'"):
-        run_speed_job(run, "kernel", tmp_path / "x.parquet")
+        measure_speed(run, "kernel", tmp_path / "x.parquet")
     with pytest.raises(ConfigError, match="throughput"):
-        run_speed_job(build_run_config(config_values, "c"), "kernels", tmp_path / "x.parquet")
+        measure_speed(build_run_config(config_values, "c"), "kernels", tmp_path / "x.parquet")

@@ -187,8 +187,8 @@ class ScoresWhileReading(AttentionMethod):
             return self.attend_all(layer, q, state)
         out = sparse_decode_attention(
             q, state.cache.keys(layer), state.cache.values(layer), extra["indices"], selection.counts, block_size=1,
-            lengths=state.kv_lengths, kv_tokens_read=state.kv_tokens_read[layer], uneven=True, scores=extra["scores"],
-            score_rows=torch.tensor([-1] * (self.config.num_kv_heads - 1) + [0]),
+            kv_lengths=state.kv_lengths, kv_tokens_read=state.kv_tokens_read[layer], uneven=True,
+            scores=extra["scores"], score_rows=torch.tensor([-1] * (self.config.num_kv_heads - 1) + [0]),
         )[0]  # fmt: skip
         scores = extra["scores"].masked_fill(
             torch.arange(state.cache.capacity) >= state.kv_lengths[:, None, None], -1e9

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from longdecode.evals.journal import Journal
+from longdecode.evals.records import SpeedRecord
+from longdecode.evals.storage import journal_path, read_records, write_records
 from longdecode.evals.throughput import derived
-from longdecode.evals.throughput.records import SpeedRecord
-from longdecode.evals.throughput.storage import SpeedJournal, journal_path, read_speed_records, write_speed_records
 from longdecode.evals.throughput.summary import COLUMNS, speed_table
 
 Make = Callable[..., SpeedRecord]
@@ -211,17 +212,16 @@ def test_records_come_back_from_parquet_and_journal_as_they_were(tmp_path: Path,
         speed_record(status="unsupported", reason="no such thing"),
     ]
     path = tmp_path / "results" / "speed" / "job.parquet"
-    write_speed_records(path, records)
-    assert read_speed_records(path) == records
+    write_records(path, records, SpeedRecord)
+    assert read_records(path, SpeedRecord) == records
     journal = journal_path(path)
     assert journal == tmp_path / "results" / "journal" / "speed" / "job.jsonl"
-    with SpeedJournal(journal, "f") as opened:
-        for record in records:
-            opened.append(record)
+    with Journal(journal, "f", SpeedRecord) as opened:
+        opened.append(*records)
     with journal.open("ab") as handle:
-        handle.write(b'{"cut off')
-    with SpeedJournal(journal, "f") as opened:
+        handle.write(b'[{"cut off')
+    with Journal(journal, "f", SpeedRecord) as opened:
         assert opened.records == records
-    with SpeedJournal(journal, "other code") as opened:
+    with Journal(journal, "another", SpeedRecord) as opened:
         assert opened.records == []
     assert (journal.parent / "job.jsonl.stale-1").exists()

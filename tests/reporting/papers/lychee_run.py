@@ -16,12 +16,9 @@ import pandas as pd
 import yaml
 
 from longdecode.evals import curves, summary
-from longdecode.evals.records import Provenance, Record
-from longdecode.evals.storage import write_records
-from longdecode.evals.summary import write_csv
+from longdecode.evals.records import Provenance, Record, SpeedRecord, SpeedSample
+from longdecode.evals.storage import write_records, write_table
 from longdecode.evals.throughput.derived import baselines_table, breakdown_table, breakeven_table, growth_table
-from longdecode.evals.throughput.records import SpeedRecord, SpeedSample
-from longdecode.evals.throughput.storage import write_speed_records
 from longdecode.evals.throughput.summary import correction_table, speed_table
 from longdecode.methods.head_roles import RoleFile, write_role_file
 
@@ -114,11 +111,11 @@ def _scores(folder: Path) -> None:
                 for budget in budgets
                 for record in _cell(label, spec, model, suite, task, context, budget, rng)
             ]
-            write_records(folder / "records" / model / label / f"{suite}.parquet", records)
+            write_records(folder / "records" / model / label / f"{suite}.parquet", records, Record)
             everything += records
-    summary.write_csv(folder / "summary.csv", summary.summarise(everything, SPREAD))
-    summary.write_csv(folder / "along_generation.csv", curves.along_generation(everything, 0.95))
-    summary.write_csv(folder / "loss_by_position.csv", curves.loss_by_position(everything, 0.95))
+    write_table(folder / "summary.csv", summary.summarise(everything, SPREAD))
+    write_table(folder / "along_generation.parquet", curves.along_generation(everything, 0.95))
+    write_table(folder / "loss_by_position.csv", curves.loss_by_position(everything, 0.95))
 
 
 def _cell(
@@ -143,8 +140,10 @@ def _cell(
             budget="full" if budget is None else str(budget),
             budget_tokens=None if budget is None else math.ceil(share * context), context=context, batch=4, seed=0,
             sample_index=index, status="ok", prompt_sha256=f"{task}-{context}-{index}", score=score, parts=parts,
-            read_tokens_mean=read * context, read_tokens_sparse=sparse * context, kv_bytes_per_step=read * context,
-            metadata_bytes_per_step=0.0, provenance=PROVENANCE,
+            provenance=PROVENANCE, measures={
+                "kv_tokens_read": read * context, "kv_tokens_read_sparse": sparse * context,
+                "kv_bytes_per_step": read * context, "metadata_bytes_per_step": 0.0,
+            },
         )  # fmt: skip
 
 
@@ -215,15 +214,15 @@ def write_speed(folder: Path) -> None:
     rng = np.random.default_rng(11)
     records = [_timed(row, rng) for row in (_ceiling(), *_kernels(), *_steps())]
     for job, benches in (("kernels", ("ceiling", "kernel")), ("llama3-8b", ("decode",))):
-        write_speed_records(folder / "speed" / f"{job}.parquet", [r for r in records if r.bench in benches])
+        write_records(folder / "speed" / f"{job}.parquet", [r for r in records if r.bench in benches], SpeedRecord)
     table = speed_table(records, 0.95, 200)
-    write_csv(folder / "speed.csv", table)
-    write_csv(folder / "growth.csv", growth_table(table, 0.95))
-    write_csv(folder / "breakeven.csv", breakeven_table(table))
-    write_csv(folder / "breakdown.csv", breakdown_table(table))
+    write_table(folder / "speed.csv", table)
+    write_table(folder / "growth.csv", growth_table(table, 0.95))
+    write_table(folder / "breakeven.csv", breakeven_table(table))
+    write_table(folder / "breakdown.csv", breakdown_table(table))
     correction = correction_table(table)
-    write_csv(folder / "correction.csv", correction)
-    write_csv(folder / "over_baselines.csv", baselines_table(table, correction))
+    write_table(folder / "correction.csv", correction)
+    write_table(folder / "over_baselines.csv", baselines_table(table, correction))
 
 
 def _timed(row: dict[str, Any], rng: np.random.Generator) -> SpeedRecord:

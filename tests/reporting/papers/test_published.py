@@ -26,8 +26,9 @@ def test_averages_of_complete_rows_are_those_in_print() -> None:
 
 def test_every_paper_loads_with_its_figures() -> None:
     assert paper_names() == ["lychee"]
-    paper, published = load_paper("lychee")
-    assert paper.title == "LycheeDecode"
+    paper = load_paper("lychee")
+    published = paper.published
+    assert (paper.title, paper.method) == ("LycheeDecode", "lychee")
     figure = published.figure("latency", "ratio", baseline="full", context=131072, batch=1)
     assert figure is not None and (figure.text, figure.mark) == ("2.7", "paper; digests A, B, C")
     assert published.figure("heads", "passkey", kind="nothing") is None

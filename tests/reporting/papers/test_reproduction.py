@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from longdecode.evals.run_config import load_run_config
-from longdecode.reporting.papers.lychee.common import WORDS
+from longdecode.reporting.papers.lychee.page import PAPER
 
 NOTE = Path(__file__).parents[3] / "docs" / "reproduction-lychee.md"
 BLOCKS = re.findall(r"```yaml\n(.*?)```", NOTE.read_text(encoding="utf-8"), re.DOTALL)
@@ -24,5 +24,6 @@ def test_a_printed_configuration_is_accepted(text: str, tmp_path: Path) -> None:
 
 
 def test_commands_of_holes_name_those_files() -> None:
-    files = {name for command in WORDS["commands"].values() for name in re.findall(r"configfile (\S+\.yaml)", command)}
+    commands = " ".join(PAPER.words["commands"].values())
+    files = set(re.findall(r"configfile (\S+\.yaml)", commands))
     assert files == {f"{re.search(r'profile: (.*)', text)[1]}.yaml" for text in BLOCKS}  # type: ignore[index]

@@ -1,0 +1,131 @@
+"""The sequences of one batch on the device: what is forced, what was chosen, and who is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.request import Request
+from longdecode.engine.sampling import Sampling
+
+
+class Sequences:
+    """Continuations of a batch of requests, in tensors of fixed shape.
+
+    Token ``i`` of a row's continuation is forced while ``i`` is below the row's forced count and drawn from then on. A
+    row that is done stays in the batch and writes to a spare last column only. Nothing here waits for the device, so
+    that a step can be captured as a CUDA graph.
+
+    ``tokens`` ``[B]`` is each row's newest token, not yet fed. ``steps`` ``[B]`` counts the emissions in which a row
+    was active. ``active`` ``[B]`` is shared with the decode state.
+    """
+
+    def __init__(self, requests: Sequence[Request], sampling: Sampling, active: Tensor):
+        self.sampling = sampling
+        self.active = active
+        device, batch = active.device, len(requests)
+        self.longest = max(request.continuation_tokens for request in requests)
+        self.scores_forced = any(request.forced_ids for request in requests)
+        self.generates = any(request.max_new_tokens for request in requests)
+        self.can_stop = any(request.stop_ids and request.max_new_tokens for request in requests)
+
+        def table(rows: list[tuple[int, ...]], fill: int) -> Tensor:
+            width = max(1, *map(len, rows))
+            return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], device=device)
+
+        def column(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        self.tokens = column([0] * batch)
+        self.counts = column([0] * batch)
+        self.steps = column([0] * batch)
+        self.seeds = column([request.seed for request in requests])
+        self.prompt_lengths = column([len(request.prompt_ids) for request in requests])
+        self.totals = column([request.continuation_tokens for request in requests])
+        self.forced_counts = column([len(request.forced_ids) for request in requests])
+        self.forced = table([request.forced_ids for request in requests], 0)
+        self.stops = table([tuple(sorted(request.stop_ids)) for request in requests], -1)
+        self.history_tokens = sampling.history_tokens
+        self.text = torch.full((batch, self.history_tokens + self.longest + 1), -1, dtype=torch.int64, device=device)
+        self.chosen = self.text[:, self.history_tokens :]
+        if self.history_tokens:
+            for row, request in enumerate(requests):
+                tail = request.prompt_ids[-self.history_tokens :]
+                self.text[row, self.history_tokens - len(tail) : self.history_tokens] = column(list(tail))
+        self.logprobs = torch.zeros(batch, self.longest + 1, dtype=torch.float32, device=device)
+        self.greedy = torch.zeros(batch, self.longest + 1, dtype=torch.bool, device=device)
+        self.active.copy_(self.totals > 0)
+
+    def choose(self, logits: Tensor, drafts: Tensor | None = None, ahead: int = 0) -> Tensor:
+        """Choose the tokens that follow a block; forced ones stand where they are due.
+
+        Args:
+            logits: ``[B, T, V]`` float32; row ``t`` follows the newest token and the first ``ahead + t`` drafts.
+            drafts: ``[B, ahead + T - 1]`` int64, or ``None`` where that is nothing.
+            ahead: drafts before the block's first row.
+
+        Returns:
+            ``[B, T]`` int64.
+        """
+        batch, width, vocab = logits.shape
+        index = self._index(width) + ahead
+        forced = self.forced.gather(1, index.clamp(max=self.forced.shape[1] - 1))
+        if not self.generates:
+            return forced
+        seeds = self.seeds[:, None].expand(batch, width).reshape(-1)
+        positions = (self.prompt_lengths[:, None] + index).reshape(-1)
+        history = self._history(width, drafts, ahead)
+        drawn = self.sampling.choose(logits.reshape(-1, vocab), seeds, positions, history)
+        return torch.where(index < self.forced_counts[:, None], forced, drawn.view(batch, width))
+
+    def emit(self, tokens: Tensor, logits: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Record the first ``counts`` chosen tokens of each active row, up to a stop token or the row's total.
+
+        Args:
+            tokens: ``[B, T]`` int64.
+            logits: ``[B, T, V]`` float32 that they were chosen from.
+            counts: ``[B]`` int64; all ``T`` where left out.
+
+        Returns:
+            Tokens recorded, ``[B]`` int64, 0 in rows that were not active.
+        """
+        width = tokens.shape[1]
+        index = self._index(width)
+        taken = self.active[:, None] & (index < self.totals[:, None])
+        if counts is not None:
+            taken = taken & (torch.arange(width, device=tokens.device) < counts[:, None])
+        if self.can_stop:
+            stop = (tokens[..., None] == self.stops[:, None]).any(dim=-1) & (index >= self.forced_counts[:, None])
+            taken = taken & (stop.cumsum(dim=1) - stop.long() == 0)
+        place = torch.where(taken, index, self.longest)
+        self.chosen.scatter_(1, place, tokens)
+        if self.scores_forced:
+            logit = logits.gather(2, tokens[..., None])[..., 0]
+            self.logprobs.scatter_(1, place, logit - logits.logsumexp(dim=2))
+            self.greedy.scatter_(1, place, logit >= logits.amax(dim=2))
+        self.steps += self.active
+        recorded = taken.sum(dim=1)
+        self.counts += recorded
+        last = tokens.gather(1, (recorded - 1).clamp(min=0)[:, None])[:, 0]
+        self.tokens.copy_(torch.where(recorded > 0, last, self.tokens))
+        done = self.counts >= self.totals
+        if self.can_stop:
+            done |= (stop & taken).any(dim=1)
+        self.active.logical_and_(~done)
+        return recorded
+
+    def _index(self, width: int) -> Tensor:
+        """Places in the continuation of the next ``width`` tokens, ``[B, T]``."""
+        return self.counts[:, None] + torch.arange(width, device=self.counts.device)
+
+    def _history(self, width: int, drafts: Tensor | None, ahead: int) -> Tensor | None:
+        """The tokens before each draw, ``[B * T, W]``, where the sampling depends on them."""
+        if not self.history_tokens:
+            return None
+        places = self.counts[:, None] + torch.arange(self.history_tokens, device=self.counts.device)
+        window = self.text.gather(1, places)
+        if drafts is not None:
+            window = torch.cat((window, drafts), dim=1)
+        return window.unfold(1, self.history_tokens, 1)[:, ahead : ahead + width].reshape(-1, self.history_tokens)

@@ -1,0 +1,68 @@
+"""Loss on real books that the miniature has never seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.evals.tasks.base import Sample
+from longdecode.evals.tasks.generated import sample_rng
+from longdecode.evals.tasks.mini_book.narrative import CONTINUATION_BYTES, LossTask
+
+if TYPE_CHECKING:
+    from longdecode.evals.tokenizing import TextTokenizer
+
+HELD_OUT = ("12204", "860")
+"""Books of PG-19's test split that no training run of the miniature reads."""
+_SOURCE = "https://storage.googleapis.com/deepmind-gutenberg/test"
+
+
+class MiniBookPg19(LossTask):
+    """Loss on the last 256 bytes of windows of held-out PG-19 books, the books in turn.
+
+    Args:
+        folder: where the books are, as ``<id>.txt`` at any depth; ``None`` where the configuration names no folder.
+
+    Source: Rae et al. 2020 (Compressive Transformers, arXiv 1911.05507) for the data.
+    """
+
+    name = "mini_book_pg19"
+    data_source: Literal["generated", "real"] = "real"
+
+    def __init__(self, folder: Path | None):
+        self.folder = folder
+
+    def samples(
+        self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
+    ) -> list[Sample]:
+        """Cut ``count`` windows of exactly ``context_tokens`` bytes, each at a random place of its book.
+
+        Raises:
+            UnsupportedCellError: no held-out book is as long as the context, or the context is shorter than the
+                continuation.
+            DataUnavailableError: the books are not here; the message says how to fetch them.
+        """
+        if context_tokens <= CONTINUATION_BYTES:
+            raise UnsupportedCellError(f"{self.name} needs more than {CONTINUATION_BYTES} tokens, not {context_tokens}")
+        books = [book for book in map(self._read, HELD_OUT) if len(book) >= context_tokens]
+        if not books:
+            raise UnsupportedCellError(f"{self.name}: no held-out book has {context_tokens} bytes")
+        return [self._sample(books[i % len(books)], context_tokens, seed, i) for i in range(count)]
+
+    def _sample(self, book: str, context_tokens: int, seed: int, index: int) -> Sample:
+        rng = sample_rng(self.name, context_tokens, seed, index)
+        start = rng.randint(0, len(book) - context_tokens)
+        cut = start + context_tokens - CONTINUATION_BYTES
+        return Sample(index, book[start:cut], book[cut : start + context_tokens], 0, None, None)
+
+    def _read(self, book: str) -> str:
+        found = sorted(self.folder.rglob(f"{book}.txt")) if self.folder is not None else []
+        if not found:
+            where = (
+                f"no {book}.txt below {self.folder}" if self.folder else "the configuration's data.pg19 names no folder"
+            )
+            fetch = f"curl --create-dirs -o 'books/#1.txt' '{_SOURCE}/{{{','.join(HELD_OUT)}}}.txt'"
+            raise DataUnavailableError(f"{where}; fetch the books with {fetch} and set data.pg19 to books")
+        # The tasks count bytes as characters, and the miniature has seen plain ASCII only.
+        return found[0].read_text(encoding="utf-8").encode("ascii", "ignore").decode("ascii")

@@ -1,0 +1,127 @@
+"""Measure one throughput job: lease a device, wait until it is at rest, time every open cell, write the records."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+
+from longdecode.engine.device import resolve_device
+from longdecode.engine.errors import ConfigError, DeviceMemoryError
+from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.journal import Journal
+from longdecode.evals.names import unknown_name
+from longdecode.evals.records import SpeedRecord
+from longdecode.evals.run_config import RunConfig
+from longdecode.evals.storage import journal_path, read_records, write_records
+from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger, told
+from longdecode.evals.throughput.spec import KERNELS_JOB, ThroughputSpec
+from longdecode.evals.throughput.speed_job import SpeedJob
+
+Choose = Callable[[SpeedCell], bool]
+
+
+def measure_speed(
+    run: RunConfig,
+    name: str,
+    output: Path,
+    *,
+    choose: Choose | None = None,
+    leased: bool = False,
+    keep_going: bool = False,
+) -> list[SpeedRecord]:
+    """Time a job's cells and write all its records to ``output``.
+
+    Args:
+        name: ``kernels``, or a model of the configuration's ``throughput.decode``.
+        output: the parquet file; the journal's place follows from it.
+        choose: which cells to run now; all of them when left out. Cells that the journal already has stay as they are.
+        leased: the caller holds the GPU's lease.
+        keep_going: print an error that no status stands for and go on, its cell left without a record.
+
+    Returns:
+        The records made now.
+
+    Raises:
+        ConfigError: the configuration asks for no throughput tests, or has no such job.
+        DeviceBusyError: the device did not come to rest.
+        JournalLockedError: another process runs this job.
+    """
+    spec = run.throughput
+    if spec is None:
+        raise ConfigError(f"{run.source}: no throughput tests are configured (key 'throughput')")
+    if name not in spec.jobs:
+        raise ConfigError(f"{run.source}: throughput: {unknown_name('job', name, spec.jobs)}")
+    device = resolve_device(run.device)
+    lease: AbstractContextManager[torch.device] = nullcontext(_indexed(device)) if leased else lease_gpu(device)
+    with lease as leased_device, _current(leased_device):
+        job = SpeedJob(run, spec, name, leased_device, keep_going)
+        with Journal(journal_path(output), job.fingerprint, SpeedRecord) as journal:
+            cells = _cells(job, spec)
+            ledger = SpeedLedger(
+                journal,
+                cells,
+                valid=job.still_holds,
+                kept=read_records(output, SpeedRecord, job.fingerprint),
+                wanted=[cell for cell in cells if choose is None or choose(cell)],
+                on_add=lambda record: print(told(record), file=sys.stderr, flush=True),
+            )
+            started = time.monotonic()
+            todo = ledger.open(cells)
+            print(f"{name}: {len(todo)} of {len(cells)} cells to time", file=sys.stderr, flush=True)
+            if todo:
+                # What is loaded by now stays; collecting it over and over between cells would take longer than timing.
+                gc.collect()
+                gc.freeze()
+                job.guard.wait_until_idle()
+                _time(job, spec, ledger, todo)
+            write_records(output, ledger.final(), SpeedRecord, job.fingerprint)
+            print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            return ledger.fresh
+
+
+def _cells(job: SpeedJob, spec: ThroughputSpec) -> list[SpeedCell]:
+    """All cells of a job."""
+    if job.name == KERNELS_JOB:
+        from longdecode.evals.throughput.kernels import kernel_cells
+
+        return kernel_cells(spec.kernels, job.device)
+    from longdecode.engine.config_reader import read_config, resolve_checkpoint
+    from longdecode.evals.throughput.decode_cells import Labels, decode_cells
+    from longdecode.evals.throughput.models import shape_config
+
+    model = job.run.models.get(job.name)
+    config = read_config(resolve_checkpoint(model.path, model.revision)) if model else shape_config(job.name)
+    return decode_cells(Labels(job.run, job.name), spec.decode[job.name], config)
+
+
+def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequence[SpeedCell]) -> None:
+    if job.name == KERNELS_JOB:
+        from longdecode.evals.throughput.kernels import KernelBench
+
+        KernelBench(job, ledger, spec.kernels).run()
+        return
+    from longdecode.evals.throughput.decode import DecodeBench
+    from longdecode.evals.throughput.models import load_model
+
+    try:
+        model = load_model(job.run, job.name, job.device, job.dtype, max(cell.context for cell in todo))
+    except DeviceMemoryError as error:
+        for cell in todo:
+            ledger.add(job.closed(cell, "random", "oom", str(error)))
+        return
+    DecodeBench(job, ledger, model, spec.decode[job.name]).run()
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one: graphs are replayed on the current device's stream."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _indexed(device: torch.device) -> torch.device:
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

@@ -1,0 +1,174 @@
+"""Compare what a method reads with the rule that it states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.errors import GateError
+from longdecode.methods.conformance_bench import CONFIG, Bench, Heads, Trace
+from longdecode.methods.rule import Positions, Rule
+
+EXACT = 1e-9
+"""Largest difference allowed between an output and attention over the declared tokens, both in float64."""
+TURNED = 1e-3
+"""The same where the method turns queries by angles of its own: the engine computes angles in float32."""
+_ELEMENT_BYTES = 2
+
+
+def reads_follow_the_rule(bench: Bench) -> None:
+    """Hold every read of every step, layer, row and head against the rule.
+
+    The output of a layer must be brute-force attention over the declared tokens, and the tokens counted as read theirs.
+    Three budgets: the small one, one that is no multiple of it and little under a row's length, and the smallest.
+    Tiny differences decide in float32, so that only float64 is checked.
+    """
+    if bench.rule is None or bench.decoder.dtype != torch.float64:
+        return
+    rows = list(range(len(bench.prompts)))
+    _follow(bench, bench.small, bench.budget, rows)
+    if bench.takes_budget:
+        for budget in sorted({bench.card.limits.min_budget_tokens or 1, bench.budget - bench.budget // 8 - 1}):
+            if bench.accepts(budget):
+                _follow(bench, bench.inputs.trace(bench.build(budget), rows[1:]), budget, rows[1:])
+
+
+def traffic_follows_the_rule(bench: Bench) -> None:
+    """Metadata bytes are the rule's at every length; keys and values are at least those that were read."""
+    if bench.rule is None:
+        return
+    rule = bench.rule(bench.params, bench.budget, CONFIG)
+    token_bytes = 2 * CONFIG.head_dim * _ELEMENT_BYTES
+    for row, prompt in enumerate(bench.prompts):
+        for step, read in enumerate(bench.small.kv_tokens_read[:, :, row].sum(dim=1).tolist()):
+            kv_length = len(prompt) + step + 1
+            traffic = bench.method.traffic(kv_length, _ELEMENT_BYTES)
+            metadata = rule.metadata_bytes(kv_length, _ELEMENT_BYTES)
+            if bench.card.slack.per_generated_token:
+                read -= (step + 1) * CONFIG.num_layers * CONFIG.num_kv_heads
+            if traffic.metadata_bytes != metadata or traffic.kv_bytes < read * token_bytes:
+                raise GateError(
+                    f"at {kv_length} tokens the traffic model says {traffic.metadata_bytes:,} bytes of metadata and "
+                    f"{traffic.kv_bytes:,} of keys and values; {metadata:,} and {read * token_bytes:,} are read"
+                )
+
+
+def _follow(bench: Bench, trace: Trace, budget: int, rows: Sequence[int]) -> None:
+    """Compare each of the traced rows with a rule of its own."""
+    assert bench.rule is not None
+    for at, row in enumerate(rows):
+        rule = bench.rule(bench.params, budget, CONFIG)
+        for step, layer, view in _row_views(bench, rule, trace, at, row):
+            where = f"budget {budget}, row {row}, step {step}, layer {layer}, {view.kv_length} tokens"
+            lists = rule.reads(layer, view.queries, view.keys)
+            weights = _check_output(rule, layer, lists, view, where)
+            rule.see_weights(layer, weights)
+            counted, want = int(trace.kv_tokens_read[step, layer, at]), sum(map(len, lists))
+            if counted != want:
+                raise GateError(f"{where}: {counted} tokens are counted as read over all lists, the rule reads {want}")
+
+
+class _View:
+    """Hold one layer of one step of one row, in float64 on the CPU; queries and keys are rotated."""
+
+    def __init__(self, queries: Tensor, keys: Tensor, values: Tensor, out: Tensor):
+        self.queries, self.keys, self.values, self.out = queries, keys, values, out
+        self.kv_length = keys.shape[1]
+
+
+def _row_views(bench: Bench, rule: Rule, trace: Trace, at: int, row: int) -> Iterator[tuple[int, int, _View]]:
+    """Show the prompt of a row, the trace's ``at``-th, to the rule; yield step, layer and view of each layer."""
+    start = len(bench.prompts[row])
+    table = _rotations(bench, start + len(trace.heads))
+    keys, values = (torch.full((CONFIG.num_layers, CONFIG.num_kv_heads, len(table[0]), CONFIG.head_dim), math.nan,
+                               dtype=torch.float64) for _ in range(2))  # fmt: skip
+    for layer in range(CONFIG.num_layers):
+        for head in range(CONFIG.num_kv_heads):
+            stored = bench.full.cache.stored_kv(layer, row, head)
+            for into, every in zip((keys, values), stored, strict=True):
+                into[layer, head, :start] = every[:start].cpu()
+    if type(rule).see_prompt is not Rule.see_prompt:
+        for layer in range(CONFIG.num_layers):
+            queries = bench.inputs.prompt_queries[layer, row, :, :start].cpu()
+            rule.see_prompt(layer, queries, keys[layer, :, :start])
+    for step, layers in enumerate(trace.heads):
+        n = start + step
+        for layer, heads in enumerate(layers):
+            q, k, v, out = _of_row(heads, at)
+            angles = [part[n] for part in table]
+            keys[layer, :, n], values[layer, :, n] = _rotate(k, *angles), v
+            yield step, layer, _View(_rotate(q, *angles), keys[layer, :, : n + 1], values[layer, :, : n + 1], out)
+
+
+def _check_output(rule: Rule, layer: int, lists: Sequence[Positions], view: _View, where: str) -> Tensor:
+    """Compare each query head's output with attention over its list; return the weights ``[Hq, n]``.
+
+    Raises:
+        GateError: a list is malformed, or the output is not attention over it.
+    """
+    n = view.kv_length
+    if len(lists) not in (CONFIG.num_kv_heads, CONFIG.num_heads):
+        raise GateError(f"{where}: the rule names {len(lists)} lists")
+    turned = rule.turned_back(layer, n)
+    weights = torch.zeros(CONFIG.num_heads, n, dtype=torch.float64)
+    for head in range(CONFIG.num_heads):
+        tokens = list(lists[head * len(lists) // CONFIG.num_heads])
+        if not tokens or len(set(tokens)) != len(tokens) or not 0 <= min(tokens) <= max(tokens) < n:
+            raise GateError(f"{where}, query head {head}: the rule names no set of tokens below {n}: {tokens}")
+        kv_head = head // CONFIG.group_size
+        keys, values = view.keys[kv_head], view.values[kv_head]
+        queries = view.queries[head] if turned is None else _turn_back(view.queries[head], turned)
+        logits = (queries * keys).sum(dim=-1) / math.sqrt(CONFIG.head_dim)
+        want = _attention(logits, values, tokens)
+        difference = float((view.out[head] - want).abs().max())
+        if not difference <= (EXACT if turned is None else TURNED):
+            hint = _explain(logits, values, tokens, view.out[head])
+            raise GateError(
+                f"{where}, query head {head}: the output differs by {difference:.3g} from attention over the "
+                f"{len(tokens)} tokens of the rule{hint}"
+            )
+        weights[head, tokens] = logits[tokens].softmax(dim=0)
+    return weights
+
+
+def _explain(logits: Tensor, values: Tensor, tokens: list[int], out: Tensor) -> str:
+    """Name the one token whose absence or presence in the read explains the output, if one does."""
+    for token in range(len(logits)):
+        listed = token in tokens
+        other = [t for t in tokens if t != token] if listed else [*tokens, token]
+        if other and float((out - _attention(logits, values, other)).abs().max()) <= EXACT:
+            return f"; token {token} is {'not read' if listed else 'read besides'}"
+    return ""
+
+
+def _attention(logits: Tensor, values: Tensor, tokens: list[int]) -> Tensor:
+    """Return softmax attention ``[D]`` over the listed tokens."""
+    return logits[tokens].softmax(dim=0) @ values[tokens]
+
+
+def _of_row(heads: Heads, row: int) -> list[Tensor]:
+    """Return queries, keys, values and output of one row, ``[H, D]``, on the CPU."""
+    return [part[row].cpu().double() for part in (heads.q, heads.k, heads.v, heads.out)]
+
+
+def _rotations(bench: Bench, length: int) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of every position, ``[length, D]``."""
+    cos, sin = bench.decoder.rope.at(torch.arange(length, device=bench.decoder.device)[None])
+    return cos[0].cpu().double(), sin[0].cpu().double()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate heads ``[H, D]`` or ``[H, n, D]`` in the split-half layout."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _turn_back(query: Tensor, positions: Tensor) -> Tensor:
+    """Rotate one head ``[D]`` back by so many positions for each key: ``[n, D]``."""
+    exponents = torch.arange(0, CONFIG.head_dim, 2, dtype=torch.float64) / CONFIG.head_dim
+    half = positions[:, None] / float(CONFIG.rope["rope_theta"]) ** exponents
+    angles = torch.cat((half, half), dim=-1)
+    return _rotate(query.expand(len(positions), -1), angles.cos(), -angles.sin())

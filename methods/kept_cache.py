@@ -1,0 +1,144 @@
+"""A cache from which every KV head of every layer evicts tokens of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.token_block import BlockHeads
+from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.layout import accumulator
+from longdecode.kernels.page_minmax import PageBounds
+from longdecode.methods.ring_cache import refuse_blocks
+
+
+class KeptCache(KVCache):
+    """Up to ``capacities[l]`` tokens per KV head of layer ``l``; once they are full a new token replaces a victim.
+
+    By layer: ``k`` and ``v`` ``[B, Hkv, C, D]``, ``slot_positions`` ``[B, Hkv, C]`` int64, the positions of the stored
+    tokens, and ``scores`` ``[B, Hkv, C]`` float32, for the method. Over all layers: ``lengths`` and ``victims``
+    ``[L, B, Hkv]`` int64; the method sets a layer's victims after it has read. Keys keep the rotation they came with.
+    """
+
+    def __init__(self, shape: CacheShape, capacities: Sequence[int], prompt_tokens: int):
+        super().__init__(shape)
+        config = shape.config
+        self.prompt_tokens = prompt_tokens
+        self.k: list[Tensor] = []
+        self.v: list[Tensor] = []
+        self.slot_positions: list[Tensor] = []
+        self.scores: list[Tensor] = []
+        for capacity in capacities:
+            heads = (shape.batch, config.num_kv_heads, capacity)
+            k, v = empty_pair((*heads, config.head_dim), shape)
+            self.k.append(k)
+            self.v.append(v)
+            self.slot_positions.append(torch.zeros(heads, device=shape.device, dtype=torch.int64))
+            self.scores.append(torch.zeros(heads, device=shape.device, dtype=accumulator(shape.dtype)))
+        self.capacities = torch.tensor(capacities, device=shape.device)[:, None, None]
+        size = (config.num_layers, shape.batch, config.num_kv_heads)
+        self.lengths = torch.zeros(size, device=shape.device, dtype=torch.int64)
+        self.victims = torch.zeros_like(self.lengths)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """See ``KVCache.tensors``."""
+        yield from (*self.k, *self.v)
+
+    def counters(self) -> Iterator[tuple[Tensor, int]]:
+        """See ``KVCache.counters``."""
+        yield (self.positions, 0)
+        yield from ((counter, 1) for counter in (self.lengths, self.victims))
+        yield from ((counter, 0) for counter in (*self.slot_positions, *self.scores))
+
+    def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
+        """See ``KVCache.begin_block``."""
+        refuse_blocks(self, width, starts)
+        self.slot_mapping = torch.where(self.lengths < self.capacities, self.lengths, self.victims)
+        self.kv_lengths = (self.lengths + 1).minimum(self.capacities)
+
+    def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
+        """See ``KVCache.append``."""
+        slots = self.slot_mapping[layer][..., None]
+        positions = self.positions[:, None, None].expand_as(slots)
+        self.slot_positions[layer].scatter_(2, slots, positions)
+        self.scores[layer].scatter_(2, slots, 0.0)
+        return store_heads(heads, self.k[layer], self.v[layer], slots, bounds, page_size)
+
+    def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
+        """See ``KVCache.attend``."""
+        return self.attend_with_lse(layer, q, kv_tokens_read)[0]
+
+    def attend_with_lse(self, layer: int, q: Tensor, kv_tokens_read: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend as ``attend`` does; also return the log-sum-exp of the scores, ``[B, Hq, 1]``."""
+        lengths = self.kv_lengths[layer]
+        return decode_attention(q, self.k[layer], self.v[layer], lengths, kv_tokens_read=kv_tokens_read)
+
+    def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
+        """See ``KVCache.fill_layer``; keeps the first tokens, for layers that keep all."""
+        places = torch.arange(self.k[layer].shape[2], device=self.device)
+        self.keep(layer, keys, values, places.expand(self.slot_positions[layer].shape), lengths)
+
+    def keep(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, lengths: Tensor) -> None:
+        """Store chosen tokens of a densely prefilled layer.
+
+        Args:
+            keys: ``[B, Hkv, S, D]``; the slot of a token is its position.
+            values: ``[B, Hkv, S, D]``.
+            positions: ``[B, Hkv, N]`` int64, the tokens to store, the valid ones of a row first.
+            lengths: ``[B]`` int64, tokens of each row; a row of fewer than ``N`` stores as many.
+        """
+        count = positions.shape[2]
+        source = positions.clamp(max=keys.shape[2] - 1)
+        index = source[..., None].expand(-1, -1, -1, keys.shape[3])
+        for stored, dense in ((self.k[layer], keys), (self.v[layer], values)):
+            stored[:, :, :count] = dense.gather(2, index)
+        self.slot_positions[layer][:, :, :count] = positions
+        self.lengths[layer] = lengths.clamp(max=count)[:, None]
+
+    def stand_at(self, tokens: Tensor) -> None:
+        """See ``KVCache.stand_at``."""
+        self.positions.copy_(tokens)
+        whole = self.capacities >= self.shape.capacity
+        kept = torch.where(whole, self.capacities, self.capacities.clamp(max=self.prompt_tokens))
+        self.lengths.copy_(tokens[None, :, None].minimum(kept).expand_as(self.lengths))
+
+    def advance(self, counts: Tensor) -> None:
+        """See ``KVCache.advance``."""
+        super().advance(counts)
+        self.lengths.copy_((self.lengths + counts[None, :, None]).minimum(self.capacities))
+
+    def step_slots(self) -> Iterator[StepSlots]:
+        """See ``KVCache.step_slots``."""
+        heads = self.config.num_kv_heads
+        rows = torch.arange(self.batch, device=self.device).repeat_interleave(heads)
+        slots = torch.where(self.lengths < self.capacities, self.lengths, self.victims)
+        for layer, pair in enumerate(zip(self.k, self.v, strict=True)):
+            for tensor in pair:
+                yield StepSlots(tensor.flatten(0, 1), slots[layer].flatten(), rows)
+
+    def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
+        """See ``KVCache.stored_kv``; in order of slots."""
+        stored = int(self.lengths[layer, row, head])
+        return self.k[layer][row, head, :stored], self.v[layer][row, head, :stored]
+
+
+def latest_and_best(scores: Tensor, lengths: Tensor, recent: int, total: int) -> Tensor:
+    """Choose each head's latest tokens and, of the others, those with the highest scores.
+
+    Args:
+        scores: ``[B, Hkv, S]`` by position; what stands past a row's length does not matter.
+        lengths: ``[B]`` int64.
+        recent: latest tokens that are always kept.
+        total: tokens to choose, at most ``S``.
+
+    Returns:
+        ``[B, Hkv, total]`` int64 positions in ascending order; rows shorter than that hold theirs first.
+    """
+    places = torch.arange(scores.shape[2], device=scores.device)
+    length = lengths[:, None, None]
+    ranked = torch.where(places >= length - recent, torch.inf, scores)
+    ranked = torch.where(places < length, ranked, -torch.inf)
+    return ranked.topk(total, dim=2).indices.sort(dim=2).values

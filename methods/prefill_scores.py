@@ -1,0 +1,74 @@
+"""Prefill observers: what evicting methods need to know of a prompt's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.kv_cache import CacheShape
+from longdecode.engine.prefill import PrefillObserver
+from longdecode.kernels.attention_weights import attention_weights
+from longdecode.kernels.layout import accumulator
+
+MAX_SCORES = 1 << 26
+"""Attention weights held at once, which bounds the memory of an observer."""
+
+
+class LatestQueries(PrefillObserver):
+    """Keeps each row's last ``window`` rotated queries ``[B, Hq, window, D]``; short prompts leave zeros in front."""
+
+    def __init__(self, window: int):
+        self.window = window
+        self.key = f"latest_queries_{window}"
+
+    def begin(self, shape: CacheShape, lengths: Sequence[int]) -> None:
+        """See ``PrefillObserver.begin``."""
+        config = shape.config
+        size = (config.num_layers, shape.batch, config.num_heads, self.window, config.head_dim)
+        self.lengths = lengths
+        self.queries = torch.zeros(size, device=shape.device, dtype=shape.dtype)
+
+    def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
+        """See ``PrefillObserver.see``."""
+        for row in range(rows.start, rows.stop):
+            offset = self.lengths[row] - self.window
+            first, stop = max(start, offset, 0), min(start + q.shape[2], self.lengths[row])
+            if first < stop:
+                seen = q[row - rows.start, :, first - start : stop - start]
+                self.queries[layer, row, :, first - offset : stop - offset] = seen
+
+    def layer(self, layer: int) -> Tensor:
+        """See ``PrefillObserver.layer``."""
+        return self.queries[layer]
+
+
+class AttentionReceived(PrefillObserver):
+    """Sums the attention probability that every key got from all queries of its group, ``[B, Hkv, S]``."""
+
+    key = "attention_received"
+
+    def begin(self, shape: CacheShape, lengths: Sequence[int]) -> None:
+        """See ``PrefillObserver.begin``."""
+        config = shape.config
+        size = (config.num_layers, shape.batch, config.num_kv_heads, max(lengths))
+        self.lengths = lengths
+        self.sums = torch.zeros(size, device=shape.device, dtype=accumulator(shape.dtype))
+
+    def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
+        """See ``PrefillObserver.see``; in slices of queries, so that no more than ``MAX_SCORES`` weights exist."""
+        width = max(1, MAX_SCORES // (q.shape[1] * keys.shape[2]))
+        for row in range(rows.start, rows.stop):
+            at = slice(row - rows.start, row - rows.start + 1)
+            real = min(q.shape[2], self.lengths[row] - start)
+            for first in range(0, real, width):
+                last = min(first + width, real)
+                stop = torch.tensor([start + last], device=q.device)
+                seen = keys[at, :, : start + last]
+                weights = attention_weights(q[at, :, first:last], seen, stop, group="sum")
+                self.sums[layer, row : row + 1, :, : start + last] += weights
+
+    def layer(self, layer: int) -> Tensor:
+        """See ``PrefillObserver.layer``."""
+        return self.sums[layer]

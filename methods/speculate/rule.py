@@ -1,0 +1,28 @@
+"""Tokens that the verifier of speculative decoding reads."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from longdecode.methods.registry import get_method, get_rule
+from longdecode.methods.rule import Positions, Rule
+
+
+class SpeculateRule(Rule):
+    """Read everything: what drafts changes no output."""
+
+    def reads(self, layer: int, queries: Tensor, keys: Tensor) -> list[Positions]:
+        """Return all positions."""
+        return self.everything(keys)
+
+    def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
+        """Return the drafter's bytes, once for each draft; a drafter without a rule is taken to read none."""
+        rule = get_rule(self.params.drafter)
+        if rule is None:
+            return 0
+        drafter = get_method(self.params.drafter).Params(**dict(self.params.drafter_params))
+        one = rule(drafter, self.budget, self.config).metadata_bytes(kv_length, bytes_per_element)
+        return self.params.draft_tokens * one
+
+
+RULE = SpeculateRule

@@ -1,0 +1,378 @@
+"""Jobs: numbers against transformers, statuses for what cannot run, and a killed run that ends as if never killed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from longdecode.engine.errors import ConfigError, DeviceMemoryError, GateError, UnsupportedCellError
+from longdecode.engine.generation import Generator
+from longdecode.evals import evaluate, quality_job
+from longdecode.evals.compare import comparable
+from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.records import Record
+from longdecode.evals.run_config import build_run_config
+from longdecode.evals.storage import journal_path, read_records
+from longdecode.evals.tasks.base import Score
+from longdecode.evals.tasks.registry import get_task
+
+Values = dict[str, Any]
+Run = Callable[..., list[Record]]
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The conformance suite replaced by a list of its calls; methods' own tests run the real one."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(evaluate, "check_method", lambda *given: calls.append(given))
+    return calls
+
+
+@pytest.fixture
+def run(tmp_path: Path, config_values: Values, gate: list[tuple[Any, ...]]) -> Run:
+    """Run one job of the small configuration, edited, and read its records."""
+
+    def start(label: str, suite: str, folder: str = "a", **changes: Any) -> list[Record]:
+        config = build_run_config(config_values | changes, "test.yaml")
+        output = tmp_path / folder / "records" / "tiny" / label / f"{suite}.parquet"
+        evaluate_suite(config, "tiny", suite, {label: output})
+        return read_records(output, Record)
+
+    return start
+
+
+def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    sizes: list[int] = []
+    prefill = Generator.prefill
+
+    def counted(self: Generator, requests: Sequence[Any]) -> Any:
+        sizes.append(len(requests))
+        return prefill(self, requests)
+
+    monkeypatch.setattr(Generator, "prefill", counted)
+    return sizes
+
+
+def test_cells_and_samples_come_in_order_and_complete(run: Run, gate: list[Any]) -> None:
+    records = run("streaming", "mini_recall")
+    found = [(r.context, r.task, r.budget, r.sample_index) for r in records]
+    tasks = ("mini_recall_single", "mini_recall_two_hop")
+    assert found == [(c, t, b, i) for c in (256, 320) for t in tasks for b in ("0.5", "64") for i in range(5)]
+    assert {(r.context, r.budget, r.budget_tokens) for r in records} == {
+        (256, "0.5", 128), (256, "64", 64), (320, "0.5", 160), (320, "64", 64),
+    }  # fmt: skip
+    for record in records:
+        sample = get_task(record.task).samples(record.context, 5, 5)[record.sample_index]
+        assert record.status == "ok" and record.output_ids is not None and record.output_text is not None
+        text = bytes(token for token in record.output_ids if token < 256).decode(errors="replace")
+        assert record.score == get_task(record.task).score(sample, text, ()).value
+        assert 0 < record.measures["kv_tokens_read"] <= (record.budget_tokens or 0)
+        assert len(record.output_ids) <= sample.max_new_tokens
+        assert record.measures["kv_bytes_per_step"] == 2 * 2 * 2 * 8 * 4 * (record.budget_tokens or 0)
+    assert len(gate) == 1
+    # One prompt serves every budget; the data hash tells tasks and contexts apart.
+    assert len({(r.task, r.context, r.sample_index, r.prompt_sha256) for r in records}) == 20
+    assert len({r.prompt_sha256 for r in records}) == 20
+    assert len({r.provenance.data_hash for r in records}) == 4
+
+
+def test_loss_is_that_of_transformers(run: Run, byte_checkpoint: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(byte_checkpoint, dtype=torch.float32, attn_implementation="eager")
+    records = [record for record in run("full", "mini_book") if record.task == "mini_book_loss"]
+    assert [record.sample_index for record in records] == [0, 1]
+    for record in records:
+        sample = get_task("mini_book_loss").samples(512, 2, 5)[record.sample_index]
+        ids = torch.tensor([list((sample.prompt + sample.forced).encode())])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
+        nll = -logprobs.gather(1, ids[0, 1:, None])[-256:, 0]
+        assert record.score == pytest.approx(nll.mean().item(), abs=1e-4)
+        assert record.parts == pytest.approx(nll.view(8, 32).mean(1).tolist(), abs=1e-3)
+        assert (record.budget, record.budget_tokens) == ("full", None)
+
+
+def test_sampled_tasks_have_noise_of_their_own_for_each_sample(run: Run) -> None:
+    written = [record for record in run("full", "mini_book") if record.task == "mini_book_write"]
+    again = [record for record in run("full", "mini_book", "b") if record.task == "mini_book_write"]
+    other = [record for record in run("full", "mini_book", "c", seed=6) if record.task == "mini_book_write"]
+    assert [record.output_ids for record in written] == [record.output_ids for record in again]
+    assert len({tuple(record.output_ids or ()) for record in (*written, *other)}) == 4
+    assert {len(record.output_ids or ()) for record in written} == {384}
+
+
+def test_what_cannot_run_ends_as_a_status(run: Run) -> None:
+    suites = {
+        "mini_recall": {"contexts": [256, 1025], "samples": 1, "tasks": ["mini_recall_single"]},
+        "mini_book": {"contexts": [200, 512], "samples": 1, "tasks": ["mini_book_loss", "mini_book_pg19"]},
+    }
+    over = {r.context: r for r in run("full", "mini_recall", suites=suites)}
+    assert over[256].status == "ok"
+    assert (over[1025].status, over[1025].sample_index, over[1025].score) == ("unsupported", -1, None)
+    assert over[1025].reason is not None and "1024" in over[1025].reason
+    book = {(r.context, r.task): r for r in run("full", "mini_book", suites=suites)}
+    assert [r.status for r in book.values()] == ["unsupported", "unsupported", "ok", "data_unavailable"]
+    assert "curl" in (book[512, "mini_book_pg19"].reason or "")
+    small = {r.budget: r for r in run("streaming", "mini_recall", budgets=[3, 0.5], suites=suites) if r.context == 256}
+    assert (small["3"].status, small["0.5"].status) == ("unsupported", "ok")
+    assert "at least 5" in (small["3"].reason or "")
+
+
+def test_tasks_that_count_bytes_refuse_other_tokens(run: Run, byte_checkpoint: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (other / name).write_bytes((byte_checkpoint / name).read_bytes())
+    vocabulary = json.loads((other / "tokenizer.json").read_text())
+    vocab = vocabulary["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    (other / "tokenizer.json").write_text(json.dumps(vocabulary))
+    records = run("full", "mini_recall", models={"tiny": {"path": str(other)}})
+    assert [record.status for record in records] == ["unsupported"] * 4
+    assert "not bytes" in (records[0].reason or "")
+
+
+def test_out_of_memory_closes_the_cell_and_the_job_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = Generator.prefill
+
+    def tight(self: Generator, requests: Sequence[Any]) -> Any:
+        if requests[0].total_tokens > 300:
+            raise DeviceMemoryError("320 tokens are too many")
+        return prefill(self, requests)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Generator, "prefill", tight)
+        records = run("streaming", "mini_recall")
+    assert {(r.context, r.status) for r in records} == {(256, "ok"), (320, "oom")}
+    assert [r.sample_index for r in records if r.context == 320] == [-1] * 4
+    # Memory may be there the next time: the cells run again, the others do not.
+    sizes = count_prefills(monkeypatch)
+    assert {(r.context, r.status) for r in run("streaming", "mini_recall")} == {(256, "ok"), (320, "ok")}
+    assert sizes == [2, 2, 1, 2, 2, 1]
+
+
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("full"), RuntimeError("DefaultCPUAllocator: no memory")])
+def test_a_cell_that_fails_half_way_has_no_samples(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    decode, calls = Generator.decode, 0
+
+    def failing(self: Generator, prompt: Any, method: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise error
+        return decode(self, prompt, method)
+
+    monkeypatch.setattr(Generator, "decode", failing)
+    suites = {"mini_recall": {"contexts": [256], "samples": 4, "batch": 2, "tasks": ["mini_recall_single"]}}
+    records = run("streaming", "mini_recall", suites=suites)
+    assert [(r.budget, r.status, r.sample_index) for r in records] == [
+        ("0.5", "oom", -1), *(("64", "ok", i) for i in range(4)),
+    ]  # fmt: skip
+
+
+def test_a_method_that_fails_its_gate_is_not_scored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise GateError("logits differ by 3")
+
+    monkeypatch.setattr(evaluate, "check_method", refuse)
+    sizes = count_prefills(monkeypatch)
+    records = run("streaming", "mini_recall")
+    assert {(r.status, r.reason, r.score) for r in records} == {("failed_gate", "logits differ by 3", None)}
+    assert len(records) == 8 and not sizes
+
+
+def test_a_method_that_cannot_be_checked_is_closed_and_leaves_the_other_labels_alone(
+    config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(method: str, *given: Any) -> None:
+        if method == "streaming":
+            raise UnsupportedCellError("the card's smallest budget is over the test's")
+
+    monkeypatch.setattr(evaluate, "check_method", refuse)
+    outputs = {label: tmp_path / "records" / f"{label}.parquet" for label in ("streaming", "full")}
+    evaluate_suite(build_run_config(config_values, "c"), "tiny", "mini_recall", outputs)
+    found = {label: read_records(path, Record) for label, path in outputs.items()}
+    assert {(r.status, r.reason) for r in found["streaming"]} == {
+        ("unsupported", "the card's smallest budget is over the test's")
+    }
+    assert [r.status for r in found["full"]] == ["ok"] * 20
+
+
+def test_one_prefill_serves_all_labels_and_gives_each_what_it_gets_alone(
+    run: Run, config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = {label: run(label, "mini_recall", "alone") for label in ("full", "streaming")}
+    sizes = count_prefills(monkeypatch)
+    outputs = {label: tmp_path / "both" / "records" / label / "s.parquet" for label in alone}
+    config = build_run_config(config_values, "c")
+    evaluate_suite(config, "tiny", "mini_recall", outputs)
+    assert sizes == [2, 2, 1] * 4
+    for label, path in outputs.items():
+        assert list(map(comparable, read_records(path, Record))) == list(map(comparable, alone[label]))
+    # A label's journal is its own: the other one goes on from it, and a new label runs without the old ones.
+    journal_path(outputs["full"]).unlink()
+    outputs["full"].unlink()
+    decoded: list[str] = []
+    decode = Generator.decode
+
+    def counted(self: Generator, prompt: Any, method: Any) -> Any:
+        decoded.append(method.name)
+        return decode(self, prompt, method)
+
+    monkeypatch.setattr(Generator, "decode", counted)
+    evaluate_suite(config, "tiny", "mini_recall", outputs)
+    assert set(decoded) == {"full"}
+
+
+def test_out_of_memory_of_one_label_does_not_stop_the_others(
+    config_values: Values, tmp_path: Path, gate: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = Generator.decode
+
+    def tight(self: Generator, prompt: Any, method: Any) -> Any:
+        if method.name == "streaming":
+            raise DeviceMemoryError("no room beside the prompt")
+        return decode(self, prompt, method)
+
+    monkeypatch.setattr(Generator, "decode", tight)
+    outputs = {label: tmp_path / f"{label}.parquet" for label in ("streaming", "full")}
+    evaluate_suite(build_run_config(config_values, "c"), "tiny", "mini_recall", outputs)
+    assert {r.status for r in read_records(outputs["streaming"], Record)} == {"oom"}
+    assert {r.status for r in read_records(outputs["full"], Record)} == {"ok"}
+
+
+def test_an_earlier_output_stands_in_for_a_lost_journal(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run("streaming", "mini_recall")
+    output = tmp_path / "a" / "records" / "tiny" / "streaming" / "mini_recall.parquet"
+    journal_path(output).unlink()
+    sizes = count_prefills(monkeypatch)
+    assert run("streaming", "mini_recall") == first and not sizes
+    # Settings that differ make it worthless.
+    journal_path(output).unlink()
+    run("streaming", "mini_recall", seed=6)
+    assert sum(sizes) == 20
+
+
+def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longdecode.evals.tasks.mini_book.narrative.LossTask.score", lambda *given: Score(float("nan")))
+    statuses = {r.task: r.status for r in run("full", "mini_book")}
+    assert statuses == {"mini_book_loss": "failed_gate", "mini_book_write": "ok", "mini_book_pg19": "data_unavailable"}
+
+
+def test_other_errors_are_not_swallowed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Generator, "decode", broken)
+    with pytest.raises(ZeroDivisionError):
+        run("full", "mini_recall")
+
+
+def test_unknown_names_of_a_job_are_refused(run: Run) -> None:
+    with pytest.raises(ConfigError, match=r"test\.yaml: unknown label 'ful'; nearest valid name: 'full'"):
+        run("ful", "mini_recall")
+    with pytest.raises(ConfigError, match="'mini_recall'"):
+        run("full", "mini_reca")
+
+
+def test_a_second_run_computes_nothing_and_writes_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run("streaming", "mini_recall")
+    sizes = count_prefills(monkeypatch)
+    assert run("streaming", "mini_recall") == first
+    assert not sizes
+
+
+def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("streaming", "mini_recall")
+    fresh = run("streaming", "mini_recall", "b", budgets=[0.5, 32])
+    decoded: list[int | None] = []
+    decode = Generator.decode
+
+    def counted(self: Generator, prompt: Any, method: Any) -> Any:
+        decoded.append(method.budget_tokens)
+        return decode(self, prompt, method)
+
+    monkeypatch.setattr(Generator, "decode", counted)
+    later = run("streaming", "mini_recall", budgets=[0.5, 32])
+    assert set(decoded) == {32}
+    assert list(map(comparable, later)) == list(map(comparable, fresh))
+
+
+@pytest.mark.parametrize("changed", ["code", "params", "samples"])
+def test_what_changes_the_numbers_makes_all_samples_run_again(
+    run: Run, config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    run("streaming", "mini_recall")
+    changes = copy.deepcopy(config_values)
+    if changed == "code":
+        monkeypatch.setattr(quality_job, "quality_code_hash", lambda method, task: "another")
+    elif changed == "params":
+        changes["methods"]["streaming"] = {"params": {"sinks": 3}}
+    else:
+        changes["suites"]["mini_recall"]["samples"] = 3
+    sizes = count_prefills(monkeypatch)
+    records = run("streaming", "mini_recall", **changes)
+    assert sum(sizes) == len({(r.task, r.context, r.sample_index) for r in records})
+    journal = journal_path(tmp_path / "a" / "records" / "tiny" / "streaming" / "mini_recall.parquet")
+    assert journal == tmp_path / "a" / "journal" / "tiny" / "streaming" / "mini_recall.jsonl"
+    # Code is checked record by record: the settings, and so the journal, are still the same.
+    assert journal.with_name("mini_recall.jsonl.stale-1").is_file() == (changed != "code")
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from longdecode.evals import evaluate
+from longdecode.evals.journal import Journal
+from longdecode.evals.run_config import load_run_config
+evaluate.check_method = lambda *given: None
+left, partial, append = int(sys.argv[1]), int(sys.argv[2]), Journal.append
+
+def append_or_die(self, *records):
+    global left
+    if left == 0:
+        self._file.write(b"[" + records[0].model_dump_json().encode()[:partial])
+        self._file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    append(self, *records)
+
+Journal.append = append_or_die
+evaluate.evaluate_suite(load_run_config(sys.argv[3]), "tiny", "mini_recall", {"streaming": Path(sys.argv[4])})
+"""
+
+
+def test_a_killed_job_resumes_and_ends_with_the_same_records(
+    run: Run, config_values: Values, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uninterrupted = run("streaming", "mini_recall", "whole")
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(config_values))
+    output = tmp_path / "a" / "records" / "tiny" / "streaming" / "mini_recall.parquet"
+    rng = random.Random(seed)
+    survive, partial = rng.randrange(1, 23), rng.randrange(0, 200)
+    command = [sys.executable, "-c", _KILLED, str(survive), str(partial), str(config), str(output)]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not output.exists()
+    assert journal_path(output).read_bytes().count(b"\n") == 1 + survive
+    sizes = count_prefills(monkeypatch)
+    resumed = run("streaming", "mini_recall")
+    assert list(map(comparable, resumed)) == list(map(comparable, uninterrupted))
+    assert sum(sizes) <= 20 - survive // 2 * 5 // 3 + 2

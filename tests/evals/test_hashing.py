@@ -1,0 +1,147 @@
+"""Code hashes cover what a job imports, directly or not, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from longdecode.evals.hashing import (
+    BOOKKEEPING,
+    PACKAGE,
+    REPOSITORY,
+    import_closure,
+    quality_code_hash,
+    speed_code_hash,
+)
+
+FILES = {
+    "evals/quality_job.py": "from longdecode.engine.decoder import Decoder\nfrom longdecode.evals import records\n",
+    "evals/records.py": "from longdecode.evals import runner\n",
+    "evals/runner.py": "",
+    "evals/tasks/recall.py": "from longdecode.evals.generators import lookup\nTABLE = 'table.yaml'\n",
+    "evals/tasks/recall.yaml": "a: 1\n",
+    "evals/tasks/table.yaml": "a: 1\n",
+    "evals/tasks/math.yaml": "a: 1\n",
+    "evals/tasks/math.py": "RUN = ['-m', 'longdecode.evals.worker']\n",
+    "evals/worker.py": "",
+    "evals/generators/lookup.py": "if TYPE_CHECKING:\n    import longdecode.evals.typed\n",
+    "evals/typed.py": "",
+    "evals/throughput/decode.py": "import longdecode.engine.decoder\n",
+    "evals/throughput/kernels.py": "from longdecode.kernels.rope import rope\n",
+    "engine/decoder.py": "from longdecode.kernels import rope\n",
+    "kernels/__init__.py": "",
+    "kernels/rope/__init__.py": "def rope(x):\n    from longdecode.kernels.rope.gpu import rope_gpu\n",
+    "kernels/rope/gpu.py": "import longdecode.kernels.split\n",
+    "kernels/split.py": "",
+    "kernels/topk.py": "",
+    "methods/quest/method.py": "from longdecode.methods.budgeted import Base\n",
+    "methods/quest/card.yaml": "name: quest\n",
+    "methods/quest/notes.md": "",
+    "methods/tidal/method.py": "from longdecode.kernels.topk import topk\n",
+    "methods/budgeted.py": "",
+    "reporting/page.py": "",
+}  # fmt: skip
+
+
+@pytest.fixture
+def rooms(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / "rooms" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "rooms"
+
+
+QUALITY = {
+    "evals/quality_job.py", "evals/tasks/recall.py", "evals/tasks/recall.yaml", "evals/tasks/table.yaml",
+    "evals/generators/lookup.py", "engine/decoder.py", "kernels/__init__.py", "kernels/rope/__init__.py",
+    "kernels/rope/gpu.py", "kernels/split.py", "methods/quest/method.py", "methods/quest/card.yaml",
+    "methods/budgeted.py",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edited", FILES)
+def test_a_score_depends_on_what_its_job_task_and_method_import(rooms: Path, edited: str) -> None:
+    """A lazy import of a kernel counts; another suite, page or method, bookkeeping and imports for types do not."""
+    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", rooms)
+    with (rooms / edited).open("a") as handle:
+        handle.write("# edited\n")
+    assert (quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", rooms) != before) == (edited in QUALITY)
+
+
+@pytest.mark.parametrize(
+    ("edited", "decode", "kernels"),
+    [
+        ("kernels/split.py", True, True), ("engine/decoder.py", True, False), ("methods/quest/card.yaml", True, False),
+        ("kernels/topk.py", False, False), ("methods/tidal/method.py", False, False),
+        ("evals/tasks/math.py", False, False),
+        ("evals/quality_job.py", False, False),
+    ],
+)  # fmt: skip
+def test_a_time_depends_on_what_its_bench_and_methods_import(
+    rooms: Path, edited: str, decode: bool, kernels: bool
+) -> None:
+    def hashes() -> tuple[str, str]:
+        return speed_code_hash("decode", ["quest", "no_such_ceiling"], rooms), speed_code_hash("kernels", [], rooms)
+
+    before = hashes()
+    with (rooms / edited).open("a") as handle:
+        handle.write("# edited\n")
+    assert [a != b for a, b in zip(before, hashes(), strict=True)] == [decode, kernels]
+
+
+def test_a_module_that_is_named_in_a_text_counts(rooms: Path) -> None:
+    closure = import_closure([rooms / "evals/tasks/math.py"], rooms)
+    assert {path.relative_to(rooms).as_posix() for path in closure} == {
+        "evals/tasks/math.py", "evals/tasks/math.yaml", "evals/worker.py",
+    }  # fmt: skip
+
+
+def test_a_method_of_another_folder_counts(rooms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "mine" / "quick"
+    own.mkdir(parents=True)
+    (own / "method.py").write_text("from longdecode.kernels.topk import topk\n")
+    monkeypatch.setenv("LONGDECODE_METHOD_PATH", str(own.parent))
+    seen = {quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall", rooms)}
+    for edited in (own / "method.py", rooms / "kernels/topk.py"):
+        with edited.open("a") as handle:
+            handle.write("# edited\n")
+        seen.add(quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall", rooms))
+    assert len(seen) == 3
+
+
+def test_a_copy_has_the_same_hash_and_a_missing_module_none(rooms: Path, tmp_path: Path) -> None:
+    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", rooms)
+    for path in rooms.rglob("*.py"):
+        os.utime(path, (1, 1))
+    shutil.copytree(rooms, tmp_path / "elsewhere")
+    assert quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", tmp_path / "elsewhere") == before
+    with pytest.raises(FileNotFoundError, match="no module"):
+        quality_code_hash("quest", f"{PACKAGE}.evals.tasks.gone", rooms)
+
+
+def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> None:
+    def closure(*roots: str) -> set[str]:
+        files = [path for root in roots for path in [REPOSITORY / root]]
+        return {path.relative_to(REPOSITORY).as_posix() for path in import_closure(files)}
+
+    quality = closure("evals/quality_job.py", "evals/tasks/mini_recall.py", "methods/quest/method.py")
+    assert {
+        "engine/decoder.py", "kernels/page_score/gpu.py", "kernels/linear/gpu.py", "evals/generators/lookup.py",
+        "evals/tokenizing.py",
+    } <= quality  # fmt: skip
+    others = ("reporting/", "evals/throughput/", "evals/scoring/", "methods/lychee/", "evals/tasks/ruler")
+    assert not [path for path in quality if path.startswith(others)]
+    assert "evals/scoring/math_worker.py" in closure("evals/tasks/math.py")
+    assert "evals/tasks/longbench.yaml" in closure("evals/tasks/longbench.py")
+    speed = closure("evals/throughput/decode.py")
+    assert {"evals/throughput/timing.py", "evals/throughput/hf_full.py", "kernels/linear/gpu.py"} <= speed
+    assert "evals/throughput/summary.py" not in speed
+
+
+def test_every_module_at_which_closures_stop_exists() -> None:
+    for name in BOOKKEEPING:
+        assert (REPOSITORY / Path(*name.split(".")[1:])).with_suffix(".py").is_file(), name

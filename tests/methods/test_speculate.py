@@ -1,0 +1,141 @@
+"""Speculative decoding gives the tokens of plain dense decoding, whoever drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import ConfigError
+from longdecode.engine.generation import Completion, Generator, Request, Sampling
+from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.weights import random_decoder
+from longdecode.methods.registry import get_method
+
+CONFIG = ModelConfig(
+    family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=6, num_heads=4, num_kv_heads=2,
+    head_dim=32, max_positions=768, rope={"rope_theta": 10_000.0},
+)  # fmt: skip
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "quest": {},
+    "streaming": {},
+    "lychee": {"block_size": 16, "sink_tokens": 16, "recent_tokens": 16},
+    "tidal": {},
+    "duo": {},
+    "h2o": {},
+    "tova": {},
+    "snapkv": {"window": 8},
+}
+BUDGET = 48
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    """A random model with queries sharp enough that what is read matters."""
+    made = random_decoder(CONFIG, 3, "cpu", torch.float32)
+    for layer in made.weights.layers:
+        layer.qkv[: CONFIG.num_heads * CONFIG.head_dim] *= 4
+    return made
+
+
+def speculate(drafter: str, tokens: int = 4) -> Any:
+    params = tuple(DRAFTERS[drafter].items())
+    return get_method("speculate").from_budget(
+        BUDGET, CONFIG, drafter=drafter, draft_tokens=tokens, drafter_params=params
+    )
+
+
+def texts(completions: list[Completion]) -> list[tuple[Any, ...]]:
+    return [(c.output_ids, c.finish_reason) for c in completions]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.9, penalty=1.2, penalty_window=32)])
+@pytest.mark.parametrize("drafter", ["quest", "streaming", "lychee"])
+def test_500_tokens_are_those_of_dense_decoding(
+    decoder: Decoder, drafter: str, sampling: Sampling, random_ids: Callable
+) -> None:
+    prompts = [random_ids(length, CONFIG.vocab_size) for length in (130, 77, 31)]
+    requests = [Request(prompt, 500, seed=row) for row, prompt in enumerate(prompts)]
+    generator = Generator(decoder, sampling)
+    want = generator.run(requests, get_method("full").from_budget(None, CONFIG))
+    got = generator.run(requests, speculate(drafter))
+    assert texts(got) == texts(want)
+    assert all(len(completion.output_ids) == 500 for completion in got)
+    alone = generator.run(requests[:1], speculate(drafter))
+    assert texts(alone) == texts(want[:1])
+    assert any(completion.tokens_per_step > 1.2 for completion in got), "no draft was ever kept"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.1, min_p=0.02)])
+@pytest.mark.parametrize("drafter", sorted(DRAFTERS))
+def test_every_drafter_with_stops_forced_tokens_and_ends_inside_a_block(
+    decoder: Decoder, drafter: str, sampling: Sampling, random_ids: Callable
+) -> None:
+    vocab = CONFIG.vocab_size
+    requests = [
+        Request(random_ids(90, vocab), 21, random_ids(7, vocab), frozenset({5, 17}), 1),
+        Request(random_ids(64, vocab), 0, random_ids(12, vocab)),
+        Request(random_ids(33, vocab), 26, (), frozenset({9}), 3),
+        Request(random_ids(12, vocab), 1),
+    ]
+    generator = Generator(decoder, sampling)
+    want = generator.run(requests, get_method("full").from_budget(None, CONFIG))
+    for tokens in (1, 5):
+        got = generator.run(requests, speculate(drafter, tokens))
+        assert texts(got) == texts(want)
+        for ours, theirs in zip(got, want, strict=True):
+            assert ours.forced_logprobs == pytest.approx(theirs.forced_logprobs, abs=2e-4)
+            assert ours.forced_greedy == theirs.forced_greedy
+
+
+def test_a_drafter_that_reads_everything_is_always_right(decoder: Decoder, random_ids: Callable) -> None:
+    request = Request(random_ids(20, CONFIG.vocab_size), 41)
+    method = get_method("speculate").from_budget(400, CONFIG, drafter="streaming", draft_tokens=4)
+    (completion,) = Generator(decoder).run([request], method)
+    assert completion.tokens_per_step == 5 and completion.decode_steps == 8
+
+
+def test_a_drafter_of_its_own_cache_is_as_if_it_had_decoded_the_kept_tokens_alone(
+    decoder: Decoder, random_ids: Callable
+) -> None:
+    """After refusals its counters and stored tokens are those of plain decoding with the same method."""
+    from longdecode.engine.steppers import SpeculativeStepper, make_stepper
+
+    requests = [Request(random_ids(length, CONFIG.vocab_size), 60, seed=length) for length in (90, 57)]
+    for drafter in ("streaming", "h2o", "duo"):
+        method = speculate(drafter, 3)
+        generator = Generator(decoder, Sampling(1.0))
+        prompt = generator.prefill(requests, [method])
+        stepper = make_stepper(decoder, Sampling(1.0), prompt, method)
+        assert isinstance(stepper, SpeculativeStepper) and not stepper.shares_cache
+        for _ in range(9):
+            stepper.step()
+        plain = method.draft.method.start(prompt)
+        counts = stepper.sequences.counts.tolist()
+        chosen = stepper.sequences.chosen
+        for step in range(max(counts) - 1):
+            plain.active.copy_(torch.tensor([step < count - 1 for count in counts]))
+            saved = plain.cache.before_step()
+            decoder.step(chosen[:, step].clamp(min=0), plain, method.draft.method)
+            plain.cache.undo(saved, ~plain.active)
+        drafted = stepper.draft_state.cache
+        for (ours, _), (theirs, _) in zip(drafted.counters(), plain.cache.counters(), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        for row in range(2):
+            for layer in range(CONFIG.num_layers):
+                for left, right in zip(
+                    drafted.stored_kv(layer, row, 1), plain.cache.stored_kv(layer, row, 1), strict=True
+                ):
+                    torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+
+
+def test_bad_drafters_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown method 'questt'"):
+        get_method("speculate").from_budget(48, CONFIG, drafter="questt")
+    with pytest.raises(ConfigError, match="drafts itself"):
+        get_method("speculate").from_budget(48, CONFIG, drafter="speculate")
+    with pytest.raises(ConfigError, match="quest has no parameter 'sinks'"):
+        get_method("speculate").from_budget(48, CONFIG, drafter="quest", drafter_params=(("sinks", 4),))
