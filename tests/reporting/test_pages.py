@@ -186,7 +186,7 @@ def test_reads_of_a_score_table_are_bytes_with_the_selectors(run_folder: Path, p
     row = rows[(rows["method"] == "oracle_topk") & (rows["budget"] == "0.25")].iloc[0]
     share = (row["kv_bytes_per_step"] + row["metadata_bytes_per_step"]) / full["kv_bytes_per_step"]
     assert row["metadata_bytes_per_step"] > 0
-    shown = f"{int(row['budget_tokens'])} {row['read_tokens_sparse']:.0f} {100 * share:.1f} {100 * row['value']:.1f}"
+    shown = f"{int(row['budget_tokens'])} {row['kv_tokens_read_sparse']:.0f} {100 * share:.1f} {100 * row['value']:.1f}"
     assert shown in pages["suite-mini-recall"].words()
 
 
