@@ -12,6 +12,7 @@ from torch import Tensor
 from longdecode.kernels import attention_weights as weights_room
 from longdecode.kernels import decode_attention as dense_room
 from longdecode.kernels import sparse_decode_attention as sparse_room
+from longdecode.kernels.attention_weights.gpu import attention_weights_gpu
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.decode_attention.launch import DecodeLaunch
 from longdecode.kernels.sparse_decode_attention import EVERYTHING
@@ -281,14 +282,13 @@ def test_sparse_scores_take_one_row(rng: torch.Generator, path: str) -> None:
 
 WEIGHTS: dict[str, Callable[..., Tensor]] = {
     "naive": weights_room.naive.attention_weights,
-    "dispatched": weights_room.attention_weights,
+    "triton": on_device(attention_weights_gpu),
 }
 
 
 @pytest.mark.parametrize("group", ["sum", "mean", "max"])
-@pytest.mark.parametrize("given", [False, True], ids=["own lse", "given lse"])
-@pytest.mark.parametrize("per_head", [False, True], ids=["row", "head"])
-@pytest.mark.parametrize("shape", SHAPES[:5], ids=str)
+@pytest.mark.parametrize(("per_head", "given"), [(False, True), (True, False)], ids=["row, lse", "head"])
+@pytest.mark.parametrize("shape", [*SHAPES[:3], (1, 2, 3, 32, 150, 8), (1, 1, 4, 48, 70, 41)], ids=str)
 @pytest.mark.parametrize("path", WEIGHTS)
 def test_weights(
     rng: torch.Generator, path: str, shape: tuple[int, ...], per_head: bool, given: bool, group: str
