@@ -1,4 +1,4 @@
-"""What the miniature's generated tasks share: samples that depend on (task, context, seed, index) and nothing else."""
+"""Share the code of the miniature's generated tasks: a sample depends on (task, context, seed, index) alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EpisodeTask(Task):
 
     @abstractmethod
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-        """Which of the expected items a completion gives."""
+        """Mark which of the expected items a completion gives."""
 
     def samples(
         self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None

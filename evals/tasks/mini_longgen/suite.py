@@ -27,7 +27,7 @@ class MiniLonggen(EpisodeTask):
         return lookup.longgen(rng, self.questions, total_bytes)
 
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-        """Which keys come with their value, in the order asked."""
+        """Mark which keys come with their value, in the order asked."""
         return lookup.marks(items, completion)
 
 

@@ -25,7 +25,7 @@ class MiniReason(EpisodeTask):
         return chain.chain(rng, self.steps, total_bytes)
 
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-        """Which steps stand in their place with pointer, amount and sum right."""
+        """Mark which steps stand in their place with pointer, amount and sum right."""
         return chain.marks(items, completion)
 
 

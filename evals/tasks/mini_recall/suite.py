@@ -27,7 +27,7 @@ class MiniRecall(EpisodeTask):
         return lookup.recall(rng, self.variant, total_bytes)
 
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-        """Which keys come with their value."""
+        """Mark which keys come with their value."""
         return lookup.marks(items, completion)
 
 
