@@ -1,4 +1,4 @@
-"""What a training leaves behind: roles.json, curve.csv, gates.csv, run.json; each whole or absent, the roles last."""
+"""Write the files of a training: roles.json, curve.csv, gates.csv, run.json; each whole or absent, the roles last."""
 
 from __future__ import annotations
 

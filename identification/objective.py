@@ -1,4 +1,4 @@
-"""What gates are trained on: distance from the teacher, and how many heads may retrieve."""
+"""Train gates on the distance from the teacher, under a constraint on the number of heads that retrieve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens the sparse branch of a student layer reads, as boolean masks over the cache."""
+"""Build boolean masks over the cache: the tokens that the sparse branch of a student layer reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Selection = Literal["causal", "code"]
 
 @dataclass(frozen=True, slots=True)
 class SparseBranch:
-    """What stands behind a gate of 0.
+    """The branch behind a gate of 0.
 
     ``branch`` is ``inherited`` (LycheeDecode: the set a lower layer chose) or ``streaming`` (DuoAttention: sink and
     recent tokens). ``inherit`` says whose set: ``chain``, that of the nearest lower layer whose sampled gate of the
@@ -39,7 +39,7 @@ class SparseBranch:
 
 
 def causal_mask(start: int, tokens: int, device: torch.device) -> Tensor:
-    """Which of ``start + tokens`` positions each of the last ``tokens`` may see, ``[T, S]``."""
+    """Return which of ``start + tokens`` positions each of the last ``tokens`` may attend to, ``[T, S]``."""
     positions = torch.arange(start + tokens, device=device)
     return positions <= positions[start:, None]
 

@@ -1,4 +1,4 @@
-"""What is asked: a task makes samples for a context length and marks a completion."""
+"""Define tasks and suites: a task makes samples for a context length and scores a completion."""
 
 from __future__ import annotations
 

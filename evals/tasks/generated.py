@@ -1,4 +1,4 @@
-"""What the miniature's generated tasks share: samples that depend on (task, context, seed, index) and nothing else."""
+"""Share the code of the miniature's generated tasks: a sample depends on (task, context, seed, index) alone."""
 
 from __future__ import annotations
 

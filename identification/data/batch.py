@@ -49,7 +49,7 @@ class SampleSource(ABC):
     """Makes samples of a given length; the same random numbers make the same sample."""
 
     equal_lengths: bool = False
-    """Whether all samples of one context length have equally many tokens, so that several make a batch."""
+    """True where all samples of one context length have equally many tokens, so that several make a batch."""
 
     @abstractmethod
     def sample(self, rng: random.Random, context_tokens: int) -> TargetSample:

@@ -142,7 +142,7 @@ def without_closed_book(
 
 
 def answered(answer: str, text: str) -> bool:
-    """Whether a text holds the answer, whatever its case."""
+    """Return whether a text holds the answer, whatever its case."""
     return answer.lower() in text.lower()
 
 

@@ -1,4 +1,4 @@
-"""What every kind of gate offers: samples, closed forms, and a score that ranks heads."""
+"""Define the interface of gates: samples, closed forms, and a score that ranks heads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 STRETCH_LOW, STRETCH_HIGH = -0.1, 1.1
 """Ends of the stretched interval; what falls outside [0, 1] is clipped, which gives 0 and 1 a mass of their own."""
 ZERO_AT = (0.0 - STRETCH_LOW) / (STRETCH_HIGH - STRETCH_LOW)
-"""Where the unstretched variable meets 0 after stretching: 1/12."""
+"""Unstretched value that stretching maps to 0: 1/12."""
 ONE_AT = (1.0 - STRETCH_LOW) / (STRETCH_HIGH - STRETCH_LOW)
-"""Where it meets 1: 11/12."""
+"""Unstretched value that stretching maps to 1: 11/12."""
 NOISE_LOW, NOISE_HIGH = 0.001, 0.999
 """Range of the uniform noise, which keeps samples and their gradients finite."""
 
@@ -49,7 +49,7 @@ class HeadGates(nn.Module, ABC):
 
     @abstractmethod
     def score(self) -> Tensor:
-        """What ranks heads and is compared with 0.5, ``[L, Hkv]``, without gradient; higher is more retrieval."""
+        """Return a score that ranks heads, ``[L, Hkv]``, without gradient; over 0.5, a head is taken to retrieve."""
 
     @abstractmethod
     def clamp_(self) -> None:

@@ -1,5 +1,5 @@
 rule write_config:
-    """The configuration as it was run, command line included."""
+    """Write the configuration as it was run, command line included."""
     output:
         f"{RESULTS}/config.yaml",
     log:
@@ -13,7 +13,7 @@ rule write_config:
 
 
 rule aggregate:
-    """Records to tidy tables with intervals and paired differences."""
+    """Turn records into tidy tables with intervals and paired differences."""
     input:
         config=rules.write_config.output[0],
         records=PLAN.records,
@@ -36,7 +36,7 @@ rule aggregate:
 
 
 rule check_instrument:
-    """Does the reference model do what it is known to do? Outcomes and numbers, whether or not they pass."""
+    """Check that the reference model does what it is known to do; write outcomes and numbers, passed or not."""
     input:
         config=rules.write_config.output[0],
         records=PLAN.records,
@@ -57,7 +57,7 @@ rule check_instrument:
 
 
 rule require_instrument:
-    """Ends the run when a check failed; a rule of its own, so that the checks' numbers outlive the failure."""
+    """End the run when a check failed; a rule of its own, so that the checks' numbers outlive the failure."""
     input:
         rules.check_instrument.output[0],
     output:

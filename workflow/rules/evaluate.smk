@@ -1,5 +1,5 @@
 rule gate:
-    """Conformance of a label's method on the run's device: what fails is not scored and not timed."""
+    """Check a label's method by the conformance suite on the run's device: what fails is not scored and not timed."""
     output:
         f"{RESULTS}/gate/{{label}}.json",
     log:

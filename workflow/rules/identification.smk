@@ -1,11 +1,11 @@
 rule lychee_train:
-    """Head roles of every identification run of the configuration."""
+    """Learn the head roles of every identification run."""
     input:
         PLAN.role_files,
 
 
 rule train_roles:
-    """One identification run: head roles, and the history of their training."""
+    """Train one identification run: head roles, and the history of their training."""
     input:
         model=lambda wildcards: PLAN.model_files(wildcards.model),
     output:
@@ -33,7 +33,7 @@ rule train_roles:
 if PLAN.overlap:
 
     rule overlap:
-        """How much the top tokens of adjacent layers overlap, head by head."""
+        """Overlap of adjacent layers' top tokens, head by head."""
         input:
             model=PLAN.model_files(RUN.identification.overlap.model),
         output:

@@ -1,5 +1,5 @@
 rule miniature_train:
-    """Trains the reference model anew (a GPU; seven minutes on an H200); killed, it goes on from its last checkpoint."""
+    """Train the reference model anew (a GPU; seven minutes on an H200); a killed run goes on from its last checkpoint."""
     output:
         "results/miniature/weights/model.safetensors",
     log:

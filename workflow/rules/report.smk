@@ -1,5 +1,5 @@
 rule report:
-    """Static pages, readable offline, with the data beside each figure."""
+    """Build static pages, readable offline, with the data beside each figure."""
     input:
         config=rules.write_config.output[0],
         records=PLAN.records,

@@ -1,5 +1,5 @@
 rule throughput:
-    """Times of one model, or of the kernels and the device itself; nothing else may run on the machine meanwhile."""
+    """Time one model, or of the kernels and the device itself; nothing else may run on the machine meanwhile."""
     input:
         model=lambda wildcards: PLAN.model_files(wildcards.job),
         methods=lambda wildcards: PLAN.method_files(
@@ -26,7 +26,7 @@ rule throughput:
 
 
 rule speed_summary:
-    """Speed records to medians, ratios with intervals, floors, growth, break-even and breakdown."""
+    """Turn speed records into medians, ratios with intervals, floors, growth, break-even and breakdown."""
     input:
         config=rules.write_config.output[0],
         records=PLAN.speed_records,

@@ -12,9 +12,9 @@ from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.scoring.math_answer import final_answer
 
 FROM_HUB = "hub"
-"""What ``data.math`` says to have every set fetched from its own repository of the hub."""
+"""Value of ``data.math`` to have every set fetched from its own repository of the hub."""
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-"""What follows the problem (the wording of QwQ's and DeepSeek-R1's evaluations)."""
+"""Text after the problem (the wording of QwQ's and DeepSeek-R1's evaluations)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class MathSet:
-    """Where a set lies: below the folder as one of ``files`` (or as a snapshot of the hub's), and on the hub."""
+    """The place of a set: below the folder as one of ``files`` (or as a snapshot of the hub's), and on the hub."""
 
     folder: str
     files: tuple[str, ...]

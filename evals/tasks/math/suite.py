@@ -64,7 +64,7 @@ class MathTask(Task):
 
     @functools.cached_property
     def problems(self) -> list[Problem]:
-        """Every problem of the set."""
+        """All problems of the set."""
         return load_problems(self.name, self.data)
 
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
@@ -100,7 +100,7 @@ class MathTask(Task):
         return Score(0.0 if answer is None else float(self.is_right(sample.meta, answer)))
 
     def is_right(self, problem: Problem, answer: str) -> bool:
-        """Whether an answer, as it stands in its box, is the problem's.
+        """Return whether an answer, as it stands in its box, is the problem's.
 
         AIME's answers are integers and compared as such, whatever zeros lead them.
 
