@@ -1,4 +1,4 @@
-"""Which path the ops take: Triton kernels on CUDA tensors, plain torch elsewhere or on request."""
+"""Choice of the path that ops take: Triton kernels on CUDA tensors, plain torch elsewhere or on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KernelChoiceError(ValueError):
 
 
 def kernel_path(device: torch.device, dtype: torch.dtype = torch.float32) -> str:
-    """The path in force for tensors of a device and dtype: ``triton`` or ``naive``.
+    """Return the path in force for tensors of a device and dtype: ``triton`` or ``naive``.
 
     Triton serves float32, float16 and bfloat16 on CUDA. float64 is for checks and always runs in plain torch, and
     ``LONGDECODE_KERNELS=naive`` makes everything do so.
@@ -48,5 +48,5 @@ def naive_kernels() -> Iterator[None]:
 
 
 def use_triton(x: Tensor) -> bool:
-    """Whether an op given ``x`` runs its Triton kernel; see ``kernel_path``."""
+    """Return true where an op given ``x`` runs its Triton kernel; see ``kernel_path``."""
     return kernel_path(x.device, x.dtype) == "triton"

@@ -1,4 +1,4 @@
-"""What choosing an attention launch needs to know of the device and of numbers."""
+"""Device limits and sizes that the launch rules of attention use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESERVED_BYTES = 1 << 10
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; an H200's where there is none to ask."""
+    """Return the multiprocessors of a CUDA device; an H200's where there is none to ask."""
     if device.type != "cuda":
         return H200_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -24,7 +24,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def shared_limit(device: torch.device) -> int:
-    """Shared memory that one program may have, in bytes; a Hopper GPU's where there is none to ask."""
+    """Return the shared memory that one program may have, in bytes; a Hopper GPU's where there is none to ask."""
     if device.type != "cuda":
         return SHARED_BYTES - _RESERVED_BYTES
     properties = torch.cuda.get_device_properties(device)
@@ -32,17 +32,17 @@ def shared_limit(device: torch.device) -> int:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is ``number`` or more."""
+    """Return the smallest power of two that is ``number`` or more."""
     return 1 << max(0, number - 1).bit_length()
 
 
 def padded_dim(dim: int) -> int:
-    """Channels of a tile: a power of two that tensor cores take."""
+    """Return the channels of a tile: a power of two that tensor cores take."""
     return max(16, power_of_two(dim))
 
 
 def program_bytes(rows: int, tokens: int, num_stages: int, dim: int, dtype: torch.dtype) -> int:
-    """Shared memory of one program of split-KV attention, as Triton 3.7 lays it out.
+    """Return the shared memory of one program of split-KV attention, as Triton 3.7 lays it out.
 
     A stage is a tile of keys and one of values; from 64 rows on the wide tensor-core instructions read both where they
     lie, so that a tile in use takes a stage of its own. Beside the stages lie the queries.
@@ -53,14 +53,14 @@ def program_bytes(rows: int, tokens: int, num_stages: int, dim: int, dtype: torc
 
 
 def resident(rows: int, tokens: int, num_stages: int, dim: int, dtype: torch.dtype) -> int:
-    """Programs of split-KV attention that a Hopper multiprocessor's shared memory holds."""
+    """Return the programs of split-KV attention that a Hopper multiprocessor's shared memory holds."""
     return SHARED_BYTES // (program_bytes(rows, tokens, num_stages, dim, dtype) + _RESERVED_BYTES)
 
 
 def fitting(
     rows: int, tokens: int, num_stages: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[int, int]:
-    """Tokens a step and stages of split-KV attention that the device's shared memory allows a program.
+    """Return the tokens a step and stages of split-KV attention that the device's shared memory allows a program.
 
     What fits stays as it is; else stages are dropped first, then tiles halved. On Hopper every rule's choice fits.
     """
@@ -72,7 +72,7 @@ def fitting(
 
 
 def registers(num_warps: int, waves: int) -> int:
-    """Registers a thread may take when ``waves`` programs share a multiprocessor's 65,536.
+    """Return the registers a thread may take when ``waves`` programs share a multiprocessor's 65,536.
 
     Left to itself, ptxas stops short of some count and spills a few bytes to stay there.
     """
@@ -80,7 +80,7 @@ def registers(num_warps: int, waves: int) -> int:
 
 
 def share_out(programs: int, lists: int, tiles: int) -> int:
-    """Programs for each list when at most ``programs`` share ``lists`` lists of ``tiles`` tiles.
+    """Return the programs for each list when at most ``programs`` share ``lists`` lists of ``tiles`` tiles.
 
     Rounded down, since a program that finds no room beside the others would run after them; none without a tile, and
     not a few more than a merge reads at once.

@@ -27,7 +27,7 @@ HOPPER = (9, 0)
 
 @cache
 def can_overlap(device: torch.device) -> bool:
-    """Whether launches on a device may overlap.
+    """Return true where launches on a device may overlap.
 
     On ``meta`` they do: there a kernel is only compiled, for Hopper. Triton's interpreter, which CPU tensors imply,
     runs one kernel after the other.
@@ -38,7 +38,7 @@ def can_overlap(device: torch.device) -> bool:
 
 
 def overlap_settings(wanted: bool, device: torch.device) -> dict[str, bool]:
-    """Launch arguments of a kernel with the constant ``PDL``, for a launch that wants to overlap or not."""
+    """Return launch arguments of a kernel with the constant ``PDL``, for a launch that wants to overlap or not."""
     return {"PDL": True, "launch_pdl": True} if wanted and can_overlap(device) else {"PDL": False}
 
 

@@ -1,4 +1,4 @@
-"""What split-KV attention kernels share: one step of online softmax, partial results, and how they are merged."""
+"""Shared parts of split-KV attention kernels: one step of online softmax, partial results, and their merge."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MERGE_ELEMENTS_A_THREAD = 128
 
 
 class Partials(NamedTuple):
-    """What parts of lists leave: unnormalised outputs ``[P, R, D]``, row maxima (base 2) and sums ``[P, R]``, float32.
+    """Partial results of lists: unnormalised outputs ``[P, R, D]``, row maxima (base 2) and sums ``[P, R]``, float32.
 
     The parts of one list lie one after the other.
     """
@@ -32,21 +32,21 @@ class Partials(NamedTuple):
 
 
 def new_partials(parts: int, rows: int, dim: int, device: torch.device) -> Partials:
-    """Uninitialised scratch for ``parts`` parts (and groups of parts) of ``rows`` query rows."""
+    """Return uninitialised scratch for ``parts`` parts (and groups of parts) of ``rows`` query rows."""
     acc = torch.empty(parts, rows, dim, dtype=torch.float32, device=device)
     top = torch.empty(parts, rows, dtype=torch.float32, device=device)
     return Partials(acc, top, torch.empty_like(top))
 
 
 def merge_tile(rows: int, parts: int, dim: int, num_warps: int) -> tuple[int, int]:
-    """Rows and parts that one step of a merge loads at once: ``rows * parts * dim`` numbers, 128 a thread at most."""
+    """Return rows and parts that a merge step loads at once: ``rows * parts * dim`` numbers, 128 a thread at most."""
     parts = min(MERGE_PARTS, triton.next_power_of_2(parts))
     most = _MERGE_ELEMENTS_A_THREAD * 32 * num_warps // (parts * dim)
     return max(1, min(triton.next_power_of_2(rows), most)), parts
 
 
 def arrival_counters(needed: int, device: torch.device) -> Tensor:
-    """The device's ``COUNTERS`` arrival counters ``[COUNTERS]`` int32, zero between launches.
+    """Return the device's ``COUNTERS`` arrival counters ``[COUNTERS]`` int32, zero between launches.
 
     A launch counts the finished parts of each list (and of each group of parts) here, and whoever finishes a list (or
     group) sets its counter back to zero, so that nothing need be cleared. All launches of a device share the counters:
@@ -73,7 +73,7 @@ def arrival_counters(needed: int, device: torch.device) -> Tensor:
 
 @triton.jit
 def tile_scores(b_q, b_k, scale_log2):
-    """Scaled scores of a tile in base 2: ``b_q`` ``[R, D]`` and ``b_k`` ``[N, D]`` give ``[R, N]`` float32."""
+    """Return scaled scores of a tile in base 2: ``b_q`` ``[R, D]`` and ``b_k`` ``[N, D]`` give ``[R, N]`` float32."""
     return tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale_log2
 
 
@@ -111,7 +111,7 @@ def join_parts(
     p_acc, p_top, p_total, i_first, parts, i_row,
     ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Sum, maximum and total of ``parts`` parts from slot ``i_first`` on, for the rows from ``i_row`` on.
+    """Return sum, maximum and total of ``parts`` parts from slot ``i_first`` on, for the rows from ``i_row`` on.
 
     They are joined in the order of their slots, whoever wrote them first: a result repeats to the bit.
     """

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over the union of two disjoint key sets from the attention over each.
+    """Return attention over the union of two disjoint key sets from the attention over each.
 
     ``out = (e^{lse_a} out_a + e^{lse_b} out_b) / (e^{lse_a} + e^{lse_b})``, ``lse = log(e^{lse_a} + e^{lse_b})``. An
     empty set has an ``lse`` of minus infinity and leaves the other unchanged; two empty sets give zeros.

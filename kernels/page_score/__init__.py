@@ -1,4 +1,4 @@
-"""How high a query can score on any key of a page."""
+"""Upper bound of a query's score on the keys of a page."""
 
 from torch import Tensor
 

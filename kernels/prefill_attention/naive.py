@@ -10,7 +10,7 @@ from longdecode.kernels.layout import fold_group, on_host
 
 
 def prefill_attention(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
-    """Causal softmax attention of the chunk at positions ``start .. start + T``: row ``t`` sees keys ``<= start + t``.
+    """Return causal attention of the chunk at positions ``start .. start + T``: row ``t`` sees keys ``<= start + t``.
 
     ``out_t = sum_{i <= start + t} softmax(q_t k_i / sqrt(D)) v_i``. Slots at or past ``start + T`` are never read.
     Moves ``2 * B * Hkv * (start + T) * D`` elements of cache.

@@ -1,4 +1,4 @@
-"""How one query row weighs every token of the cache."""
+"""Attention logits and probabilities of one query row over the cache."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ __all__ = ["token_logits", "token_probabilities"]
 def token_logits(
     q: Tensor, k: Tensor, lengths: Tensor, *, scale: float | None = None, group: str | None = None
 ) -> Tensor:
-    """Attention logits of one query row, ``scale * q_h . k_i``; see ``naive.token_logits``."""
+    """Return attention logits of one query row, ``scale * q_h . k_i``; see ``naive.token_logits``."""
     if use_triton(q):
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.token_score.gpu import token_logits_gpu
@@ -21,5 +21,5 @@ def token_logits(
 
 
 def token_probabilities(q: Tensor, k: Tensor, lengths: Tensor, *, scale: float | None = None) -> Tensor:
-    """Softmax of ``token_logits`` over each row's tokens; see ``naive.token_probabilities``."""
+    """Return the softmax of ``token_logits`` over each row's tokens; see ``naive.token_probabilities``."""
     return token_logits(q, k, lengths, scale=scale).softmax(dim=-1)

@@ -12,7 +12,7 @@ from longdecode.kernels.layout import accumulator, before, fold_group, on_host
 def token_logits(
     q: Tensor, k: Tensor, lengths: Tensor, *, scale: float | None = None, group: str | None = None
 ) -> Tensor:
-    """Attention logits of one query row, ``scale * q_h . k_i``; minus infinity at or past the length.
+    """Return attention logits of one query row, ``scale * q_h . k_i``; minus infinity at or past the length.
 
     What stands past the length never matters. Moves ``sum(lengths) * Hkv * D`` elements.
 
@@ -46,7 +46,7 @@ def token_logits(
 
 
 def token_probabilities(q: Tensor, k: Tensor, lengths: Tensor, *, scale: float | None = None) -> Tensor:
-    """Softmax of ``token_logits`` over each row's tokens; zero at or past the length.
+    """Return the softmax of ``token_logits`` over each row's tokens; zero at or past the length.
 
     Args:
         q: ``[B, Hq, 1, D]``.

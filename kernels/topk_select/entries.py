@@ -1,4 +1,4 @@
-"""What the selection kernels share: sortable keys, the entries kept always, the ordered write of what is chosen."""
+"""Shared parts of the selection kernels: sortable keys, entries kept always, the ordered write of what is chosen."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEPT_KEY = tl.constexpr(2**31 - 1)
 
 
 class Chosen(NamedTuple):
-    """Where a selection goes: list ``i`` of a row is written to ``indices[b, heads[i], :width]``.
+    """Destination of a selection: list ``i`` of a row is written to ``indices[b, heads[i], :width]``.
 
     ``indices`` ``[B, H, K]`` int64 with neighbouring entries, ``K`` at least ``width``; without ``heads`` ``[R]`` the
     lists go in order. ``counts`` ``[B, R]`` int64 contiguous, or None where nobody asks for them.
@@ -32,7 +32,7 @@ class Chosen(NamedTuple):
 
 @triton.jit
 def chosen_list(p_indices, p_heads, index_batch, index_list, i_list, lists):
-    """The first index of list ``i_list`` of all (int64), of which a row has ``lists``."""
+    """Return the first index of list ``i_list`` of all (int64), of which a row has ``lists``."""
     i_in_row = i_list % lists
     if p_heads is not None:
         i_in_row = tl.load(p_heads + i_in_row)
@@ -41,14 +41,14 @@ def chosen_list(p_indices, p_heads, index_batch, index_list, i_list, lists):
 
 @triton.jit
 def store_count(p_counts, i_list, count):
-    """How many entries of a list are valid, where counts are asked for."""
+    """Store the number of valid entries of a list, where counts are asked for."""
     if p_counts is not None:
         tl.store(p_counts + i_list, count.to(tl.int64))
 
 
 @triton.jit
 def order_keys(b_scores):
-    """int32 keys in the order of the floats; both zeros have key 0."""
+    """Return int32 keys in the order of the floats; both zeros have key 0."""
     b_bits = tl.where(b_scores == 0.0, 0.0, b_scores).to(tl.int32, bitcast=True)
     return b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
 
@@ -62,7 +62,7 @@ def kept_borders(valid, keep_first, keep_last):
 
 @triton.jit
 def load_keys(p_scores, score_entry, o_entry, size, valid, first, last):
-    """Keys of the entries that compete, ``NO_KEY`` for the others."""
+    """Load the keys of the entries that compete, ``NO_KEY`` for the others."""
     b_scores = tl.load(p_scores + o_entry.to(tl.int64) * score_entry, mask=o_entry < size, other=0.0)
     competes = (o_entry >= first) & (o_entry < last)
     # The mask of the load is the list's static size, so that it stays one of whole vectors; what lies past `valid`

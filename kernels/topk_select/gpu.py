@@ -127,7 +127,7 @@ def topk_select_gpu(
     keep_last: int = 0,
     launch: TopkLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Top-k selection as in ``naive.topk_select``, without a sort and without leaving the device.
+    """Select the top k as in ``naive.topk_select``, without a sort and without leaving the device.
 
     Args:
         scores: ``[B, H, N]`` float32, float16 or bfloat16, any strides, ``N`` below 2^30.
@@ -167,7 +167,7 @@ def topk_select_into_gpu(
     keep_last: int = 0,
     launch: TopkLaunch | None = None,
 ) -> None:
-    """Top-k selection written to the lists it is for, as in ``naive.topk_select_into``, in no launch more.
+    """Select the top k into given lists as in ``naive.topk_select_into``, in the same launches.
 
     Args:
         scores: ``[B, R, N]`` as in ``topk_select_gpu``, like ``k``, ``valid`` and what is kept.

@@ -9,7 +9,7 @@ from longdecode.kernels.layout import before
 
 
 def check_request(scores: Tensor, k: int, valid: Tensor, keep_first: int, keep_last: int) -> None:
-    """Refuse a budget that nothing, or not even the entries always kept, fits into, and lengths of another batch.
+    """Refuse a budget too small for the entries always kept, and lengths of another batch.
 
     Raises:
         ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, one of these is negative, or ``valid`` is not
@@ -44,7 +44,7 @@ def check_places(scores: Tensor, k: int, indices: Tensor, heads: Tensor) -> None
 def topk_select(
     scores: Tensor, k: int, valid: Tensor, *, keep_first: int = 0, keep_last: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Indices of the ``k`` largest valid scores of each list, ascending; of equal scores the lower index wins.
+    """Return indices of the ``k`` largest valid scores of each list, ascending; of equal scores the lower index wins.
 
     Entries kept always come first. Of the others, select what exceeds the last value that fits, then the first of
     those equal to it until ``k`` are taken. The result depends on nothing but the list itself: not on the batch around
@@ -99,7 +99,7 @@ def topk_select_into(
     keep_first: int = 0,
     keep_last: int = 0,
 ) -> None:
-    """``topk_select`` of each list, written to ``indices[b, heads[r], :min(k, N)]``; other lists stay as they are.
+    """Write ``topk_select`` of each list to ``indices[b, heads[r], :min(k, N)]``; other lists stay as they are.
 
     The valid entries of a list are its first ``min(k, valid[b])``, which is not returned: it follows from the request.
 

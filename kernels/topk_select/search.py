@@ -12,14 +12,14 @@ VECTOR = 4
 
 @triton.jit
 def quarters(low, high):
-    """Three thresholds inside ``(low, high)``, int64, that split it in four; equal ones where it has less to split."""
+    """Return three thresholds inside ``(low, high)``, int64, that split it in four; equal where it is short."""
     span = high - low
     return low + tl.maximum(span >> 2, 1), low + tl.maximum(span >> 1, 1), low + tl.maximum((3 * span) >> 2, 1)
 
 
 @triton.jit
 def count_at_least(b_tile, one, two, three, THREADS: tl.constexpr, WARP: tl.constexpr):
-    """How many keys of ``[R, THREADS, VECTOR]`` reach three thresholds, packed in 21 bits each of one int64.
+    """Count the keys of ``[R, THREADS, VECTOR]`` that reach three thresholds, packed in 21 bits each of one int64.
 
     Within a thread, and within a warp where ``WARP`` is 32, a count has 10 bits of an int32.
     """
@@ -35,7 +35,7 @@ def count_at_least(b_tile, one, two, three, THREADS: tl.constexpr, WARP: tl.cons
 
 @triton.jit
 def narrow(hits, one, two, three, low, high, reached, over, need):
-    """The quarter of ``low`` to ``high`` that the ``need``-th largest key lies in, and the counts at its ends."""
+    """Return the quarter of ``low`` to ``high`` that holds the ``need``-th largest key, and the counts at its ends."""
     at_one = (hits & 0x1FFFFF).to(tl.int32)
     at_two = ((hits >> 21) & 0x1FFFFF).to(tl.int32)
     at_three = (hits >> 42).to(tl.int32)
@@ -52,7 +52,7 @@ def narrow(hits, one, two, three, low, high, reached, over, need):
 
 @triton.jit
 def bisect(b_tile, need, slack, low, high, reached, THREADS: tl.constexpr, WARP: tl.constexpr):
-    """A threshold that ``need`` to ``need + slack`` keys reach, or the largest that ``need`` do.
+    """Return a threshold that ``need`` to ``need + slack`` keys reach, or the largest that ``need`` do.
 
     Thresholds are int64, so that sums and differences of int32 keys hold. ``low`` never exceeds the ``need``-th largest
     key and ``high`` always does; ``reached`` is how many keys are at least ``low``, -1 where that is not known.

@@ -31,7 +31,8 @@ def test_the_committed_times_were_taken_with_these_launches() -> None:
             continue
         if record.subject == "decode_attention":
             shape = (record.batch, 8, 4, 128, record.context, torch.bfloat16, HOPPER)
-            assert record.launch["decode_attention"] == asdict(dense.choose_launch(*shape))
+            # Constants that came later have defaults, which the records do not name.
+            assert record.launch["decode_attention"].items() <= asdict(dense.choose_launch(*shape)).items()
         else:
             chosen = page_score.choose_launch(record.context // 16, 8 * record.batch, 128, torch.bfloat16, HOPPER)
             assert record.launch["page_score"] == asdict(chosen)

@@ -118,7 +118,7 @@ def test_launches_agree(rng: torch.Generator) -> None:
     for size in (200, 9000):
         scores, valid = some(rng, (2, 1), size, "ties")
         want = naive.topk_select(scores, 100, valid, keep_first=2, keep_last=1)
-        for launch in (WHOLE, WIDE, SIEVE, TopkLaunch(16, 2048, groups=256)):
+        for launch in (WHOLE, WIDE, SIEVE) if size == 200 else (TopkLaunch(8, 2048), TopkLaunch(16, 4096, groups=2048)):
             got = topk_select_gpu(
                 scores.to(DEVICE), 100, valid.to(DEVICE), keep_first=2, keep_last=1, launch=launch
             )  # fmt: skip
