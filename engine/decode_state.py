@@ -87,4 +87,5 @@ class DecodeState:
         """
         torch.where(self.active, self.kv_tokens_read, self.counted, out=self.counted)
         self.dense_tokens += self.block_ends * self.active
-        self.cache.advance(self.active * self.block.width if counts is None else counts)
+        kept = self.active * self.block.width if self.block.width > 1 else self.active.long()
+        self.cache.advance(kept if counts is None else counts)

@@ -71,12 +71,14 @@ class Sequences:
             ``[B, T]`` int64.
         """
         batch, width, vocab = logits.shape
-        index = self._index(width) + ahead
+        index = self._index(width, ahead)
         forced = self.forced.gather(1, index.clamp(max=self.forced.shape[1] - 1))
         if not self.generates:
             return forced
-        seeds = self.seeds[:, None].expand(batch, width).reshape(-1)
-        positions = (self.prompt_lengths[:, None] + index).reshape(-1)
+        seeds = positions = self.seeds
+        if self.sampling.temperature > 0:
+            seeds = self.seeds[:, None].expand(batch, width).reshape(-1)
+            positions = (self.prompt_lengths[:, None] + index).reshape(-1)
         history = self._history(width, drafts, ahead)
         drawn = self.sampling.choose(logits.reshape(-1, vocab), seeds, positions, history)
         return torch.where(index < self.forced_counts[:, None], forced, drawn.view(batch, width))
@@ -94,12 +96,15 @@ class Sequences:
         """
         width = tokens.shape[1]
         index = self._index(width)
-        taken = self.active[:, None] & (index < self.totals[:, None])
+        taken = self.active[:, None]  # an active row lacks one token at least
+        if width > 1:
+            taken = taken & (index < self.totals[:, None])
         if counts is not None:
             taken = taken & (torch.arange(width, device=tokens.device) < counts[:, None])
         if self.can_stop:
             stop = (tokens[..., None] == self.stops[:, None]).any(dim=-1) & (index >= self.forced_counts[:, None])
-            taken = taken & (stop.cumsum(dim=1) - stop.long() == 0)
+            if width > 1:
+                taken = taken & (stop.cumsum(dim=1) - stop.long() == 0)
         place = torch.where(taken, index, self.longest)
         self.chosen.scatter_(1, place, tokens)
         if self.scores_forced:
@@ -111,19 +116,23 @@ class Sequences:
                 self.alternatives.record(place, logits, total)
             self.greedy.scatter_(1, place, logit >= logits.amax(dim=2))
         self.steps += self.active
-        recorded = taken.sum(dim=1)
+        recorded, last = taken[:, 0].long(), tokens[:, 0]
+        if width > 1:
+            recorded = taken.sum(dim=1)
+            last = tokens.gather(1, (recorded - 1).clamp(min=0)[:, None])[:, 0]
         self.counts += recorded
-        last = tokens.gather(1, (recorded - 1).clamp(min=0)[:, None])[:, 0]
-        self.tokens.copy_(torch.where(recorded > 0, last, self.tokens))
+        self.tokens.copy_(torch.where(taken[:, 0], last, self.tokens))
         done = self.counts >= self.totals
         if self.can_stop:
             done |= (stop & taken).any(dim=1)
         self.active.logical_and_(~done)
         return recorded
 
-    def _index(self, width: int) -> Tensor:
-        """Places in the continuation of the next ``width`` tokens, ``[B, T]``."""
-        return self.counts[:, None] + torch.arange(width, device=self.counts.device)
+    def _index(self, width: int, ahead: int = 0) -> Tensor:
+        """Places in the continuation of ``width`` tokens, ``[B, T]``, the first ``ahead`` places after the next."""
+        if width == 1 and not ahead:
+            return self.counts[:, None]
+        return self.counts[:, None] + torch.arange(ahead, ahead + width, device=self.counts.device)
 
     def _history(self, width: int, drafts: Tensor | None, ahead: int) -> Tensor | None:
         """The tokens before each draw, ``[B * T, W]``, where the sampling depends on them."""

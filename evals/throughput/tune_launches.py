@@ -62,18 +62,16 @@ def candidates() -> Iterator[Candidate]:
     for rows in (1, 2, 8, 41, 121):
         yield Candidate("decode_attention", rows)
         folded = GROUP * rows
-        shapes = [] if rows == 1 else [(64, 64, 4, 2, 0), (64, 64, 4, 3, 0), (64, 128, 4, 2, 0)]
+        shapes = [] if rows == 1 else [(64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2)]
         if rows in (2, 8):
-            shapes += [(2 * GROUP * max(2, rows // 2), tokens, 4, 3, 0) for tokens in (64, 128)]
+            shapes += [(2 * GROUP * max(2, rows // 2), tokens, 4, 3) for tokens in (64, 128)]
         if rows > 8:
-            shapes += [(128, 64, 8, 2, 0), (128, 64, 8, 3, 0), (128, 128, 8, 2, 0), (256, 64, 16, 2, 0)]
-        if rows == 41:
-            shapes += [(128, 64, 8, 2, 64), (128, 64, 8, 3, 64), (128, 128, 8, 2, 64)]
-        for (tile, tokens, warps, stages, extra), waves in product(shapes, (1, 2, 3)):
-            fits = waves <= resident(tile + extra, tokens, stages, DIM, DTYPE) and warps * waves <= 16
-            if not fits or (waves == 3 and rows < 41) or (extra and waves > 1):
+            shapes += [(128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (256, 64, 16, 2)]
+        for (tile, tokens, warps, stages), waves in product(shapes, (1, 2, 3)):
+            fits = waves <= resident(tile, tokens, stages, DIM, DTYPE) and warps * waves <= 16
+            if not fits or (waves == 3 and rows < 41):
                 continue
-            one = dense_rule.DecodeLaunch(tile, tokens, warps, stages, 1, fused_merge=False, extra_rows=extra)
+            one = dense_rule.DecodeLaunch(tile, tokens, warps, stages, 1, fused_merge=False)
             dense = dense_rule.spread(one, KV_HEADS, folded, CONTEXT, waves, device)
             yield Candidate("decode_attention", rows, dense)
             if rows <= 8:

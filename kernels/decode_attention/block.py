@@ -95,8 +95,8 @@ def block_attention_kernel(
     q_batch, q_head, q_row, q_dim, k_batch, k_head, v_batch, v_head, length_batch, length_head, read_batch,
     scale_log2, capacity, kv_heads,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
-    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, EXTRA_ROWS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, ROW_TILES: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr, ROWS: tl.constexpr, ROW_TILES: tl.constexpr,
     SPLITS: tl.constexpr, FUSED: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -104,9 +104,8 @@ def block_attention_kernel(
 
     ``s_i = log2(e) * scale * q . k_i``; query ``t`` of head ``h`` in the group is row ``h * T + t`` and reads slot
     ``i < n - T``, or ``i = n - T + u`` where the mask has ``(t, u)``, for a length ``n``. Grid
-    ``(ROW_TILES * SPLITS, Hkv, B)``. A program holds ``BLOCK_ROWS + EXTRA_ROWS`` rows, as two tiles that share each
-    load. The list's tiles of tokens are dealt out over the splits; those that touch the block come last and are the
-    only ones under a mask. Parts are joined as in ``decode_attention_kernel``.
+    ``(ROW_TILES * SPLITS, Hkv, B)``. The list's tiles of tokens are dealt out over the splits; those that touch the
+    block come last and are the only ones under a mask. Parts are joined as in ``decode_attention_kernel``.
 
     ``p_q`` ``[B, Hq, T, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides (the
     arguments named by tensor and axis, in elements); ``p_lengths`` ``[B, Hkv]`` integer; ``p_mask`` ``[T, T]`` uint8 or
@@ -123,7 +122,7 @@ def block_attention_kernel(
     i_head = tl.program_id(1).to(tl.int64)
     i_batch = tl.program_id(2).to(tl.int64)
     i_list = i_batch * kv_heads + i_head
-    i_row = i_tile * (BLOCK_ROWS + EXTRA_ROWS)
+    i_row = i_tile * BLOCK_ROWS
 
     length = tl.load(p_lengths + i_batch * length_batch + i_head * length_head)
     length = tl.maximum(tl.minimum(length, capacity), 0).to(tl.int32)
@@ -139,12 +138,6 @@ def block_attention_kernel(
     b_q, b_top, b_total, b_acc = load_rows(
         p_q, q_head, q_row, q_dim, i_row, first_head, QUERIES, ROWS, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, UPCAST
     )
-    i_extra = i_row + BLOCK_ROWS
-    if EXTRA_ROWS:
-        c_q, c_top, c_total, c_acc = load_rows(
-            p_q, q_head, q_row, q_dim, i_extra, first_head, QUERIES, ROWS, DIM, BLOCK_DIM, EXTRA_ROWS, BLOCK_TOKENS,
-            UPCAST,
-        )  # fmt: skip
     p_k += i_batch * k_batch + i_head * k_head + start.to(tl.int64) * (BLOCK_TOKENS * K_TOKEN)
     p_v += i_batch * v_batch + i_head * v_head + start.to(tl.int64) * (BLOCK_TOKENS * V_TOKEN)
     for _ in range(start, tl.minimum(stop, whole)):
@@ -152,8 +145,6 @@ def block_attention_kernel(
             p_k, p_v, BLOCK_TOKENS, K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, True, UPCAST
         )
         b_top, b_total, b_acc = fold_tile(b_q, b_k, b_v, b_top, b_total, b_acc, scale_log2, None, False)
-        if EXTRA_ROWS:
-            c_top, c_total, c_acc = fold_tile(c_q, b_k, b_v, c_top, c_total, c_acc, scale_log2, None, False)
         p_k += BLOCK_TOKENS * K_TOKEN
         p_v += BLOCK_TOKENS * V_TOKEN
     # Narrower where there are many rows: a mask by row and token takes registers that the rows' sums need.
@@ -166,9 +157,6 @@ def block_attention_kernel(
         )
         b_visible = visible_slots(p_mask, i_row, o_token, length - QUERIES, length, QUERIES, BLOCK_ROWS)
         b_top, b_total, b_acc = fold_tile(b_q, b_k, b_v, b_top, b_total, b_acc, scale_log2, b_visible, True)
-        if EXTRA_ROWS:
-            c_visible = visible_slots(p_mask, i_extra, o_token, length - QUERIES, length, QUERIES, EXTRA_ROWS)
-            c_top, c_total, c_acc = fold_tile(c_q, b_k, b_v, c_top, c_total, c_acc, scale_log2, c_visible, True)
         p_k += LAST_TOKENS * K_TOKEN
         p_v += LAST_TOKENS * V_TOKEN
     if p_tokens_read is not None:  # noqa: SIM102 (known when compiling; the other is not)
@@ -180,9 +168,3 @@ def block_attention_kernel(
         b_acc, b_top, tl.sum(b_total, 1), i_list, i_first + i_split, i_first, SPLITS, i_row,
         ROWS, DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
     )  # fmt: skip
-    if EXTRA_ROWS:
-        finish_part(
-            p_acc, p_top, p_total, p_counters, p_out, p_lse,
-            c_acc, c_top, tl.sum(c_total, 1), i_list, i_first + i_split, i_first, SPLITS, i_extra,
-            ROWS, DIM, BLOCK_DIM, EXTRA_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
-        )  # fmt: skip

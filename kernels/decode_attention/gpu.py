@@ -170,7 +170,7 @@ def decode_attention_gpu(
     check_block(kv_lengths, mask, queries)
     rows, lists = heads // kv_heads * queries, batch * kv_heads
     launch = launch or choose_launch(batch, kv_heads, rows, dim, capacity, q.dtype, q.device, queries=queries)
-    row_tiles, padded = triton.cdiv(rows, launch.rows + launch.extra_rows), max(16, triton.next_power_of_2(dim))
+    row_tiles, padded = triton.cdiv(rows, launch.rows), max(16, triton.next_power_of_2(dim))
     alone = launch.splits == 1
     partials = new_partials(0 if alone else lists * launch.splits, rows, dim, q.device)
     counters = arrival_counters(lists * row_tiles, q.device) if launch.fused_merge and not alone else None
@@ -201,7 +201,7 @@ def decode_attention_gpu(
             block_attention_kernel[grid](
                 q, k, v, kv_lengths, None if mask is None else mask.contiguous().view(torch.uint8), *scratch, *strides,
                 kv_lengths.stride(0), kv_lengths.stride(1) if kv_lengths.dim() == 2 else 0, read_batch, scale_log2,
-                capacity, kv_heads, EXTRA_ROWS=launch.extra_rows, QUERIES=queries, **settings,
+                capacity, kv_heads, QUERIES=queries, **settings,
             )  # fmt: skip
         if not launch.fused_merge and not alone:
             merge_partials(partials, launch.splits, out, lse)

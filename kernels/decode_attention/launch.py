@@ -15,11 +15,7 @@ class DecodeLaunch:
 
     ``rows`` query rows (of one KV head's group, padded; a power of two, 16 or more) and ``tokens`` a step (a power of
     two, 16 or more); ``splits`` programs share the tokens of one KV head. ``fused_merge``: the last of them to finish
-    joins their parts; otherwise a second launch does. ``registers`` a thread at most. ``extra_rows``: a second tile of
-    rows (a power of two) that shares each load of a block's kernel, for 192 rows without padding to 256.
-
-    Raises:
-        ValueError: extra rows with a fused merge, which counts one tile of rows a program.
+    joins their parts; otherwise a second launch does. ``registers`` a thread at most.
     """
 
     rows: int
@@ -29,11 +25,6 @@ class DecodeLaunch:
     splits: int
     fused_merge: bool = True
     registers: int = 255
-    extra_rows: int = 0
-
-    def __post_init__(self) -> None:
-        if self.extra_rows and self.fused_merge:
-            raise ValueError("extra_rows need a merge of their own: fused_merge cannot be True")
 
 
 def choose_launch(
@@ -51,7 +42,8 @@ def choose_launch(
 
     Chosen on an H200 at the shapes of Llama-3-8B (``evals/throughput/tune_launches.py``). One row a sequence: one
     program a multiprocessor with two tiles of 64 KiB on their way reads fastest; smaller heads need two for as many
-    bytes. More than 16 rows take the wide tensor-core instructions.
+    bytes. More than 16 rows take the wide tensor-core instructions. A block's parts are joined by a second launch: over
+    65,536 tokens 41 rows take 115 us so, in tiles of 64, and 145 in tiles of 128 (``results/h200/tune_launches.csv``).
 
     Args:
         rows: query rows that share a KV head: group times ``T``.
@@ -62,16 +54,14 @@ def choose_launch(
     if dtype == torch.float32:  # its products run without tensor cores, out of registers
         launch = DecodeLaunch(16, 16, 4 if padded <= 64 else 8, 2, 1)
     elif rows <= 16:
-        launch = DecodeLaunch(16, max(16, min(128, 16_384 // padded)), 4, 3, 1)
-    elif queries == 1 or rows <= 64:
-        launch = DecodeLaunch(64, max(16, min(128, 8192 // padded)), 4, 3, 1, fused_merge=queries == 1)
+        launch = DecodeLaunch(16, max(16, min(128, 16_384 // padded)), 4, 3, 1, fused_merge=queries == 1)
+    elif queries > 1 and rows <= 32:
+        launch = DecodeLaunch(32, max(16, min(128, 16_384 // padded)), 4, 3, 1, fused_merge=False)
     else:
-        # 129 to 192 rows as 128 and 64: three quarters of the products of two tiles of 128.
-        extra = 64 if 128 < rows <= 192 else 0
-        launch = DecodeLaunch(128, max(16, min(128, 8192 // padded)), 8, 3, 1, fused_merge=False, extra_rows=extra)
-    tokens, stages = fitting(launch.rows + launch.extra_rows, launch.tokens, launch.num_stages, dim, dtype, device)
+        launch = DecodeLaunch(64, max(16, min(128, 8192 // padded)), 4, 3, 1, fused_merge=queries == 1)
+    tokens, stages = fitting(launch.rows, launch.tokens, launch.num_stages, dim, dtype, device)
     launch = replace(launch, tokens=tokens, num_stages=stages)
-    large = launch.num_warps == 8 or (rows <= 16 and padded >= 128)
+    large = launch.num_warps == 8 or (launch.rows <= 32 and padded >= 128)
     waves = 1 if large else min(2, resident(launch.rows, tokens, stages, dim, dtype))
     return spread(launch, batch * kv_heads, rows, capacity, waves, device)
 
@@ -81,6 +71,6 @@ def spread(
 ) -> DecodeLaunch:
     """Return ``launch`` with splits that make ``waves`` programs a multiprocessor, each with a tile of a full row."""
     programs = waves * multiprocessors(device)
-    row_tiles = -(-rows // (launch.rows + launch.extra_rows))
+    row_tiles = -(-rows // launch.rows)
     splits = share_out(programs, lists * row_tiles, -(-capacity // launch.tokens))
     return replace(launch, splits=splits, registers=registers(launch.num_warps, waves))

@@ -133,9 +133,9 @@ TRITON = [
     ((1, 1, 4, 128, 63, 3), torch.bfloat16, None),
     ((1, 2, 4, 32, 70, 8), torch.float16, DecodeLaunch(32, 32, 4, 3, 3, fused_merge=False)),
     ((2, 1, 4, 32, 90, 25), torch.float32, DecodeLaunch(64, 32, 4, 2, 2)),
-    ((1, 1, 4, 48, 80, 41), torch.float32, DecodeLaunch(128, 16, 8, 2, 2, fused_merge=False, extra_rows=64)),
+    ((1, 1, 4, 48, 80, 41), torch.float32, DecodeLaunch(128, 16, 8, 2, 2, fused_merge=False)),
     ((1, 1, 2, 32, 60, 5), torch.float32, DecodeLaunch(16, 16, 4, 2, 9)),
-    ((1, 1, 16, 32, 40, 4), torch.float32, DecodeLaunch(16, 16, 4, 2, 1, fused_merge=False, extra_rows=16)),
+    ((1, 1, 16, 32, 40, 4), torch.float32, DecodeLaunch(16, 16, 4, 2, 1, fused_merge=False)),
 ]
 
 
