@@ -101,16 +101,16 @@ def update_page_minmax_kernel(
         o_k = b_slot[:, None] * k_token + (o_dim * k_dim)[None, :]
         p_k += i_batch * k_batch + i_head * k_head
         b_k = tl.load(p_k + o_k, mask=member[:, None] & inside[None, :], other=0.0).to(tl.float32)
-        p_minimum += i_batch * m_batch + i_head * m_head + page * m_page + o_dim * m_dim
-        p_maximum += i_batch * x_batch + i_head * x_head + page * x_page + o_dim * x_dim
+        p_least = p_minimum + i_batch * m_batch + i_head * m_head + page * m_page + o_dim * m_dim
+        p_most = p_maximum + i_batch * x_batch + i_head * x_head + page * x_page + o_dim * x_dim
         # A fresh page's old bounds are not read: they may hold anything.
         old = inside & (fresh == 0)
         b_least = tl.min(tl.where(member[:, None], b_k, float("inf")), 0)
         b_most = tl.max(tl.where(member[:, None], b_k, float("-inf")), 0)
-        b_least = tl.minimum(b_least, tl.load(p_minimum, mask=old, other=float("inf")).to(tl.float32))
-        b_most = tl.maximum(b_most, tl.load(p_maximum, mask=old, other=float("-inf")).to(tl.float32))
-        tl.store(p_minimum, b_least.to(p_minimum.dtype.element_ty), mask=inside)
-        tl.store(p_maximum, b_most.to(p_maximum.dtype.element_ty), mask=inside)
+        b_least = tl.minimum(b_least, tl.load(p_least, mask=old, other=float("inf")).to(tl.float32))
+        b_most = tl.maximum(b_most, tl.load(p_most, mask=old, other=float("-inf")).to(tl.float32))
+        tl.store(p_least, b_least.to(p_minimum.dtype.element_ty), mask=inside)
+        tl.store(p_most, b_most.to(p_maximum.dtype.element_ty), mask=inside)
 
 
 def build_page_minmax_gpu(

@@ -44,7 +44,7 @@ def project(hidden: int, ffn: int, rows: int, pdl: bool) -> None:
 
 
 def around_attention(hidden: int, heads: int, kv_heads: int, dim: int, capacity: int, pdl: bool) -> None:
-    """Norm, rotation and append, the latter with all options and with none."""
+    """Norm, rotation and append, the latter with all options, with none, and for a block."""
     norm = replace(add_rms_norm.choose_launch(hidden), launch_pdl=pdl)
     add_rms_norm.add_rms_norm_gpu(tensor(1, 1, hidden), tensor(1, 1, hidden), tensor(hidden), 1e-5, launch=norm)
     launch = replace(rope_append.choose_launch(), launch_pdl=pdl)
@@ -58,6 +58,9 @@ def around_attention(hidden: int, heads: int, kv_heads: int, dim: int, capacity:
         *inputs, q_norm=tensor(dim), k_norm=tensor(dim), eps=1e-6, bounds=bounds, page_size=16, launch=launch
     )
     rope_append.rope_append_gpu(*inputs, launch=launch)
+    q, k, v = (tensor(1, count, 8, dim) for count in (heads, kv_heads, kv_heads))
+    angles, slots = tensor(1, 8, dim, dtype=torch.float32), tensor(1, kv_heads, 8, dtype=torch.int64)
+    rope_append.rope_append_gpu(q, k, v, angles, angles, cache, cache, slots, launch=launch)
 
 
 def faults(binary: Binary, pdl: bool) -> list[str]:
