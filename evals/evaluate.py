@@ -15,8 +15,9 @@ from typing import NamedTuple, TypeVar
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError
-from longdecode.engine.generation import Generator, Prompt, Request
+from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.against_full import compared_prompt, full_run
 from longdecode.evals.cells import Cell
 from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.gate import Gate, gate_folder
@@ -158,10 +159,15 @@ class _Evaluation:
             if (method := self._attempt(task, [item], build)) is not None:
                 built.append((item, method))
         prompt: Prompt | None = None
+        full: list[Completion] | None = None
         failure: Exception | None = None
         if shared := [method for _, method in built if _takes_dense_prompts(method)]:
             try:
                 prompt = generator.prefill(requests, shared)
+                if task.against_full:
+                    full = full_run(generator, prompt)
+                    prompt = compared_prompt(prompt, full)
+                    requests = list(prompt.requests)
             except Exception as error:
                 failure = error
         if failure is not None and status_of(failure) != "oom":
@@ -171,23 +177,26 @@ class _Evaluation:
             free_memory(self.job.device, failure)
         for item, method in built:
             own = None if method not in shared else prompt
-            self._attempt(task, [item], partial(self._decode, generator, requests, own, task, batch, item, method))
+            decode = partial(self._decode, generator, requests, own, full, task, batch, item, method)
+            self._attempt(task, [item], decode)
 
     def _decode(
         self,
         generator: Generator,
         requests: Sequence[Request],
         prompt: Prompt | None,
+        full: Sequence[Completion] | None,
         task: Task,
         batch: Sequence[Sample],
         item: _Todo,
         method: AttentionMethod,
     ) -> bool:
         completions = generator.run(requests, method) if prompt is None else generator.decode(prompt, method)
+        references: Sequence[Completion | None] = full or [None] * len(batch)
         missing = item.line.ledger.missing(item.cell, [sample.index for sample in batch])
         records = [
-            item.line.label.scored(task, item.cell, sample, completion, method, item.origin)
-            for sample, completion in zip(batch, completions, strict=True)
+            item.line.label.scored(task, item.cell, sample, completion, method, item.origin, reference)
+            for sample, completion, reference in zip(batch, completions, references, strict=True)
         ]
         item.line.ledger.add(*(record for record in records if record.index in missing))
         return True

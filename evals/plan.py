@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from longdecode.engine.errors import ConfigError
+from longdecode.engine.model_cache import built_model
 from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, quality_code_hash, speed_code_hash
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, build_run_config
@@ -112,10 +113,16 @@ class Plan:
             )
 
     def model_files(self, model: str) -> list[str]:
-        """Return the files of a local checkpoint, whose change makes new records; none for a hub id or a shape."""
+        """Return the files of a local checkpoint, whose change makes new records; none for a hub id or a shape.
+
+        Of a model that the workflow builds, return the file that its rule makes.
+        """
         if model not in self.run.models:
             return []
-        files = Path(self.run.models[model].path).glob("*")
+        path = self.run.models[model].path
+        if built := built_model(path):
+            return [str(built / "model.safetensors")]
+        files = Path(path).glob("*")
         return sorted(str(path) for path in files if path.suffix in (".safetensors", ".json"))
 
     def method_files(self, labels: Iterable[str], model: str) -> list[str]:

@@ -59,13 +59,13 @@ class Difference:
 
 
 def generator(*identity: object) -> np.random.Generator:
-    """A random generator that depends on what is asked alone: never on order, process or platform."""
+    """Return a random generator that depends on what is asked alone: never on order, process or platform."""
     digest = hashlib.blake2b("\x1f".join(map(str, identity)).encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
 def wilson_interval(proportion: float, trials: float, confidence: float) -> tuple[float, float]:
-    """Wilson's score interval of a proportion; ``trials`` may be an effective, fractional number.
+    """Return Wilson's score interval of a proportion; ``trials`` may be an effective, fractional number.
 
     Source: Wilson 1927, equation for the inverted score test.
     """
@@ -78,7 +78,7 @@ def wilson_interval(proportion: float, trials: float, confidence: float) -> tupl
 
 
 def mean_estimate(scores: Scores, confidence: float, resamples: int, rng: np.random.Generator) -> Estimate:
-    """The mean with a BCa bootstrap interval over problems; Wilson's where scores crowd at 0 or 1, Student's for few.
+    """Return the mean with its interval: BCa bootstrap over problems, Wilson's near 0 or 1, Student's for few problems.
 
     Wilson's interval counts the items behind the scores, thinned by the design effect that the spread between problems
     shows. At the very edge no spread is left to show one: there the items of a sample count in full, but draws of one
@@ -98,7 +98,7 @@ def mean_estimate(scores: Scores, confidence: float, resamples: int, rng: np.ran
 
 
 def mean_of_means(parts: Sequence[Scores], confidence: float, resamples: int, rng: np.random.Generator) -> Estimate:
-    """The unweighted mean over tasks; problems are resampled within each task.
+    """Return the unweighted mean over tasks; problems are resampled within each task.
 
     Where a task sits at the edge or has few problems, the tasks' own intervals are combined instead.
 
@@ -117,12 +117,12 @@ def mean_of_means(parts: Sequence[Scores], confidence: float, resamples: int, rn
 def paired_difference(
     pairs: Sequence[tuple[Scores, Scores]], confidence: float, resamples: int, rng: np.random.Generator
 ) -> Difference:
-    """Mean of ``ours - reference`` over paired samples, averaged over tasks when several pairs are given.
+    """Return the mean of ``ours - reference`` over paired samples, averaged over tasks when several pairs are given.
 
     A task's interval is a BCa bootstrap over problems. It is Newcombe's where fewer than ``MIN_OFF_EDGE`` problems of a
     proportion differ, which does not shrink to a point when both sides are perfect, and Student's for few problems. The
     p-value is a bootstrap of the differences shifted to a mean of zero, never below the ``2 ** (1 - problems)`` that
-    sign flips could show.
+    sign flips could show; where few problems differ, as near 100 %, it is that of paired sign flips.
 
     Args:
         pairs: per task, our scores and the reference's, sample by sample in the same order.
@@ -139,7 +139,11 @@ def paired_difference(
     else:
         value = float(np.mean([task.value for task in tasks]))
         whole = Estimate(value, *_percentiles(draws, confidence), "bootstrap")
-    return Difference(whole.value, whole.low, whole.high, _shifted_p_value(draws, whole.value, totals))
+    if any(task.kind == "newcombe" for task in tasks):
+        p_value = sign_flip(np.concatenate([sums / counts.sum() for sums, counts in totals]), resamples, rng)
+    else:
+        p_value = _shifted_p_value(draws, whole.value, totals)
+    return Difference(whole.value, whole.low, whole.high, p_value)
 
 
 def mcnemar_exact(wins: int, losses: int) -> float:
@@ -175,7 +179,7 @@ def sign_flip(gaps: Floats, draws: int, rng: np.random.Generator) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values that bound the chance of any false finding in the family.
+    """Return adjusted p-values that bound the chance of any false finding in the family.
 
     Source: Holm 1979.
     """
@@ -236,12 +240,12 @@ def _near_edge(scores: Scores) -> bool:
 
 
 def _problems_with(hits: NDArray[np.bool_], clusters: NDArray[np.int64]) -> int:
-    """How many problems have a sample that is hit."""
+    """Problems with a sample that is hit."""
     return len(np.unique(clusters[hits]))
 
 
 def _effective_trials(scores: Scores) -> float:
-    """Items behind a mean, thinned so that their binomial variance equals the variance seen between problems."""
+    """Effective sample size from the design effect."""
     trials = scores.trials if scores.trials is not None else np.ones(len(scores.values), dtype=np.int64)
     total = float(trials.sum())
     sums, counts = _cluster_totals(scores.values, scores.clusters)

@@ -202,7 +202,7 @@ class _Build:
                 model,
                 None if ablation else quality.one_method(results, self.figures, model, label, self._about(model)),
                 tables.method_table(results, model, label),
-                [verdicts.grid(results, topic, [label]) for topic in results.topics(model)],
+                verdicts.board(results, model, [label]),
             )
             for model in (results.models if scored else [])
         ]
@@ -295,7 +295,7 @@ class _Build:
         (self.folder / "figures" / "index.csv").write_text(text.getvalue(), encoding="utf-8")
 
     def _common(self) -> dict[str, Any]:
-        """What every page may use."""
+        """Return what every page may use."""
         results = self.results
         checks = None if results.instrument is None else list(results.instrument.get("checks", []))
         outcomes = Counter(check["outcome"] for check in checks or [])

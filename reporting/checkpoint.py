@@ -1,4 +1,4 @@
-"""A model in a few words, from its folder's config and the headers of its weights; nothing is loaded."""
+"""Describe a model in a few words, from its folder's config and the headers of its weights; nothing is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelWords:
 
 
 def describe(name: str, spec: Any) -> ModelWords:
-    """Name, size and shape of a model, as far as a local folder tells.
+    """Return name, size and shape of a model, as far as a local folder tells.
 
     Args:
         name: the model's name in the configuration.

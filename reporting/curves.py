@@ -1,4 +1,4 @@
-"""Figures along a text: accuracy by question, loss by position."""
+"""Draw figures along a text: accuracy by question, loss by position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESAMPLES = 1000
 
 
 def along_generation(results: Results, writer: FigureWriter, model: str, suite: str, about: str) -> Figure | None:
-    """Accuracy by question or step, for the suite's task with most of them, at its longest context."""
+    """Draw accuracy by question or step, for the suite's task with most of them, at its longest context."""
     curves = results.along[(results.along["model"] == model) & (results.along["suite"] == suite)]
     task = _fixed_length_task(curves)
     if task is None:
@@ -50,7 +50,7 @@ def along_generation(results: Results, writer: FigureWriter, model: str, suite: 
 
 
 def loss_by_position(results: Results, writer: FigureWriter, model: str, task: str, about: str) -> Figure | None:
-    """Loss by stretch of the text at the longest context."""
+    """Draw loss by stretch of the text at the longest context."""
     curves = results.loss[(results.loss["model"] == model) & (results.loss["task"] == task)]
     if curves.empty:
         return None

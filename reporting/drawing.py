@@ -1,4 +1,4 @@
-"""What panels are made of: budget axes, lines with intervals, Full's band, notes about holes."""
+"""Draw the parts of panels: budget axes, lines with intervals, Full's band, notes about missing results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LABEL_IN = 0.5
 
 
 def budget_axis(axes: Axes, shares: Iterable[float]) -> None:
-    """A logarithmic axis in per cent of the context, with a tick at every budget that has room for its label."""
+    """Set up a logarithmic axis in per cent of the context, with a tick at every budget that has room for its label."""
     values = sorted({100 * share for share in shares if share > 0})
     axes.set_xscale("log")
     if not values:
@@ -32,7 +32,7 @@ def budget_axis(axes: Axes, shares: Iterable[float]) -> None:
 
 
 def percent_axis(axes: Axes, shares: Iterable[float]) -> None:
-    """A logarithmic axis in per cent with round ticks, for shares that are measured, not chosen."""
+    """Set up a logarithmic axis in per cent with round ticks, for shares that are measured, not chosen."""
     values = sorted(100 * share for share in shares if share > 0)
     axes.set_xscale("log")
     if not values:
@@ -47,7 +47,7 @@ def percent_axis(axes: Axes, shares: Iterable[float]) -> None:
 
 
 def token_axis(axes: Axes, values: Iterable[float], text: Sequence[str] | None = None, least: float = 0.16) -> None:
-    """A logarithmic axis of token counts, with a tick at every count that has room for its label."""
+    """Set up a logarithmic axis of token counts, with a tick at every count that has room for its label."""
     counts = sorted(set(values))
     axes.set_xscale("log")
     if not counts:
@@ -64,7 +64,7 @@ def token_axis(axes: Axes, values: Iterable[float], text: Sequence[str] | None =
 
 
 def log_values(axes: Axes, low: float, high: float, write: Callable[[float], str], least: float = 0.15) -> None:
-    """A logarithmic vertical axis with round ticks that have room for their labels."""
+    """Set up a logarithmic vertical axis with round ticks that have room for their labels."""
     axes.set_yscale("log")
     axes.set_ylim(low / 1.15, high * 1.15)
     steps = [step * 10.0**power for power in range(-6, 9) for step in (1, 1.5, 2, 3, 5, 7)]
@@ -75,7 +75,7 @@ def log_values(axes: Axes, low: float, high: float, write: Callable[[float], str
 
 
 def score_axis(axes: Axes, unit_is_fraction: bool, limits: tuple[float, float] | None = None) -> None:
-    """Per cent from 0 to 100, or else the limits given, or whatever range the values have."""
+    """Set the vertical axis to 0 to 100 per cent, or else to the limits given or the range of the values."""
     if unit_is_fraction:
         axes.set_ylim(-4, 104)
         axes.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
@@ -87,7 +87,7 @@ def score_axis(axes: Axes, unit_is_fraction: bool, limits: tuple[float, float] |
 
 
 def limits_of(rows: pd.DataFrame) -> tuple[float, float] | None:
-    """One range for the panels of a figure: values and intervals, unless intervals of few samples dwarf the values."""
+    """Return one range for the panels of a figure: values and intervals, unless the intervals dwarf the values."""
     known = rows[rows["value"].notna()]
     if known.empty:
         return None
@@ -99,7 +99,7 @@ def limits_of(rows: pd.DataFrame) -> tuple[float, float] | None:
 
 
 def dodged(axes: Axes, x: Sequence[float], place: int) -> np.ndarray:
-    """Positions moved a little by the method's place, so that marks of equal height do not hide each other."""
+    """Return positions moved a little by the method's place, so that marks of equal height do not hide each other."""
     at = np.asarray(x, dtype=np.float64)
     if axes.get_xscale() != "log":
         return at
@@ -108,7 +108,7 @@ def dodged(axes: Axes, x: Sequence[float], place: int) -> np.ndarray:
 
 
 def line(axes: Axes, look: Look, x: Sequence[float], rows: pd.DataFrame, factor: float, *, place: int = 0) -> None:
-    """One method's line with its intervals; ``place`` shifts it a little, so that intervals do not hide each other.
+    """Draw one method's line with its intervals, shifted a little so that intervals do not hide each other.
 
     Args:
         rows: columns ``value``, ``low``, ``high``, in the order of ``x``.
@@ -123,13 +123,13 @@ def line(axes: Axes, look: Look, x: Sequence[float], rows: pd.DataFrame, factor:
 
 
 def reference(axes: Axes, look: Look, row: pd.Series, factor: float) -> None:
-    """Full as a dashed line across, with the band of its interval."""
+    """Draw Full as a dashed line across, with the band of its interval."""
     axes.axhspan(row["low"] * factor, row["high"] * factor, color=look.colour, alpha=0.09, linewidth=0)
     axes.axhline(row["value"] * factor, color=look.colour, linestyle=look.dashes, linewidth=1.2)
 
 
 def note(axes: Axes, text: str, short: str) -> None:
-    """A small remark above a panel, for what could not be drawn; the short form where the panel is narrow."""
+    """Write a small remark above a panel, for what could not be drawn; the short form where the panel is narrow."""
     width_in = axes.get_window_extent().width / 72
     chosen = text if width_in > _LETTER_IN * len(text) + _LABEL_IN else short
     axes.annotate(
@@ -139,7 +139,7 @@ def note(axes: Axes, text: str, short: str) -> None:
 
 
 def unit_note(axes: Axes, text: str) -> None:
-    """What the vertical axis counts, written above it."""
+    """Write the unit of the vertical axis above it."""
     axes.annotate(
         text,
         (0, 1),
@@ -153,7 +153,7 @@ def unit_note(axes: Axes, text: str) -> None:
 
 
 def level(axes: Axes, value: float, text: str, *, below: bool = False) -> None:
-    """A thin horizontal guide with its meaning written on its left end, or below its right end."""
+    """Draw a thin horizontal guide with its meaning written on its left end, or below its right end."""
     axes.axhline(value, color=FAINT, linewidth=1.0)
     axes.annotate(
         text, (1 if below else 0, value), xycoords=("axes fraction", "data"), xytext=(-3, -9) if below else (3, 4),
@@ -162,7 +162,7 @@ def level(axes: Axes, value: float, text: str, *, below: bool = False) -> None:
 
 
 def guide(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
-    """A thin guide line that is no data."""
+    """Draw a thin guide line that is no data."""
     axes.plot(x, y, color=FAINT, linewidth=1.0, zorder=1)
 
 

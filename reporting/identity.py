@@ -33,7 +33,7 @@ DARK = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one label is drawn: a line with markers, or an area where bars are stacked."""
+    """Hold the look of one label: a line with markers, or an area where bars are stacked."""
 
     label: str
     colour: str
@@ -55,7 +55,7 @@ class Look:
 
 
 def looks(labels: Sequence[str], kinds: Sequence[str], reference: str, ceiling: str = "") -> dict[str, Look]:
-    """A look for each label.
+    """Return a look for each label.
 
     Colours go to methods in the order given; a further label of a method keeps its colour and gets a hollow marker.
     Colour and marker change at different paces, so that past seven methods no pair repeats.

@@ -1,4 +1,4 @@
-"""Figures of quality: against budget, by task, and against bytes read."""
+"""Draw figures of quality: against budget, by task, and against bytes read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def overview(results: Results, writer: FigureWriter, model: str, about: str) -> 
 
 
 def against_budget(results: Results, writer: FigureWriter, topic: Topic, about: str) -> Figure | None:
-    """One topic: quality against budget, a panel for each context."""
+    """Draw one topic: quality against budget, a panel for each context."""
     contexts = results.contexts(topic)
     if not contexts:
         return None
@@ -52,7 +52,7 @@ def against_budget(results: Results, writer: FigureWriter, topic: Topic, about: 
 
 
 def by_task(results: Results, writer: FigureWriter, model: str, suite: str, about: str) -> Figure | None:
-    """Every task of a suite with a mean, a row each, quality against budget at each context."""
+    """Draw every task of a suite with a mean, a row each: quality against budget at each context."""
     topics = results.tasks(model, suite)
     contexts = sorted({context for topic in topics for context in results.contexts(topic)})
     if not contexts:
@@ -88,7 +88,7 @@ def one_method(results: Results, writer: FigureWriter, model: str, label: str, a
 
 
 def against_bytes(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """Quality against bytes read per token, as a share of Full's: what is bought for what."""
+    """Draw quality against bytes read per token, as a share of Full's."""
     topics = [(topic, results.hardest_context(topic)) for topic in results.topics(model)]
     ran = [(topic, context) for topic, context in topics if context is not None]
     if not ran:
@@ -104,7 +104,7 @@ def against_bytes(results: Results, writer: FigureWriter, model: str, about: str
 
 
 def with_traffic(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with bytes read per token and their share of Full's at the same place."""
+    """Return the rows with bytes read per token and their share of Full's at the same place."""
     rows = rows.copy()
     rows["bytes_per_step"] = rows["kv_bytes_per_step"] + rows["metadata_bytes_per_step"].fillna(0)
     place = ["model", "suite", "task", "context", "batch"]
@@ -191,7 +191,7 @@ def _reading(results: Results, topic: Topic, context: int) -> str:
 
 
 def _spread(results: Results, data: pd.DataFrame) -> dict[str, str]:
-    """How many samples and which intervals, for captions."""
+    """The samples and intervals of a caption."""
     counts = data.loc[data["status"] == "ok", "n"]
     few, many = int(counts.min()), int(counts.max())
     samples = f"n = {many:,}" if few == many else f"n = {few:,} to {many:,}"

@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tuned(results: Results, label: str) -> bool:
-    """Whether a label may be compared: TidalDecode's rule of depth picks the miniature's worst layer but one."""
+    """Tell whether a label may be compared: TidalDecode's rule of depth picks the miniature's worst layer but one."""
     return results.kind(label) != "tidal" or "reselect_layer" in results.params(label)
 
 

@@ -1,4 +1,4 @@
-"""What a run left behind, read once: summary, records, curves, instrument checks, configuration."""
+"""Read a run's results once: summary, records, curves, instrument checks, configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReportError(LongDecodeError):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What one quality figure is about: a suite's mean, or one task where tasks of a suite share no unit."""
+    """Name the subject of one quality figure: a suite's mean, or one task where tasks of a suite share no unit."""
 
     model: str
     suite: str
@@ -68,7 +68,7 @@ class Results:
 
     @property
     def has_quality(self) -> bool:
-        """Whether anything was scored; a run may be of speed only."""
+        """True where anything was scored; a run may be of speed only."""
         return not self.summary.empty
 
     @property

@@ -46,7 +46,7 @@ class Setup:
         )
 
     def equals(self, other: Setup) -> bool:
-        """Whether two setups are one configuration; shares may differ by what whole heads and tokens round away."""
+        """Tell whether two setups are one configuration, up to the rounding of whole heads and tokens."""
         shares = math.isclose(self.budget, other.budget, rel_tol=0.02) and abs(self.whole - other.whole) < 0.01
         return shares and self.block == other.block
 

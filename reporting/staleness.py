@@ -29,7 +29,7 @@ def measured_before(scores: Iterable[Record], times: Iterable[SpeedRecord]) -> l
             if record.provenance.code_hash != _hash_of(record):
                 old.setdefault((kind, record.provenance.revision), set()).add(record.label)
     return [
-        f"Measured before {revision()[:12]}: {kind} of {_named(labels)} (revision {made[:12]}; the code behind "
+        f"Measured before {revision()[:12]}: {kind} of {_named(sorted(labels))} (revision {made[:12]}; the code behind "
         "them has changed since)."
         for (kind, made), labels in sorted(old.items())
     ]
@@ -56,8 +56,6 @@ def _speed_hash(bench: str, subject: str) -> str:
     return speed_code_hash("kernels" if kernels else "decode", () if kernels else (REFERENCE_METHOD, subject))
 
 
-def _named(labels: set[str]) -> str:
-    names = sorted(labels)
-    return (
-        listing(names) if len(names) <= _SHOWN else f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more labels"
-    )
+def _named(names: list[str]) -> str:
+    left = len(names) - _SHOWN
+    return listing(names) if left <= 0 else f"{', '.join(names[:_SHOWN])} and {left} more labels"

@@ -1,4 +1,4 @@
-"""Rows of the pages' tables, with every number already written out."""
+"""Build the rows of the pages' tables, every number written out."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class MissingResult:
 
 
 def score_table(results: Results, topic: Topic) -> ScoreTable:
-    """All methods, budgets and contexts of one task or suite mean."""
+    """Return all methods, budgets and contexts of one task or suite mean."""
     rows = with_traffic(results.rows_of(topic))
     lost = [r for r in results.records if r.status != "ok"]
     notes: list[str] = []
@@ -101,7 +101,7 @@ def score_table(results: Results, topic: Topic) -> ScoreTable:
 
 
 def holes(records: Iterable[Record]) -> list[MissingResult]:
-    """Every cell that has no number, grouped by what kept it from one."""
+    """Return every cell that has no number, grouped by what kept it from one."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for r in records:
         if r.status != "ok":
@@ -122,7 +122,7 @@ def holes(records: Iterable[Record]) -> list[MissingResult]:
 
 
 def traffic_table(results: Results, model: str) -> list[tuple[int, list[dict[str, str]]]]:
-    """Bytes per token for each context, method and budget."""
+    """Return bytes per token for each context, method and budget."""
     table = cells(results, model)
     groups = []
     for context, rows in table.groupby("context"):
@@ -145,7 +145,7 @@ def method_table(results: Results, model: str, label: str) -> list[tuple[Topic, 
 
 
 def provenance_facts(records: Iterable[Record]) -> dict[str, list[tuple[str, int]]]:
-    """What the records say about where they come from: each distinct value with the number of records that carry it."""
+    """Return the provenance of the records: each distinct value with the number of records that carry it."""
     seen: dict[str, Counter[str]] = {}
 
     def count(name: str, value: object) -> None:
@@ -210,7 +210,7 @@ def _row(results: Results, lost: Sequence[Record], topic: Topic, row: pd.Series,
 
 
 def _mean_note(results: Results, topic: Topic) -> str:
-    """Which tasks a suite's mean is over, where that is not the same at every context."""
+    """The tasks of a suite's mean, where they are not the same at every context."""
     members = results.members(topic) if topic.task == ALL_TASKS else {}
     if len({tuple(tasks) for tasks in members.values()}) < 2:
         return ""
@@ -219,7 +219,7 @@ def _mean_note(results: Results, topic: Topic) -> str:
 
 
 def _reason(lost: Sequence[Record], topic: Topic, row: pd.Series) -> str:
-    """What the cell's own records give as the reason; the status in words where they give none."""
+    """The reason that the cell's own records give; the status in words where they give none."""
     for r in lost:
         same = (r.model, r.suite, r.label, r.budget, r.context) == tuple(
             row[name] for name in ("model", "suite", "method", "budget", "context")

@@ -1,4 +1,4 @@
-"""Figures of what is read: bytes per token, and the budget kept against the budget declared."""
+"""Draw what is read: bytes per token, and tokens read against tokens declared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READS = ["kv_tokens_read", "kv_tokens_read_sparse"]
 
 
 def cells(results: Results, model: str) -> pd.DataFrame:
-    """One row for each method, budget and context: bytes per token, share of Full's, tokens read; means over tasks."""
+    """Return bytes and tokens read per token by method, budget and context: means over tasks."""
     rows = with_traffic(results.summary[(results.summary["model"] == model) & (results.summary["task"] != ALL_TASKS)])
     keyed = rows.assign(budget_tokens=rows["budget_tokens"].fillna(-1))
     table = keyed.groupby(_PLACE, sort=False)[[*_MEASURES, *_READS]].mean().reset_index()
@@ -37,7 +37,7 @@ def cells(results: Results, model: str) -> pd.DataFrame:
 
 
 def against_context(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """Bytes per token against context, a panel for each of a few budgets."""
+    """Draw bytes per token against context, a panel for each of a few budgets."""
     table = cells(results, model)
     table = table[table["bytes_per_step"].notna()]
     swept = table[table["kind"] != REFERENCE_METHOD].sort_values("share")
@@ -64,7 +64,7 @@ def against_budget(results: Results, writer: FigureWriter, model: str, about: st
 
 
 def achieved(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """Tokens really read against tokens declared, a panel for each context."""
+    """Draw tokens really read against tokens declared, a panel for each context."""
     table = cells(results, model)
     swept = table[(table["kind"] != REFERENCE_METHOD) & table["kept"].notna()]
     contexts = sorted(set(swept["context"]))

@@ -1,4 +1,4 @@
-"""How numbers, budgets and units are written on every page and figure."""
+"""Write numbers, budgets and units the same way on every page and figure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def slug(text: str) -> str:
 
 
 def is_fraction(unit: str) -> bool:
-    """Whether a unit is shown in per cent and its differences in points."""
+    """Tell whether a unit is shown in per cent and its differences in points."""
     return unit == "fraction"
 
 
 def scale(unit: str) -> float:
-    """What a stored value is multiplied by to be shown."""
+    """Return the factor from a stored value to the one shown."""
     return 100.0 if is_fraction(unit) else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Tables that follow from speed.csv: how cost grows, where a method pays, what a step is made of, ratios to others."""
+"""Derive tables from speed.csv: growth, break-even, breakdown, correction, ratios to baselines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CORRECTION_COLUMNS = (
 )  # fmt: skip
 BASELINE_COLUMNS = ("model", "context", "batch", "label", "budget", "baseline", "ratio", "low", "high", "how")
 BASELINES = ("full", "hf_full", "hf_full_static")
-"""What every label is held against: our own full attention, and the stock loop with each of its caches."""
+"""The baselines of every label: our own full attention, and the stock loop with each of its caches."""
 _CELL = ["model", "label", "budget", "context", "batch"]
 _SERIES = ["bench", "model", "subject", "label", "stage", "budget", "full_heads"]
 _AXES = (("context", "batch"), ("batch", "context"))
@@ -31,7 +31,7 @@ _TOKENS_PER_STEP = {"context": 1024, "batch": 1}
 
 
 def growth_table(speed: pd.DataFrame, confidence: float) -> pd.DataFrame:
-    """Median time against context and against batch, fitted by least squares.
+    """Fit median time against context and against batch by least squares.
 
     ``slope_us`` is microseconds per 1,024 tokens of context, or per sequence; ``fixed`` is the other axis's value.
     """
@@ -60,7 +60,7 @@ def growth_table(speed: pd.DataFrame, confidence: float) -> pd.DataFrame:
 
 
 def breakeven_table(speed: pd.DataFrame) -> pd.DataFrame:
-    """From which context, and from which batch, a method's whole step is faster than our own full attention's.
+    """Return the context and the batch from which on a method's whole step is faster than our own full attention's.
 
     Faster means that the interval of the ratio lies above 1. ``always`` and ``never`` speak of the sizes measured;
     ``from`` gives the first measured size from which it stays faster; anything else, and fewer than two sizes, is
@@ -87,7 +87,7 @@ def breakeven_table(speed: pd.DataFrame) -> pd.DataFrame:
 
 
 def breakdown_table(speed: pd.DataFrame) -> pd.DataFrame:
-    """What a step's time is made of, by differences between steps with stages left out.
+    """Return the parts of a step's time, as differences between steps with stages left out.
 
     ``weights`` is the projections alone; ``rest`` the step without attention less those; ``attention`` the step whose
     selection is given less the one without attention; ``selection`` what is left. Times are taken through their pairs
@@ -105,7 +105,7 @@ def breakdown_table(speed: pd.DataFrame) -> pd.DataFrame:
 
 
 def correction_table(speed: pd.DataFrame) -> pd.DataFrame:
-    """What Cache Correction adds to a token: a correction's time over its period.
+    """Return the time that Cache Correction adds to a token: a correction's time over its period.
 
     ``per_token_us = step + (correction - replaced) / period``, where a rewrite replaces nothing and a dense step the
     step itself. Times are taken through their pairs, as in the breakdown; ``ratio`` is Full's step over
@@ -139,7 +139,7 @@ def correction_table(speed: pd.DataFrame) -> pd.DataFrame:
 
 
 def baselines_table(speed: pd.DataFrame, correction: pd.DataFrame) -> pd.DataFrame:
-    """How many times as fast as each baseline a label decodes at the same context and batch.
+    """Return each baseline's time over a label's at the same context and batch.
 
     Against our own full attention the ratio is that of the pairs (``paired``). The stock loops are paired with full,
     too: against them a ratio is the quotient of two (``through full``), its bounds those of both, added in quadrature

@@ -1,1 +1,1 @@
-"""The report's part on speed: what was timed, its figures, tables and targets."""
+"""Report speed: the times, their figures, tables and targets."""

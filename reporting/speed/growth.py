@@ -1,4 +1,4 @@
-"""How the cost of a step grows, from where a method pays, and the stock loop for the record."""
+"""Report the growth of a step's cost, the break-even sizes, and the stock loop for the record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Growth:
 
 
 def growth_tables(speed: Speed, model: str) -> tuple[list[Growth], list[Growth]]:
-    """Slopes of a whole step's time: first at the smallest batch and at the longest context of Full, then elsewhere."""
+    """Return the slopes of a step's time: at the smallest batch and Full's longest context, then elsewhere."""
     growth = speed.growth
     rows = growth[(growth["model"] == model) & (growth["bench"] == "decode") & (growth["stage"] == STEP)]
     place = {label: number for number, label in enumerate(speed.labels)}
@@ -57,7 +57,7 @@ def _growth(axis: str, fixed: int, rows: pd.DataFrame) -> Growth:
 
 
 def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
-    """From which context or batch on a method is faster than Full."""
+    """Return the context or batch from which on each method is faster than Full."""
     rows = speed.breakeven[speed.breakeven["model"] == model]
     found = []
     for _, row in rows.iterrows():
@@ -81,7 +81,7 @@ def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
 
 
 def stock_notes(speed: Speed, model: str) -> list[str]:
-    """How our Full compares with the stock loop, said for the record: a sentence for each way of running it."""
+    """Compare our Full with the stock loop, for the record: a sentence for each way of running it."""
     rows = speed.ok(model)
     rows = rows[(rows["subject"] == STOCK_LOOP) & rows["ratio"].notna()]
     found = []

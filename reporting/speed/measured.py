@@ -1,4 +1,4 @@
-"""What was timed, read once: speed.csv and the three tables fitted or subtracted from it."""
+"""Read the times once: speed.csv and the three tables fitted or subtracted from it."""
 
 from __future__ import annotations
 
@@ -166,21 +166,21 @@ def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
 
 
 def few(values: Sequence[Any], most: int) -> list[Any]:
-    """At most ``most`` of the values, evenly spread, the first and the last among them."""
+    """Return at most ``most`` of the values, evenly spread, the first and the last among them."""
     if len(values) <= most:
         return list(values)
     return [values[round(place)] for place in np.linspace(0, len(values) - 1, most)]
 
 
 def farthest(rows: pd.DataFrame, most: int) -> list[int]:
-    """At most ``most`` batches in order: those timed at the longest contexts, of equals the smaller ones."""
+    """Return at most ``most`` batches in order: those timed at the longest contexts, of equals the smaller ones."""
     pairs = list(zip(rows["batch"].astype(int), rows["context"].astype(int), strict=True))
     reach = {batch: max(context for b, context in pairs if b == batch) for batch, _ in pairs}
     return sorted(sorted(reach, key=lambda batch: (-reach[batch], batch))[:most])
 
 
 def common_context(speed: Speed, model: str) -> tuple[int, int] | None:
-    """The smallest batch, and the largest context at which every method has a step time there; the stock loop aside."""
+    """Return the largest context that all methods but the stock loop have at the smallest batch, and that batch."""
     rows = speed.ok(model)
     rows = rows[rows["subject"] != STOCK_LOOP]
     if rows.empty:

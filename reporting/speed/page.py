@@ -1,4 +1,4 @@
-"""What the speed page, the front page and the method pages are given about time."""
+"""Collect what the speed page, the front page and the method pages show of times."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def speed_page(
     main: Speed,
     targets_path: Path = targets.TARGETS_PATH,
 ) -> dict[str, Any]:
-    """Everything the template ``speed.html`` shows.
+    """Return everything the template ``speed.html`` shows.
 
     Args:
         speed: what was timed.
@@ -89,7 +89,7 @@ def speed_page(
 
 
 def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
-    """The summary above every table: device, ceiling, sizes, samples."""
+    """Return the summary above every table: device, ceiling, sizes, samples."""
     steps_, ceiling, clocks = speed.table[speed.table["bench"] == "decode"], speed.ceiling(), speed.clocks()
     ran = speed.table[speed.table["status"] == "ok"]
     return {
@@ -110,7 +110,7 @@ def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
 
 
 def headlines(speed: Speed, name: Callable[[str], str]) -> list[Headline]:
-    """For the front page: each model's step times and speedups at its main budget."""
+    """Return, for the front page, each model's step times and speedups at its main budget."""
     found = []
     for model in speed.models:
         place = common_context(speed, model)
@@ -129,7 +129,7 @@ def headlines(speed: Speed, name: Callable[[str], str]) -> list[Headline]:
 def method_sections(
     speed: Speed, writer: FigureWriter | None, label: str, name: Callable[[str], str]
 ) -> list[tuple[str, Figure | None, list[tables.SpeedTable]]]:
-    """For a method's page: its figure (unless there is no writer for it) and its steps, a model each."""
+    """Return, for a method's page, its figure (unless there is no writer for it) and its steps, a model each."""
     found = []
     for model in speed.models:
         if label in set(speed.decode(model)["label"]):
@@ -140,18 +140,18 @@ def method_sections(
 
 
 def about(speed: Speed, model: str, name: Callable[[str], str]) -> str:
-    """The end of every caption: the model, in words that say whose weights, and the device."""
+    """Return the end of every caption: the model, in words that say whose weights, and the device."""
     rows = speed.table[speed.table["model"] == model]
     return f"Model: {name(model)}. Device: {wording.listing(_set(rows['device']))}."
 
 
 def kernel_models(speed: Speed) -> list[str]:
-    """Shapes that kernels were timed at."""
+    """Return the shapes that kernels were timed at."""
     return list(dict.fromkeys(speed.table.loc[speed.table["bench"] == "kernel", "model"]))
 
 
 def provenance(speed: Speed, records: Iterable[SpeedRecord]) -> dict[str, list[tuple[str, int]]]:
-    """Machine, code and versions behind the times: each value with the number of rows or records that carry it."""
+    """Return machine, code and versions behind the times, each value with the number of rows that carry it."""
     table = speed.table
     clocks = table[["sm_clock_low_mhz", "sm_clock_high_mhz"]].dropna().astype(int)
     seen = {

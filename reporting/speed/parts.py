@@ -1,4 +1,4 @@
-"""Figures of where time goes: a step's parts, and the share of the read ceiling that kernels reach."""
+"""Draw where time goes: a step's parts, and the share of the read ceiling that kernels reach."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KERNEL_COLUMNS = [
 
 
 def breakdown(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """A step's parts as stacked bars with the floor marked, a panel for each of a few contexts and batches."""
+    """Draw a step's parts as stacked bars with the floor marked, a panel for each of a few contexts and batches."""
     rows = with_steps(speed, model)
     rows = rows[rows["budget"].isin(["full", speed.main_budget(model) or "full"])]
     places = _places(rows)
@@ -49,7 +49,7 @@ def breakdown(speed: Speed, writer: FigureWriter, model: str, about: str) -> Fig
 
 
 def with_steps(speed: Speed, model: str) -> pd.DataFrame:
-    """breakdown.csv of one model with the step's own time and floor beside each part."""
+    """Return breakdown.csv of one model with the step's own time and floor beside each part."""
     rows = speed.breakdown[speed.breakdown["model"] == model]
     steps = speed.ok(model)[["label", "budget", "context", "batch", "median_us", "floor_us"]]
     named = steps.rename(columns={"median_us": "step_us"})
@@ -58,7 +58,7 @@ def with_steps(speed: Speed, model: str) -> pd.DataFrame:
 
 
 def bandwidth(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """The share of the read ceiling that each implementation of an op reaches, a panel for each op."""
+    """Draw the share of the read ceiling that each implementation of an op reaches, a panel for each op."""
     rows = speed.kernels()
     # Hybrid layers vary in one size more than a panel has; their tables hold them.
     plain = rows["full_heads"].isna()

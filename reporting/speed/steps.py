@@ -1,4 +1,4 @@
-"""Figures of decode steps: latency and speedup against context and batch, for all methods and for one."""
+"""Draw decode steps: latency and speedup against context and batch, for all methods and for one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Place = tuple[str, str, int]
 
 
 def latency(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """Time of a step against context with its floor at the main budget, a panel for each of a few batches."""
+    """Draw the time of a step against context with its floor at the main budget, a panel for each of a few batches."""
     rows = _drawn(speed, model)
     places = _places(rows, [speed.main_budget(model) or "full"], "context")
     if not places:
@@ -56,21 +56,21 @@ def latency(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figur
 
 
 def speedup_by_context(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """Full's time over a method's, against context, a panel for each of a few budgets and batches."""
+    """Draw Full's time over a method's against context, a panel for each of a few budgets and batches."""
     rows = _compared(_drawn(speed, model))
     places = _places(rows, few(speed.budgets(model), MAX_BUDGETS), "context")
     return _speedup(writer, model, about, rows, places, Layout("context (tokens)", "times as fast as Full"))
 
 
 def speedup_by_batch(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """Full's time over a method's at the main budget, against batch, a panel for each of a few contexts."""
+    """Draw Full's time over a method's at the main budget, against batch, a panel for each of a few contexts."""
     rows = _compared(_drawn(speed, model))
     places = _places(rows, [speed.main_budget(model) or "full"], "batch")
     return _speedup(writer, model, about, rows, places, Layout("batch (sequences)", "times as fast as Full"))
 
 
 def one_method(speed: Speed, writer: FigureWriter, model: str, label: str, about: str) -> Figure | None:
-    """One method's speedup in colour before the others in grey, against context."""
+    """Draw one method's speedup in colour before the others in grey, against context."""
     if speed.kind(label) in (REFERENCE_METHOD, STOCK_LOOP):
         return None
     rows = _compared(_drawn(speed, model))

@@ -1,4 +1,4 @@
-"""Rows of the speed page's tables, every number written out."""
+"""Build the rows of the speed page's tables, every number written out."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SpeedHole:
 
 
 def decode_tables(speed: Speed, model: str, label: str | None = None) -> list[SpeedTable]:
-    """Steps of all methods, or of one beside nothing, a table a batch and a group of lines a context."""
+    """Return the steps of all methods, or of one, a table a batch and a group of lines a context."""
     rows = speed.decode(model)
     rows = rows if label is None else rows[rows["label"] == label]
     found = []
@@ -84,12 +84,12 @@ def decode_tables(speed: Speed, model: str, label: str | None = None) -> list[Sp
 
 
 def decode_lines(rows: pd.DataFrame) -> list[Line]:
-    """Lines of rows of the decode bench that all have numbers."""
+    """Return the lines of rows of the decode bench that all have numbers."""
     return _lines(rows, [], _decode_more)
 
 
 def kernel_tables(speed: Speed, model: str) -> list[SpeedTable]:
-    """One table an op: every implementation at every size, and how much faster ours is than each peer."""
+    """Return one table an op: every implementation at every size, and how much faster ours is than each peer."""
     rows = speed.kernels()
     rows = rows[rows["model"] == model]
     found = []
@@ -105,7 +105,7 @@ def kernel_tables(speed: Speed, model: str) -> list[SpeedTable]:
 
 
 def start_table(speed: Speed, model: str) -> SpeedTable | None:
-    """What comes before the first token: the prompt, and what a method sets up after it."""
+    """Return the time before the first token: the prompt, and a method's set-up after it."""
     rows = speed.decode(model, "prefill", "setup")
     if rows.empty:
         return None
@@ -119,7 +119,7 @@ def start_table(speed: Speed, model: str) -> SpeedTable | None:
 
 
 def stage_table(speed: Speed, model: str) -> SpeedTable | None:
-    """Steps with a stage left out: what the breakdown is subtracted from."""
+    """Return the steps with a stage left out that the breakdown is subtracted from."""
     if speed.decode(model, *STAGES).empty:
         return None
     rows = speed.decode(model, "step", *STAGES)
@@ -135,7 +135,7 @@ def stage_table(speed: Speed, model: str) -> SpeedTable | None:
 
 
 def holes(speed: Speed) -> list[SpeedHole]:
-    """Every timing without a number, grouped by what kept it from one; reasons that differ only in figures are one."""
+    """Return every timing without a number, grouped by reason; reasons that differ only in figures are one."""
     lost = speed.table[speed.table["status"] != "ok"].fillna({"reason": "no reason recorded"})
     kinds = lost["reason"].map(lambda reason: re.sub(r"\d[\d,.]*", "#", reason))
     found = []
@@ -206,7 +206,7 @@ def _kernel_more(row: pd.Series, size: pd.DataFrame) -> dict[str, str]:
 
 
 def against(row: pd.Series, size: pd.DataFrame) -> tuple[float, float, float] | None:
-    """How many times as fast ours is as the row's implementation, from pairs, with its interval; for ours nothing.
+    """Return the row's time over ours, from pairs, with its interval; for ours nothing.
 
     A pair is filed with the peer (its reference ours) or with ours (its reference the peer).
     """
@@ -257,7 +257,7 @@ def _footnote(row: pd.Series, notes: list[str]) -> int:
 
 
 def size_of(row: pd.Series) -> str:
-    """Context, batch, budget and parameters in words."""
+    """Write context, batch, budget and parameters."""
     parts = [f"{int(row['context']):,} tokens"] if row["context"] > 0 else []
     parts.append(wording.plural(int(row["batch"]), "sequence"))
     if row["budget"] != "full":
@@ -271,7 +271,7 @@ def size_of(row: pd.Series) -> str:
 
 
 def name_of(row: pd.Series) -> str:
-    """What was timed, in words: the method and what was left out of its step, or the op and who did it."""
+    """Name what was timed: the method and the stage left out of its step, or the op and its implementation."""
     if row["bench"] == "decode":
         stage = "" if row["stage"] in ("step", row["label"]) else f" ({STAGES.get(row['stage'], row['stage'])})"
         return f"{row['label']}{stage}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -239,6 +240,23 @@ def test_intervals_over_repeated_draws_cover_the_truth() -> None:
     assert covered >= 174 and paired >= 174  # five standard deviations of a binomial below 95 %
 
 
+@pytest.mark.parametrize(("margin", "tasks"), [(0.02, 1), (0.02, 3), (0.05, 2)])
+def test_so_many_samples_show_that_nothing_was_lost_and_no_fewer(margin: float, tasks: int) -> None:
+    needed = stats.samples_for_margin(margin, tasks)
+    for count, shown in ((needed, True), (needed - 1, False)):
+        perfect = stats.Scores(np.ones(count), np.arange(count), np.ones(count, dtype=np.int64))
+        found = stats.paired_difference([(perfect, perfect)] * tasks, 0.95, 100, np.random.default_rng(0))
+        assert (found.low >= -margin) == shown, found
+
+
+def test_the_evidence_has_samples_enough_to_conclude() -> None:
+    from longdecode.evals.run_config import load_run_config
+    from longdecode.reporting.verdicts import MARGIN
+
+    suite = load_run_config(Path(__file__).parents[2] / "config" / "h200.yaml").suites["mini_recall"]
+    assert suite.samples >= stats.samples_for_margin(MARGIN, len(suite.tasks))
+
+
 @pytest.mark.parametrize(("wins", "losses"), [(37, 4), (2, 38), (5, 5), (0, 1), (1, 0)])
 def test_mcnemar_sums_the_binomial_tails(wins: int, losses: int) -> None:
     n = wins + losses
@@ -262,3 +280,11 @@ def test_sign_flips_agree_with_scipy_tried_in_full_and_drawn(draws: int) -> None
     expected = permutation_test((gaps,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=1e5)
     found = stats.sign_flip(gaps, draws, np.random.default_rng(1))
     assert found == pytest.approx(expected.pvalue, abs=1e-12 if draws == 4096 else 0.03)
+
+
+def test_near_the_edge_the_p_value_is_that_of_sign_flips() -> None:
+    """Four answers lost of 40: 2 * 2**-4, exact; the bootstrap of the shifted mean gives less."""
+    ours = stats.Scores(np.array([0.0] * 4 + [1.0] * 36), np.arange(40), np.ones(40, dtype=np.int64))
+    full = stats.Scores(np.ones(40), np.arange(40), np.ones(40, dtype=np.int64))
+    found = stats.paired_difference([(ours, full)], 0.95, 1000, np.random.default_rng(0))
+    assert found.p_value == pytest.approx(2 * 2.0**-4)

@@ -10,6 +10,7 @@ import torch
 from compile_only import SHARED_LIMIT_BYTES, compile_only
 from torch import Tensor
 
+from longdecode.kernels.attention_weights.gpu import attention_weights_gpu
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.page_score.gpu import page_score_gpu
@@ -31,11 +32,21 @@ integers = floats(torch.int64)
 
 
 def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
-    """Every launch that decoding at this shape makes, and those of 16 query rows."""
+    """Every launch that decoding at this shape makes, and those of blocks of rows under a tree mask."""
     tensor = floats(dtype)
     cache, lengths, q = tensor(batch, kv_heads, capacity, dim), integers(batch), tensor(batch, heads, 1, dim)
     decode_attention_gpu(q, cache, cache, lengths, kv_tokens_read=lengths)
-    decode_attention_gpu(tensor(batch, heads, 16, dim), cache, cache, lengths)
+    # float16 compiles as bfloat16 does.
+    for rows in {torch.bfloat16: (8, 41, 121) if dim == 128 else (8,), torch.float32: (8,)}.get(dtype, ()):
+        block, tree = tensor(batch, heads, rows, dim), floats(torch.bool)(rows, rows)
+        decode_attention_gpu(block, cache, cache, lengths, mask=tree, kv_tokens_read=lengths)
+        attention_weights_gpu(
+            block, cache, lengths, group="max", mask=tree, lse=floats(torch.float32)(*block.shape[:3])
+        )
+        if rows < 121:
+            entries, mask = integers(batch, kv_heads, 128), floats(torch.bool)(batch, kv_heads, rows, 128)
+            limited = {"block_size": 16, "kv_lengths": integers(batch, rows), "row_mask": mask}
+            sparse_decode_attention_gpu(block, cache, cache, entries, integers(batch, kv_heads), **limited)
     for lists, block in ((kv_heads, 16), (kv_heads, 1), (heads, 16)):
         indices, counts = integers(batch, lists, 2048 // block), integers(batch, lists)
         plan: dict[str, Any] = {"block_size": block, "kv_lengths": lengths, "kv_tokens_read": lengths}

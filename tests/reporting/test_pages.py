@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 import pytest
+import yaml
+from matplotlib.figure import Figure
 
+from longdecode.reporting import build, traffic
 from longdecode.reporting.build import build_report
 from longdecode.reporting.results import ReportError, load_results
 from longdecode.reporting.tables import score_table
@@ -147,6 +152,66 @@ def test_front_page_says_what_was_compared_on_what(pages: dict[str, Page]) -> No
         assert text in words, text
 
 
+def test_verdicts_stand_for_each_context_and_for_every_context(pages: dict[str, Page]) -> None:
+    words = pages["index"].words()
+    assert "2K Full 10" in words and "8K Full " in words and "Every context worst difference" in words
+    assert "answers lost" in words and "one-sided test" in words and "at its longest context" not in words
+
+
+def test_the_front_page_counts_the_timing_samples_of_the_page_it_links(run_folder: Path, tmp_path: Path) -> None:
+    """A label that runs on a part of the configuration stays off the overview, not out of the count."""
+    config = yaml.safe_load((run_folder / "config.yaml").read_text(encoding="utf-8"))
+    config["methods"]["tidal"] = {"budgets": [0.25]}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    build_report(path, run_folder, tmp_path / "report")
+    counts = [
+        re.search(rf"{name} ([\d,]+) ?(?:samples)?, ", Page(tmp_path / "report" / page).words())
+        for page, name in (("index.html", "Times"), ("speed.html", "Samples"))
+    ]
+    assert counts[0] and counts[1] and counts[0][1] == counts[1][1]
+
+
+def test_evidence_of_other_code_says_what_it_was_measured_before(pages: dict[str, Page]) -> None:
+    """The made-up records carry a code hash that no code has."""
+    for name in ("index", "provenance", "speed"):
+        assert "Measured before " in pages[name].words(), name
+    assert "the code behind them has changed since" in pages["index"].words()
+
+
+def test_reads_of_a_score_table_are_bytes_with_the_selectors(run_folder: Path, pages: dict[str, Page]) -> None:
+    summary = pd.read_csv(run_folder / "summary.csv")
+    rows = summary[(summary["task"] == "mini_recall_single") & (summary["context"] == 2048)]
+    full = rows[rows["method"] == "full"].iloc[0]
+    row = rows[(rows["method"] == "oracle_topk") & (rows["budget"] == "0.25")].iloc[0]
+    share = (row["kv_bytes_per_step"] + row["metadata_bytes_per_step"]) / full["kv_bytes_per_step"]
+    assert row["metadata_bytes_per_step"] > 0
+    shown = f"{int(row['budget_tokens'])} {row['kv_tokens_read_sparse']:.0f} {100 * share:.1f} {100 * row['value']:.1f}"
+    assert shown in pages["suite-mini-recall"].words()
+
+
+def test_the_guide_of_the_traffic_figure_is_y_equal_x(run_folder: Path) -> None:
+    """Two points would draw a chord on a logarithmic axis: 34 % at a budget of 10 %."""
+    rows = traffic.cells(load_results(run_folder / "config.yaml", run_folder), "miniature")
+    rows = rows[(rows["kind"] != "full") & (rows["context"] == 8192)]
+    axes = Figure().add_subplot()
+    traffic._share_panel({}, rows)(axes)
+    x, y = axes.lines[0].get_data()
+    assert len(x) >= 50 and axes.get_xscale() == "log" and list(x) == list(y)
+
+
+def test_many_methods_are_shown_by_family_and_overviews_draw_the_featured(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = ["full", "quest", "quest_b", "tidal", *(f"m{i}" for i in range(8))]
+    kinds = {label: "quest" if label == "quest_b" else label for label in labels}
+    assert build._featured(labels, kinds, ["quest", "tidal", "full"]) == {"full", "quest", "tidal"}
+    assert build._featured(labels[:4], kinds, ["quest"]) == set(labels[:4])
+    cards = {"full": "reference", "quest": "selection", "tidal": "selection"}
+    monkeypatch.setattr(build, "load_card", lambda kind: SimpleNamespace(family=cards[kind]))
+    titles = {"selection": "Selection", "reference": "Reference"}
+    families = build._families([*labels[:4], "m0"], kinds, titles)
+    assert families == [("Selection", ["quest", "quest_b", "tidal"]), ("Reference", ["full"]), ("Other", ["m0"])]
+
+
 def test_holes_stay_holes(run_folder: Path, pages: dict[str, Page]) -> None:
     words = pages["index"].words()
     assert "data_unavailable" in words and "9,000 are free" in words and "45 questions need 3,100 bytes & more" in words
@@ -166,11 +231,11 @@ def test_score_tables_carry_the_summary(run_folder: Path, pages: dict[str, Page]
         assert f"{shown} {gap.replace('-', chr(0x2212))}".replace("+0.0", "0.0") in words.replace("+0.0", "0.0")
 
 
-def test_a_table_says_what_was_cut_off_or_not_marked_where_there_is_any(
+def test_a_table_says_what_was_cut_off_or_not_scored_where_there_is_any(
     run_folder: Path, pages: dict[str, Page]
 ) -> None:
     assert "Cut off %" in pages["suite-mini-longgen"].words() and "Cut off" not in pages["suite-mini-recall"].text
-    assert "Not marked n" not in pages["suite-mini-longgen"].words()
+    assert "Not scored n" not in pages["suite-mini-longgen"].words()
     results = load_results(run_folder / "config.yaml", run_folder)
     topic = results.topic("miniature", "mini_longgen", "mini_longgen_15")
     table = score_table(results, topic)

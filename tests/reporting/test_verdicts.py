@@ -11,7 +11,7 @@ import pytest
 
 from longdecode.reporting import checkpoint, verdicts, wording
 from longdecode.reporting.identity import DARK, HUES, PAPER, looks
-from longdecode.reporting.results import Results, Topic
+from longdecode.reporting.results import Results
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 VISIONS = {
@@ -23,17 +23,19 @@ VISIONS = {
 
 
 def results(rows: list[dict[str, Any]]) -> Results:
-    """A summary of one task at one context, Full first."""
+    """A summary of one task, Full first at every context; a cell reads a fifth of Full's bytes unless it says more."""
     base = {
         "suite": "s", "task": "t", "metric": "accuracy", "model": "m", "unit": "fraction", "status": "ok", "n": 16,
         "context": 4096, "batch": 1, "data_source": "generated", "params": "{}", "low": 0.9, "high": 1.0,
-        "kv_tokens_read": float("nan"),
+        "kv_bytes_per_step": 200.0, "metadata_bytes_per_step": 0.0,
     }  # fmt: skip
+    mine = [{**base, "method": "quest", "kind": "quest", **row} for row in rows]
     full = base | {"method": "full", "kind": "full", "budget": "full", "share": 1.0, "value": 0.99}
-    table = pd.DataFrame([full, *({**base, "method": "quest", "kind": "quest", **row} for row in rows)])
+    full |= {"kv_bytes_per_step": 1000.0, "unit": mine[0]["unit"]}
+    table = pd.DataFrame([*({**full, "context": c} for c in sorted({row["context"] for row in mine})), *mine])
     for name in ("diff_to_full", "diff_low", "diff_high"):
         table[name] = table.get(name, pd.Series(dtype=float)).astype(float)
-    lower = frozenset({"t"}) if rows and rows[0].get("unit") == "nats/byte" else frozenset()
+    lower = frozenset({"t"}) if mine[0]["unit"] == "nats/byte" else frozenset()
     empty = pd.DataFrame()
     return Results("p", {}, "", table, empty, empty, [], lower, None)
 
@@ -43,51 +45,104 @@ def cell(share: float, gap: float, low: float, high: float, **more: Any) -> dict
     return {"budget": str(share), "share": share, "value": 0.99 + gap, **bounds, **more}
 
 
+def row_of(rows: list[dict[str, Any]], label: str = "quest") -> tuple[list[verdicts.Verdict], verdicts.Verdict]:
+    """The verdicts by context and the one over every context."""
+    found = results(rows)
+    ((_, each, every),) = verdicts.grid(found, found.topic("m", "s", "t"), [label]).rows
+    return each, every
+
+
 def judged(rows: list[dict[str, Any]]) -> verdicts.Verdict:
-    found = results(rows)
-    return verdicts.verdict(found, found.topic("m", "s", "t"), 4096, "quest")
+    ((only,), every) = row_of(rows)
+    assert (only.level, only.budget) == (every.level, every.budget), "with one context both are one verdict"
+    return only
 
 
-def test_shown_needs_the_whole_interval_at_every_larger_budget() -> None:
-    rows = [cell(0.5, 0.0, -0.01, 0.01), cell(0.05, -0.3, -0.4, -0.2), cell(0.1, -0.005, -0.02, 0.01)]
-    found = judged(rows)
-    assert (found.level, found.budget, found.difference) == ("shown", f"10{wording.NARROW}%", f"{wording.MINUS}0.5")
+def percent(share: int) -> str:
+    return f"{share}{wording.NARROW}%"
 
 
-def test_what_was_read_in_all_stands_beside_the_budget() -> None:
-    """A budget of a tenth where a third of the heads read everything: 40 % of what Full read."""
-    rows = [cell(0.1, 0.0, -0.01, 0.01, kv_tokens_read=1600.0), cell(0.5, 0.0, -0.01, 0.01, kv_tokens_read=2700.0)]
-    found = results(rows)
-    topic = found.topic("m", "s", "t")
-    assert verdicts.verdict(found, topic, 4096, "quest").reads == ""
-    found.summary.loc[found.summary["kind"] == "full", "kv_tokens_read"] = 4000.0
-    judged_now = verdicts.verdict(found, topic, 4096, "quest")
-    assert (judged_now.reads, judged_now.read) == (f"reads 40{wording.NARROW}%", 0.4)
+def test_a_verdict_holds_for_a_context_and_the_headline_for_all() -> None:
+    """At 16K a tenth is enough, at 2K half: the headline is the half, with the numbers of the worst context."""
+    rows = [
+        *(cell(share, gap, gap - 0.01, gap + 0.01, context=2048) for share, gap in ((0.1, -0.4), (0.5, -0.005))),
+        *(cell(share, gap, gap - 0.01, gap + 0.01, context=16384) for share, gap in ((0.1, 0.0), (0.5, 0.0))),
+    ]
+    each, every = row_of(rows)
+    assert [(v.context, v.budget) for v in each] == [(2048, percent(50)), (16384, percent(10))]
+    assert (every.context, every.budget, every.difference) == (None, percent(50), f"{wording.MINUS}0.5")
+    assert results(rows).hardest_context(results(rows).topic("m", "s", "t")) == 2048
+
+
+def test_a_budget_that_holds_at_one_context_alone_is_no_headline() -> None:
+    rows = [cell(0.5, -0.3, -0.4, -0.2, context=2048), cell(0.5, 0.0, -0.01, 0.01, context=16384)]
+    each, every = row_of(rows)
+    assert [v.level for v in each] == ["worse", "shown"] and every.level == "worse"
+    assert every.headline == f"still worse at {percent(50)}" and every.difference == f"{wording.MINUS}30.0"
+
+
+def test_a_method_that_lacks_a_context_has_no_headline_there() -> None:
+    lost = cell(0.5, np.nan, np.nan, np.nan, status="oom", context=16384)
+    assert row_of([cell(0.5, 0.0, -0.01, 0.01, context=2048), lost])[1].level == "hole"
+
+
+def test_reads_are_bytes_with_what_the_selector_reads() -> None:
+    """A fifth of the keys and values, and metadata worth two fifths of Full's bytes: 60 %, not 20 %."""
+    found = judged([cell(0.1, 0.0, -0.01, 0.01, metadata_bytes_per_step=400.0)])
+    assert (found.read, found.reads) == ((0.6, 0.6), f"reads {percent(60)}")
+
+
+def test_reads_over_contexts_are_a_range() -> None:
+    rows = [cell(0.1, 0, 0, 0, context=c, kv_bytes_per_step=kv) for c, kv in ((2048, 200.0), (4096, 300.0))]
+    assert row_of(rows)[1].reads == f"reads 20 to {percent(30)}"
 
 
 def test_a_lucky_small_budget_below_a_bad_one_does_not_count() -> None:
     rows = [cell(0.05, 0.0, -0.01, 0.01), cell(0.1, -0.3, -0.4, -0.2), cell(0.25, 0.0, -0.01, 0.01)]
-    assert judged(rows).budget == f"25{wording.NARROW}%"
+    assert judged(rows).budget == percent(25)
 
 
-def test_an_interval_past_the_margin_is_only_an_estimate() -> None:
-    found = judged([cell(0.1, -0.01, -0.08, 0.06), cell(0.5, 0.0, -0.05, 0.05)])
-    assert (found.level, found.budget) == ("estimate", f"10{wording.NARROW}%")
+@pytest.mark.parametrize(
+    ("low", "high", "level"),
+    [(-0.02, 0.01, "shown"), (-0.021, 0.01, "estimate"), (-0.01, 0.3, "shown")],
+)
+def test_the_circle_is_a_one_sided_test_of_the_worse_end(low: float, high: float, level: str) -> None:
+    assert judged([cell(0.1, -0.005, low, high)]).level == level
+
+
+def test_a_circle_speaks_of_its_budget_and_of_no_other() -> None:
+    """The level of 10 % is its own, whichever of the larger budgets is the uncertain one."""
+    wide, tight = (-0.08, 0.06), (-0.01, 0.01)
+    for others in ((wide, tight), (tight, wide), (tight, tight), (wide, wide)):
+        larger = [cell(share, 0.0, *bounds) for share, bounds in zip((0.25, 0.5), others, strict=True)]
+        for bounds, level in ((tight, "shown"), (wide, "estimate")):
+            found = judged([*larger, cell(0.1, 0.0, *bounds)])
+            assert (found.level, found.budget) == (level, percent(10)), others
 
 
 def test_never_within_the_margin_shows_the_largest_budget() -> None:
     found = judged([cell(0.1, -0.5, -0.6, -0.4), cell(0.5, -0.021, -0.03, -0.01)])
-    assert (found.level, found.budget, found.headline) == (
-        "worse",
-        f"50{wording.NARROW}%",
-        f"not by 50{wording.NARROW}%",
-    )
+    assert (found.level, found.headline) == ("worse", f"still worse at {percent(50)}")
 
 
 def test_a_higher_loss_is_worse_and_a_lower_one_is_not() -> None:
     worse = judged([cell(0.1, 0.3, 0.2, 0.4, unit="nats/byte")])
     better = judged([cell(0.1, -0.3, -0.4, -0.2, unit="nats/byte")])
     assert (worse.level, better.level) == ("worse", "shown")
+    assert better.words == "not worse by more than the margin; better by 0.300 nats/byte"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ((-0.006, -0.012, -0.002), "equivalent within the margin; fewer right by 0.6 points"),
+        ((0.0, -0.01, 0.01), "equivalent within the margin"),
+        ((0.01, 0.005, 0.04), "not worse by more than the margin; more right by 1.0 points"),
+        ((-0.006, -0.03, 0.01), ""),
+    ],
+)
+def test_equivalent_does_not_hide_what_is_lost(bounds: tuple[float, float, float], words: str) -> None:
+    assert judged([cell(0.1, *bounds)]).words == words
 
 
 def test_cells_that_did_not_run_are_holes_not_zeros() -> None:
@@ -99,12 +154,13 @@ def test_a_method_without_full_beside_it_gets_no_verdict() -> None:
     assert (found.level, found.headline) == ("alone", "no Full to compare with")
 
 
-def test_findings_are_sorted_by_cost() -> None:
-    found = results([cell(0.1, 0.0, -0.01, 0.01)])
-    topic = Topic("m", "s", "t", "accuracy", "fraction", True, "generated")
-    asked = (("a", 0.3, None), ("b", 0.03, None), ("c", 0.01, 0.34))
-    judged = [verdicts.Verdict(n, topic, 4096, "shown", "", share, read, "", "", "") for n, share, read in asked]
-    assert [v.label for v in verdicts.finding(found, topic, 4096, judged).near] == ["b", "a", "c"]
+def test_methods_are_ranked_by_the_bytes_they_read() -> None:
+    """The one with the smallest budget reads most: dense layers, metadata."""
+    asked = (("a", 0.3, 300.0), ("b", 0.03, 40.0), ("c", 0.01, 500.0))
+    cells = [cell(s, 0.0, 0.0, 0.0, kv_bytes_per_step=kv, method=n, kind=n) for n, s, kv in asked]
+    found = results(cells)
+    judged_ = verdicts.grid(found, found.topic("m", "s", "t"))
+    assert [v.label for v in judged_.ranked("shown")] == ["b", "a", "c"]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ rule speed_summary:
         breakeven=f"{RESULTS}/breakeven.csv",
         breakdown=f"{RESULTS}/breakdown.csv",
         correction=f"{RESULTS}/correction.csv",
+        speculation=f"{RESULTS}/speculation.csv",
         over_baselines=f"{RESULTS}/over_baselines.csv",
     log:
         f"{RESULTS}/logs/speed_summary.log",

@@ -37,7 +37,7 @@ from longdecode.reporting.wording import short_tokens, slug
 NEAR = 1.05
 """A rival's run that reads more than this times our bytes shows nothing unless we are ahead of it."""
 HEADS = ("Method", "Budget", "Bytes", "Score", "Interval", "Minus Full", "Interval", "Against Full", "n")
-RUNS = ("Where", "Rival", "Our run", "Rival's nearest below", "Rival's nearest above")
+RUNS = ("Our run", "Rival", "Its nearest run below", "Its nearest run above")
 Place = tuple[str, int]
 
 
@@ -168,7 +168,8 @@ def against_nearest(
     """Return a row: one run against a rival's nearest run that reads at least as much, with the one below beside it."""
     below, above = pairs.nearest_runs(rivals, ours.share)
     plain = (inputs.spec.method, rival)
-    of = [f"{place[0]}, {short_tokens(place[1])}", rival, *(run_text(run, plain) for run in (ours, below, above))]
+    our_run = f"{place[0]}, {short_tokens(place[1])}; {run_text(ours, plain)}"
+    of = [our_run, rival, run_text(below, plain), run_text(above, plain)]
     if above is None:
         return compared(of, printed, verdict="no run at equal bytes")
     gap = inputs.paired(ours.samples, above.samples, model, *place, ours.label, ours.budget, above.label, above.budget)

@@ -110,6 +110,12 @@ def test_models_that_were_not_timed_have_no_targets(tmp_path: Path) -> None:
     assert judge(table({}), path) == []
 
 
+def test_a_stretch_target_that_is_met_implies_its_target(tmp_path: Path) -> None:
+    assert verdict(tmp_path, table({"median_us": 2900.0})).words == "stretch target met"
+    with pytest.raises(TargetError, match=r"targets\.yaml: 'w'"):
+        verdict(tmp_path, table({}), target="<= 3", stretch="<= 5")
+
+
 @pytest.mark.parametrize("wrong", [{"target": "< 5"}, {"unit": "s"}, {"colour": "red"}])
 def test_a_malformed_entry_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(TargetError, match=r"targets\.yaml: 'w'"):

@@ -1,0 +1,48 @@
+"""The README's numbers are those of the committed results, and its claims on speed name their batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from longdecode.reporting import readme
+from longdecode.reporting.results import Results, load_results
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def committed() -> Results:
+    folder = ROOT / "results" / "h200"
+    return load_results(folder / "config.yaml", folder)
+
+
+def test_the_readme_says_what_the_results_say(committed: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.rendered(text, committed) == text, "run: python -m longdecode.reporting.readme"
+
+
+def test_a_stale_number_is_replaced(committed: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    step = committed.speed.ok(readme.MODEL).query("label == 'full' and context == 131072 and batch == 1")  # type: ignore[union-attr]
+    shown = f"| {step['median_us'].iloc[0] / 1e3:.2f} |"
+    assert shown in text and readme.rendered(text.replace(shown, "| 1.23 |"), committed) == text
+
+
+def test_a_missing_region_is_refused(committed: Results) -> None:
+    with pytest.raises(readme.ReadmeError, match="from results: figure"):
+        readme.rendered("nothing", committed)
+
+
+def test_every_ratio_over_flash_attention_names_its_batch(committed: Results) -> None:
+    (claim,) = [text for text in readme.speed_claims(committed).replace("\n", " ").split(". ") if "flash" in text]
+    assert [f"at batch {batch}" in claim for batch in (1, 4, 8)] == [True] * 3
+
+
+def test_a_method_that_was_not_tuned_is_not_compared(committed: Results) -> None:
+    tuned = "reselect_layer" in committed.params("tidal")
+    assert ("TidalDecode" in readme.paper_lychee(committed)) == tuned
+    assert ("tidal" in readme.figure_reading(committed)) == tuned

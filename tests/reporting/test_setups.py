@@ -1,0 +1,62 @@
+"""Setups: a score belongs to a time only where share of whole heads, block size and budget share are the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from longdecode.evals.run_config import load_run_config
+from longdecode.reporting.results import Results
+from longdecode.reporting.setups import Setup, setups
+
+ROOT = Path(__file__).parents[2]
+EMPTY = pd.DataFrame()
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # role files are named from there
+
+
+def setup_of(model: str, params: str, budget: str, tokens: int, context: int, kind: str = "lychee") -> Setup | None:
+    config = {"models": {"miniature": {"path": "miniature/weights"}}}
+    row = {"model": model, "params": params, "budget": budget, "budget_tokens": tokens, "context": context}
+    found = setups(
+        Results("p", config, "", EMPTY, EMPTY, EMPTY, [], frozenset(), None),
+        pd.DataFrame([row | {"kind": kind}]),
+        "kind",
+    )
+    return found[0][1] if found else None
+
+
+def test_what_is_scored_and_what_is_timed_differ_and_say_so() -> None:
+    roles = '{"roles": "miniature/roles/hardkuma.json", "block_size": 16, "sink_tokens": 16, "recent_tokens": 32}'
+    scored = setup_of("miniature", roles, "0.1", 205, 2048)
+    timed = setup_of("llama3-8b", "{}", "4096", 4096, 131072)
+    assert scored == Setup(16 / 48, 16, 0.1) and timed == Setup(32 / 256, 64, 0.03125)
+    assert not scored.equals(timed)
+    assert timed.words.replace("\u202f", " ") == "12.5 % of heads read everything, blocks of 64, budget 3.12 %"
+
+
+@pytest.mark.parametrize(("label", "timed_at"), [("lychee_third", 32768), ("lychee_eighth", 131072)])
+def test_the_evidence_has_equal_pairs(label: str, timed_at: int) -> None:
+    """config/h200.yaml scores and times these labels in one configuration."""
+    config = load_run_config("config/h200.yaml")
+    spec, decode = config.methods[label], config.throughput.decode["llama3-8b"]  # type: ignore[union-attr]
+    assert label in decode.methods and spec.suites and config.budgets_of(label)
+    assert timed_at in decode.only[label].contexts
+    (budget,) = config.budgets_of(label)
+    scored = setup_of(
+        "miniature", json.dumps(spec.params_of("miniature")), budget.text, budget.tokens(16384) or 0, 16384
+    )
+    timed = setup_of("llama3-8b", json.dumps(spec.params_of("llama3-8b")), "4096", 4096, timed_at)
+    assert scored is not None and timed is not None and scored.equals(timed), (scored, timed)
+
+
+def test_layers_that_read_everything_count_as_whole_heads() -> None:
+    assert setup_of("llama3-8b", "{}", "0.1", 13108, 131072, "quest") == Setup(2 / 32, 16, 0.1)
+    assert setup_of("unknown", "{}", "0.1", 13108, 131072, "quest") is None
+    assert setup_of("llama3-8b", "{}", "0.1", 13108, 131072, "hf_full") is None
