@@ -17,7 +17,7 @@ def test_teacher_equals_the_engine(name: str, rows) -> None:
     model = GatedModel(made.decoder, SparseBranch(**SMALL))
     logits = model.logits(model.hidden(made.targets, made.cache, made.start))
     for last in (made.start + 1, made.tokens.shape[1]):
-        expected = made.decoder.prefill(list(made.tokens[:, :last]), made.decoder.new_cache(2, last), 64)
+        expected, _ = made.decoder.prefill(list(made.tokens[:, :last]), made.decoder.new_cache(2, last), 64)
         torch.testing.assert_close(logits[:, last - made.start - 1], expected, atol=2e-4, rtol=2e-4)
 
 

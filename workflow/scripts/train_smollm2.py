@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from job import job
+from job_log import logged
 
-with job(snakemake):
+with logged(snakemake):
     from longdecode.engine.errors import DataUnavailableError
     from longdecode.smollm2.books import tokenise
     from longdecode.smollm2.train import main

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.generated import sample_rng
 from longdecode.evals.tasks.windows import has_tokens, window
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from longdecode.engine.request import Completion
     from longdecode.evals.tokenizing import TextTokenizer
 
@@ -121,6 +120,8 @@ class FidelityForced(_Prose):
 
     def compare(self, sample: Sample, completion: Completion, full: Completion) -> Score:
         """Return the mean loss over Full's, by stretch too, with the divergence and the kept first choices."""
+        import torch  # seconds that naming the suite's tasks does not need
+
         over = torch.tensor(full.forced_logprobs) - torch.tensor(completion.forced_logprobs)
         divergence, kept = kl_from_full(completion, full), first_kept(completion, full)
         measures = {"kl": divergence.mean().item(), "top1": kept.mean().item()}
