@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
+from longdecode.engine.model_cache import built_model
 from longdecode.engine.model_config import ModelConfig
 
 SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3")
@@ -25,16 +26,21 @@ def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> P
     """Return the local folder of a checkpoint, downloading a hub id's config and safetensors when needed.
 
     Args:
-        path_or_id: a local folder, or a hub id such as ``Qwen/Qwen3-8B``.
+        path_or_id: a local folder, a built model's name (``smollm2``), or a hub id such as ``Qwen/Qwen3-8B``.
         revision: branch, tag or commit of a hub id; local folders have none.
 
     Raises:
         CheckpointError: neither a folder nor a hub id that can be fetched.
         UnsupportedFamilyError: the hub id's config names an architecture the engine lacks; no weights are fetched.
     """
-    folder = Path(path_or_id).expanduser()
+    built = built_model(str(path_or_id))
+    folder = built or Path(path_or_id).expanduser()
     if folder.is_dir():
         return folder
+    if built is not None:
+        raise CheckpointError(
+            f"{path_or_id} is not built yet; `snakemake {built.name.replace('-', '_')}` writes {built}"
+        )
     if not _HUB_ID.fullmatch(str(path_or_id)):
         raise CheckpointError(f"no checkpoint folder at {folder}, and the name is not a hub id either")
     from huggingface_hub import hf_hub_download, snapshot_download

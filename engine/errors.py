@@ -43,3 +43,7 @@ class DataUnavailableError(LongDecodeError):
 
 class ScoreTimeoutError(LongDecodeError):
     """A completion could not be scored within the deadline: neither right nor wrong. Its record gets ``timeout``."""
+
+
+class StorageError(LongDecodeError):
+    """A file could not be written in full, for lack of room or permission; nothing half-written is left."""

@@ -200,6 +200,7 @@ def _completions(stepper: Stepper, prompt: Prompt, decode_ms: float) -> list[Com
                 decode_ms=decode_ms,
                 decode_steps=max(0, steps[row] - 1),
                 tokens_per_step=fed / max(1, steps[row] - 1),
+                **(sequences.alternatives.of(row, request) if sequences.alternatives else {}),
             )
         )
     return completions

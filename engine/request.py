@@ -14,19 +14,29 @@ from longdecode.engine.prefill import Observed
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to continue: ``forced_ids`` are fed and scored, then up to ``max_new_tokens`` are generated."""
+    """One sequence to continue: ``forced_ids`` are fed and scored, then up to ``max_new_tokens`` are generated.
+
+    ``top_tokens`` asks for that many likeliest tokens at each forced place; ``compared_ids`` ``[N, K]`` for the
+    log-probabilities of the ``K`` tokens named there.
+    """
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     forced_ids: tuple[int, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     seed: int = 0
+    top_tokens: int = 0
+    compared_ids: Tensor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ConfigError("a request's prompt is empty; at least one token is needed")
         if self.max_new_tokens < 0:
             raise ConfigError(f"max_new_tokens is {self.max_new_tokens}, expected 0 or more")
+        if self.compared_ids is not None and len(self.compared_ids) != len(self.forced_ids):
+            raise ConfigError(
+                f"compared_ids names tokens for {len(self.compared_ids)} places, {len(self.forced_ids)} are forced"
+            )
 
     @property
     def continuation_tokens(self) -> int:
@@ -48,7 +58,9 @@ class Completion:
     ``read_tokens_mean`` is the tokens read per KV head, layer and decode step; ``read_tokens_sparse`` the same over the
     KV heads that do not read everything by rule. The times are those of the whole batch; ``decode_steps`` counts the
     steps that this row took part in (the last token of a row is never fed), ``tokens_per_step`` the tokens that each of
-    them added. Reads are per token.
+    them added. Reads are per token. ``top_ids`` and ``top_logprobs`` ``[N, K]`` are the likeliest tokens at the forced
+    places, ``compared_logprobs`` ``[N, K]`` belong to the request's ``compared_ids``; on the CPU, ``None`` where not
+    asked for.
     """
 
     output_ids: tuple[int, ...]
@@ -61,6 +73,9 @@ class Completion:
     decode_ms: float
     decode_steps: int
     tokens_per_step: float
+    top_ids: Tensor | None = field(default=None, compare=False, repr=False)
+    top_logprobs: Tensor | None = field(default=None, compare=False, repr=False)
+    compared_logprobs: Tensor | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Sequences:
                 self.text[row, self.history_tokens - len(tail) : self.history_tokens] = column(list(tail))
         self.logprobs = torch.zeros(batch, self.longest + 1, dtype=torch.float32, device=device)
         self.greedy = torch.zeros(batch, self.longest + 1, dtype=torch.bool, device=device)
+        self.alternatives = Alternatives(requests, self.longest, device) if self.scores_forced else None
         self.active.copy_(self.totals > 0)
 
     def choose(self, logits: Tensor, drafts: Tensor | None = None, ahead: int = 0) -> Tensor:
@@ -102,8 +103,12 @@ class Sequences:
         place = torch.where(taken, index, self.longest)
         self.chosen.scatter_(1, place, tokens)
         if self.scores_forced:
-            logit = logits.gather(2, tokens[..., None])[..., 0]
-            self.logprobs.scatter_(1, place, logit - logits.logsumexp(dim=2))
+            # A finished row may hold anything, no token among it.
+            logit = logits.gather(2, torch.where(taken, tokens, 0)[..., None])[..., 0]
+            total = logits.logsumexp(dim=2)
+            self.logprobs.scatter_(1, place, logit - total)
+            if self.alternatives is not None:
+                self.alternatives.record(place, logits, total)
             self.greedy.scatter_(1, place, logit >= logits.amax(dim=2))
         self.steps += self.active
         recorded = taken.sum(dim=1)
@@ -129,3 +134,47 @@ class Sequences:
         if drafts is not None:
             window = torch.cat((window, drafts), dim=1)
         return window.unfold(1, self.history_tokens, 1)[:, ahead : ahead + width].reshape(-1, self.history_tokens)
+
+
+class Alternatives:
+    """Log-probabilities of other tokens than the forced ones: the likeliest, and those that the requests name.
+
+    Args:
+        requests: the batch.
+        longest: places of the longest continuation; one more is for rows that are done.
+        device: where the logits are.
+    """
+
+    def __init__(self, requests: Sequence[Request], longest: int, device: torch.device):
+        batch = len(requests)
+        self.top_tokens = max(request.top_tokens for request in requests)
+        self.top_ids = torch.zeros(batch, longest + 1, self.top_tokens, dtype=torch.int64, device=device)
+        self.top_logprobs = torch.zeros(batch, longest + 1, self.top_tokens, dtype=torch.float32, device=device)
+        named = [request.compared_ids for request in requests]
+        width = max((ids.shape[1] for ids in named if ids is not None), default=0)
+        self.compared_ids = torch.zeros(batch, longest + 1, width, dtype=torch.int64, device=device)
+        for row, ids in enumerate(named):
+            if ids is not None:
+                self.compared_ids[row, : ids.shape[0], : ids.shape[1]] = ids.to(device)
+        self.compared_logprobs = torch.zeros(batch, longest + 1, width, dtype=torch.float32, device=device)
+
+    def record(self, place: Tensor, logits: Tensor, total: Tensor) -> None:
+        """Keep what is asked for at ``place`` ``[B, T]`` of logits ``[B, T, V]`` whose log-sum-exp is ``total``."""
+        if self.top_tokens:
+            values, ids = logits.topk(self.top_tokens, dim=2)
+            at = place[..., None].expand(ids.shape)
+            self.top_ids.scatter_(1, at, ids)
+            self.top_logprobs.scatter_(1, at, values - total[..., None])
+        if width := self.compared_ids.shape[2]:
+            at = place[..., None].expand(*place.shape, width)
+            self.compared_logprobs.scatter_(1, at, logits.gather(2, self.compared_ids.gather(1, at)) - total[..., None])
+
+    def of(self, row: int, request: Request) -> dict[str, Tensor | None]:
+        """Return a row's results as a completion holds them."""
+        places = len(request.forced_ids)
+        compared = None if request.compared_ids is None else request.compared_ids.shape[1]
+        return {
+            "top_ids": self.top_ids[row, :places].cpu() if request.top_tokens else None,
+            "top_logprobs": self.top_logprobs[row, :places].cpu() if request.top_tokens else None,
+            "compared_logprobs": self.compared_logprobs[row, :places, :compared].cpu() if compared else None,
+        }

@@ -147,11 +147,7 @@ class SpeculativeStepper(Stepper):
         """Draft, verify and keep 1 to ``draft.tokens + 1`` tokens in every active row."""
         starts = self.state.dense.lengths.clone()
         drafts, saved = self.propose()
-        logits = self.verify(starts, drafts)
-        chosen = self.sequences.choose(logits, drafts)
-        agreed = (drafts == chosen[:, :-1]).long().cumprod(dim=1).sum(dim=1)
-        kept = self.sequences.emit(chosen, logits, agreed + 1)
-        self.keep(starts, kept, saved)
+        self.accept(starts, drafts, self.verify(starts, drafts), saved)
 
     def propose(self) -> tuple[Tensor, list[Undo]]:
         """Draft tokens ``[B, G]`` and return what takes each drafting step back (nothing where the cache is shared)."""
@@ -177,6 +173,12 @@ class SpeculativeStepper(Stepper):
         hidden = self.decoder.forward(block, self.state, self.method)
         self.state.accept(torch.zeros_like(starts))
         return self.decoder.logits(hidden)
+
+    def accept(self, starts: Tensor, drafts: Tensor, logits: Tensor, saved: list[Undo]) -> None:
+        """Emit the drafts that plain decoding would have chosen and the token after them; forget the others."""
+        chosen = self.sequences.choose(logits, drafts)
+        agreed = (drafts == chosen[:, :-1]).long().cumprod(dim=1).sum(dim=1)
+        self.keep(starts, self.sequences.emit(chosen, logits, agreed + 1), saved)
 
     def keep(self, starts: Tensor, kept: Tensor, saved: list[Undo]) -> None:
         """Set both caches to hold ``kept`` (``[B]`` int64) tokens from ``starts`` on."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError
+from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.against_full import compared_prompt, full_run
 from longdecode.evals.cells import Cell
 from longdecode.evals.failures import free_memory, status_of
+from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.journal import Journal
 from longdecode.evals.ledger import Ledger
 from longdecode.evals.names import unknown_name
@@ -26,7 +29,8 @@ from longdecode.evals.records import Provenance, Record
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.storage import journal_path, read_records, write_records
 from longdecode.evals.tasks.base import Sample, Task
-from longdecode.methods.conformance import check_method
+
+T = TypeVar("T")
 
 
 def evaluate_suite(config: RunConfig, model: str, suite: str, outputs: Mapping[str, Path]) -> None:
@@ -54,16 +58,20 @@ def evaluate_suite(config: RunConfig, model: str, suite: str, outputs: Mapping[s
                 raise ConfigError(f"{config.source}: {unknown_name(kind, name, known)}")
     with lease_gpu(resolve_device(config.device)) as device, ExitStack() as stack:
         job = QualityJob(config, model, suite, device)
-        lines = [_open(LabelJob(job, label), output, stack) for label, output in outputs.items()]
+        lines = []
+        for label, output in outputs.items():
+            refusal = Gate(config, device, gate_folder(output)).refusal(label, model)
+            lines.append(_open(LabelJob(job, label), output, refusal, stack))
         _Evaluation(job, lines).all_cells()
         for line, output in zip(lines, outputs.values(), strict=True):
             write_records(output, line.ledger.final(), Record, line.label.fingerprint)
 
 
 class _Line(NamedTuple):
-    """One label and what is known of its cells."""
+    """One label, the error that bars it from scoring, and what is known of its cells."""
 
     label: LabelJob
+    refusal: Exception | None
     ledger: Ledger[Cell, Record]
 
 
@@ -75,16 +83,16 @@ class _Todo(NamedTuple):
     origin: Provenance
 
 
-def _open(label: LabelJob, output: Path, stack: ExitStack) -> _Line:
+def _open(label: LabelJob, output: Path, refusal: Exception | None, stack: ExitStack) -> _Line:
     journal = stack.enter_context(Journal(journal_path(output), label.fingerprint, Record))
     ledger = Ledger(
         journal,
         label.cells,
         samples=lambda cell: label.job.sample_counts[cell.task],
-        valid=lambda cell, record: record.provenance.code_hash == label.code_hashes[cell.task],
+        valid=lambda cell, record: refusal is None and record.provenance.code_hash == label.code_hashes[cell.task],
         kept=read_records(output, Record, label.fingerprint),
     )
-    return _Line(label, ledger)
+    return _Line(label, refusal, ledger)
 
 
 class _Evaluation:
@@ -96,7 +104,6 @@ class _Evaluation:
         self.open_at_first = sum(len(line.ledger.open(line.ledger.cells)) for line in lines)
         self.started = time.monotonic()
         self.finished = 0
-        self._refusals: dict[str, Exception | None] = {}
 
     def all_cells(self) -> None:
         """Run group by group; a group is one task at one context, whose labels and budgets share samples."""
@@ -124,7 +131,7 @@ class _Evaluation:
         origins = {line.label.label: line.label.provenance(task, samples) for line, _ in found}
         todo = [_Todo(line, cell, origins[line.label.label]) for line, cell in found]
         for item in todo:
-            if (reason := failure or self._refusal(item.line.label)) is not None:
+            if (reason := failure or item.line.refusal) is not None:
                 self._close(task, [item], reason)
         for batch in self.job.batches(samples):
             indices = [sample.index for sample in batch]
@@ -133,46 +140,77 @@ class _Evaluation:
                 self._batch(task, context, batch, wanting)
         self._report(task, context, todo)
 
-    def _refusal(self, label: LabelJob) -> Exception | None:
-        """Return the error that bars a method from scoring: the conformance suite runs once a method and parameters."""
-        name = json.dumps([label.spec.method, label.params], sort_keys=True, default=str)
-        if name not in self._refusals:
-            self._refusals[name] = None
-            try:
-                check_method(label.spec.method, self.job.device, label.params)
-            except Exception as error:
-                if status_of(error) is None:
-                    raise
-                self._refusals[name] = error
-        return self._refusals[name]
-
     def _batch(self, task: Task, context: int, batch: Sequence[Sample], wanting: Sequence[_Todo]) -> None:
-        """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return."""
-        failure: Exception | None = None
-        try:
-            generator = self.job.generator(task)
-            prompt = generator.prefill([self.job.request(task, context, sample) for sample in batch])
-        except Exception as error:
-            failure = error
-        if failure is not None:
-            self._close(task, wanting, failure)
+        """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return.
+
+        A method with a prefill rule of its own gets a prefill of its own, and so does each cell where the shared
+        prompt does not fit the device: a method's own cache may be smaller.
+        """
+
+        def prepare() -> tuple[Generator, list[Request]]:
+            return self.job.generator(task), [self.job.request(task, context, sample) for sample in batch]
+
+        if (prepared := self._attempt(task, wanting, prepare)) is None:
             return
+        generator, requests = prepared
+        built: list[tuple[_Todo, AttentionMethod]] = []
         for item in wanting:
-            failure = None
+            build = partial(item.line.label.method, item.cell.budget.tokens(context))
+            if (method := self._attempt(task, [item], build)) is not None:
+                built.append((item, method))
+        prompt: Prompt | None = None
+        full: list[Completion] | None = None
+        failure: Exception | None = None
+        if shared := [method for _, method in built if _takes_dense_prompts(method)]:
             try:
-                label, cell = item.line.label, item.cell
-                method: AttentionMethod = label.method(cell.budget.tokens(cell.context))
-                completions = generator.decode(prompt, method)
-                missing = item.line.ledger.missing(cell, [sample.index for sample in batch])
-                records = [
-                    label.scored(task, cell, sample, completion, method, item.origin)
-                    for sample, completion in zip(batch, completions, strict=True)
-                ]
-                item.line.ledger.add(*(record for record in records if record.index in missing))
+                prompt = generator.prefill(requests, shared)
+                if task.against_full:
+                    full = full_run(generator, prompt)
+                    prompt = compared_prompt(prompt, full)
+                    requests = list(prompt.requests)
             except Exception as error:
                 failure = error
-            if failure is not None:
-                self._close(task, [item], failure)
+        if failure is not None and status_of(failure) != "oom":
+            self._close(task, [item for item, _ in built], failure)
+            return
+        if failure is not None:
+            free_memory(self.job.device, failure)
+        for item, method in built:
+            own = None if method not in shared else prompt
+            decode = partial(self._decode, generator, requests, own, full, task, batch, item, method)
+            self._attempt(task, [item], decode)
+
+    def _decode(
+        self,
+        generator: Generator,
+        requests: Sequence[Request],
+        prompt: Prompt | None,
+        full: Sequence[Completion] | None,
+        task: Task,
+        batch: Sequence[Sample],
+        item: _Todo,
+        method: AttentionMethod,
+    ) -> bool:
+        completions = generator.run(requests, method) if prompt is None else generator.decode(prompt, method)
+        references: Sequence[Completion | None] = full or [None] * len(batch)
+        missing = item.line.ledger.missing(item.cell, [sample.index for sample in batch])
+        records = [
+            item.line.label.scored(task, item.cell, sample, completion, method, item.origin, reference)
+            for sample, completion, reference in zip(batch, completions, references, strict=True)
+        ]
+        item.line.ledger.add(*(record for record in records if record.index in missing))
+        return True
+
+    def _attempt(self, task: Task, items: Sequence[_Todo], work: Callable[[], T]) -> T | None:
+        """Do some work; where it fails with an error of the cells, close them and return ``None``."""
+        failure: Exception
+        try:
+            return work()
+        except Exception as error:
+            failure = error
+        # Outside the handler nothing but the error itself refers to the frames that hold its tensors.
+        self._close(task, items, failure)
+        return None
 
     def _close(self, task: Task, items: Sequence[_Todo], error: Exception) -> None:
         """Turn an error that belongs to the cells into their status; raise any other."""
@@ -198,6 +236,11 @@ class _Evaluation:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _takes_dense_prompts(method: AttentionMethod) -> bool:
+    """Return whether the method continues from a densely prefilled prompt."""
+    return type(method).attend_prompt is AttentionMethod.attend_prompt
 
 
 def _outcome(records: Sequence[Record]) -> str:

@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,24 +15,29 @@ PACKAGE = "longdecode"
 BOOKKEEPING = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        "evals.config_values", "evals.hashing", "evals.journal", "evals.ledger", "evals.migrations", "evals.names",
-        "evals.provenance", "evals.records", "evals.run_config", "evals.storage", "evals.tasks.registry",
-        "evals.throughput.spec", "methods.card", "methods.conformance", "methods.conformance_bench", "methods.registry",
+        "engine.plugins", "evals.config_values", "evals.hashing", "evals.identification_spec", "evals.journal",
+        "evals.ledger", "evals.migrations", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
+        "evals.storage", "evals.tasks.registry", "evals.throughput.spec", "methods.card", "methods.conformance",
+        "methods.conformance_bench", "methods.conformance_rules", "methods.registry", "methods.rule",
     )
 )  # fmt: skip
 """Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
+GATE = ("conformance", "conformance_bench", "conformance_rules", "rule")
+"""Modules of the methods room that check a method."""
 _CODE_SUFFIXES = (".py", ".yaml", ".json")
 
 
 def quality_code_hash(method: str, task_module: str, root: Path = REPOSITORY) -> str:
-    """Hash the code behind a score: the quality job, the task's module and the method, with all that they import.
+    """Hash the code behind a score: the quality job, the task and its suite, and the method, with all that they import.
 
     Args:
         method: name of the method and of its folder.
         task_module: dotted name of the module that defines the task.
         root: folder of the rooms.
     """
-    return code_hash([f"{PACKAGE}.evals.quality_job", task_module], [method], root)
+    suite = f"{task_module.rpartition('.')[0]}.suite"
+    suites = [suite] if _module_files(suite, root) else []
+    return code_hash([f"{PACKAGE}.evals.quality_job", task_module, *suites], [method], root)
 
 
 def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY) -> str:
@@ -45,20 +51,31 @@ def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY)
     return code_hash([f"{PACKAGE}.evals.throughput.{bench}"], methods, root)
 
 
+def gate_code_hash(method: str, root: Path = REPOSITORY) -> str:
+    """Hash the code behind a method's conformance: the checks and the method, with all that they import."""
+    return code_hash([f"{PACKAGE}.methods.{name}" for name in GATE], [method], root)
+
+
 def code_hash(modules: Iterable[str], methods: Iterable[str], root: Path = REPOSITORY) -> str:
     """Hash the import closure of some modules and of the folders of some methods.
 
+    A module outside the rooms, such as a suite that ``LONGDECODE_SUITE_PATH`` names, counts with its whole folder.
     A method's folder, in the room or in a folder that ``LONGDECODE_METHOD_PATH`` names, counts whole: code and card.
 
     Raises:
         FileNotFoundError: a module does not exist.
     """
     roots = set()
-    for module in modules:
-        if not (found := _module_files(module, root)):
-            raise FileNotFoundError(f"no module {module} under {root}")
-        roots |= found
     outside = []
+    for module in modules:
+        if found := _module_files(module, root):
+            roots |= found
+        elif folder := _folder_outside(module):
+            files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
+            roots |= files
+            outside.append(hash_files(files, folder.parent))
+        else:
+            raise FileNotFoundError(f"no module {module} under {root}")
     entries = filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep))
     for folder in (room / method for room in (root / "methods", *map(Path, entries)) for method in set(methods)):
         files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
@@ -82,9 +99,7 @@ def import_closure(files: Iterable[Path], root: Path = REPOSITORY) -> frozenset[
         path = todo.pop()
         found.add(path)
         if path.suffix == ".py":
-            names = {name for name in _imports(path, *_version(path)) if name not in BOOKKEEPING}
-            reached = {file for name in names for file in _module_files(name, root)} | _data_of(path)
-            todo |= reached - found
+            todo |= _reached(path, root, *_version(path)) - found
     return frozenset(found)
 
 
@@ -121,6 +136,12 @@ def _module_files(module: str, root: Path) -> set[Path]:
     return {*own, *(file for file in around if file.is_file())} if own else set()
 
 
+def _folder_outside(module: str) -> Path | None:
+    """Return the folder of a module that was imported from outside the package."""
+    loaded = None if module.startswith(f"{PACKAGE}.") else sys.modules.get(module)
+    return Path(loaded.__file__).parent if loaded is not None and loaded.__file__ else None
+
+
 def _data_of(module: Path) -> set[Path]:
     """Return the YAML and JSON files beside a module that share its name or are named in it."""
     beside = [path for path in module.parent.iterdir() if path.suffix in (".yaml", ".json")]
@@ -131,6 +152,13 @@ def _data_of(module: Path) -> set[Path]:
 def _version(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=4096)
+def _reached(path: Path, root: Path, *version: int) -> frozenset[Path]:
+    """Return the files that a module imports by itself, and the data beside it."""
+    names = (name for name in _imports(path, *version) if name not in BOOKKEEPING)
+    return frozenset(file for name in names for file in _module_files(name, root)) | _data_of(path)
 
 
 @functools.lru_cache(maxsize=4096)

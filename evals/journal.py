@@ -32,7 +32,8 @@ class Journal(Generic[R]):
     the batch in progress at most, provided the disk honours ``fsync``. On opening, a last line that is cut off or not
     JSON is dropped, and a journal with another fingerprint is set aside as ``<name>.stale-<n>``.
 
-    COST_LINE
+    Cost of the ``fsync``: a batch of 8 records (21 KB) takes 8.0 ms to append instead of 0.14 ms (medians of 50 batches
+    of the miniature's longgen records, ext4 on a virtual disk, two busy cores). A batch takes seconds to generate.
 
     Args:
         path: the journal file; folders are made as needed.

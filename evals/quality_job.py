@@ -85,15 +85,13 @@ class QualityJob:
 
         Raises:
             ContextLimitError: the model was not trained for this context.
-            UnsupportedCellError: the task counts bytes and the model's tokens are none, it goes through a chat template
-                and the model has none, or it does not fit the context.
+            UnsupportedCellError: the task goes through a chat template and the model has none, or it does not fit the
+                context.
             DataUnavailableError: the task's data is not here.
         """
         if context > self.model_config.max_positions:
             limit = self.model_config.max_positions
             raise ContextLimitError(f"context {context} is over the model's limit of {limit} tokens")
-        if task.byte_level and not self.tokenizer.byte_level:
-            raise UnsupportedCellError(f"{task.name} counts bytes; {self.model}'s tokens are not bytes")
         if task.chat:
             self.tokenizer.chat_text("")
         return task.samples(context, self.spec.samples, self.config.seed, self.tokenizer)
@@ -111,16 +109,13 @@ class QualityJob:
         """Encode a sample in token ids; sampled tasks get noise of their own for each sample."""
         seed = hashlib.sha256(f"{task.name}/{context}/{self.config.seed}/{sample.index}".encode()).digest()
         return Request(
-            prompt_ids=self._prompt_ids(task, sample.prompt),
+            prompt_ids=self.tokenizer.prompt_ids(sample.prompt, task.chat),
             max_new_tokens=sample.max_new_tokens,
             forced_ids=self.tokenizer.encode(sample.forced),
             stop_ids=self._stop_ids(sample.stop) | (self.eos_ids if task.stop_at_eos else frozenset()),
             seed=int.from_bytes(seed[:4], "big"),
+            top_tokens=task.full_top_tokens,
         )
-
-    def _prompt_ids(self, task: Task, prompt: str) -> tuple[int, ...]:
-        # A task that counts bytes has placed every one of them; anything put before would move them all.
-        return self.tokenizer.encode(prompt) if task.byte_level else self.tokenizer.prompt_ids(prompt, task.chat)
 
     def _stop_ids(self, stop: str | None) -> frozenset[int]:
         if stop is None:
@@ -211,8 +206,11 @@ class LabelJob:
         completion: Completion,
         method: AttentionMethod,
         origin: Provenance,
+        full: Completion | None = None,
     ) -> Record:
-        """Score one completion; one that cannot be scored in time is a record of status ``timeout``, without a score.
+        """Score one completion, against Full's where one is given.
+
+        One that cannot be scored in time is a record of status ``timeout``, without a score.
 
         Raises:
             GateError: the score is not a finite number, so the method computed nonsense.
@@ -222,7 +220,7 @@ class LabelJob:
         score: Score | None = None
         reason: str | None = None
         try:
-            score = task.score(sample, text, nll)
+            score = task.score(sample, text, nll) if full is None else task.compare(sample, completion, full)
         except ScoreTimeoutError as error:
             reason = str(error)
         if score is not None and not all(map(math.isfinite, (score.value, *score.parts))):
@@ -237,6 +235,8 @@ class LabelJob:
             "prefill_ms": completion.prefill_ms,
             "decode_ms": completion.decode_ms,
         }
+        if score is not None:
+            measures |= score.measures
         if task.stop_at_eos and self.job.eos_ids:
             measures["truncated"] = completion.finish_reason == "length"
         return self._record(

@@ -8,7 +8,10 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
 Bench = Literal["ceiling", "kernel", "decode"]
-Stage = Literal["op", "step", "no_selection", "no_attention", "projections", "correction", "prefill", "setup"]
+Stage = Literal[
+    "op", "step", "no_selection", "no_attention", "projections", "correction", "prefill", "setup", "forward_rows",
+    "speculative_step", "draft", "verify", "keep",
+]  # fmt: skip
 Weights = Literal["none", "random", "checkpoint"]
 Key = tuple[str | int | None, ...]
 

@@ -20,6 +20,7 @@ from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.registry import data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
+from longdecode.methods.card import Card
 from longdecode.methods.registry import get_method, load_card, method_names
 
 __all__ = [
@@ -61,17 +62,26 @@ class MethodSpec:
     by_model: Annotated[Mapping[str, Mapping[str, Any]], typed.OrNull()] = field(default_factory=dict)
 
     @cached_property
+    def card(self) -> Card:
+        """The method's card."""
+        return load_card(self.method)
+
+    @property
     def takes_budget(self) -> bool:
         """False for a method that reads everything: it runs once a context, not once a budget."""
-        return load_card(self.method).limits.min_budget_tokens is not None
+        return self.card.limits.min_budget_tokens is not None
 
     def params_of(self, model: str) -> dict[str, Any]:
         """Return the parameters on one model."""
         return {**self.params, **self.by_model.get(model, {})}
 
+    def portable(self, model: str) -> dict[str, Any]:
+        """Return the parameters on one model that mean the same on every model, which the gate checks."""
+        return self.card.portable(self.params_of(model))
+
     def files_of(self, model: str) -> tuple[Path, ...]:
         """Return the files that the parameters on one model name."""
-        return load_card(self.method).files(self.params_of(model))
+        return self.card.files(self.params_of(model))
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> MethodSpec:
@@ -144,6 +154,25 @@ class RunConfig:
         """Return the suites that a label runs on: all of the run's, unless it is restricted."""
         only = self.methods[label].suites
         return tuple(self.suites) if only is None else only
+
+    def gated_params(self, label: str) -> list[dict[str, Any]]:
+        """Return the sets of parameters that the gate checks for a label: those of the models it runs on, each once."""
+        timed = self.throughput.decode if self.throughput else {}
+        models = [
+            *(self.models if self.suites_of(label) else ()),
+            *(m for m, spec in timed.items() if label in spec.methods),
+        ]
+        found: list[dict[str, Any]] = []
+        for params in map(self.methods[label].portable, models):
+            if params not in found:
+                found.append(params)
+        return found
+
+    def gate_of(self, label: str) -> str:
+        """Return the first label whose gate covers this one's: labels often differ in what belongs to one model."""
+        method, wanted = self.methods[label].method, self.gated_params(label)
+        same = (other for other, spec in self.methods.items() if spec.method == method)
+        return next(other for other in same if all(params in self.gated_params(other) for params in wanted))
 
     @model_validator(mode="before")
     @classmethod

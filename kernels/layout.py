@@ -48,11 +48,9 @@ def block_visible(kv_lengths: Tensor, size: int, queries: int, mask: Tensor | No
         mask: ``[T, T]`` bool; ``None`` is causal, ``u <= t``.
 
     Raises:
-        ValueError: the mask is not ``[T, T]`` bool, or ``kv_lengths`` has more than two dimensions.
+        ValueError: the mask is not ``[T, T]`` bool, or ``kv_lengths`` has another number of dimensions.
     """
-    if kv_lengths.dim() not in (1, 2):
-        raise ValueError(f"kv_lengths {tuple(kv_lengths.shape)}; [B] or [B, Hkv] is needed")
-    check_mask(mask, queries)
+    check_block(kv_lengths, mask, queries)
     lengths = (kv_lengths[:, None] if kv_lengths.dim() == 1 else kv_lengths)[..., None]
     slots = torch.arange(size, device=lengths.device)
     stored = (slots < lengths)[:, :, None]
@@ -65,16 +63,16 @@ def block_visible(kv_lengths: Tensor, size: int, queries: int, mask: Tensor | No
     return stored & ((place < 0)[:, :, None] | inside)
 
 
-def check_mask(mask: Tensor | None, queries: int) -> None:
-    """Refuse a block mask that is not ``[T, T]`` bool.
+def check_block(kv_lengths: Tensor, mask: Tensor | None, queries: int) -> None:
+    """Refuse lengths that are not ``[B]`` or ``[B, Hkv]`` and a block mask that is not ``[T, T]`` bool.
 
     Raises:
         ValueError: as said.
     """
+    if kv_lengths.dim() not in (1, 2):
+        raise ValueError(f"kv_lengths {tuple(kv_lengths.shape)}; [B] or [B, Hkv] is needed")
     if mask is not None and (mask.shape != (queries, queries) or mask.dtype != torch.bool):
-        raise ValueError(
-            f"mask {mask.dtype} {tuple(mask.shape)} for {queries} rows; bool [{queries}, {queries}] needed"
-        )
+        raise ValueError(f"mask {mask.dtype} {tuple(mask.shape)}; bool [{queries}, {queries}] is needed")
 
 
 def on_host(x: Tensor) -> bool:

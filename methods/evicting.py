@@ -66,7 +66,7 @@ class EvictingMethod(BudgetedMethod):
             return None
         dense = self.dense_layers()
         capacities = [shape.capacity if n in dense else self.budget_tokens for n in range(self.config.num_layers)]
-        return KeptCache(shape, capacities, self.budget_tokens)
+        return KeptCache(shape, capacities, capacities)
 
     def keep_layer(
         self,

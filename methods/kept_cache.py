@@ -16,17 +16,18 @@ from longdecode.methods.ring_cache import refuse_blocks
 
 
 class KeptCache(KVCache):
-    """Up to ``capacities[l]`` tokens per KV head of layer ``l``; once they are full a new token replaces a victim.
+    """Up to ``capacities[l]`` tokens per KV head of layer ``l``, at most ``prompt_tokens[l]`` of them of the prompt.
+
+    Once a layer is full, a new token replaces a victim.
 
     By layer: ``k`` and ``v`` ``[B, Hkv, C, D]``, ``slot_positions`` ``[B, Hkv, C]`` int64, the positions of the stored
     tokens, and ``scores`` ``[B, Hkv, C]`` float32, for the method. Over all layers: ``lengths`` and ``victims``
     ``[L, B, Hkv]`` int64; the method sets a layer's victims after it has read. Keys keep the rotation they came with.
     """
 
-    def __init__(self, shape: CacheShape, capacities: Sequence[int], prompt_tokens: int):
+    def __init__(self, shape: CacheShape, capacities: Sequence[int], prompt_tokens: Sequence[int]):
         super().__init__(shape)
         config = shape.config
-        self.prompt_tokens = prompt_tokens
         self.k: list[Tensor] = []
         self.v: list[Tensor] = []
         self.slot_positions: list[Tensor] = []
@@ -38,7 +39,9 @@ class KeptCache(KVCache):
             self.v.append(v)
             self.slot_positions.append(torch.zeros(heads, device=shape.device, dtype=torch.int64))
             self.scores.append(torch.zeros(heads, device=shape.device, dtype=accumulator(shape.dtype)))
-        self.capacities = torch.tensor(capacities, device=shape.device)[:, None, None]
+        self.capacities, self.prompt_tokens = (
+            torch.tensor(tokens, device=shape.device)[:, None, None] for tokens in (capacities, prompt_tokens)
+        )
         size = (config.num_layers, shape.batch, config.num_kv_heads)
         self.lengths = torch.zeros(size, device=shape.device, dtype=torch.int64)
         self.victims = torch.zeros_like(self.lengths)
@@ -101,9 +104,7 @@ class KeptCache(KVCache):
     def stand_at(self, tokens: Tensor) -> None:
         """See ``KVCache.stand_at``."""
         self.positions.copy_(tokens)
-        whole = self.capacities >= self.shape.capacity
-        kept = torch.where(whole, self.capacities, self.capacities.clamp(max=self.prompt_tokens))
-        self.lengths.copy_(tokens[None, :, None].minimum(kept).expand_as(self.lengths))
+        self.lengths.copy_(tokens[None, :, None].minimum(self.prompt_tokens).expand_as(self.lengths))
 
     def advance(self, counts: Tensor) -> None:
         """See ``KVCache.advance``."""
@@ -141,4 +142,5 @@ def latest_and_best(scores: Tensor, lengths: Tensor, recent: int, total: int) ->
     length = lengths[:, None, None]
     ranked = torch.where(places >= length - recent, torch.inf, scores)
     ranked = torch.where(places < length, ranked, -torch.inf)
-    return ranked.topk(total, dim=2).indices.sort(dim=2).values
+    # Stable: of equal scores the earlier token is kept, however wide the cache is.
+    return ranked.sort(dim=2, descending=True, stable=True).indices[..., :total].sort(dim=2).values

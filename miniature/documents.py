@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from longdecode.evals.generators import chain, lookup, narrative, prose
+from longdecode.evals.generators.wording import BYTES, letters
 
 HELD_OUT_BOOKS = ("12204", "860")
 _TEXT_WEIGHT = 0.2
@@ -66,7 +67,7 @@ def lookups(rng: random.Random, length: int, library: Library) -> list[Piece]:
     """Records and pointers, then blocks of questions with their answers."""
     records = _draw_records(rng, length)
     hops = rng.randint(0, records // 2)
-    names = prose.distinct(lookup.key, rng, records)
+    names = prose.distinct(letters, rng, records)
     pointers = {name: rng.choice(names[hops:]) for name in names[:hops]}
     table = {name: lookup.value(rng) for name in names[hops:]}
     askable = [*table, *(name + ">" for name in pointers)]
@@ -80,7 +81,7 @@ def lookups(rng: random.Random, length: int, library: Library) -> list[Piece]:
             unasked = rng.sample(askable, len(askable))
         asked, unasked = unasked[:count], unasked[count:]
         question = "\n? " + " ".join(asked) + "\n"
-        answer = " ".join(lookup.solve(name, table, pointers) for name in asked) + "\n"
+        answer = " ".join(BYTES.item(name, table, pointers) for name in asked) + "\n"
         if len(question) + len(answer) > spend:
             break
         pieces += [(question, 0.0), (answer, 1.0)]

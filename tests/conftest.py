@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ if not torch.cuda.is_available():
     # Triton reads this when it is first imported, which must not have happened yet.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1)
+
+SEED = int(os.environ.get("LONGDECODE_TEST_SEED", "0"))
 
 _COMMON = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 256}
 _LLAMA3_ROPE = {
@@ -91,9 +94,9 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def seed() -> int:
-    """A fresh seed for random inputs; a failing test shows it among its arguments."""
-    return int.from_bytes(os.urandom(4), "little")
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed for random inputs, the same in every run; ``LONGDECODE_TEST_SEED=1`` draws others."""
+    return zlib.crc32(f"{SEED}/{request.node.nodeid}".encode())
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +120,7 @@ def _write_tiny(name: str, folder: Path) -> Path:
     config_type = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[family]
     overrides = _COMMON | overrides
     model = AutoModelForCausalLM.from_config(config_type(**overrides), dtype=torch.float32)
-    generator = torch.Generator().manual_seed(int.from_bytes(os.urandom(4), "little"))
+    generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             is_norm = key.endswith("norm.weight")

@@ -10,31 +10,39 @@ import random
 from itertools import pairwise
 
 from longdecode.evals.generators.episode import Episode
-from longdecode.evals.generators.lookup import key, record_count
+from longdecode.evals.generators.lookup import record_count
 from longdecode.evals.generators.prose import Filler, distinct, filler, hide
+from longdecode.evals.generators.wording import BYTES, Wording, wording_of
 
-_LINK_BYTES = len("[abcd>efgh+3] ")
 
-
-def chain(rng: random.Random, steps: int, total_bytes: int, fill: Filler = filler) -> Episode:
-    """One chain to walk among others of the same length, in exactly ``total_bytes`` bytes.
+def chain(rng: random.Random, steps: int, total_chars: int, fill: Filler = filler, wording: Wording = BYTES) -> Episode:
+    """Make one chain to walk among others of the same length, in at most ``total_chars`` characters.
 
     ``items`` holds one entry a step, the last of which carries the final sum.
+
+    Raises:
+        ValueError: the chain does not fit.
     """
-    question_bytes = len("\n! abcd\n")
-    answer_bytes = steps * len("abcd>efgh+3=3 ") + len("abcd>stop\n")
-    room = total_bytes - question_bytes - answer_bytes
-    chains = max(1, min(record_count(total_bytes), room // _LINK_BYTES) // (steps + 1))
-    records, starts, links = weave(rng, chains, steps)
+    key = wording.typical_key
+    question_chars = len(wording.question("!", [key]))
+    step = wording.step_item.format(link=wording.link.format(key=key, target=key, amount=3), key=key, target=key,
+                                    amount=3, total=3)  # fmt: skip
+    answer_chars = len(wording.answer([step] * steps + [wording.stop.format(key=key)]))
+    room = total_chars - question_chars - answer_chars
+    chains = max(1, min(record_count(total_chars, wording), room // wording.link_chars) // (steps + 1))
+    records, starts, links = weave(rng, chains, steps, wording)
     start = rng.choice(starts)
-    items, end = walk(start, links)
+    items, end = walk(start, links, wording)
     prompt = hide(rng, records, room, fill)
-    return Episode(prompt, f"\n! {start}\n", " ".join((*items, f"{end}>stop")) + "\n", items)
+    answer = wording.answer((*items, wording.stop.format(key=end)))
+    return Episode(prompt, wording.question("!", [start]), answer, items)
 
 
-def weave(rng: random.Random, chains: int, steps: int) -> tuple[list[str], list[str], dict[str, tuple[str, int]]]:
-    """Records of several disjoint chains, their first nodes, and the links ``node -> (next node, amount)``."""
-    names = iter(distinct(key, rng, chains * (steps + 1)))
+def weave(
+    rng: random.Random, chains: int, steps: int, wording: Wording = BYTES
+) -> tuple[list[str], list[str], dict[str, tuple[str, int]]]:
+    """Return records of several disjoint chains, their first nodes, and the links ``node -> (next node, amount)``."""
+    names = iter(distinct(wording.make_key, rng, chains * (steps + 1)))
     records: list[str] = []
     starts: list[str] = []
     links: dict[str, tuple[str, int]] = {}
@@ -43,24 +51,25 @@ def weave(rng: random.Random, chains: int, steps: int) -> tuple[list[str], list[
         starts.append(nodes[0])
         for node, successor in pairwise(nodes):
             links[node] = (successor, rng.randrange(10))
-            records.append(f"{node}>{successor}+{links[node][1]}")
-        records.append(f"{nodes[-1]}>stop")
+            records.append(wording.link.format(key=node, target=successor, amount=links[node][1]))
+        records.append(wording.stop.format(key=nodes[-1]))
     return records, starts, links
 
 
-def walk(start: str, links: dict[str, tuple[str, int]]) -> tuple[tuple[str, ...], str]:
-    """The steps from ``start`` to the end of its chain, and the end node."""
+def walk(start: str, links: dict[str, tuple[str, int]], wording: Wording = BYTES) -> tuple[tuple[str, ...], str]:
+    """Return the steps from ``start`` to the end of its chain, and the end node."""
     items: list[str] = []
     node, total = start, 0
     while node in links:
         successor, amount = links[node]
         total = (total + amount) % 10
-        items.append(f"{node}>{successor}+{amount}={total}")
+        values = {"key": node, "target": successor, "amount": amount}
+        items.append(wording.step_item.format(link=wording.link.format(**values), total=total, **values))
         node = successor
     return tuple(items), node
 
 
 def marks(items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-    """Which steps, by place, the first line of a completion gives exactly."""
-    given = completion.split("\n", 1)[0].split()
+    """Mark which steps, by place, the first line of a completion gives exactly."""
+    given = wording_of(items).given(completion)
     return tuple(i < len(given) and given[i] == item for i, item in enumerate(items))

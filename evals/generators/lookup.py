@@ -2,7 +2,7 @@
 
 A record reads ``[kxqz=4821]``, a pointer ``[kxqz>mbra]``. A question block lists keys after ``?``; the answer repeats
 each key with its value: ``? kxqz mbra`` gives ``kxqz=4821 mbra=0077``. A key with ``>`` asks for the value behind its
-pointer: ``? kxqz>`` gives ``kxqz>mbra=0077``.
+pointer: ``? kxqz>`` gives ``kxqz>mbra=0077``. ``evals.generators.wording`` has the same in words.
 """
 
 from __future__ import annotations
@@ -12,84 +12,84 @@ from typing import Literal
 
 from longdecode.evals.generators.episode import Episode
 from longdecode.evals.generators.prose import Filler, distinct, filler, hide
+from longdecode.evals.generators.wording import BYTES, Wording, wording_of
 
 Variant = Literal["single", "multikey", "two_hop"]
 
 MAX_RECORDS = 96
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_RECORD_BYTES = len("[abcd=0123] ")
-
-
-def key(rng: random.Random) -> str:
-    """Four random letters."""
-    return "".join(rng.choices(_LETTERS, k=4))
 
 
 def value(rng: random.Random) -> str:
-    """Four random digits."""
+    """Return four random digits."""
     return f"{rng.randrange(10_000):04d}"
 
 
-def record_count(total_bytes: int) -> int:
-    """Records hidden in an episode of this length: 96 from 2,048 bytes on, fewer below, so that the rest has room."""
-    return max(2, min(MAX_RECORDS, total_bytes * 9 // 16 // _RECORD_BYTES))
+def record_count(total_chars: int, wording: Wording = BYTES) -> int:
+    """Return how many records an episode hides: 96 from 2,048 bytes on (in words from 7,300), fewer below."""
+    return max(2, min(MAX_RECORDS, total_chars * 9 // 16 // wording.record_chars))
 
 
-def recall(rng: random.Random, variant: Variant, total_bytes: int, fill: Filler = filler) -> Episode:
-    """One short question over one episode of exactly ``total_bytes`` bytes.
+def recall(
+    rng: random.Random, variant: Variant, total_chars: int, fill: Filler = filler, wording: Wording = BYTES
+) -> Episode:
+    """Make one short question over one episode of exactly ``total_chars`` characters.
 
     Args:
+        rng: random numbers of the episode.
         variant: ``single`` hides four records and asks for one; ``multikey`` hides ``record_count`` and asks for four;
             ``two_hop`` hides pointers and records in equal number and asks for the value behind one pointer.
+        total_chars: length of prompt, question and answer.
+        fill: makes the text between records.
+        wording: how records are written.
+
+    Raises:
+        ValueError: the records do not fit.
     """
     if variant == "single":
-        table = _table(rng, 4)
-        return _ask(rng, table, {}, [rng.choice(list(table))], total_bytes, fill)
+        table = _table(rng, 4, wording)
+        return _ask(rng, table, {}, [rng.choice(list(table))], total_chars, fill, wording)
     if variant == "multikey":
-        table = _table(rng, record_count(total_bytes))
-        return _ask(rng, table, {}, rng.sample(list(table), min(4, len(table))), total_bytes, fill)
+        table = _table(rng, record_count(total_chars, wording), wording)
+        return _ask(rng, table, {}, rng.sample(list(table), min(4, len(table))), total_chars, fill, wording)
     if variant == "two_hop":
-        half = record_count(total_bytes) // 2
-        table = _table(rng, half)
-        sources = [name for name in distinct(key, rng, 2 * half) if name not in table][:half]
+        half = record_count(total_chars, wording) // 2
+        table = _table(rng, half, wording)
+        sources = [name for name in distinct(wording.make_key, rng, 2 * half) if name not in table][:half]
         pointers = dict(zip(sources, rng.sample(list(table), half), strict=False))
-        return _ask(rng, table, pointers, [rng.choice(list(pointers)) + ">"], total_bytes, fill)
+        return _ask(rng, table, pointers, [rng.choice(list(pointers)) + ">"], total_chars, fill, wording)
     raise ValueError(f"unknown recall variant {variant!r}: single, multikey or two_hop")
 
 
-def longgen(rng: random.Random, questions: int, total_bytes: int, fill: Filler = filler) -> Episode:
-    """``questions`` look-ups answered in one generation, LongGenBench's shape; the questions are part of the prompt."""
-    table = _table(rng, max(record_count(total_bytes), questions))
+def longgen(
+    rng: random.Random, questions: int, total_chars: int, fill: Filler = filler, wording: Wording = BYTES
+) -> Episode:
+    """Make ``questions`` look-ups answered in one generation, LongGenBench's shape; they are part of the prompt."""
+    table = _table(rng, max(record_count(total_chars, wording), questions), wording)
     asked = rng.sample(list(table), questions)
-    episode = _ask(rng, table, {}, asked, total_bytes, fill)
+    episode = _ask(rng, table, {}, asked, total_chars, fill, wording)
     return Episode(episode.prompt + episode.question[:-1], "\n", episode.answer, episode.items)
 
 
 def marks(items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-    """Which of the expected ``key=value`` items the first line of a completion gives; a key's first mention counts."""
+    """Mark which of the expected items the first line of a completion gives; a key's first mention counts."""
+    wording = wording_of(items)
     given: dict[str, str] = {}
-    for word in completion.split("\n", 1)[0].split():
-        name, _, rest = word.partition("=")
+    for entry in wording.given(completion):
+        name, _, rest = entry.partition(wording.assign)
         given.setdefault(name, rest)
-    expected = (item.partition("=") for item in items)
+    expected = (item.partition(wording.assign) for item in items)
     return tuple(given.get(name) == rest for name, _, rest in expected)
 
 
-def solve(name: str, table: dict[str, str], pointers: dict[str, str]) -> str:
-    """The item that answers one asked key."""
-    if name.endswith(">"):
-        target = pointers[name[:-1]]
-        return f"{name}{target}={table[target]}"
-    return f"{name}={table[name]}"
+def records_of(table: dict[str, str], pointers: dict[str, str], wording: Wording = BYTES) -> list[str]:
+    """Return the records and pointers as they are written, without brackets."""
+    return [wording.record.format(key=k, value=v) for k, v in table.items()] + [
+        wording.pointer.format(key=k, target=v) for k, v in pointers.items()
+    ]
 
 
-def records_of(table: dict[str, str], pointers: dict[str, str]) -> list[str]:
-    """The records and pointers as they are written, without brackets."""
-    return [f"{k}={v}" for k, v in table.items()] + [f"{k}>{v}" for k, v in pointers.items()]
-
-
-def _table(rng: random.Random, count: int) -> dict[str, str]:
-    return {name: value(rng) for name in distinct(key, rng, count)}
+def _table(rng: random.Random, count: int, wording: Wording) -> dict[str, str]:
+    return {name: value(rng) for name in distinct(wording.make_key, rng, count)}
 
 
 def _ask(
@@ -97,11 +97,12 @@ def _ask(
     table: dict[str, str],
     pointers: dict[str, str],
     asked: list[str],
-    total_bytes: int,
+    total_chars: int,
     fill: Filler,
+    wording: Wording,
 ) -> Episode:
-    question = "\n? " + " ".join(asked) + "\n"
-    items = tuple(solve(name, table, pointers) for name in asked)
-    answer = " ".join(items) + "\n"
-    prompt = hide(rng, records_of(table, pointers), total_bytes - len(question) - len(answer), fill)
+    question = wording.question("?", asked)
+    items = tuple(wording.item(name, table, pointers) for name in asked)
+    answer = wording.answer(items)
+    prompt = hide(rng, records_of(table, pointers, wording), total_chars - len(question) - len(answer), fill)
     return Episode(prompt, question, answer, items)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from longdecode.engine.request import Completion
     from longdecode.evals.tokenizing import TextTokenizer
 
 Data = Mapping[str, Path | None]
@@ -32,10 +33,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The mark of one sample: ``value`` for the table, ``parts`` along the generation (question, step or position)."""
+    """The mark of one sample: ``value`` for the table, ``parts`` along the generation, further ``measures`` by name."""
 
     value: float
     parts: tuple[float, ...] = ()
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 class Task(ABC):
@@ -43,11 +45,14 @@ class Task(ABC):
 
     ``kind`` is ``generate`` (the completion's text is scored) or ``loss`` (the forced tokens' negative log-likelihood
     in nats is). ``options`` such as the number of questions are fixed by the task's name, so that a name means one
-    thing. ``byte_level`` marks tasks whose lengths are bytes: they fit only models whose tokens are bytes, and their
-    text is all that the model sees. Other prompts begin with the special tokens that the model's tokenizer puts first,
-    or, with ``chat``, go through its chat template as the user's one turn. ``stop_at_eos`` ends a generation at the
-    checkpoint's end-of-sequence tokens, beside the sample's own stop text. ``temperature`` 0 is greedy decoding;
-    ``top_p`` keeps the most probable tokens that hold this share of the probability.
+    thing. Prompts begin with the special tokens that the model's tokenizer puts first or, with ``chat``, go through its
+    chat template as the user's one turn. ``stop_at_eos`` ends a generation at the checkpoint's end-of-sequence tokens,
+    beside the sample's own stop text. ``temperature`` 0 is greedy decoding; ``top_p`` keeps the most probable tokens
+    that hold this share of the probability.
+
+    ``against_full`` marks tasks whose samples are compared with Full's run over the same prompt, by ``compare`` in
+    place of ``score``; ``full_top_tokens`` is how many of Full's likeliest tokens a comparison needs at each forced
+    place.
 
     ``samples_per_problem`` is how often each problem is drawn (avg@k): sample ``i`` is a draw of problem
     ``i // samples_per_problem``, and each draw has noise of its own.
@@ -61,12 +66,13 @@ class Task(ABC):
     unit: str
     higher_is_better: bool
     data_source: Literal["generated", "real"]
-    byte_level: bool = False
     temperature: float = 0.0
     top_p: float = 1.0
     chat: bool = False
     stop_at_eos: bool = False
     samples_per_problem: int = 1
+    against_full: bool = False
+    full_top_tokens: int = 0
 
     @abstractmethod
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
@@ -76,7 +82,7 @@ class Task(ABC):
             context_tokens: the cell's context.
             count: problems wanted; a data set that has fewer gives all it has.
             seed: seed of generated samples.
-            tokenizer: the model's; tasks of ``byte_level`` do without.
+            tokenizer: the model's, whose tokens are counted.
 
         Returns:
             ``samples_per_problem`` samples a problem, numbered from 0 without a gap.
@@ -93,6 +99,10 @@ class Task(ABC):
         Raises:
             ScoreTimeoutError: marking did not end in time, so that nothing is known about the completion.
         """
+
+    def compare(self, sample: Sample, completion: Completion, full: Completion) -> Score:
+        """Mark a completion against Full's; only tasks that are ``against_full`` have it."""
+        raise NotImplementedError(f"{self.name} is not compared with Full")
 
 
 @dataclass(frozen=True, slots=True)

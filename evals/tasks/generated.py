@@ -4,22 +4,74 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.generators.episode import Episode
+from longdecode.evals.generators.ruler_question import largest_fitting, shrunk_to_fit
+from longdecode.evals.generators.wording import BYTES, WORDS, Wording
 from longdecode.evals.tasks.base import Sample, Score, Task
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
 
-SLACK_BYTES = 8
+SLACK_TOKENS = 8
 """Room after the expected answer, so that a completion that runs on is seen to run on."""
+_Made = TypeVar("_Made")
 
 
 def sample_rng(task: str, context_tokens: int, seed: int, index: int) -> random.Random:
-    """The random numbers of one sample; a string seed is hashed by SHA-512, the same on every machine."""
+    """Return the random numbers of one sample; a string seed is hashed by SHA-512, the same on every machine."""
     return random.Random(f"{task}/{context_tokens}/{seed}/{index}")
+
+
+def counts_bytes(tokenizer: TextTokenizer | None) -> bool:
+    """Tell whether a text has as many tokens as bytes; so it is where a task is asked without a tokenizer."""
+    return tokenizer is None or (tokenizer.byte_level and not tokenizer.first_ids)
+
+
+def fitted(
+    make: Callable[[random.Random, int], _Made],
+    tokens: Callable[[_Made], int],
+    limit: int,
+    rngs: Callable[[int], random.Random],
+    count: int,
+) -> list[_Made]:
+    """Make ``count`` texts of as many characters as fit ``limit`` tokens.
+
+    One size serves all; a text that chance made longer is made again a little smaller.
+
+    Args:
+        make: makes a text of a number of characters; ``ValueError`` where it needs more of them.
+        tokens: tokens of what was made.
+        limit: most tokens.
+        rngs: random numbers of a text by its index; -1 for the text on which the size is found.
+        count: texts wanted.
+
+    Raises:
+        ValueError: what has to be in a text does not fit.
+    """
+
+    def probe(size: int) -> int:
+        try:
+            return tokens(make(rngs(-1), size))
+        except ValueError:  # too few characters, which are few tokens too
+            return 0
+
+    size = largest_fitting(probe, limit, limit)  # a token has at least one character
+
+    def fits(made: _Made) -> bool:
+        return tokens(made) <= limit
+
+    return [shrunk_to_fit(partial(_seeded, make, rngs, index), size, limit, fits) for index in range(count)]
+
+
+def _seeded(
+    make: Callable[[random.Random, int], _Made], rngs: Callable[[int], random.Random], index: int, size: int
+) -> _Made:
+    return make(rngs(index), size)
 
 
 class EpisodeTask(Task):
@@ -31,42 +83,49 @@ class EpisodeTask(Task):
     unit = "fraction"
     higher_is_better = True
     data_source: Literal["generated", "real"] = "generated"
-    byte_level = True
 
     @abstractmethod
-    def episode(self, rng: random.Random, total_bytes: int) -> Episode:
-        """Make one episode of at most ``total_bytes`` bytes; ``ValueError`` where it does not fit."""
+    def episode(self, rng: random.Random, total_chars: int, wording: Wording = BYTES) -> Episode:
+        """Make one episode of at most ``total_chars`` characters; ``ValueError`` where it does not fit."""
 
     @abstractmethod
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-        """Which of the expected items a completion gives."""
+        """Mark which of the expected items a completion gives."""
 
     def samples(
         self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
     ) -> list[Sample]:
-        """Make ``count`` samples; the answer's slack is part of the context.
+        """Make ``count`` samples, in words where tokens are no bytes; the answer's slack is part of the context.
 
         Raises:
             UnsupportedCellError: the episode does not fit this context.
         """
-        return [self._sample(context_tokens, seed, index) for index in range(count)]
 
-    def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
-        """The share of expected items given, and one mark an item."""
-        parts = tuple(float(mark) for mark in self.marks(sample.meta, completion))
-        return Score(sum(parts) / len(parts), parts)
+        def rng(index: int) -> random.Random:
+            return sample_rng(self.name, context_tokens, seed, index)
 
-    def _sample(self, context_tokens: int, seed: int, index: int) -> Sample:
-        rng = sample_rng(self.name, context_tokens, seed, index)
+        def encoded(text: str) -> int:
+            return len(text) if tokenizer is None or counts_bytes(tokenizer) else len(tokenizer.encode(text))
+
+        def tokens(episode: Episode) -> int:
+            assert tokenizer is not None
+            parts = (episode.question, episode.answer)
+            return len(tokenizer.prompt_ids(episode.prompt)) + sum(map(encoded, parts))
+
+        room = context_tokens - SLACK_TOKENS
         try:
-            episode = self.episode(rng, context_tokens - SLACK_BYTES)
+            if counts_bytes(tokenizer):
+                episodes = [self.episode(rng(index), room) for index in range(count)]
+            else:
+                episodes = fitted(lambda r, size: self.episode(r, size, WORDS), tokens, room, rng, count)
         except ValueError as error:
             raise UnsupportedCellError(f"{self.name} does not fit {context_tokens} tokens: {error}") from error
-        return Sample(
-            index=index,
-            prompt=episode.prompt,
-            forced=episode.question,
-            max_new_tokens=len(episode.answer) + SLACK_BYTES,
-            stop="\n",
-            meta=episode.items,
-        )
+        return [
+            Sample(index, episode.prompt, episode.question, encoded(episode.answer) + SLACK_TOKENS, "\n", episode.items)
+            for index, episode in enumerate(episodes)
+        ]
+
+    def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
+        """Return the share of expected items given, and one mark an item."""
+        parts = tuple(float(mark) for mark in self.marks(sample.meta, completion))
+        return Score(sum(parts) / len(parts), parts)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +18,11 @@ from longdecode.evals.throughput.kernel_case import (
     Inputs,
     Size,
     is_close,
+    random_tree,
     require_close,
     rotated_blocks,
 )
+from longdecode.evals.throughput.spec import ROWS_OP
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.dispatch import naive_kernels
 from longdecode.kernels.page_minmax import PageBounds
@@ -34,7 +38,7 @@ _INDEX_BYTES = 8
 
 
 def decode_attention_case(size: Size) -> Case:
-    """Dense attention of one query over the whole context."""
+    """Time dense attention of one query over the whole context."""
 
     def ours(x: Inputs) -> Tensor:
         return decode_attention(x["q"], x["k"], x["v"], x["lengths"])[0]
@@ -43,8 +47,51 @@ def decode_attention_case(size: Size) -> Case:
     return _case("decode_attention", size, lambda count: [cache_set(size) for _ in range(count)], ours, kv, kv)
 
 
+def rows_subject(rows: int, tree: bool) -> str:
+    """Name dense attention of several rows as a subject: ``decode_attention_rows41_tree``."""
+    return f"{ROWS_OP}{rows}" + ("_tree" if tree else "")
+
+
+def rows_of(subject: str) -> tuple[int, bool] | None:
+    """Return the rows of such a subject and whether their mask is a tree; ``None`` for any other subject."""
+    found = re.fullmatch(rf"{ROWS_OP}(\d+)(_tree)?", subject)
+    return (int(found[1]), found[2] is not None) if found else None
+
+
+def rows_case(size: Size, rows: int, tree: bool) -> Case:
+    """Time dense attention of the last ``rows`` tokens over the whole context, causal or under a random tree's mask.
+
+    The cache is read once for all rows. A peer of one row is held against the last row, where that reads everything.
+    """
+    kv = 2 * cache_elements(size) * size.dtype.itemsize
+    mask = random_tree(rows, size.device)[0] if tree else None
+    shape = (size.batch, size.config.num_heads, rows, size.config.head_dim)
+
+    def make_sets(count: int) -> list[Inputs]:
+        return [cache_set(size) | {"q": size.normal(*shape), "mask": mask} for _ in range(count)]
+
+    def ours(x: Inputs) -> Tensor:
+        return decode_attention(x["q"], x["k"], x["v"], x["lengths"], mask=x["mask"])[0]
+
+    def same(peer: Tensor, mine: Tensor) -> bool:
+        if peer.shape[2] == rows:
+            return is_close(peer, mine, size.dtype)
+        return tree or is_close(peer, mine[:, :, -1:], size.dtype)
+
+    params = {"rows": rows, "mask": "tree" if tree else "causal"}
+    case = _case(rows_subject(rows, tree), size, make_sets, ours, kv, kv, params=params)
+    return replace(case, same=same)
+
+
+def whole_mask(x: Inputs) -> Tensor:
+    """Return which of all stored keys the rows of ``rows_case`` see, ``[T, S]`` bool."""
+    rows, tokens = x["q"].shape[2], x["k"].shape[2]
+    own = x["q"].new_ones(rows, rows, dtype=torch.bool).tril() if x["mask"] is None else x["mask"]
+    return torch.cat((own.new_ones(rows, tokens - rows), own), dim=1)
+
+
 def sparse_case(size: Size, block: int) -> Case:
-    """Attention over ``budget`` tokens per KV head, in blocks of ``block`` tokens, indices given.
+    """Time attention over ``budget`` tokens per KV head, in blocks of ``block`` tokens, indices given.
 
     Sets share caches: consecutive calls read blocks that none of the others did, until a whole cache larger than the
     last-level cache was read.
@@ -80,7 +127,7 @@ def sparse_case(size: Size, block: int) -> Case:
 
 
 def token_logits_case(size: Size) -> Case:
-    """Logits of every token, averaged over a KV head's queries."""
+    """Time logits of every token, averaged over a KV head's queries."""
 
     def ours(x: Inputs) -> Tensor:
         return token_logits(x["q"], x["k"], x["lengths"], group="mean")
@@ -94,13 +141,13 @@ def token_logits_case(size: Size) -> Case:
 
 
 def page_score_case(size: Size) -> Case:
-    """Upper bounds of every page's scores, the largest over a KV head's queries."""
+    """Time upper bounds of every page's scores, the largest over a KV head's queries."""
     bounds, scores = _page_bytes(size)
     return _case("page_score", size, lambda count: _page_sets(size, count), _scores, bounds + scores, bounds + scores)
 
 
 def topk_case(size: Size) -> Case:
-    """The best pages of one score each; the budget in pages of 16."""
+    """Time the choice of the best pages, one score each; the budget in pages of 16."""
     pages, picked = -(-size.context // PAGE), _budget(size) // PAGE
     lists = size.batch * size.config.num_kv_heads
 
@@ -129,7 +176,7 @@ def topk_case(size: Size) -> Case:
 
 
 def selection_case(size: Size) -> Case:
-    """Selection whole: page scores, then the best pages, the first and the current one always among them."""
+    """Time selection whole: page scores, then the best pages, the first and the current one always among them."""
     bounds, scores = _page_bytes(size)
     picked = _budget(size) // PAGE
     lists = size.batch * size.config.num_kv_heads
@@ -159,7 +206,7 @@ def _case(
     base: int = 0,
     params: dict[str, Any] | None = None,
 ) -> Case:
-    """A case whose result is one float tensor."""
+    """Return a case whose result is one float tensor."""
 
     def check(x: Inputs, got: Any) -> None:
         with naive_kernels():
@@ -176,12 +223,12 @@ def _scores(x: Inputs) -> Tensor:
 
 
 def cache_elements(size: Size) -> int:
-    """Elements of the keys, or of the values, of one layer's cache."""
+    """Return elements of the keys, or of the values, of one layer's cache."""
     return size.batch * size.config.num_kv_heads * size.context * size.config.head_dim
 
 
 def cache_set(size: Size) -> Inputs:
-    """One layer's queries, cache and lengths; every row is filled."""
+    """Return one layer's queries, cache and lengths; every row is filled."""
     config = size.config
     return {
         "q": size.normal(size.batch, config.num_heads, 1, config.head_dim),
@@ -192,7 +239,7 @@ def cache_set(size: Size) -> Inputs:
 
 
 def _page_bytes(size: Size) -> tuple[int, int]:
-    """Bytes of the bounds and of the scores of all pages."""
+    """Return bytes of the bounds and of the scores of all pages."""
     entries = size.batch * size.config.num_kv_heads * -(-size.context // PAGE)
     return 2 * entries * size.config.head_dim * size.dtype.itemsize, entries * _SCORE_BYTES
 
@@ -214,7 +261,7 @@ def _page_sets(size: Size, count: int, picked: int = 0) -> list[Inputs]:
 
 
 def _budget(size: Size) -> int:
-    """The budget in tokens, whole pages.
+    """Return the budget in tokens, whole pages.
 
     Raises:
         UnsupportedCellError: it covers the context, so that nothing is selected.
@@ -237,5 +284,5 @@ def _require_selection(got: Any, want: tuple[Tensor, Tensor], what: str) -> None
 
 
 def _same_entries(peer: Tensor, mine: Tensor) -> bool:
-    """Whether two full index lists name the same entries, in whatever order."""
+    """Return whether two full index lists name the same entries, in whatever order."""
     return bool((peer.reshape(mine.shape).sort(dim=-1).values == mine.sort(dim=-1).values).all())

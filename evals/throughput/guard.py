@@ -31,15 +31,15 @@ class Monitor(Protocol):
     """What can be asked of a device; see ``engine.device.NvmlMonitor``."""
 
     def read(self) -> Reading:
-        """Clocks, temperature and reasons for lower clocks, now."""
+        """Read clocks, temperature and reasons for lower clocks."""
         ...
 
     def others(self) -> frozenset[int]:
-        """Ids of other processes that compute on the device."""
+        """Return ids of other processes that compute on the device."""
         ...
 
     def busy_percent(self) -> int:
-        """Share of the recent past in which the device worked."""
+        """Return the share of the recent past in which the device worked."""
         ...
 
 
@@ -115,7 +115,7 @@ class Guard:
         self._others.append(self.monitor.others() if self.monitor is not None else frozenset())
 
     def verdicts(self) -> list[str | None]:
-        """What was wrong with each round since ``begin``; ``None`` for the good ones."""
+        """Return the fault of each round since ``begin``; ``None`` for the good ones."""
         readings = [reading for found in self._rounds for reading in found]
         best_sm = max((reading.sm_clock_mhz for reading in readings), default=0)
         best_memory = max((reading.memory_clock_mhz for reading in readings), default=0)
@@ -125,7 +125,7 @@ class Guard:
         ]
 
     def summary(self) -> Summary:
-        """Clocks, the highest temperature and the reasons seen since ``begin``."""
+        """Return clocks, the highest temperature and the reasons seen since ``begin``."""
         readings = [reading for found in self._rounds for reading in found]
         if not readings:
             return Summary(throttle=f"not read: {self.unwatched}" if self.unwatched else None)

@@ -27,8 +27,10 @@ MAX_ROUNDS = 4
 """An eager step over 128K tokens takes a tenth of a second on an H200."""
 
 
-def measure_stock_loop(job: SpeedJob, model: TimedModel, full: Block, cell: SpeedCell, rounds: int) -> SpeedRecord:
-    """Time transformers' loop in pairs with our own full attention at the same context and batch.
+def measure_stock_loop(
+    job: SpeedJob, model: TimedModel, full: Block | None, cell: SpeedCell, rounds: int
+) -> SpeedRecord:
+    """Time transformers' loop in pairs with our own full attention at the same context and batch, where that fits.
 
     Raises:
         DeviceMemoryError: a second model and cache do not fit beside ours.
@@ -46,7 +48,7 @@ def measure_stock_loop(job: SpeedJob, model: TimedModel, full: Block, cell: Spee
     peak = torch.cuda.max_memory_allocated(job.device) - before if job.device.type == "cuda" else None
     cache_bytes = cell.batch * cell.context * model.config.kv_bytes_per_token(job.dtype.itemsize)
     record = job.timed(
-        cell, "random", samples, full.label, bytes_min=model.read_bytes + cache_bytes,
+        cell, "random", samples, full.label if full else None, bytes_min=model.read_bytes + cache_bytes,
         expected_bytes=model.resident_bytes + cache_bytes, peak_bytes=peak,
     )  # fmt: skip
     del block, stock
@@ -55,7 +57,7 @@ def measure_stock_loop(job: SpeedJob, model: TimedModel, full: Block, cell: Spee
 
 
 def stock_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, positions: int) -> Any:
-    """transformers' model of this shape with random weights and SDPA, ready for inference."""
+    """Make transformers' model of this shape with random weights and SDPA, ready for inference."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     stock_config = AutoConfig.for_model(
@@ -78,7 +80,7 @@ def stock_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, p
 
 
 def _growing_block(stock: Any, config: ModelConfig, cell: SpeedCell, job: SpeedJob) -> Block:
-    """Eager steps over a cache that each of them copies into a longer one."""
+    """Make a block of eager steps over a cache that each of them copies into a longer one."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=stock.config)
@@ -99,7 +101,7 @@ def _growing_block(stock: Any, config: ModelConfig, cell: SpeedCell, job: SpeedJ
 
 
 def _static_block(stock: Any, config: ModelConfig, cell: SpeedCell, job: SpeedJob) -> Block:
-    """Steps over a static cache, as one graph where there are graphs."""
+    """Make a block of steps over a static cache, as one graph where there are graphs."""
     from transformers import StaticCache
 
     cache = StaticCache(config=stock.config, max_cache_len=cell.context)
@@ -113,17 +115,8 @@ def _static_block(stock: Any, config: ModelConfig, cell: SpeedCell, job: SpeedJo
         for layer in cache.layers:
             layer.cumulative_length.fill_(cell.context - STEPS)
 
-    step = _step(stock, cache, token)
-
-    def from_the_start() -> None:
-        reset()
-        step()
-
     try:
-        for _ in range(2):
-            from_the_start()
-        reset()
-        advance = captured(step, job.device, warmup=0)
+        advance = captured(_step(stock, cache, token), job.device, reset)
     except RuntimeError as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
@@ -132,7 +125,7 @@ def _static_block(stock: Any, config: ModelConfig, cell: SpeedCell, job: SpeedJo
 
 
 def _step(stock: Any, cache: Any, token: torch.Tensor) -> Callable[[], None]:
-    """One forward call and the choice of the next token, greedily."""
+    """Return a function of one forward call and the greedy choice of the next token."""
 
     @torch.no_grad()
     def step() -> None:

@@ -35,7 +35,7 @@ _DENSE_PEERS = ("torch_flash", "torch_cudnn", "flashinfer", "longdecode_dense")
 
 
 def hybrid_case(size: Size, *, scored: bool = False, random_lengths: bool = False) -> Case:
-    """One launch over a layer whose ``full_heads`` KV heads read everything and whose others read blocks of 64.
+    """Time one launch over a layer whose ``full_heads`` KV heads read everything and whose others read blocks of 64.
 
     Heads that read everything are spread over the layer; nothing is permuted. A budget in tokens is that of the others.
     Peers are dense: they read all heads whole, and are held against ours where ours does.
@@ -95,7 +95,7 @@ def hybrid_case(size: Size, *, scored: bool = False, random_lengths: bool = Fals
 
 
 def attend(x: Inputs, scores: bool = True) -> tuple[Tensor, Tensor | None]:
-    """The launch over a set of ``hybrid_case``: the output, and the scores where the set has room for them.
+    """Launch over a set of ``hybrid_case``: the output, and the scores where the set has room for them.
 
     Args:
         scores: leave them out although there is room.
@@ -112,7 +112,7 @@ def attend(x: Inputs, scores: bool = True) -> tuple[Tensor, Tensor | None]:
 
 
 def topk_into_case(size: Size) -> Case:
-    """The best blocks of the heads that retrieve, written into the lists of a layer's heads; the others' lists stay.
+    """Time the choice of the retrieving heads' best blocks, written into a layer's lists; the others' lists stay.
 
     Raises:
         UnsupportedCellError: nothing is left to select at this budget, or no head retrieves.
@@ -162,13 +162,13 @@ def _subject(scored: bool, random_lengths: bool) -> str:
 
 
 def _full_heads(size: Size) -> list[int]:
-    """The KV heads that read everything, spread evenly over the layer."""
+    """Return the KV heads that read everything, spread evenly over the layer."""
     heads, count = size.config.num_kv_heads, size.full_heads or 0
     return [head for head in range(heads) if (head + 1) * count // heads > head * count // heads]
 
 
 def _blocks(size: Size) -> tuple[int, int]:
-    """Blocks of a row, and how many of them a list has.
+    """Return blocks of a row, and how many of them a list has.
 
     Raises:
         UnsupportedCellError: the budget is under one block or covers the context.
@@ -182,7 +182,7 @@ def _blocks(size: Size) -> tuple[int, int]:
 
 
 def _random_lengths(size: Size) -> list[int]:
-    """A length from 1 to the context, itself left out, for each row."""
+    """Return a length from 1 to the context, itself left out, for each row."""
     draw = random.Random(f"lengths {size.context} {size.batch}")
     return [draw.randrange(1, size.context) for _ in range(size.batch)]
 
@@ -192,7 +192,7 @@ def _used_blocks(lengths: Tensor) -> Tensor:
 
 
 def _lists(size: Size, lengths: list[int], full: list[int], picked: int, turn: int) -> Inputs:
-    """Lengths and lists of a set; lists of full rows turn through the cache, those of shorter rows need not."""
+    """Return lengths and lists of a set; lists of full rows turn through the cache, those of shorter rows need not."""
     blocks, heads = -(-size.context // BLOCK), size.config.num_kv_heads
     stored = torch.tensor(lengths, device=size.device)
     used = _used_blocks(stored)[:, None]

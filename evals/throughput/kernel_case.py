@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,17 +42,17 @@ class Size:
     full_heads: int | None = None
 
     def smaller(self) -> Size:
-        """A size for the correctness gate, no larger in any direction."""
+        """Return a size for the correctness gate, no larger in any direction."""
         context = min(self.context, 2048)
         budget = None if self.budget_tokens is None else min(self.budget_tokens, max(16, context // 4))
         return replace(self, context=context, batch=min(self.batch, 2), budget_tokens=budget)
 
     def normal(self, *shape: int) -> Tensor:
-        """Random normal values in the size's dtype."""
+        """Return random normal values in the size's dtype."""
         return torch.randn(shape, device=self.device, dtype=self.dtype)
 
     def whole(self, *shape: int, value: int) -> Tensor:
-        """int64 values, all alike."""
+        """Return int64 values, all alike."""
         return torch.full(shape, value, device=self.device, dtype=torch.int64)
 
 
@@ -84,14 +85,14 @@ class Case:
 
     @property
     def sets(self) -> int:
-        """Input sets in rotation: enough that the last-level cache is cold, up to a limit."""
+        """Count input sets in rotation: enough that the last-level cache is cold, up to a limit."""
         if self.size.device.type != "cuda":
             return 1
         return min(MAX_SETS, max(1, math.ceil(COLD_BYTES / self.read_bytes)))
 
     @property
     def cold(self) -> bool:
-        """Whether the rotation is larger than the last-level cache; small inputs stay warm, as they are in a step."""
+        """Return whether the rotation exceeds the last-level cache; small inputs stay warm, as they are in a step."""
         return self.sets * self.read_bytes >= COLD_BYTES
 
     def refuse_if_too_large(self) -> None:
@@ -125,7 +126,7 @@ def require_close(got: Sequence[Tensor], want: Sequence[Tensor], dtype: torch.dt
 
 
 def is_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a peer computed what we did, to twice the tolerance, since both sides round."""
+    """Return whether a peer computed what we did, to twice the tolerance, since both sides round."""
     finite = torch.isfinite(want)
     if got.shape != want.shape or not bool(finite.any()):
         return False
@@ -134,10 +135,19 @@ def is_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> bool:
 
 
 def rotated_blocks(size: Size, blocks: int, picked: int, turn: int) -> Tensor:
-    """Block numbers ``[B, Hkv, picked]`` in ascending order, random; no two turns share a block until all are used."""
+    """Draw ascending block numbers ``[B, Hkv, picked]``; no two turns share a block until all are used."""
     heads = size.config.num_kv_heads
     generator = torch.Generator(size.device).manual_seed(blocks)
     draw = torch.rand(size.batch, heads, blocks, generator=generator, device=size.device)
     order = draw.argsort(dim=-1)
     first = turn % max(1, blocks // picked) * picked
     return order[..., first : first + picked].sort(dim=-1).values.contiguous()
+
+
+def random_tree(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mask ``[T, T]`` of a random draft tree of ``T`` nodes, and their depths ``[T]`` int64."""
+    draw = random.Random(f"tree {rows}")
+    mask = torch.eye(rows, dtype=torch.bool)
+    for node in range(1, rows):
+        mask[node] |= mask[draw.randrange(node)]
+    return mask.to(device), (mask.sum(dim=1) - 1).to(device)

@@ -16,6 +16,9 @@ from longdecode.evals.records import SpeedRecord, SpeedSample, Status
 from longdecode.evals.throughput.attention_cases import (
     decode_attention_case,
     page_score_case,
+    rows_case,
+    rows_of,
+    rows_subject,
     selection_case,
     sparse_case,
     token_logits_case,
@@ -28,7 +31,7 @@ from longdecode.evals.throughput.kernel_case import Case, Inputs, Size
 from longdecode.evals.throughput.launches import recorded
 from longdecode.evals.throughput.models import shape_config
 from longdecode.evals.throughput.peers import PeerUnavailableError, peers_of
-from longdecode.evals.throughput.spec import HYBRID_OPS, OPS, HybridSpec, KernelSpec
+from longdecode.evals.throughput.spec import HYBRID_OPS, OPS, ROWS_OP, HybridSpec, KernelSpec, RowsSpec
 from longdecode.evals.throughput.speed_job import SpeedJob
 from longdecode.evals.throughput.step_block import captured
 from longdecode.evals.throughput.step_cases import (
@@ -62,13 +65,16 @@ _SIMPLE: dict[str, Callable[[Size], Case]] = {
 
 
 def kernel_cells(spec: KernelSpec, device: torch.device) -> list[SpeedCell]:
-    """The ceiling's probes, then every op at every size, ours first and each peer after it."""
+    """Return the ceiling's probes, then every op at every size, ours first and each peer after it."""
     cells = ceiling_cells(device)
     for op in OPS:
         if op not in spec.ops:
             continue
         if op in HYBRID_OPS:
             cells += _hybrid_cells(op, spec.hybrid) if spec.hybrid else []
+            continue
+        if op == ROWS_OP:
+            cells += _rows_cells(spec.rows) if spec.rows else []
             continue
         depends = op in _BUDGETED or op in _CONTEXT_ONLY
         for context in spec.contexts if depends else (0,):
@@ -80,7 +86,7 @@ def kernel_cells(spec: KernelSpec, device: torch.device) -> list[SpeedCell]:
 
 
 def _hybrid_cells(op: str, spec: HybridSpec) -> Iterator[SpeedCell]:
-    """An op of hybrid layers at each size; what scores or selects for retrieval heads wants one of them at least."""
+    """Yield an op of hybrid layers at each size; scores and selections need a retrieval head."""
     subjects = [op]
     if op == "hybrid_attention":
         subjects = [op if lengths == "full" else f"{op}_{lengths}" for lengths in spec.lengths]
@@ -90,14 +96,26 @@ def _hybrid_cells(op: str, spec: HybridSpec) -> Iterator[SpeedCell]:
             yield SpeedCell("kernel", subject, label, "op", context, batch, budget, {"full_heads": heads})
 
 
+def _rows_cells(spec: RowsSpec) -> Iterator[SpeedCell]:
+    """Yield dense attention of several rows at each size."""
+    subjects = [
+        rows_subject(rows, tree) for tree, widths in ((False, spec.causal), (True, spec.tree)) for rows in widths
+    ]
+    for subject, context, batch in product(subjects, spec.contexts, spec.batches):
+        for label in (OURS, *peers_of(subject)):
+            yield SpeedCell("kernel", subject, label, "op", context, batch)
+
+
 def make_case(op: str, size: Size) -> Case:
-    """The case of an op.
+    """Make the case of an op.
 
     Raises:
         UnsupportedCellError: the op has nothing to do at this size.
     """
     if op in _SIMPLE:
         return _SIMPLE[op](size)
+    if (wanted := rows_of(op)) is not None:
+        return rows_case(size, *wanted)
     rows, columns, gated = projection_shapes(size)[op]
     return linear_case(size, op, rows, columns, gated)
 
@@ -112,7 +130,7 @@ class KernelBench:
         self.config = shape_config(spec.shape)
 
     def run(self) -> None:
-        """All cells; a size that cannot run ends as a status."""
+        """Time all cells; a size that cannot run ends as a status."""
         for cell in self.ledger.open(self.ledger.cells):
             if cell.bench == "ceiling":
                 self._guarded([cell], partial(self._probe, cell))
@@ -131,7 +149,7 @@ class KernelBench:
 
     @torch.no_grad()
     def _op(self, cells: Sequence[SpeedCell]) -> None:
-        """Our kernel, gated, then in pairs with each peer; our own row holds the pairs with the first peer that ran."""
+        """Time our kernel, gated, in pairs with each peer; our own row holds the pairs with the first peer that ran."""
         own, peers = cells[0], cells[1:]
         size = Size(
             self.config, own.context, own.batch, own.budget_tokens, self.job.device, self.job.dtype, full_heads_of(own)
@@ -161,14 +179,14 @@ class KernelBench:
             self._add(case, own, self.job.time(block, None, self.spec.rounds), None, launches.as_record())
 
     def _pair(self, case: Case, cell: SpeedCell, sets: Sequence[Inputs], mine: Any, block: Block) -> list[SpeedSample]:
-        """Our block against a peer's on the same inputs, once the peer was seen to compute the same."""
+        """Time our block against a peer's on the same inputs, once the peer was seen to compute the same."""
         calls = peers_of(cell.subject)[cell.label](case, sets)
         if case.same is not None and not case.same(calls[0](), mine):
             raise GateError(f"{cell.label} gives another result than ours on the same inputs")
         return self.job.time(block, self._block(cell.label, calls, sets), self.spec.rounds)
 
     def _block(self, label: str, calls: Sequence[Callable[[], Any]], sets: Sequence[Inputs]) -> Block:
-        """All calls of a rotation as one block, as long as a timed block should be."""
+        """Make one block of all calls of a rotation, as long as a timed block should be."""
 
         def run() -> None:
             for call in calls:
@@ -209,19 +227,19 @@ class KernelBench:
 
 
 def _place(cell: SpeedCell) -> tuple[Any, ...]:
-    """What the cells have in common that are timed on the same inputs."""
+    """Return what cells timed on the same inputs have in common."""
     return cell.subject, cell.context, cell.batch, cell.budget, full_heads_of(cell)
 
 
 def _peer_status(error: Exception) -> Status:
-    """The status that a peer's failure gives its row; ours goes on without it."""
+    """Return the status that a peer's failure gives its row; ours goes on without it."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "oom"
     return "failed_gate" if isinstance(error, GateError) else "unsupported"
 
 
 def _gate(case: Case) -> None:
-    """Our op against its definition on fresh random inputs of a smaller or equal size.
+    """Hold our op against its definition on fresh random inputs of a smaller or equal size.
 
     Raises:
         GateError: they differ by more than rounding.

@@ -1,4 +1,4 @@
-"""Which launch settings the kernels chose, as they chose them: written into every speed record."""
+"""Launch settings that the kernels chose, written into every speed record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Launches:
                 known.append(settings)
 
     def as_record(self) -> dict[str, Any]:
-        """One mapping: an op to its settings, or to a list where it was launched in several ways."""
+        """Return one mapping: an op to its settings, or to a list where it was launched in several ways."""
         return {op: found[0] if len(found) == 1 else found for op, found in sorted(self.by_op.items())}
 
 
@@ -71,12 +71,12 @@ def _wrapped(launches: Launches, op: str, original: Callable[..., Any]) -> Calla
 
 
 def _is_host_function(value: object) -> bool:
-    """A Python function, cached or not; never a Triton one, which kernels that call it look up too."""
+    """Return whether it is a Python function, cached or not; Triton functions are looked up by kernels too."""
     return inspect.isfunction(value) or hasattr(value, "cache_info")
 
 
 def _gpu_modules() -> Iterator[tuple[str, ModuleType]]:
-    """The Triton modules of all ops."""
+    """Return the Triton modules of all ops."""
     room = Path(_kernels_room.__file__).parent
     for file in sorted(room.glob("*/gpu*.py")):
         op = file.parent.name

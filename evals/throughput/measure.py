@@ -14,6 +14,7 @@ import torch
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, DeviceMemoryError
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.journal import Journal
 from longdecode.evals.names import unknown_name
 from longdecode.evals.records import SpeedRecord
@@ -79,7 +80,7 @@ def measure_speed(
                 gc.collect()
                 gc.freeze()
                 job.guard.wait_until_idle()
-                _time(job, spec, ledger, todo)
+                _time(job, spec, ledger, todo, Gate(run, leased_device, gate_folder(output)))
             write_records(output, ledger.final(), SpeedRecord, job.fingerprint)
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
             return ledger.fresh
@@ -100,7 +101,7 @@ def _cells(job: SpeedJob, spec: ThroughputSpec) -> list[SpeedCell]:
     return decode_cells(Labels(job.run, job.name), spec.decode[job.name], config)
 
 
-def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequence[SpeedCell]) -> None:
+def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequence[SpeedCell], gate: Gate) -> None:
     if job.name == KERNELS_JOB:
         from longdecode.evals.throughput.kernels import KernelBench
 
@@ -115,7 +116,7 @@ def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequen
         for cell in todo:
             ledger.add(job.closed(cell, "random", "oom", str(error)))
         return
-    DecodeBench(job, ledger, model, spec.decode[job.name]).run()
+    DecodeBench(job, ledger, model, spec.decode[job.name], gate).run()
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:

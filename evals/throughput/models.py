@@ -33,23 +33,23 @@ class TimedModel:
 
     @property
     def config(self) -> ModelConfig:
-        """The decoder's shape."""
+        """Return the decoder's shape."""
         return self.decoder.config
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that a step reads."""
+        """Return bytes of weights that a step reads."""
         return self.decoder.weights.nbytes()
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of weights on the device: the embedding too, of which a step reads a few rows only."""
+        """Return bytes of weights on the device: the embedding too, of which a step reads a few rows only."""
         weights = self.decoder.weights
         return weights.nbytes() + (0 if weights.embedding is weights.lm_head else weights.embedding.nbytes)
 
 
 def shape_config(name: str, positions: int = 0) -> ModelConfig:
-    """The ``ModelConfig`` of a shape, with room for at least this many positions."""
+    """Return the ``ModelConfig`` of a shape, with room for at least this many positions."""
     config = parse_config(RAW_SHAPES[name], f"shape {name}")
     return replace(config, max_positions=max(config.max_positions, positions))
 
@@ -77,14 +77,14 @@ def load_model(run: RunConfig, name: str, device: torch.device, dtype: torch.dty
 
 
 def model_hash(run: RunConfig, name: str) -> str:
-    """What identifies a model's weights, without loading them."""
+    """Hash what identifies a model's weights, without loading them."""
     if name in run.models:
         return provenance.checkpoint_hash(resolve_checkpoint(run.models[name].path, run.models[name].revision))
     return hash_texts([name, str(run.seed)])
 
 
 def parameters(config: ModelConfig) -> int:
-    """Weights of a decoder of this shape, norms left out."""
+    """Count the weights of a decoder of this shape, norms left out."""
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     layer = config.hidden_size * (heads + 3 * config.intermediate_size)
     tables = 1 if config.tie_embeddings else 2

@@ -10,19 +10,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.throughput import flashinfer_peers
-from longdecode.evals.throughput.attention_cases import PAGE
-from longdecode.evals.throughput.hybrid_cases import BLOCK, attend
+from longdecode.evals.throughput.attention_cases import PAGE, rows_of, whole_mask
+from longdecode.evals.throughput.hybrid_cases import attend
 from longdecode.evals.throughput.kernel_case import Case, Inputs
+from longdecode.evals.throughput.spec import ROWS_OP
 from longdecode.evals.throughput.step_cases import EPS
-from longdecode.kernels.block_max_score import block_max_score
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.dispatch import naive_kernels
 from longdecode.kernels.layout import fold_group
 from longdecode.kernels.page_score import page_score
 from longdecode.kernels.rope_append import rope_append
+from longdecode.kernels.token_score import token_logits
 
 Calls = list[Callable[[], Any]]
 Setup = Callable[[Case, Sequence[Inputs]], Calls]
@@ -34,12 +36,12 @@ class PeerUnavailableError(LongDecodeError):
 
 
 def peers_of(subject: str) -> dict[str, Setup]:
-    """The peers of an op by label; the first is the one that our own row is compared with."""
-    return _PEERS[subject]
+    """Return the peers of an op by label; the first is the one that our own row is compared with."""
+    return _PEERS[ROWS_OP if rows_of(subject) else subject]
 
 
 def _flash(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Flash SDPA and nothing else: torch raises where its flash kernel does not take the inputs.
+    """Set up flash SDPA and nothing else: torch raises where its flash kernel does not take the inputs.
 
     The query heads of a group are the rows of their KV head, which reads each key once whatever torch does with groups.
     """
@@ -53,19 +55,44 @@ def _flash(case: Case, sets: Sequence[Inputs]) -> Calls:
 
 
 def _cudnn(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """SDPA through cuDNN and nothing else, which takes groups of query heads as they are."""
+    """Set up SDPA through cuDNN and nothing else, which takes groups of query heads and masks as they are."""
     if sets[0]["q"].device.type != "cuda":
         raise PeerUnavailableError("torch_cudnn needs a CUDA device")
 
+    visible = whole_mask(sets[0]) if "mask" in sets[0] else None
+
     def attend(x: Inputs) -> Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], enable_gqa=True)
+            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], attn_mask=visible, enable_gqa=True)
 
     return [partial(attend, x) for x in sets]
 
 
+def _one_row(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Set up our own kernel for a single row, the last: what several rows cost more."""
+    last = [x | {"q": x["q"][:, :, -1:].contiguous()} for x in sets]
+    return _ours_dense(case, last)
+
+
+def _flash_rows(case: Case, sets: Sequence[Inputs]) -> Calls:
+    """Set up flash SDPA of several rows, which takes no mask but the causal one."""
+    if sets[0]["mask"] is not None:
+        raise PeerUnavailableError("torch's flash attention takes no tree mask")
+
+    def attend(x: Inputs) -> Tensor:
+        causal = causal_lower_right(x["q"].shape[2], x["k"].shape[2])
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], attn_mask=causal, enable_gqa=True)
+
+    return [partial(attend, x) for x in sets]
+
+
+def _flashinfer_rows(case: Case, sets: Sequence[Inputs]) -> Calls:
+    return flashinfer_peers.rows(_flashinfer(), case.size, sets, PAGE)
+
+
 def _flash_contiguous(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Flash SDPA over the selected tokens laid out one after the other: what gathering for free would give."""
+    """Set up flash SDPA over the selected tokens laid out one after the other: what gathering for free would give."""
     gathered = []
     for x in sets:
         block, indices = x["block"], x["indices"]
@@ -76,7 +103,7 @@ def _flash_contiguous(case: Case, sets: Sequence[Inputs]) -> Calls:
 
 
 def _matmul_logits(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """The mean query of a group against all keys, by cuBLAS in the keys' dtype."""
+    """Multiply the mean query of a group with all keys, by cuBLAS in the keys' dtype."""
     scale = case.size.config.head_dim**-0.5
 
     def logits(x: Inputs) -> Tensor:
@@ -87,7 +114,7 @@ def _matmul_logits(case: Case, sets: Sequence[Inputs]) -> Calls:
 
 
 def _matmul_pages(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Page bounds by two products of cuBLAS in the bounds' dtype, then the largest of each group."""
+    """Compute page bounds by two products of cuBLAS in the bounds' dtype, then the largest of each group."""
 
     def scores(x: Inputs) -> Tensor:
         bounds = x["bounds"]
@@ -112,7 +139,7 @@ def _flashinfer_topk(case: Case, sets: Sequence[Inputs]) -> Calls:
 
 
 def _torch_selection(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Our page scores, then ``torch.topk``: what selection costs without a kernel of its own."""
+    """Set up our page scores, then ``torch.topk``: what selection costs without a kernel of its own."""
 
     def select(x: Inputs) -> Tensor:
         scores = page_score(x["q"], x["bounds"], x["pages"], group="max")
@@ -130,7 +157,7 @@ def _torch_norm(case: Case, sets: Sequence[Inputs]) -> Calls:
 
 
 def _torch_rope(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """The op's definition in plain torch."""
+    """Set up the op's definition in plain torch."""
 
     def rotate(x: Inputs) -> Tensor:
         with naive_kernels():
@@ -160,17 +187,17 @@ def _flashinfer_sparse(case: Case, sets: Sequence[Inputs]) -> Calls:
 
 
 def _ours_dense(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Our own dense attention of all heads."""
+    """Set up our own dense attention of all heads."""
     return [partial(lambda x: decode_attention(x["q"], x["k"], x["v"], x["lengths"])[0], x) for x in sets]
 
 
 def _unscored(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Our own launch on the same lists without scores: what they cost is the difference."""
+    """Set up our own launch on the same lists without scores: what they cost is the difference."""
     return [partial(lambda x: attend(x, scores=False)[0], x) for x in sets]
 
 
 def _two_passes(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Our own launch without scores, then a second pass for them over the scored heads' keys, laid out apart."""
+    """Set up our own launch without scores, then a second pass for them over the scored heads' keys, laid out apart."""
 
     def calls(x: Inputs) -> Callable[[], Tensor]:
         full, group = x["full"], case.size.config.group_size
@@ -179,7 +206,7 @@ def _two_passes(case: Case, sets: Sequence[Inputs]) -> Calls:
 
         def run() -> Tensor:
             out = attend(x, scores=False)[0]
-            block_max_score(queries, keys, x["lengths"], block_size=BLOCK, group="mean")
+            token_logits(queries, keys, x["lengths"], group="mean")
             return out
 
         return run
@@ -188,7 +215,7 @@ def _two_passes(case: Case, sets: Sequence[Inputs]) -> Calls:
 
 
 def _once_a_cache(setup: Setup) -> Setup:
-    """A dense peer's calls on each cache once, where the sets of a case share caches."""
+    """Make a dense peer's calls on each cache once, where the sets of a case share caches."""
 
     def calls(case: Case, sets: Sequence[Inputs]) -> Calls:
         first: dict[int, Inputs] = {}
@@ -200,7 +227,7 @@ def _once_a_cache(setup: Setup) -> Setup:
 
 
 def _torch_topk_into(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """``torch.topk`` and a scatter into the lists; nothing is kept by force and nothing sorted."""
+    """Set up ``torch.topk`` and a scatter into the lists; nothing is kept by force and nothing sorted."""
 
     def select(x: Inputs) -> None:
         x["indices"].index_copy_(1, x["heads"], _topk_indices(x))
@@ -209,7 +236,7 @@ def _torch_topk_into(case: Case, sets: Sequence[Inputs]) -> Calls:
 
 
 def _flashinfer() -> Any:
-    """The package, where it is installed and there is a device for it.
+    """Import the package, where it is installed and there is a device for it.
 
     Raises:
         PeerUnavailableError: it is not.
@@ -225,6 +252,10 @@ def _flashinfer() -> Any:
 
 _PEERS: dict[str, dict[str, Setup]] = {
     "decode_attention": {"torch_cudnn": _cudnn, "torch_flash": _flash, "flashinfer": _flashinfer_dense},
+    ROWS_OP: {
+        "longdecode_one_row": _one_row, "torch_flash": _flash_rows, "torch_cudnn": _cudnn,
+        "flashinfer": _flashinfer_rows,
+    },
     "sparse_decode_attention": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
     "sparse_decode_attention_tokens": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
     "page_score": {"torch_matmul": _matmul_pages},

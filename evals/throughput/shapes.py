@@ -60,5 +60,5 @@ RAW_SHAPES: dict[str, dict[str, Any]] = {"llama3-8b": _LLAMA3_8B, "qwen3-8b": _Q
 
 
 def shape_names() -> tuple[str, ...]:
-    """Names that a configuration may use as a model without a checkpoint."""
+    """Return names that a configuration may use as a model without a checkpoint."""
     return tuple(RAW_SHAPES)

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from longdecode.evals import config_values as typed
-from longdecode.evals.budgets import Budgets
+from longdecode.evals.budgets import Budget, Budgets
 from longdecode.evals.throughput.shapes import RAW_SHAPES, shape_names
 
 OPS = (
     "decode_attention", "sparse_decode_attention", "sparse_decode_attention_tokens", "page_score", "topk_select",
     "selection", "token_logits", "add_rms_norm", "rope_append", "linear_qkv", "linear_o", "linear_down",
     "linear_lm_head", "gated_linear", "hybrid_attention", "hybrid_attention_scored", "topk_select_into",
+    "decode_attention_rows",
 )  # fmt: skip
 """Names of the kernel bench's cases."""
 HYBRID_OPS = ("hybrid_attention", "hybrid_attention_scored", "topk_select_into")
 """Those with sizes of their own, which also say how many KV heads read everything: see ``HybridSpec``."""
+ROWS_OP = "decode_attention_rows"
+"""Dense attention of several rows, timed at the sizes of ``RowsSpec``."""
 FULL_HEADS = (0, 1, 2, 4, 8)
+CAUSAL_ROWS, TREE_ROWS = (2, 8, 41, 121), (41, 121)
 CEILING_METHODS = ("free_selection",)
 """Labels that the decode bench knows without a method of that name: see ``ceilings``."""
 KERNELS_JOB = "kernels"
@@ -47,10 +51,21 @@ class HybridSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsSpec:
+    """Sizes of dense attention of ``T`` rows: causal for each of ``causal``, under a tree mask for each of ``tree``."""
+
+    contexts: typed.Contexts
+    batches: typed.Sizes
+    causal: Annotated[typed.Sizes, typed.OrNull(lambda: CAUSAL_ROWS)] = CAUSAL_ROWS
+    tree: Annotated[typed.Sizes, typed.OrNull(lambda: TREE_ROWS)] = TREE_ROWS
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """The kernel bench: which cases at which sizes, with the heads and widths of which shape.
 
-    The cases of ``HYBRID_OPS`` are timed at the sizes of ``hybrid`` and nowhere without it.
+    The cases of ``HYBRID_OPS`` are timed at the sizes of ``hybrid``, ``decode_attention_rows`` at those of ``rows``,
+    and nowhere without them.
     """
 
     ops: Annotated[
@@ -62,16 +77,18 @@ class KernelSpec:
     budgets: Annotated[Budgets, typed.OrNull(tuple)] = ()
     rounds: typed.Rounds = 10
     hybrid: HybridSpec | None = None
+    rows: RowsSpec | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, values: Any) -> Any:
         """Fill in all ops and the shape's heads, and require the sizes of the ops that are asked for."""
-        if not isinstance(values, Mapping) or not values:
+        known = {item.name for item in fields(cls)}
+        if not isinstance(values, Mapping) or not values or not values.keys() <= known:
             return values
         asked = values.get("ops")
         ops = OPS if asked is None else asked if isinstance(asked, list) else ()
-        sized = [op for op in ops if op not in HYBRID_OPS]
+        sized = [op for op in ops if op not in (*HYBRID_OPS, ROWS_OP)]
         hybrid_op = next((op for op in ops if op in HYBRID_OPS), None)
         for key in ("contexts", "batches", "budgets"):
             if sized and values.get(key) is None:
@@ -97,10 +114,11 @@ class KernelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """A part of a grid; an empty list is no restriction."""
+    """A part of a grid, an empty list is no restriction; and budgets in the place of the grid's."""
 
     contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
     batches: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
+    budgets: Annotated[Budgets, typed.OrNull(tuple)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +127,8 @@ class DecodeSpec:
 
     ``methods`` are labels; ``steps`` is how many decode steps one timed block has, ``rounds`` how many times the four
     blocks of a pair (A B B A) are run. ``prefill_contexts`` and ``hf_contexts`` say where the prefill and the stock
-    loop are timed; ``stages`` whether steps with a stage left out are. ``smallest_batch_contexts`` are those of the
+    loop are timed; ``stages`` whether steps with a stage left out are. At ``forward_contexts``, and the smallest batch,
+    a forward pass over ``forward_rows`` rows under a tree mask is timed. ``smallest_batch_contexts`` are those of the
     grid that other batches leave out, ``only`` restricts single labels to a part of it.
     """
 
@@ -123,6 +142,8 @@ class DecodeSpec:
     hf_contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
     hf_batches: Annotated[typed.Sizes, typed.OrNull(lambda: (1,))] = (1,)
     stages: typed.Flag = True
+    forward_contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
+    forward_rows: Annotated[typed.Count, Field(ge=2, description="Rows of a timed forward pass.")] = 41
     smallest_batch_contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
     only: Annotated[Mapping[str, Places], typed.OrNull()] = field(default_factory=dict)
 
@@ -132,6 +153,10 @@ class DecodeSpec:
             return False
         part = self.only.get(label, Places())
         return (not part.contexts or context in part.contexts) and (not part.batches or batch in part.batches)
+
+    def budgets_of(self, label: str) -> tuple[Budget, ...]:
+        """Return the budgets of a label that takes any."""
+        return self.only.get(label, Places()).budgets or self.budgets
 
     @model_validator(mode="after")
     def _check(self) -> DecodeSpec:
@@ -143,6 +168,7 @@ class DecodeSpec:
             "prefill_contexts": (self.prefill_contexts, self.contexts),
             "hf_contexts": (self.hf_contexts, self.contexts),
             "hf_batches": (self.hf_batches if self.hf_contexts and self.hf_batches != (1,) else (), self.batches),
+            "forward_contexts": (self.forward_contexts, self.contexts),
             "smallest_batch_contexts": (self.smallest_batch_contexts, self.contexts),
         }
         for label, part in self.only.items():
@@ -164,7 +190,7 @@ class ThroughputSpec:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Names of the jobs: one for ceiling and kernels, one a model."""
+        """Return names of the jobs: one for ceiling and kernels, one a model."""
         return (KERNELS_JOB, *self.decode)
 
     def check_names(self, labels: Iterable[str]) -> None:

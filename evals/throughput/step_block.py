@@ -1,21 +1,24 @@
-"""Decode steps as blocks to time: the whole step that a user pays for, token choice included, or projections alone."""
+"""Decode steps and their parts as blocks to time, each a CUDA graph where there are graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.decode_run import DecodeRun
+from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.kv_cache import CacheShape, KVCache, empty_pair
+from longdecode.engine.prefill import Observed
 from longdecode.engine.request import Prompt, Request
 from longdecode.engine.sampling import Sampling
-from longdecode.evals.throughput.ceilings import sharing_cache
+from longdecode.engine.steppers import CorrectedStepper, SpeculativeStepper, Stepper, capture, make_stepper
+from longdecode.engine.token_block import TokenBlock
+from longdecode.evals.throughput.kernel_case import random_tree
 from longdecode.evals.throughput.timing import Block
 from longdecode.kernels.linear import gated_linear, linear
 
@@ -25,47 +28,39 @@ _ENDLESS = 1 << 14
 
 
 def fill_cache(cache: KVCache, tokens: int, seed: int) -> None:
-    """Fill a cache with random normal keys and values, and set ``tokens`` of each row as stored."""
+    """Fill a cache with random normal keys and values, and set its counters as after a prompt of ``tokens`` a row."""
     generator = torch.Generator(cache.device).manual_seed(seed)
-    for layer in range(cache.k.shape[0]):
-        cache.k[layer].normal_(generator=generator)
-        cache.v[layer].normal_(generator=generator)
-    set_lengths(cache, tokens)
-
-
-def set_lengths(cache: KVCache, tokens: int) -> None:
-    """Say that each row holds ``tokens`` tokens and stands at that position."""
-    cache.lengths.fill_(tokens)
-    cache.positions.fill_(tokens)
+    for tensor in cache.tensors():
+        for part in tensor:
+            part.normal_(generator=generator)
+    cache.stand_at(torch.full_like(cache.positions, tokens))
 
 
 def step_block(
     decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int, steps: int
 ) -> Block:
-    """A block of ``steps`` decode steps that ends with a query over ``context`` tokens.
+    """Make a block of ``steps`` decode steps that ends with a query over ``context`` tokens.
 
-    The method decodes in ``cache`` itself (or in a smaller one of its own). Lengths, positions and tokens go back to
-    their start before each block, so that the context does not drift. On CUDA the step is captured as a graph.
+    Counters go back to their start before each block, so that the context does not drift.
 
     Args:
-        cache: filled, with ``context`` slots a row; other blocks may work in it too, each after its own reset.
+        cache: filled, of the kind that the method decodes in; several blocks may share it, each after its own reset.
     """
-    run = _run(decoder, cache, method, context - steps)
-    reset = _resetter(run)
-    advance = _captured(run, run.step, reset)
+    stepper = _stepper(decoder, cache, method, context - steps)
+    reset = _resetter(stepper)
+    advance = captured(stepper.step, decoder.device, reset)
 
     def block() -> None:
         for _ in range(steps):
             advance()
 
-    return Block(label, block, calls=steps, reset=reset, keep=(run, advance))
+    return Block(label, block, calls=steps, reset=reset, keep=(stepper, advance))
 
 
 def correction_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int) -> Block:
-    """One correction as the method asks for it: a dense step, or its latest tokens run again as one chunk.
+    """Make a block of one correction: a dense step, or the latest tokens run again as one chunk.
 
-    Either ends with a query over ``context`` tokens. The tokens are any: time does not depend on them. A rewrite leaves
-    other keys in the cache than it found, as random as those.
+    It ends with a query over ``context`` tokens. The tokens are any: time does not depend on them.
 
     Raises:
         UnsupportedCellError: the method corrects nothing or drops tokens, or more is rewritten than the context has.
@@ -73,16 +68,71 @@ def correction_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, 
     correction = method.correction
     if correction is None:
         raise UnsupportedCellError(f"{label} corrects nothing")
-    if correction.mode == "rewrite" and correction.period > context:
+    rewrite = correction.mode == "rewrite"
+    if rewrite and correction.period > context:
         raise UnsupportedCellError(f"{correction.period} tokens are rewritten; the context has {context}")
-    run = _run(decoder, cache, method, context if correction.mode == "rewrite" else context - 1)
-    reset = _resetter(run)
-    correct = _captured(run, lambda: run.correct(correction), reset)
-    return Block(label, correct, reset=reset, keep=(run, correct))
+    stepper = cast(CorrectedStepper, _stepper(decoder, cache, method, context - (not rewrite)))
+    reset = _resetter(stepper)
+    correct = captured(stepper.correct, decoder.device, reset)
+    return Block(label, correct, reset=reset, keep=(stepper, correct))
+
+
+def speculation_block(
+    decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int, stage: str
+) -> Block:
+    """Make a block of one speculative step, or of one of its stages, whose last row reads ``context`` tokens.
+
+    Args:
+        stage: ``speculative_step`` for all three of ``draft``, ``verify`` (one dense pass over the drafts) and ``keep``
+            (choose, compare, emit, set both caches back to what was accepted).
+
+    Raises:
+        UnsupportedCellError: the method drafts nothing, or more than the context has.
+    """
+    if method.draft is None:
+        raise UnsupportedCellError(f"{label} drafts nothing")
+    rows = method.draft.tokens + 1
+    if rows >= context:
+        raise UnsupportedCellError(f"{rows} tokens are verified; the context has {context}")
+    stepper = cast(SpeculativeStepper, _stepper(decoder, cache, method, context - rows))
+    reset = _resetter(stepper)
+    starts = stepper.state.dense.lengths.clone()
+    with torch.no_grad():
+        drafts, saved = stepper.propose()
+        logits = stepper.verify(starts, drafts)
+    works: dict[str, Callable[[], object]] = {
+        "speculative_step": stepper.step,
+        "draft": stepper.propose,
+        "verify": lambda: stepper.verify(starts, drafts),
+        "keep": lambda: stepper.accept(starts, drafts, logits, saved),
+    }
+    run = captured(works[stage], decoder.device, reset)
+    return Block(label, run, reset=reset, keep=(stepper, run, starts, drafts, saved, logits))
+
+
+def rows_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int, rows: int) -> Block:
+    """Make a block of one forward pass over ``rows`` tokens a sequence under a tree mask, LM head of all rows included.
+
+    The last row's slot is ``context - 1``; the cache's counters stay as they are.
+    """
+    state = method.decode_in(cache)
+    device = decoder.device
+    mask, depths = random_tree(rows, device)
+    starts = torch.full((cache.batch,), context - rows, device=device)
+    tokens = torch.zeros(cache.batch, rows, dtype=torch.int64, device=device)
+    block = TokenBlock(tokens, starts[:, None] + depths, mask, starts, reads="dense")
+    none = torch.zeros_like(starts)
+
+    def forward() -> None:
+        hidden = decoder.forward(block, state, method)
+        state.accept(none)
+        decoder.logits(hidden)
+
+    return Block(label, captured(forward, device), keep=(state, block, none))
 
 
 def projections_block(decoder: Decoder, batch: int) -> Block:
-    """All linear calls of one step and nothing else, on fixed inputs: every layer's projections and the LM head."""
+    """Make a block of all linear calls of one step and nothing else: every layer's projections and the LM head."""
     config, dtype, device = decoder.config, decoder.dtype, decoder.device
     x = torch.randn(batch, 1, config.hidden_size, device=device).to(dtype)
     heads = torch.randn(batch, 1, config.num_heads * config.head_dim, device=device).to(dtype)
@@ -97,75 +147,94 @@ def projections_block(decoder: Decoder, batch: int) -> Block:
     return Block("projections", captured(run, device), keep=(x, heads))
 
 
-@torch.no_grad()
-def captured(run: Callable[[], None], device: torch.device, warmup: int = WARMUP_STEPS) -> Callable[[], None]:
-    """On CUDA the replay of ``run`` captured as a graph, after a warm-up on a side stream; elsewhere ``run`` itself.
+def setup_block(method: AttentionMethod, cache: KVCache, label: str, context: int) -> Block:
+    """Make a block of what the method does once between prefill and the first step.
+
+    A method with a cache of its own moves what it keeps of every layer into it; one random layer stands for all.
+    """
+    shape, lengths = cache.shape, torch.full_like(cache.positions, context)
+    own = method.make_cache(shape) is not None
+    size = (shape.batch, shape.config.num_kv_heads, context if own else 0, shape.config.head_dim)
+    keys, values = (tensor.normal_() for tensor in empty_pair(size, shape))
+    observed = _observed(method, shape, context) if own else {}
+
+    @torch.no_grad()
+    def start() -> None:
+        for layer in range(shape.config.num_layers if own else 0):
+            seen = {key: layers[layer] for key, layers in observed.items()}
+            method.keep_layer(cache, layer, keys, values, lengths, seen)
+        cache.stand_at(lengths)
+        method.decode_in(cache)
+
+    return Block(label, start)
+
+
+def captured(
+    run: Callable[[], object], device: torch.device, reset: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    """Return the replay of ``run`` captured as a graph after a warm-up on a side stream; on a CPU ``run`` itself.
 
     The graph is kept alive by what is returned; the tensors that ``run`` closes over by the caller.
+
+    Args:
+        reset: called before each warm-up and before the capture; more steps in a row than a block has leave the cache.
     """
-    if device.type != "cuda":
-        return torch.no_grad()(run)
-    warm_up(run, device, warmup)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph):
+
+    @torch.no_grad()
+    def work() -> None:
         run()
-    return graph.replay
 
-
-def warm_up(run: Callable[[], Any], device: torch.device, times: int) -> None:
-    """Run work a few times on a side stream, as graph capture asks for, and wait for it."""
+    if device.type != "cuda":
+        return work
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        for _ in range(times):
-            run()
+        for _ in range(WARMUP_STEPS):
+            reset()
+            work()
     torch.cuda.current_stream(device).wait_stream(stream)
     torch.cuda.synchronize(device)
+    reset()
+    return capture(work, device)
 
 
-def tensors_of(cache: object) -> Iterator[Tensor]:
-    """Every tensor of a cache, those of the stores that it is made of included."""
-    for value in vars(cache).values():
-        for part in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(part, Tensor):
-                yield part
-            elif isinstance(part, KVCache):
-                yield from tensors_of(part)
-
-
-def _run(decoder: Decoder, cache: KVCache, method: AttentionMethod, tokens: int) -> DecodeRun:
-    """A run that starts in ``cache`` with ``tokens`` tokens a row and does not end while it is timed."""
-    set_lengths(cache, tokens)
+def _stepper(decoder: Decoder, cache: KVCache, method: AttentionMethod, tokens: int) -> Stepper:
+    """Start a method in ``cache`` with ``tokens`` tokens a row, with requests that do not end while it is timed."""
+    cache.stand_at(torch.full_like(cache.positions, tokens))
     requests = tuple(Request((0,), max_new_tokens=_ENDLESS) for _ in range(cache.batch))
     logits = torch.zeros(cache.batch, decoder.config.vocab_size, dtype=torch.float32, device=decoder.device)
-    return DecodeRun(decoder, Sampling(), Prompt(requests, cache, logits, 0.0), sharing_cache(method))
-
-
-def _captured(run: DecodeRun, work: Callable[[], None], reset: Callable[[], None]) -> Callable[[], None]:
-    """The work of a run, as a graph where there are graphs."""
-
-    def from_the_start() -> None:
-        reset()  # more steps in a row than a block has would leave the cache
-        work()
-
-    if run.decoder.device.type != "cuda":
-        return work
+    observed = _observed(method, cache.shape, tokens) if method.draft else {}
     with torch.no_grad():
-        warm_up(from_the_start, run.decoder.device, WARMUP_STEPS)
-        reset()
-        return run.capture(work)
+        return make_stepper(
+            decoder, Sampling(), Prompt(requests, cache, logits, 0.0, observed), method, keep_prompt=False
+        )
 
 
-def _resetter(run: DecodeRun) -> Callable[[], None]:
-    """What brings a run back to where it is now: tokens, counts, activity, lengths and positions; the cache stays.
+def _observed(method: AttentionMethod, shape: CacheShape, tokens: int) -> Observed:
+    """Return what the method's prefill observers would keep, with random values."""
+    found: dict[str, Sequence[Tensor]] = {}
+    for observer in method.observers():
+        observer.begin(shape, [tokens] * shape.batch)
+        found[observer.key] = [observer.layer(layer).normal_() for layer in range(shape.config.num_layers)]
+    return found
 
-    Keys and values are the floating-point tensors of a cache; all others say where in it the run stands.
-    """
-    counters = [tensor for tensor in tensors_of(run.state.cache) if not tensor.is_floating_point()]
-    saved = [(tensor, tensor.clone()) for tensor in (run.tokens, run.chosen_count, run.state.active, *counters)]
+
+def _resetter(stepper: Stepper) -> Callable[[], None]:
+    """Return what brings a stepper's counters back to where they are now; keys and values stay as they are."""
+    sequences = stepper.sequences
+    tensors = [sequences.tokens, sequences.counts, sequences.steps, sequences.active]
+    for state in stepper.states:
+        tensors += [state.active, *(tensor for tensor, _ in state.cache.counters())]
+    saved = [(tensor, tensor.clone()) for tensor in tensors]
 
     def reset() -> None:
         for tensor, value in saved:
             tensor.copy_(value)
 
     return reset
+
+
+def states_of(block: Block) -> tuple[DecodeState, ...]:
+    """Return the decode states that a block of steps works in."""
+    stepper: Stepper = block.keep[0]
+    return stepper.states

@@ -19,7 +19,7 @@ _SLOTS = 64
 
 
 def add_rms_norm_case(size: Size) -> Case:
-    """Residual addition and normalisation of one token a row."""
+    """Time residual addition and normalisation of one token a row."""
     hidden = size.config.hidden_size
 
     def make_sets(count: int) -> list[Inputs]:
@@ -47,7 +47,7 @@ def add_rms_norm_case(size: Size) -> Case:
 
 
 def rope_append_case(size: Size) -> Case:
-    """Rotation of one token's queries and keys, and its append to the cache."""
+    """Time the rotation of one token's queries and keys, and its append to the cache."""
     config = size.config
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
 
@@ -73,7 +73,7 @@ def rope_append_case(size: Size) -> Case:
 
 
 def linear_case(size: Size, name: str, rows: int, columns: int, gated: bool = False) -> Case:
-    """A projection of one token a row by a weight ``[rows, columns]``."""
+    """Time a projection of one token a row by a weight ``[rows, columns]``."""
 
     def make_sets(count: int) -> list[Inputs]:
         return [
@@ -97,7 +97,7 @@ def linear_case(size: Size, name: str, rows: int, columns: int, gated: bool = Fa
 
 
 def projection_shapes(size: Size) -> dict[str, tuple[int, int, bool]]:
-    """Rows, columns and gating of every projection of a step, by the name of its case."""
+    """Return rows, columns and gating of every projection of a step, by the name of its case."""
     config = size.config
     q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, ffn = config.hidden_size, config.intermediate_size
@@ -111,7 +111,7 @@ def projection_shapes(size: Size) -> dict[str, tuple[int, int, bool]]:
 
 
 def _heads_set(size: Size) -> Inputs:
-    """Heads as views of one fused projection, angles, and a cache that holds finite values."""
+    """Return heads as views of one fused projection, angles, and a cache that holds finite values."""
     config = size.config
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     fused = size.normal(size.batch, 1, (heads + 2 * kv_heads) * dim).unflatten(-1, (-1, dim)).transpose(1, 2)

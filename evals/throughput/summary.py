@@ -21,6 +21,7 @@ from longdecode.evals.throughput.derived import (
     correction_table,
     growth_table,
 )
+from longdecode.evals.throughput.speculation import speculation_table
 
 COLUMNS = (
     "bench", "model", "weights", "subject", "label", "params", "stage", "context", "batch", "budget", "budget_tokens",
@@ -67,6 +68,7 @@ def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig) -
     write_table(output.with_name("breakdown.csv"), breakdown_table(speed))
     correction = correction_table(speed)
     write_table(output.with_name("correction.csv"), correction)
+    write_table(output.with_name("speculation.csv"), speculation_table(speed))
     write_table(output.with_name("over_baselines.csv"), baselines_table(speed, correction))
 
 

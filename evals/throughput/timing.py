@@ -20,7 +20,7 @@ SPIN_CYCLES = 1_000_000
 
 
 def _nothing() -> None:
-    """A block that needs no reset."""
+    """Do nothing: the block needs no reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Clock(Protocol):
     """Times one run of a block."""
 
     def time_us(self, run: Callable[[], None], watch: Callable[[], None]) -> float:
-        """Microseconds of ``run``; ``watch`` is called while the work runs where that is possible, never inside."""
+        """Return microseconds of ``run``; ``watch`` is called while the work runs where possible, never inside."""
         ...
 
 
@@ -86,12 +86,12 @@ class HostClock:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock that fits a device."""
+    """Return the clock that fits a device."""
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
 def long_enough(block: Block, clock: Clock, target_us: float) -> Block:
-    """The block repeated until one run takes about ``target_us``, so that neither clock nor launch gaps matter.
+    """Return the block repeated until one run takes about ``target_us``, so that neither clock nor launch gaps matter.
 
     Two runs find the repetition; a block with a reset is left as it is, because repeating it would drift.
     """
@@ -143,7 +143,7 @@ def time_pair(subject: Block, reference: Block | None, *, rounds: int, clock: Cl
 
 
 def swapped(samples: list[SpeedSample]) -> list[SpeedSample]:
-    """The same rounds told from the reference's side."""
+    """Return the same rounds told from the reference's side."""
     return [
         SpeedSample(us=sample.reference_us, reference_us=sample.us, disturbed=sample.disturbed)
         for sample in samples

@@ -5,7 +5,7 @@ from torch import Tensor
 from longdecode.kernels.decode_attention import naive
 from longdecode.kernels.decode_attention.cpu import decode_attention_cpu
 from longdecode.kernels.dispatch import use_triton
-from longdecode.kernels.layout import on_host
+from longdecode.kernels.layout import check_block, on_host
 
 __all__ = ["decode_attention"]
 
@@ -21,11 +21,12 @@ def decode_attention(
     kv_tokens_read: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return attention of ``T`` rows over everything stored, the block masked; see ``naive.decode_attention``."""
-    if use_triton(q) and q.shape[2] == 1:
+    if use_triton(q):
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 
-        return decode_attention_gpu(q, k, v, kv_lengths, scale=scale, kv_tokens_read=kv_tokens_read)
+        return decode_attention_gpu(q, k, v, kv_lengths, mask=mask, scale=scale, kv_tokens_read=kv_tokens_read)
+    check_block(kv_lengths, mask, q.shape[2])
     if on_host(q) and kv_lengths.dim() == 1 and (ends := kv_lengths.tolist()) and min(ends) >= q.shape[2]:
         return decode_attention_cpu(q, k, v, ends, mask=mask, scale=scale, kv_tokens_read=kv_tokens_read)
     return naive.decode_attention(q, k, v, kv_lengths, mask=mask, scale=scale, kv_tokens_read=kv_tokens_read)

@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.decode_attention.block import block_attention_kernel
 from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_launch
+from longdecode.kernels.layout import check_block
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
@@ -56,7 +58,7 @@ def decode_attention_kernel(
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     ROWS: tl.constexpr, ROW_TILES: tl.constexpr, SPLITS: tl.constexpr, FUSED: tl.constexpr,
-    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, UPCAST: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, LENGTHS_BY_HEAD: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``.
 
@@ -83,7 +85,8 @@ def decode_attention_kernel(
     o_row = i_row + tl.arange(0, BLOCK_ROWS)
     o_dim = tl.arange(0, BLOCK_DIM)
 
-    length = tl.maximum(tl.minimum(tl.load(p_lengths + i_batch), capacity), 0).to(tl.int32)
+    length = tl.load(p_lengths + (i_list if LENGTHS_BY_HEAD else i_batch))
+    length = tl.maximum(tl.minimum(length, capacity), 0).to(tl.int32)
     whole = length // BLOCK_TOKENS
     share = whole // SPLITS
     spare = whole % SPLITS
@@ -127,23 +130,25 @@ def decode_attention_gpu(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lengths: Tensor,
+    kv_lengths: Tensor,
     *,
+    mask: Tensor | None = None,
     scale: float | None = None,
     kv_tokens_read: Tensor | None = None,
     launch: DecodeLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention as in ``naive.decode_attention``, without looking at a value: a CUDA graph can capture it.
+    """Return attention as in ``naive.decode_attention``, without looking at a value: a CUDA graph can capture it.
 
-    Launches on one device must follow one another (see ``split_kv.arrival_counters``), and one must have run before
-    the first capture.
+    One row a sequence runs ``decode_attention_kernel``, more run ``block_attention_kernel``. Launches on one device
+    must follow one another (see ``split_kv.arrival_counters``), and one must have run before the first capture.
 
     Args:
         q: ``[B, Hq, T, D]``, float32, float16 or bfloat16.
         k: ``[B, Hkv, S, D]`` in ``q``'s dtype, any strides; fastest where ``D`` is contiguous.
         v: ``[B, Hkv, S, D]``, likewise.
-        lengths: ``[B]`` integers; a length over ``S`` counts as ``S``.
-        scale: factor on the scores; ``D ** -0.5`` when left out.
+        kv_lengths: ``[B]`` or ``[B, Hkv]`` integers; a length over ``S`` counts as ``S``.
+        mask: ``[T, T]`` bool with a true diagonal; ``None`` is causal. One row does not read it.
+        scale: factor on the scores, above 0; ``D ** -0.5`` when left out.
         kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
         launch: how to run; ``choose_launch``'s when left out.
 
@@ -151,7 +156,8 @@ def decode_attention_gpu(
         ``out`` ``[B, Hq, T, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, T]`` in float32.
 
     Raises:
-        ValueError: ``Hq`` is not a multiple of ``Hkv``, or the dtypes differ.
+        ValueError: ``Hq`` is not a multiple of ``Hkv``, the dtypes differ, the scale is not above 0, or the mask or
+            ``kv_lengths`` has another shape.
     """
     batch, heads, queries, dim = q.shape
     kv_heads, capacity = k.shape[1], k.shape[2]
@@ -159,29 +165,44 @@ def decode_attention_gpu(
         raise ValueError(f"{heads} query heads cannot share {kv_heads} KV heads evenly")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"queries, keys and values of one dtype are needed, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if scale is not None and scale <= 0:
+        raise ValueError(f"scale = {scale}; a factor above 0 is needed")
+    check_block(kv_lengths, mask, queries)
     rows, lists = heads // kv_heads * queries, batch * kv_heads
-    launch = launch or choose_launch(batch, kv_heads, rows, dim, capacity, q.dtype, q.device)
-    row_tiles, padded = triton.cdiv(rows, launch.rows), max(16, triton.next_power_of_2(dim))
+    launch = launch or choose_launch(batch, kv_heads, rows, dim, capacity, q.dtype, q.device, queries=queries)
+    row_tiles, padded = triton.cdiv(rows, launch.rows + launch.extra_rows), max(16, triton.next_power_of_2(dim))
     alone = launch.splits == 1
     partials = new_partials(0 if alone else lists * launch.splits, rows, dim, q.device)
     counters = arrival_counters(lists * row_tiles, q.device) if launch.fused_merge and not alone else None
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     merge_rows, merge_some = merge_tile(min(rows, launch.rows), launch.splits, padded, launch.num_warps)
+    strides = (*q.stride(), k.stride(0), k.stride(1), v.stride(0), v.stride(1))
+    read_batch = 0 if kv_tokens_read is None else kv_tokens_read.stride(0)
+    scale_log2 = LOG2E * (dim**-0.5 if scale is None else scale)
+    settings = {
+        "K_TOKEN": k.stride(2), "K_DIM": k.stride(3), "V_TOKEN": v.stride(2), "V_DIM": v.stride(3), "DIM": dim,
+        "BLOCK_DIM": padded, "BLOCK_ROWS": launch.rows, "BLOCK_TOKENS": launch.tokens, "ROWS": rows,
+        "ROW_TILES": row_tiles, "SPLITS": launch.splits, "FUSED": launch.fused_merge, "MERGE_ROWS": merge_rows,
+        "MERGE_PARTS": merge_some, "num_warps": launch.num_warps, "num_stages": launch.num_stages,
+        "maxnreg": launch.registers,
+        # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
+        "UPCAST": q.device.type == "cpu" and q.dtype == torch.bfloat16,
+    }  # fmt: skip
+    grid = (row_tiles * launch.splits, kv_heads, batch)
+    scratch = (*partials, lse if counters is None else counters, out, lse, kv_tokens_read)
     with torch.cuda.device_of(q):
-        decode_attention_kernel[(row_tiles * launch.splits, kv_heads, batch)](
-            q, k, v, lengths.contiguous(), *partials, lse if counters is None else counters, out, lse, kv_tokens_read,
-            *q.stride(), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-            0 if kv_tokens_read is None else kv_tokens_read.stride(0),
-            LOG2E * (dim**-0.5 if scale is None else scale), queries, capacity, kv_heads,
-            K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3),
-            DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens,
-            ROWS=rows, ROW_TILES=row_tiles, SPLITS=launch.splits, FUSED=launch.fused_merge,
-            MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
-            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-            num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,
-        )  # fmt: skip
+        if queries == 1:
+            decode_attention_kernel[grid](
+                q, k, v, kv_lengths.contiguous(), *scratch, *strides, read_batch, scale_log2, 1, capacity, kv_heads,
+                LENGTHS_BY_HEAD=kv_lengths.dim() == 2, **settings,
+            )  # fmt: skip
+        else:
+            block_attention_kernel[grid](
+                q, k, v, kv_lengths, None if mask is None else mask.contiguous().view(torch.uint8), *scratch, *strides,
+                kv_lengths.stride(0), kv_lengths.stride(1) if kv_lengths.dim() == 2 else 0, read_batch, scale_log2,
+                capacity, kv_heads, EXTRA_ROWS=launch.extra_rows, QUERIES=queries, **settings,
+            )  # fmt: skip
         if not launch.fused_merge and not alone:
             merge_partials(partials, launch.splits, out, lse)
     return out, lse

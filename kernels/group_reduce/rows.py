@@ -31,7 +31,7 @@ class ScoreLaunch:
 def choose_score_launch(
     keys: int, lists: int, dim: int, dtype: torch.dtype, arrays: int, device: torch.device
 ) -> ScoreLaunch:
-    """Launch constants for ``lists`` lists of ``keys`` keys; chosen on an H200 among ``score_candidates``.
+    """Choose launch constants for ``lists`` lists of ``keys`` keys; measured on an H200.
 
     Tiles of 16 KiB an array, and as many a program as leave two programs a multiprocessor, each with two tiles on the
     way while it works on a third. float32 products run without tensor cores, out of registers, so their tiles are
@@ -54,27 +54,8 @@ def choose_score_launch(
     return ScoreLaunch(tile, min(tiles, 32), num_warps=4, num_stages=max(1, min(held, 3 if tiles > 2 else 4)))
 
 
-def score_candidates(keys: int, lists: int, dim: int, dtype: torch.dtype, arrays: int) -> list[ScoreLaunch]:
-    """Launches worth timing at a shape on a Hopper GPU; every one is legal there."""
-    chosen = choose_score_launch(keys, lists, dim, dtype, arrays, torch.device("meta"))
-    if dtype == torch.float32:
-        return [chosen]
-    found = [chosen]
-    for tile, warps in ((32, 4), (64, 4), (128, 4), (128, 8)):
-        total = triton.cdiv(keys, tile) * lists
-        found.append(ScoreLaunch(tile, 1, warps, 1))
-        for stages in (2, 3, 4):
-            if tile * max(16, dim) * 2 * arrays * stages > 200 * 1024:
-                continue
-            for programs in (132, 264, 528, 1056):
-                tiles = min(64, triton.cdiv(total, programs))
-                if tiles > 1:
-                    found.append(ScoreLaunch(tile, tiles, warps, stages))
-    return list(dict.fromkeys(found))
-
-
 def check_group(group: str | None, heads: int, kv_heads: int, queries: int) -> None:
-    """Refuse what a scoring kernel cannot mean.
+    """Refuse arguments that a scoring kernel does not take.
 
     Raises:
         ValueError: the reduction is unknown, the heads do not divide, or there is more than one query row.
@@ -89,7 +70,7 @@ def check_group(group: str | None, heads: int, kv_heads: int, queries: int) -> N
 
 @triton.jit
 def reduce_rows(b_scores, o_row, rows, REDUCE: tl.constexpr):
-    """``[N, R]`` scores of a group's queries to ``[N]`` by ``max``, ``sum`` or ``mean``; padding rows hold zeros."""
+    """Reduce ``[N, R]`` scores of a group's queries to ``[N]`` by max, sum or mean; padding rows hold zeros."""
     if REDUCE == "max":
         return tl.max(tl.where((o_row < rows)[None, :], b_scores, float("-inf")), 1)
     b_score = tl.sum(b_scores, 1)
@@ -98,7 +79,7 @@ def reduce_rows(b_scores, o_row, rows, REDUCE: tl.constexpr):
 
 @triton.jit
 def load_keys(p_keys, o_key, key_stride, o_dim, dim_stride, visible, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
-    """Tile ``[N, BLOCK_DIM]`` of keys, zero where not ``visible`` and past ``DIM`` channels."""
+    """Load a tile ``[N, BLOCK_DIM]`` of keys, zero where not ``visible`` and past ``DIM`` channels."""
     # Without a mask on the channels, where none is needed, so that loads stay 16 bytes wide.
     loaded = visible[:, None] if DIM == BLOCK_DIM else visible[:, None] & (o_dim < DIM)[None, :]
     o_keys = o_key.to(tl.int64)[:, None] * key_stride + (o_dim * dim_stride)[None, :]

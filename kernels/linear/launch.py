@@ -1,9 +1,8 @@
-"""How the projection kernels are launched: settings, the rule that picks them, and those worth a trial on a device."""
+"""Launch constants of the projection kernels: settings and the rule that picks them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal
 
 import torch
@@ -51,9 +50,9 @@ class Launch:
 def choose_launch(
     n: int, k: int, rows: int, dtype: torch.dtype, gated: bool = False, shared_bytes: int = SHARED_LIMIT_BYTES
 ) -> Launch | None:
-    """Settings by shape, or ``None`` where torch serves: float32, and more rows than ``MAX_ROWS``.
+    """Choose settings by shape, or ``None`` where torch serves: float32, and more rows than ``MAX_ROWS``.
 
-    Chosen on an H200 among ``candidates`` at the shapes of Llama-3-8B. One row: small programs fill the device to the
+    Measured on an H200 at the shapes of Llama-3-8B. One row: small programs fill the device to the
     last multiprocessor; larger tiles where the channels are many or the outputs outnumber all programs. More rows:
     tall tiles for large weights, because ``x`` is read again for each; groups of warps share the channels of a short
     one.
@@ -80,35 +79,3 @@ def choose_launch(
         weight_rows, block_k, parts = (32, 512, 4) if rows <= 8 or k >= 8192 else (64, 256, 1)
     stages = max(2, min(4, shared_bytes // ((weight_rows + block_rows) * block_k * dtype.itemsize)))
     return Launch("dot", weight_rows // matrices, block_k, 4, stages, parts, block_rows)
-
-
-def candidates(n: int, k: int, rows: int, gated: bool = False) -> list[Launch]:
-    """Settings worth a trial at a shape, 16-bit floats; see ``choose_launch`` for the arguments."""
-    matrices = 2 if gated else 1
-    channels = max(16, 1 << (k - 1).bit_length())
-    found = []
-    if rows == 1:
-        for weight_rows, registers in product((4, 8, 16), (None, 128)):
-            for block_k, num_warps in ((256, 1), (512, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8)):
-                loads = weight_rows * block_k // (8 * 32 * num_warps)
-                if loads <= 16:
-                    found.append(Launch("fma", weight_rows // matrices, block_k, num_warps, max_registers=registers))
-        for weight_rows, stages in product((4, 8, 16), (3, 5)):
-            found.append(Launch("fma", weight_rows // matrices, 1024, 4, stages))
-    for weight_rows, block_k, num_warps, stages, parts in _DOT_TILES:
-        block_n = weight_rows // matrices
-        # For eight rows or fewer, sixteen columns pay only where the product becomes one for wgmma.
-        wide = rows > 8 or (block_n >= 64 and parts == 1)
-        for block_rows in (8,) * (rows <= 8) + (16,) * wide:
-            buffers = stages * (weight_rows + block_rows) * block_k * 2
-            if weight_rows * 64 <= matrices * n and buffers <= SHARED_LIMIT_BYTES:
-                found.append(Launch("dot", block_n, block_k, num_warps, stages, parts, block_rows))
-    return [launch for launch in found if launch.block_k <= channels]
-
-
-_DOT_TILES = (
-    (16, 512, 4, 4, 4), (16, 512, 4, 6, 4), (16, 256, 2, 4, 2), (16, 256, 2, 8, 2), (32, 256, 4, 4, 2),
-    (32, 256, 4, 6, 2), (32, 512, 4, 4, 4), (64, 128, 4, 4, 1), (64, 128, 4, 6, 1), (64, 256, 4, 4, 1),
-    (64, 256, 8, 4, 2), (128, 64, 4, 6, 1), (128, 128, 4, 4, 1), (128, 128, 8, 4, 1),
-)  # fmt: skip
-"""Weight rows, channels, warps, stages and parts of tensor-core tiles."""

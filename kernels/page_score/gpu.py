@@ -14,7 +14,6 @@ from longdecode.kernels.group_reduce.rows import (
     choose_score_launch,
     load_keys,
     reduce_rows,
-    score_candidates,
 )
 from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 from longdecode.kernels.page_minmax import PageBounds
@@ -23,11 +22,6 @@ from longdecode.kernels.page_minmax import PageBounds
 def choose_launch(num_pages: int, lists: int, dim: int, dtype: torch.dtype, device: torch.device) -> ScoreLaunch:
     """Launch constants for ``lists`` (batch times KV heads) lists of pages; ``keys`` counts pages."""
     return choose_score_launch(num_pages, lists, dim, dtype, 2, device)
-
-
-def candidates(num_pages: int, lists: int, dim: int, dtype: torch.dtype) -> list[ScoreLaunch]:
-    """Launches worth timing at a shape."""
-    return score_candidates(num_pages, lists, dim, dtype, arrays=2)
 
 
 @triton.jit

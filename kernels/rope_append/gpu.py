@@ -68,7 +68,7 @@ def rope_append_kernel(
     low_batch, low_head, low_page, low_dim, high_batch, high_head, high_page, high_dim,
     q_heads, tokens, capacity, pages, eps,
     HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, PDL: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rotate one head: ``(x_1 cos - x_2 sin, x_2 cos + x_1 sin)``; a key head also stores its key and value.
 
@@ -84,7 +84,8 @@ def rope_append_kernel(
     """
     i_head = tl.program_id(0).to(tl.int64)
     i_batch = tl.program_id(1).to(tl.int64)
-    i_token = tl.program_id(2).to(tl.int64)
+    # A constant where there is one token, so that no token stride is multiplied.
+    i_token = tl.program_id(2).to(tl.int64) if BLOCK else 0
     o_half = tl.arange(0, BLOCK_HALF)
     inside = o_half < HALF
     let_next_start(PDL)
@@ -193,7 +194,7 @@ def rope_append_gpu(
             q, k, v, cos, sin, *norms, slots, out, k_cache, v_cache, low, high, *strides,
             heads, tokens, k_cache.shape[2], low.shape[2], eps,
             HALF=half, BLOCK_HALF=triton.next_power_of_2(half), Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
-            PAGE_SIZE=page_size if bounds is not None and tokens == 1 else 0,
+            PAGE_SIZE=page_size if bounds is not None and tokens == 1 else 0, BLOCK=tokens > 1,
             num_warps=launch.num_warps, **overlap_settings(launch.launch_pdl, q.device),
         )  # fmt: skip
     if bounds is not None and tokens > 1:

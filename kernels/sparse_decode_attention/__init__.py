@@ -33,14 +33,14 @@ def sparse_decode_attention(
     path scores blocks of a power of two tokens, raises ValueError for others, and then takes up to 64 query heads a
     list.
     """
-    if use_triton(q) and q.shape[2] == 1 and kv_lengths.dim() == 1 and row_mask is None:
+    if use_triton(q):
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 
         return sparse_decode_attention_gpu(
             q, k, v, indices, counts,
-            block_size=block_size, kv_lengths=kv_lengths, scale=scale, bias=bias, kv_tokens_read=kv_tokens_read,
-            scores=scores, score_rows=score_rows, score_block=score_block, uneven=uneven,
+            block_size=block_size, kv_lengths=kv_lengths, row_mask=row_mask, scale=scale, bias=bias,
+            kv_tokens_read=kv_tokens_read, scores=scores, score_rows=score_rows, score_block=score_block, uneven=uneven,
         )  # fmt: skip
     return naive.sparse_decode_attention(
         q, k, v, indices, counts, block_size=block_size, kv_lengths=kv_lengths, row_mask=row_mask, scale=scale,

@@ -1,9 +1,8 @@
-"""How sparse decode attention is launched: what can be tuned, what is chosen, what is worth trying."""
+"""Launch constants of sparse decode attention: what can be tuned and what is chosen."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import product
 
 import torch
 
@@ -13,14 +12,13 @@ from longdecode.kernels.multiprocessors import (
     padded_dim,
     power_of_two,
     registers,
-    resident,
     share_out,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SparseLaunch:
-    """What one program works on and with.
+    """Work and resources of one program.
 
     ``rows`` query rows (padded; a power of two, 16 or more) and ``tokens`` a step (a power of two, 16 or more).
     ``balanced``: ``splits`` programs in all share the tokens of all lists evenly; otherwise ``splits`` programs share
@@ -65,20 +63,22 @@ def choose_launch(
     *,
     uneven: bool = False,
     score_block: int = 0,
+    block: bool = False,
 ) -> SparseLaunch:
-    """The launch for static shapes, chosen on an H200 among ``candidates`` at the shapes of Llama-3-8B.
+    """Choose a launch for static shapes; measured on an H200 at the shapes of Llama-3-8B.
 
     Lists of about one length are dealt out one by one, which costs the least before the first load. ``uneven`` lists
     share all programs evenly instead.
 
     Args:
         lists: index lists over all rows of the batch, ``B * Hs``.
-        rows: query heads that one list serves.
+        rows: query rows that one list serves: heads times ``T``.
         most: tokens that a full index list holds.
         capacity: tokens that the cache holds, which a list of everything may reach.
-        uneven: the caller's word that lists may differ much in length.
+        uneven: lists may differ much in length.
         score_block: tokens of a block that lists of everything score, 0 where none does. Lists of one length then all
             read everything; where a block is larger than a tile, programs share out whole blocks.
+        block: several rows a head, which may read different tokens of a list.
     """
     most = capacity if score_block else most
     if dtype == torch.float32:  # its products run without tensor cores, out of registers
@@ -86,53 +86,24 @@ def choose_launch(
         waves = 1 if launch.num_warps == 8 else 2
     else:
         # Walking over lists and scoring take registers that larger tiles would want.
-        most_tokens, waves = (64, 2) if uneven or score_block else (128, 1 if padded_dim(dim) >= 128 else 2)
+        most_tokens, waves = (64, 2) if uneven or score_block or block else (128, 1 if padded_dim(dim) >= 128 else 2)
+        if block and (uneven or rows > 32):
+            most_tokens = 16 if uneven and rows > 32 else 32
         tokens = max(16, min(most_tokens, most_tokens * 128 // padded_dim(dim)))
         launch = SparseLaunch(_least_rows(rows), tokens, 4, 3, 1, balanced=uneven)
     tokens, stages = fitting(launch.rows, launch.tokens, launch.num_stages, dim, dtype, device)
     launch = replace(launch, tokens=tokens, num_stages=stages, balanced=launch.balanced or score_block > tokens)
-    return _spread(launch, lists, rows, most, capacity, waves, device)
-
-
-def candidates(
-    lists: int,
-    rows: int,
-    dim: int,
-    most: int,
-    capacity: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    uneven: bool = False,
-    score_block: int = 0,
-) -> list[SparseLaunch]:
-    """Launches worth timing at these shapes on a Hopper GPU, ``choose_launch``'s first, at most 40."""
-    found = [choose_launch(lists, rows, dim, most, capacity, dtype, device, uneven=uneven, score_block=score_block)]
-    most = capacity if score_block else most
-    least = _least_rows(rows)
-    if dtype == torch.float32:
-        shapes = [(16, tokens, warps, 2) for tokens in (16, 32) for warps in (4, 8)]
-    else:
-        shapes = [(least, 32, 4, 4), (least, 64, 4, 2), (least, 64, 4, 3), (least, 64, 4, 4), (least, 64, 4, 5)]
-        shapes += [(least, 128, 4, 2), (least, 128, 4, 3), (least, 128, 8, 2), (least, 128, 8, 3), (least, 256, 8, 2)]
-        shapes += [(64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4)]
-        if not uneven:  # there it would spill
-            shapes += [(64, 128, 4, 2), (64, 128, 4, 3)]
-    for (tile, tokens, warps, stages), waves in product(shapes, (1, 2, 3)):
-        if waves <= resident(tile, tokens, stages, dim, dtype) and warps * waves <= 16:
-            launch = SparseLaunch(tile, tokens, warps, stages, 1, balanced=uneven or score_block > tokens)
-            found.append(_spread(launch, lists, rows, most, capacity, waves, device))
-    return list(dict.fromkeys(found))[:40]
+    return spread(launch, lists, rows, most, capacity, waves, device)
 
 
 def _least_rows(rows: int) -> int:
     return min(64, max(16, power_of_two(rows)))
 
 
-def _spread(
+def spread(
     launch: SparseLaunch, lists: int, rows: int, most: int, capacity: int, waves: int, device: torch.device
 ) -> SparseLaunch:
-    """``launch`` with as many splits as make ``waves`` programs a multiprocessor, each with a tile of a full list."""
+    """Return ``launch`` with splits that make ``waves`` programs a multiprocessor, each with a tile of a full list."""
     launch = replace(launch, registers=registers(launch.num_warps, waves))
     programs = max(1, waves * multiprocessors(device) // -(-rows // launch.rows))
     if launch.balanced:

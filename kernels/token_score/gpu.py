@@ -14,39 +14,30 @@ from longdecode.kernels.group_reduce.rows import (
     choose_score_launch,
     load_keys,
     reduce_rows,
-    score_candidates,
 )
 from longdecode.kernels.overlap import overlap_settings, wait_for_earlier
 
-_LARGEST_POOL = 256
-
 
 def choose_launch(size: int, lists: int, dim: int, dtype: torch.dtype, device: torch.device) -> ScoreLaunch:
-    """Launch constants for ``lists`` (batch times KV heads) lists of ``size`` keys."""
+    """Choose launch constants for ``lists`` (batch times KV heads) lists of ``size`` keys."""
     return choose_score_launch(size, lists, dim, dtype, 1, device)
-
-
-def candidates(size: int, lists: int, dim: int, dtype: torch.dtype) -> list[ScoreLaunch]:
-    """Launches worth timing at a shape."""
-    return score_candidates(size, lists, dim, dtype, arrays=1)
 
 
 @triton.jit
 def token_score_kernel(
     p_q, p_k, p_lengths, p_out, q_batch, q_head, q_dim, k_batch, k_head, k_token, k_dim,
-    scale, rows, kv_heads, capacity, width,
-    REDUCE: tl.constexpr, POOL: tl.constexpr, POOL_SLOTS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    scale, rows, kv_heads, capacity,
+    REDUCE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
     UPCAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """``s_{h,i} = scale * q_h . k_i`` over tiles of tokens of one KV head, reduced over heads, then over blocks.
+    """``s_{h,i} = scale * q_h . k_i`` over tiles of tokens of one KV head, reduced over heads.
 
-    ``REDUCE`` is ``max``, ``sum`` or ``mean`` over the head's ``rows`` queries, or ``none``; then the maximum over
-    blocks of ``POOL`` tokens, each of which takes ``POOL_SLOTS`` (a power of two) of a tile. Grid
+    ``REDUCE`` is ``max``, ``sum`` or ``mean`` over the head's ``rows`` queries, or ``none``. Grid
     ``(tiles / TILES, B * Hkv)``. Tokens at or past the length are not read and score minus infinity.
 
     ``p_q`` ``[B, Hq, 1, D]`` and ``p_k`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16; ``p_lengths`` ``[B]``
-    integer; ``p_out`` ``[B, Hkv or Hq, width]`` float32, contiguous, ``width = ceil(S / POOL)``. Moves
+    integer; ``p_out`` ``[B, Hkv or Hq, S]`` float32, contiguous. Moves
     ``sum(lengths) * Hkv * D`` elements in.
     """
     wait_for_earlier(PDL)
@@ -55,7 +46,6 @@ def token_score_kernel(
     i_head = i_list % kv_heads
     o_row = tl.arange(0, BLOCK_ROWS)
     o_dim = tl.arange(0, BLOCK_DIM)
-    BLOCKS: tl.constexpr = BLOCK_TOKENS // POOL_SLOTS
     length = tl.minimum(tl.load(p_lengths + i_batch), capacity)
     p_k += i_batch * k_batch + i_head * k_head
 
@@ -64,28 +54,19 @@ def token_score_kernel(
     if UPCAST:
         b_q = b_q.to(tl.float32)
     for i_tile in tl.range(0, TILES, num_stages=STAGES):
-        i_block = (tl.program_id(0) * TILES + i_tile) * BLOCKS
-        o_block = i_block + tl.arange(0, BLOCKS)
-        o_slot = tl.arange(0, BLOCK_TOKENS)
-        o_token = (i_block + o_slot // POOL_SLOTS) * POOL + o_slot % POOL_SLOTS
+        o_token = (tl.program_id(0) * TILES + i_tile) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
         visible = o_token < length
-        if POOL != POOL_SLOTS:
-            visible = visible & (o_slot % POOL_SLOTS < POOL)
         b_k = load_keys(p_k, o_token, k_token, o_dim, k_dim, visible, DIM, BLOCK_DIM)
         if UPCAST:
             b_k = b_k.to(tl.float32)
         b_scores = tl.dot(b_k, b_q, input_precision="ieee") * scale
         if REDUCE == "none":
             b_scores = tl.where(visible[:, None], b_scores, float("-inf"))
-            if POOL > 1:
-                b_scores = tl.max(tl.reshape(b_scores, [BLOCKS, POOL_SLOTS, BLOCK_ROWS]), 1)
-            o_out = (i_list * rows + o_row)[None, :] * width + o_block[:, None]
-            tl.store(p_out + o_out, b_scores, mask=(o_row < rows)[None, :] & (o_block < width)[:, None])
+            o_out = (i_list * rows + o_row)[None, :] * capacity + o_token[:, None]
+            tl.store(p_out + o_out, b_scores, mask=(o_row < rows)[None, :] & (o_token < capacity)[:, None])
         else:
             b_score = tl.where(visible, reduce_rows(b_scores, o_row, rows, REDUCE), float("-inf"))
-            if POOL > 1:
-                b_score = tl.max(tl.reshape(b_score, [BLOCKS, POOL_SLOTS]), 1)
-            tl.store(p_out + i_list * width + o_block, b_score, mask=o_block < width)
+            tl.store(p_out + i_list * capacity + o_token, b_score, mask=o_token < capacity)
 
 
 def token_logits_gpu(
@@ -97,7 +78,7 @@ def token_logits_gpu(
     group: str | None = None,
     launch: ScoreLaunch | None = None,
 ) -> Tensor:
-    """Attention logits of one query row as in ``naive.token_logits``, in one pass over the keys.
+    """Return attention logits of one query row as in ``naive.token_logits``, in one pass over the keys.
 
     Args:
         q: ``[B, Hq, 1, D]``, float32, float16 or bfloat16.
@@ -114,57 +95,23 @@ def token_logits_gpu(
         ValueError: the group reduction is unknown, the heads do not divide, there is more than one query row or the
             dtypes differ.
     """
-    return block_max_score_gpu(q, k, lengths, block_size=1, scale=scale, group=group, launch=launch)
-
-
-def block_max_score_gpu(
-    q: Tensor,
-    k: Tensor,
-    lengths: Tensor,
-    *,
-    block_size: int,
-    scale: float | None = None,
-    group: str | None = None,
-    launch: ScoreLaunch | None = None,
-) -> Tensor:
-    """Largest logit of each block as in ``block_max_score.naive``, in one pass over the keys; of 1 token, all logits.
-
-    Args:
-        q: as in ``token_logits_gpu``.
-        k: likewise.
-        lengths: likewise.
-        block_size: tokens in a block, 1 to 256.
-        scale: as in ``token_logits_gpu``.
-        group: likewise.
-        launch: launch constants; from the shapes when left out. A tile narrower than a block is widened to it.
-
-    Returns:
-        ``[B, Hq or Hkv, ceil(S / block_size)]`` float32.
-
-    Raises:
-        ValueError: as ``token_logits_gpu``, or the block size is out of range.
-    """
     batch, heads, queries, dim = q.shape
     kv_heads, capacity = k.shape[1:3]
     check_group(group, heads, kv_heads, queries)
     if q.dtype != k.dtype:
         raise ValueError(f"queries {q.dtype} and keys {k.dtype} of one dtype are needed")
-    if not 1 <= block_size <= _LARGEST_POOL:
-        raise ValueError(f"blocks of {block_size} tokens; 1 to {_LARGEST_POOL} fit a tile")
-    rows, width = heads // kv_heads, triton.cdiv(capacity, block_size)
+    rows = heads // kv_heads
     launch = launch or choose_launch(capacity, batch * kv_heads, dim, q.dtype, q.device)
-    slots = triton.next_power_of_2(block_size)
-    tile = max(launch.keys, slots)
-    out = torch.empty(batch, kv_heads if group else heads, width, dtype=torch.float32, device=q.device)
+    out = torch.empty(batch, kv_heads if group else heads, capacity, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
-        token_score_kernel[(triton.cdiv(width, tile // slots * launch.tiles), batch * kv_heads)](
+        token_score_kernel[(triton.cdiv(capacity, launch.keys * launch.tiles), batch * kv_heads)](
             q, k, lengths.contiguous(), out, q.stride(0), q.stride(1), q.stride(3), *k.stride(),
-            dim**-0.5 if scale is None else scale, rows, kv_heads, capacity, width,
-            REDUCE=group or "none", POOL=block_size, POOL_SLOTS=slots, DIM=dim,
+            dim**-0.5 if scale is None else scale, rows, kv_heads, capacity,
+            REDUCE=group or "none", DIM=dim,
             BLOCK_DIM=max(16, triton.next_power_of_2(dim)), BLOCK_ROWS=max(16, triton.next_power_of_2(rows)),
-            BLOCK_TOKENS=tile, TILES=launch.tiles, STAGES=launch.num_stages,
+            BLOCK_TOKENS=launch.keys, TILES=launch.tiles, STAGES=launch.num_stages,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-            num_warps=min(16, launch.num_warps * (tile // launch.keys)), **overlap_settings(True, q.device),
+            num_warps=launch.num_warps, **overlap_settings(True, q.device),
         )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""Top-k selection as Triton kernels: one program a list where it fits in registers, radix passes where not."""
+"""Top-k selection as Triton kernels: one program a list where it fits in registers, a sieve where not."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
+from longdecode.kernels.topk_select import naive
 from longdecode.kernels.topk_select.entries import (
     KEPT_KEY,
     LEAST_KEY,
@@ -23,7 +24,6 @@ from longdecode.kernels.topk_select.entries import (
     write_chosen,
 )
 from longdecode.kernels.topk_select.naive import check_places, check_request
-from longdecode.kernels.topk_select.radix import radix_select
 from longdecode.kernels.topk_select.search import VECTOR, bisect
 from longdecode.kernels.topk_select.sieve import sieve_select, warp_of
 
@@ -32,50 +32,25 @@ _LONGEST = 32_768
 
 @dataclass(frozen=True, slots=True)
 class TopkLaunch:
-    """Launch constants: warps of a program, entries it takes at once, and which of three ways a list goes.
+    """Launch constants: warps of a program, entries it takes at once, and which of two ways a list goes.
 
-    With neither ``groups`` nor ``digit_bits`` one program holds a whole list, of at most 32,768 entries, and scans it
-    by ``chunk`` to write. ``groups``: a sieve by the maxima of so many groups. ``digit_bits``: passes that settle so
-    many bits of the threshold each.
+    Without ``groups`` one program holds a whole list, of at most 32,768 entries, and scans it by ``chunk`` to write.
+    ``groups``: a sieve by the maxima of so many groups.
     """
 
     num_warps: int
     chunk: int
     groups: int = 0
-    digit_bits: int = 0
 
 
-def choose_launch(size: int, width: int) -> TopkLaunch:
-    """Launch constants for ``width`` of ``size`` entries, chosen on an H200 among ``candidates``."""
+def choose_launch(size: int, width: int) -> TopkLaunch | None:
+    """Choose constants for ``width`` of ``size`` entries; ``None`` where torch serves: more than the sieve can hold."""
     if size <= 8192:
         return TopkLaunch(min(16, max(4, triton.next_power_of_2(size) // 512)), 8192)
     groups = max(2048, 2 * triton.next_power_of_2(width))
     if groups > _LONGEST:
-        return TopkLaunch(8, 8192, digit_bits=8)
+        return None
     return TopkLaunch(8 if groups <= 4096 else 16, 2048, groups=groups)
-
-
-def candidates(size: int, width: int) -> list[TopkLaunch]:
-    """Launches worth timing for ``width`` of ``size`` entries."""
-    found = []
-    if size <= _LONGEST:
-        block = triton.next_power_of_2(size)
-        for warps in (4, 8, 16, 32):
-            if 4 <= block // (32 * warps) <= 64:
-                # A thread has 64 registers at 32 warps, and the scan's temporaries beside its part of the list.
-                found += [
-                    TopkLaunch(warps, 32 * warps * entries) for entries in ((4, 8) if warps == 32 else (4, 8, 16))
-                ]
-    if size > 8192:
-        least = triton.next_power_of_2(width)
-        for groups in (max(2048, least * 2), max(4096, least * 4)):
-            if groups <= _LONGEST:
-                found += [
-                    TopkLaunch(warps, chunk, groups=groups) for warps in (8, 16, 32) for chunk in (2048, 4096, 8192)
-                ]
-        chunks = [(4096, 4), (4096, 8), (8192, 8), (8192, 16), (16_384, 16)]
-        found += [TopkLaunch(warps, chunk, digit_bits=bits) for chunk, warps in chunks for bits in (6, 7, 8)]
-    return found or [choose_launch(size, width)]
 
 
 @triton.jit
@@ -172,6 +147,9 @@ def topk_select_gpu(
     check_request(scores, k, valid, keep_first, keep_last)
     batch, heads, size = scores.shape
     width = min(k, size)
+    launch = launch or choose_launch(size, width)
+    if launch is None:
+        return naive.topk_select(scores, k, valid, keep_first=keep_first, keep_last=keep_last)
     indices = torch.empty(batch, heads, width, dtype=torch.int64, device=scores.device)
     counts = torch.empty(batch, heads, dtype=torch.int64, device=scores.device)
     _select(scores, valid, Chosen(indices, width, counts), keep_first, keep_last, launch)
@@ -205,26 +183,24 @@ def topk_select_into_gpu(
     if indices.stride(2) != 1 and indices.shape[2] > 1:
         raise ValueError(f"neighbouring indices are {indices.stride(2)} apart; they must be contiguous")
     chosen = Chosen(indices, min(k, scores.shape[2]), heads=heads.contiguous())
+    launch = launch or choose_launch(scores.shape[2], chosen.width)
+    if launch is None:
+        naive.topk_select_into(scores, k, valid, indices, heads, keep_first=keep_first, keep_last=keep_last)
+        return
     _select(scores, valid, chosen, keep_first, keep_last, launch)
 
 
-def _select(
-    scores: Tensor, valid: Tensor, chosen: Chosen, keep_first: int, keep_last: int, launch: TopkLaunch | None
-) -> None:
-    """Launch what fills ``chosen``."""
+def _select(scores: Tensor, valid: Tensor, chosen: Chosen, keep_first: int, keep_last: int, launch: TopkLaunch) -> None:
+    """Launch the kernel that fills ``chosen``."""
     batch, heads, size = scores.shape
     width = chosen.width
-    launch = launch or choose_launch(size, width)
-    if not (launch.groups or launch.digit_bits) and size > _LONGEST:
+    if not launch.groups and size > _LONGEST:
         raise ValueError(f"{size} entries do not fit one program, which holds {_LONGEST} at most")
     valid = valid.contiguous()
     filled = (scores, valid, chosen, keep_first, keep_last)
     with torch.cuda.device_of(scores):
         if launch.groups:
             sieve_select(*filled, launch.chunk, launch.groups, launch.num_warps)
-            return
-        if launch.digit_bits:
-            radix_select(*filled, launch.chunk, launch.digit_bits, launch.num_warps)
             return
         block = max(128, triton.next_power_of_2(size))
         threads = min(32 * launch.num_warps, block // VECTOR)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, cast
 
+import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
@@ -31,8 +32,8 @@ class SnapKVParams:
 class SnapKV(BudgetedMethod):
     """``budget`` tokens of the prompt per KV head: its last ``window``, and those that the window attends to most.
 
-    A token's score is the attention that the window's queries give it, summed over them, pooled over its neighbours,
-    and averaged over the query heads of the group. Decoded tokens are all kept.
+    A token's score is the attention that the window's queries give it, summed over them, averaged over the query heads
+    of the group, and pooled over its neighbours before the window. Decoded tokens are all kept.
 
     Source: Li et al. 2024, SnapKV (arXiv 2404.14469), listing 1, and its released code; deviations in card.yaml.
     """
@@ -55,7 +56,8 @@ class SnapKV(BudgetedMethod):
         capacity = self.budget_tokens + shape.decoded
         if shape.capacity <= self.budget_tokens:
             return None
-        return KeptCache(shape, [min(capacity, shape.capacity)] * self.config.num_layers, self.budget_tokens)
+        layers = self.config.num_layers
+        return KeptCache(shape, [min(capacity, shape.capacity)] * layers, [self.budget_tokens] * layers)
 
     def observers(self) -> tuple[PrefillObserver, ...]:
         """Return the observer of the window's queries."""
@@ -73,6 +75,8 @@ class SnapKV(BudgetedMethod):
         """Score the prompt by its last queries and keep the best."""
         window, size = self.params.window, self.params.kernel_size
         received = attention_weights(observed[LatestQueries(window).key], keys, lengths, group="mean")
+        before_window = torch.arange(keys.shape[2], device=keys.device) < lengths[:, None, None] - window
+        received = torch.where(before_window, received, 0.0)
         pool = avg_pool1d if self.params.pooling == "avg" else max_pool1d
         scores = pool(received, kernel_size=size, stride=1, padding=size // 2)[..., : keys.shape[2]]
         positions = latest_and_best(scores, lengths, window, min(self.budget_tokens, keys.shape[2]))

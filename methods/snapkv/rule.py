@@ -10,9 +10,9 @@ from longdecode.methods.rule import EvictingRule, Positions, best, mean_of
 class SnapKVRule(EvictingRule):
     """Cut the prompt once, by the attention of its last queries; keep every token decoded after it.
 
-    The score of an earlier token is the sum of its attention weights over the last ``window`` queries, pooled over
-    neighbours (``kernel_size`` tokens, average with zeros past the ends, or maximum), then the mean over the query
-    heads of the group; one set per KV head. A prompt shorter than the budget is kept whole.
+    The score of an earlier token is the sum of its attention weights over the last ``window`` queries, then the mean
+    over the query heads of the group, pooled over neighbours (``kernel_size`` tokens, average with zeros past the ends,
+    or maximum); one set per KV head. A prompt shorter than the budget is kept whole.
     """
 
     def keep_prompt(self, layer: int, weights: Tensor) -> list[Positions]:
@@ -21,11 +21,8 @@ class SnapKVRule(EvictingRule):
         if n < self.budget:
             return [range(n)] * self.config.num_kv_heads
         sums = weights[:, n - window :, : n - window].sum(dim=1).tolist()
-        pooled = [self.pool(row) for row in sums]
-        return [
-            [*best(mean_of([pooled[i] for i in self.group(head)]), self.budget - window), *range(n - window, n)]
-            for head in range(self.config.num_kv_heads)
-        ]
+        scores = [self.pool(mean_of([sums[i] for i in self.group(head)])) for head in range(self.config.num_kv_heads)]
+        return [[*best(row, self.budget - window), *range(n - window, n)] for row in scores]
 
     def pool(self, row: list[float]) -> list[float]:
         """Return the average or maximum over each token's neighbourhood."""

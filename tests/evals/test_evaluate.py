@@ -19,7 +19,8 @@ import yaml
 
 from longdecode.engine.errors import ConfigError, DeviceMemoryError, GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator
-from longdecode.evals import evaluate, quality_job
+from longdecode.evals import gate as gates
+from longdecode.evals import quality_job
 from longdecode.evals.compare import comparable
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
@@ -36,7 +37,7 @@ Run = Callable[..., list[Record]]
 def gate(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The conformance suite replaced by a list of its calls; methods' own tests run the real one."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(evaluate, "check_method", lambda *given: calls.append(given))
+    monkeypatch.setattr(gates, "check_method", lambda *given: calls.append(given))
     return calls
 
 
@@ -57,9 +58,9 @@ def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     prefill = Generator.prefill
 
-    def counted(self: Generator, requests: Sequence[Any]) -> Any:
+    def counted(self: Generator, requests: Sequence[Any], methods: Sequence[Any]) -> Any:
         sizes.append(len(requests))
-        return prefill(self, requests)
+        return prefill(self, requests, methods)
 
     monkeypatch.setattr(Generator, "prefill", counted)
     return sizes
@@ -131,7 +132,7 @@ def test_what_cannot_run_ends_as_a_status(run: Run) -> None:
     assert "at least 5" in (small["3"].reason or "")
 
 
-def test_tasks_that_count_bytes_refuse_other_tokens(run: Run, byte_checkpoint: Path, tmp_path: Path) -> None:
+def test_generated_tasks_run_on_tokens_that_are_no_bytes(run: Run, byte_checkpoint: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -140,21 +141,21 @@ def test_tasks_that_count_bytes_refuse_other_tokens(run: Run, byte_checkpoint: P
     vocab = vocabulary["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (other / "tokenizer.json").write_text(json.dumps(vocabulary))
-    records = run("full", "mini_recall", models={"tiny": {"path": str(other)}})
-    assert [record.status for record in records] == ["unsupported"] * 4
-    assert "not bytes" in (records[0].reason or "")
+    suites = {"mini_recall": {"contexts": [700], "samples": 1, "batch": 1}}
+    records = run("full", "mini_recall", models={"tiny": {"path": str(other)}}, suites=suites)
+    assert {record.status for record in records} == {"ok"} and len(records) == 3
 
 
 def test_out_of_memory_closes_the_cell_and_the_job_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill = Generator.prefill
+    prefill = Generator._prefill
 
-    def tight(self: Generator, requests: Sequence[Any]) -> Any:
+    def tight(self: Generator, requests: Sequence[Any], *given: Any) -> Any:
         if requests[0].total_tokens > 300:
             raise DeviceMemoryError("320 tokens are too many")
-        return prefill(self, requests)
+        return prefill(self, requests, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Generator, "prefill", tight)
+        patch.setattr(Generator, "_prefill", tight)
         records = run("streaming", "mini_recall")
     assert {(r.context, r.status) for r in records} == {(256, "ok"), (320, "oom")}
     assert [r.sample_index for r in records if r.context == 320] == [-1] * 4
@@ -164,16 +165,28 @@ def test_out_of_memory_closes_the_cell_and_the_job_goes_on(run: Run, monkeypatch
     assert sizes == [2, 2, 1, 2, 2, 1]
 
 
+def test_a_method_with_a_small_cache_runs_where_the_shared_prompt_does_not_fit(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = run("streaming", "mini_recall", "shared")
+
+    def tight(*given: Any) -> Any:
+        raise DeviceMemoryError("no room for a dense cache")
+
+    monkeypatch.setattr(Generator, "prefill", tight)
+    assert list(map(comparable, run("streaming", "mini_recall"))) == list(map(comparable, shared))
+
+
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("full"), RuntimeError("DefaultCPUAllocator: no memory")])
 def test_a_cell_that_fails_half_way_has_no_samples(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     decode, calls = Generator.decode, 0
 
-    def failing(self: Generator, prompt: Any, method: Any) -> Any:
+    def failing(self: Generator, prompt: Any, method: Any, **given: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise error
-        return decode(self, prompt, method)
+        return decode(self, prompt, method, **given)
 
     monkeypatch.setattr(Generator, "decode", failing)
     suites = {"mini_recall": {"contexts": [256], "samples": 4, "batch": 2, "tasks": ["mini_recall_single"]}}
@@ -187,7 +200,7 @@ def test_a_method_that_fails_its_gate_is_not_scored(run: Run, monkeypatch: pytes
     def refuse(*given: Any) -> None:
         raise GateError("logits differ by 3")
 
-    monkeypatch.setattr(evaluate, "check_method", refuse)
+    monkeypatch.setattr(gates, "check_method", refuse)
     sizes = count_prefills(monkeypatch)
     records = run("streaming", "mini_recall")
     assert {(r.status, r.reason, r.score) for r in records} == {("failed_gate", "logits differ by 3", None)}
@@ -201,7 +214,7 @@ def test_a_method_that_cannot_be_checked_is_closed_and_leaves_the_other_labels_a
         if method == "streaming":
             raise UnsupportedCellError("the card's smallest budget is over the test's")
 
-    monkeypatch.setattr(evaluate, "check_method", refuse)
+    monkeypatch.setattr(gates, "check_method", refuse)
     outputs = {label: tmp_path / "records" / f"{label}.parquet" for label in ("streaming", "full")}
     evaluate_suite(build_run_config(config_values, "c"), "tiny", "mini_recall", outputs)
     found = {label: read_records(path, Record) for label, path in outputs.items()}
@@ -228,9 +241,9 @@ def test_one_prefill_serves_all_labels_and_gives_each_what_it_gets_alone(
     decoded: list[str] = []
     decode = Generator.decode
 
-    def counted(self: Generator, prompt: Any, method: Any) -> Any:
+    def counted(self: Generator, prompt: Any, method: Any, **given: Any) -> Any:
         decoded.append(method.name)
-        return decode(self, prompt, method)
+        return decode(self, prompt, method, **given)
 
     monkeypatch.setattr(Generator, "decode", counted)
     evaluate_suite(config, "tiny", "mini_recall", outputs)
@@ -242,10 +255,10 @@ def test_out_of_memory_of_one_label_does_not_stop_the_others(
 ) -> None:
     decode = Generator.decode
 
-    def tight(self: Generator, prompt: Any, method: Any) -> Any:
+    def tight(self: Generator, prompt: Any, method: Any, **given: Any) -> Any:
         if method.name == "streaming":
             raise DeviceMemoryError("no room beside the prompt")
-        return decode(self, prompt, method)
+        return decode(self, prompt, method, **given)
 
     monkeypatch.setattr(Generator, "decode", tight)
     outputs = {label: tmp_path / f"{label}.parquet" for label in ("streaming", "full")}
@@ -303,9 +316,9 @@ def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, mo
     decoded: list[int | None] = []
     decode = Generator.decode
 
-    def counted(self: Generator, prompt: Any, method: Any) -> Any:
+    def counted(self: Generator, prompt: Any, method: Any, **given: Any) -> Any:
         decoded.append(method.budget_tokens)
-        return decode(self, prompt, method)
+        return decode(self, prompt, method, **given)
 
     monkeypatch.setattr(Generator, "decode", counted)
     later = run("streaming", "mini_recall", budgets=[0.5, 32])
@@ -337,10 +350,10 @@ def test_what_changes_the_numbers_makes_all_samples_run_again(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from longdecode.evals import evaluate
+from longdecode.evals import evaluate, gate
 from longdecode.evals.journal import Journal
 from longdecode.evals.run_config import load_run_config
-evaluate.check_method = lambda *given: None
+gate.check_method = lambda *given: None
 left, partial, append = int(sys.argv[1]), int(sys.argv[2]), Journal.append
 
 def append_or_die(self, *records):

@@ -21,11 +21,13 @@ FILES = {
     "evals/quality_job.py": "from longdecode.engine.decoder import Decoder\nfrom longdecode.evals import records\n",
     "evals/records.py": "from longdecode.evals import runner\n",
     "evals/runner.py": "",
-    "evals/tasks/recall.py": "from longdecode.evals.generators import lookup\nTABLE = 'table.yaml'\n",
-    "evals/tasks/recall.yaml": "a: 1\n",
-    "evals/tasks/table.yaml": "a: 1\n",
-    "evals/tasks/math.yaml": "a: 1\n",
-    "evals/tasks/math.py": "RUN = ['-m', 'longdecode.evals.worker']\n",
+    "evals/tasks/recall/single.py": "from longdecode.evals.generators import lookup\nTABLE = 'table.yaml'\n",
+    "evals/tasks/recall/single.yaml": "a: 1\n",
+    "evals/tasks/recall/suite.py": "",
+    "evals/tasks/recall/description.yaml": "a: 1\n",
+    "evals/tasks/recall/table.yaml": "a: 1\n",
+    "evals/tasks/math/suite.yaml": "a: 1\n",
+    "evals/tasks/math/suite.py": "RUN = ['-m', 'longdecode.evals.worker']\n",
     "evals/worker.py": "",
     "evals/generators/lookup.py": "if TYPE_CHECKING:\n    import longdecode.evals.typed\n",
     "evals/typed.py": "",
@@ -56,7 +58,8 @@ def rooms(tmp_path: Path) -> Path:
 
 
 QUALITY = {
-    "evals/quality_job.py", "evals/tasks/recall.py", "evals/tasks/recall.yaml", "evals/tasks/table.yaml",
+    "evals/quality_job.py", "evals/tasks/recall/suite.py", "evals/tasks/recall/single.py",
+    "evals/tasks/recall/single.yaml", "evals/tasks/recall/table.yaml",
     "evals/generators/lookup.py", "engine/decoder.py", "kernels/__init__.py", "kernels/rope/__init__.py",
     "kernels/rope/gpu.py", "kernels/split.py", "methods/quest/method.py", "methods/quest/card.yaml",
     "methods/budgeted.py",
@@ -66,10 +69,10 @@ QUALITY = {
 @pytest.mark.parametrize("edited", FILES)
 def test_a_score_depends_on_what_its_job_task_and_method_import(rooms: Path, edited: str) -> None:
     """A lazy import of a kernel counts; another suite, page or method, bookkeeping and imports for types do not."""
-    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", rooms)
+    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms)
     with (rooms / edited).open("a") as handle:
         handle.write("# edited\n")
-    assert (quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", rooms) != before) == (edited in QUALITY)
+    assert (quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms) != before) == (edited in QUALITY)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_a_score_depends_on_what_its_job_task_and_method_import(rooms: Path, edi
     [
         ("kernels/split.py", True, True), ("engine/decoder.py", True, False), ("methods/quest/card.yaml", True, False),
         ("kernels/topk.py", False, False), ("methods/tidal/method.py", False, False),
-        ("evals/tasks/math.py", False, False),
+        ("evals/tasks/math/suite.py", False, False),
         ("evals/quality_job.py", False, False),
     ],
 )  # fmt: skip
@@ -94,9 +97,9 @@ def test_a_time_depends_on_what_its_bench_and_methods_import(
 
 
 def test_a_module_that_is_named_in_a_text_counts(rooms: Path) -> None:
-    closure = import_closure([rooms / "evals/tasks/math.py"], rooms)
+    closure = import_closure([rooms / "evals/tasks/math/suite.py"], rooms)
     assert {path.relative_to(rooms).as_posix() for path in closure} == {
-        "evals/tasks/math.py", "evals/tasks/math.yaml", "evals/worker.py",
+        "evals/tasks/math/suite.py", "evals/tasks/math/suite.yaml", "evals/worker.py",
     }  # fmt: skip
 
 
@@ -105,20 +108,20 @@ def test_a_method_of_another_folder_counts(rooms: Path, tmp_path: Path, monkeypa
     own.mkdir(parents=True)
     (own / "method.py").write_text("from longdecode.kernels.topk import topk\n")
     monkeypatch.setenv("LONGDECODE_METHOD_PATH", str(own.parent))
-    seen = {quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall", rooms)}
+    seen = {quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall.single", rooms)}
     for edited in (own / "method.py", rooms / "kernels/topk.py"):
         with edited.open("a") as handle:
             handle.write("# edited\n")
-        seen.add(quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall", rooms))
+        seen.add(quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall.single", rooms))
     assert len(seen) == 3
 
 
 def test_a_copy_has_the_same_hash_and_a_missing_module_none(rooms: Path, tmp_path: Path) -> None:
-    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", rooms)
+    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms)
     for path in rooms.rglob("*.py"):
         os.utime(path, (1, 1))
     shutil.copytree(rooms, tmp_path / "elsewhere")
-    assert quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall", tmp_path / "elsewhere") == before
+    assert quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", tmp_path / "elsewhere") == before
     with pytest.raises(FileNotFoundError, match="no module"):
         quality_code_hash("quest", f"{PACKAGE}.evals.tasks.gone", rooms)
 
@@ -128,15 +131,15 @@ def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> Non
         files = [path for root in roots for path in [REPOSITORY / root]]
         return {path.relative_to(REPOSITORY).as_posix() for path in import_closure(files)}
 
-    quality = closure("evals/quality_job.py", "evals/tasks/mini_recall.py", "methods/quest/method.py")
+    quality = closure("evals/quality_job.py", "evals/tasks/mini_recall/suite.py", "methods/quest/method.py")
     assert {
         "engine/decoder.py", "kernels/page_score/gpu.py", "kernels/linear/gpu.py", "evals/generators/lookup.py",
         "evals/tokenizing.py",
     } <= quality  # fmt: skip
     others = ("reporting/", "evals/throughput/", "evals/scoring/", "methods/lychee/", "evals/tasks/ruler")
     assert not [path for path in quality if path.startswith(others)]
-    assert "evals/scoring/math_worker.py" in closure("evals/tasks/math.py")
-    assert "evals/tasks/longbench.yaml" in closure("evals/tasks/longbench.py")
+    assert "evals/scoring/math_worker.py" in closure("evals/tasks/math/suite.py")
+    assert "evals/tasks/longbench/protocol.yaml" in closure("evals/tasks/longbench/suite.py")
     speed = closure("evals/throughput/decode.py")
     assert {"evals/throughput/timing.py", "evals/throughput/hf_full.py", "kernels/linear/gpu.py"} <= speed
     assert "evals/throughput/summary.py" not in speed

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals import evaluate, summary
+from longdecode.evals import gate as gates
+from longdecode.evals import summary
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
@@ -137,7 +138,7 @@ def test_draws_of_a_problem_stand_together_and_share_its_prompt(tmp_path: Path) 
 @pytest.fixture
 def run(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Record]]:
     """One job of the suite on a byte model with a chat template and an end-of-sequence token."""
-    monkeypatch.setattr(evaluate, "check_method", lambda *given: None)
+    monkeypatch.setattr(gates, "check_method", lambda *given: None)
     checkpoint = tmp_path / "chatty"
     checkpoint.mkdir()
     for file in byte_checkpoint.iterdir():

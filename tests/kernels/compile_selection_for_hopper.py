@@ -12,7 +12,7 @@ from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.page_minmax import gpu as minmax
 from longdecode.kernels.page_score.gpu import page_score_gpu
-from longdecode.kernels.token_score.gpu import block_max_score_gpu, token_logits_gpu
+from longdecode.kernels.token_score.gpu import token_logits_gpu
 from longdecode.kernels.topk_select import gpu as topk
 
 VERBOSE = "-v" in sys.argv
@@ -23,7 +23,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def launch_topk() -> None:
-    """Lists in registers and in radix passes."""
+    """Lists in registers and through the sieve."""
     for size, k in ((63, 16), (8192, 256), (16_384, 1024), (32_768, 3277), (131_072, 4096), (524_288, 52_429)):
         valid = meta(1, dtype=torch.int64)
         topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1)
@@ -40,8 +40,6 @@ def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
     for group in (None, *GROUP_REDUCTIONS):
         page_score_gpu(q, bounds, lengths, group=group)
         token_logits_gpu(q, k, lengths, group=group)
-    for block in (16, 64):
-        block_max_score_gpu(q, k, lengths, block_size=block, group="mean")
     page_score_gpu(q, PageBounds(bounds.minimum[:, :, :256], bounds.maximum[:, :, :256]), lengths, group="max")
 
 

@@ -12,8 +12,13 @@ from torch import Tensor
 from longdecode.kernels import attention_weights as weights_room
 from longdecode.kernels import decode_attention as dense_room
 from longdecode.kernels import sparse_decode_attention as sparse_room
+from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
+from longdecode.kernels.decode_attention.launch import DecodeLaunch
 from longdecode.kernels.sparse_decode_attention import EVERYTHING
+from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
+from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # batch, KV heads, group, head dimension, capacity, T
@@ -75,6 +80,21 @@ def sampled(heads: int, rows: int) -> list[tuple[int, int]]:
     return [(h, t) for h in {0, heads // 2, heads - 1} for t in {0, rows // 2, max(0, rows - 2), rows - 1}]
 
 
+def on_device(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Run an op on the device: without a GPU in Triton's interpreter."""
+
+    def run(*tensors: Tensor, kv_tokens_read: Tensor | None = None, **options: Any) -> Any:
+        moved = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in options.items()}
+        if kv_tokens_read is not None:
+            moved["kv_tokens_read"] = kv_tokens_read.to(DEVICE)
+        found = op(*(x.to(DEVICE) for x in tensors), **moved)
+        if kv_tokens_read is not None:
+            kv_tokens_read.copy_(moved["kv_tokens_read"])
+        return found.cpu() if isinstance(found, Tensor) else tuple(x.cpu() for x in found)
+
+    return run
+
+
 ATTEND: dict[str, Callable[..., Any]] = {
     "naive": dense_room.naive.decode_attention,
     "dispatched": dense_room.decode_attention,
@@ -103,6 +123,44 @@ def test_dense(
             want, want_lse = attend(q[b, h, t], k[b, kv], v[b, kv], read_by(int(each[b, kv]), rows, t, mask))
             torch.testing.assert_close(out[b, h, t].double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
             assert lse[b, h, t].item() == pytest.approx(want_lse, abs=1e-4)
+
+
+# The rule's choice, fused or separate merge, splits without a tile, tiles that end in the block, two tiles of rows.
+TRITON = [
+    ((2, 2, 2, 32, 40, 1), torch.float32, None),
+    ((2, 2, 3, 64, 15, 2), torch.float32, None),
+    ((1, 1, 4, 128, 63, 3), torch.bfloat16, None),
+    ((1, 2, 4, 32, 70, 8), torch.float16, DecodeLaunch(32, 32, 4, 3, 3, fused_merge=False)),
+    ((2, 1, 4, 32, 90, 25), torch.float32, DecodeLaunch(64, 32, 4, 2, 2)),
+    ((1, 1, 4, 48, 80, 41), torch.float32, DecodeLaunch(128, 16, 8, 2, 2, fused_merge=False, extra_rows=64)),
+    ((1, 1, 2, 32, 60, 5), torch.float32, DecodeLaunch(16, 16, 4, 2, 9)),
+    ((1, 1, 16, 32, 40, 4), torch.float32, DecodeLaunch(16, 16, 4, 2, 1, fused_merge=False, extra_rows=16)),
+]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["causal", "tree"])
+@pytest.mark.parametrize(("shape", "dtype", "launch"), TRITON, ids=str)
+def test_dense_in_triton(
+    rng: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype, launch: DecodeLaunch | None, masked: bool
+) -> None:
+    """Against the definition in float64; where a row has two heads, one holds fewer tokens than the block."""
+    q, k, v, lengths = cache_of(rng, shape, dtype, masked)
+    if masked and shape[1] == 2 and shape[-1] > 2:
+        lengths[-1, 0], k[-1, 0, 2:], v[-1, 0, 2:] = 2, NAN, NAN
+    mask = tree(rng, shape[-1]) if masked else None
+    want = dense_room.naive.decode_attention(q.double(), k.double(), v.double(), lengths, mask=mask)
+    read = torch.zeros(shape[0], dtype=torch.int64)
+    out, lse = on_device(decode_attention_gpu)(q, k, v, lengths, mask=mask, kv_tokens_read=read, launch=launch)
+    assert out.dtype == dtype and read.equal(lengths.sum(1) if masked else lengths * shape[1])
+    torch.testing.assert_close(out.double(), want[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(lse.double(), want[1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_dense_in_triton_refuses_a_scale(rng: torch.Generator, scale: float) -> None:
+    q, k, v, lengths = cache_of(rng, (1, 1, 2, 32, 9, 3), torch.float32, False)
+    with pytest.raises(ValueError, match="scale"):
+        decode_attention_gpu(q, k, v, lengths, scale=scale)
 
 
 @pytest.mark.parametrize("path", ATTEND)
@@ -172,6 +230,42 @@ def test_sparse(
                 torch.testing.assert_close(out[b, h, t].double(), want, atol=2e-5, rtol=2e-5)
                 assert lse[b, h, t].item() == pytest.approx(want_lse, abs=1e-4)
     assert read.equal(total)
+
+
+@pytest.mark.parametrize("per_query_head", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "launch", "masked"),
+    [
+        ((2, 2, 2, 32, 70, 1), None, True),
+        ((2, 1, 3, 32, 70, 2), SparseLaunch(16, 16, 4, 2, 3), True),
+        ((1, 2, 2, 64, 70, 5), SparseLaunch(16, 32, 4, 2, 2, fused_merge=False), True),
+        ((1, 2, 4, 32, 70, 9), SparseLaunch(16, 32, 4, 2, 3, balanced=True), True),
+        ((2, 1, 2, 32, 70, 3), SparseLaunch(16, 32, 4, 2, 2), False),
+    ],
+    ids=str,
+)
+def test_sparse_in_triton(
+    rng: torch.Generator, shape: tuple[int, ...], launch: SparseLaunch | None, masked: bool, per_query_head: bool
+) -> None:
+    """Against the definition in float64, with a list of everything, and with limits and a mask or without."""
+    batch, kv, group, _, _, rows = shape
+    q, k, v, lengths = cache_of(rng, shape, torch.float32, False)
+    lists, block = kv * group if per_query_head else kv, 16
+    indices = torch.rand(batch, lists, 5, generator=rng).argsort(-1)[..., :4].contiguous()
+    counts = torch.randint(1, 5, (batch, lists), generator=rng)
+    counts[0, -1] = EVERYTHING
+    plan: dict[str, Any] = {"block_size": block, "kv_lengths": lengths}
+    if masked:
+        plan["kv_lengths"] = lengths[:, None] - torch.arange(rows).flip(0)
+        plan["row_mask"] = torch.rand(batch, lists, rows, 4, generator=rng) < 0.6
+    tokens = [torch.zeros(batch, dtype=torch.int64) for _ in range(2)]
+    wide = (x.double() for x in (q, k, v))
+    want = sparse_room.naive.sparse_decode_attention(*wide, indices, counts, **plan, kv_tokens_read=tokens[0])
+    attend_gpu = on_device(sparse_decode_attention_gpu)
+    found = attend_gpu(q, k, v, indices, counts, **plan, kv_tokens_read=tokens[1], launch=launch)
+    assert tokens[0].equal(tokens[1])
+    for got, expected in zip(found, want, strict=True):
+        torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("path", SPARSE)

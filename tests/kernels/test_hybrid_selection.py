@@ -12,7 +12,6 @@ from longdecode.kernels.topk_select.gpu import TopkLaunch, topk_select_gpu, topk
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WAYS = {
     "whole": TopkLaunch(4, 512),
-    "radix": TopkLaunch(4, 512, digit_bits=8),
     "sieve": TopkLaunch(4, 512, groups=512),
     "naive": None,
 }

@@ -19,7 +19,7 @@ from longdecode.kernels.add_rms_norm.gpu import Launch as NormLaunch
 from longdecode.kernels.add_rms_norm.gpu import add_rms_norm_gpu
 from longdecode.kernels.linear import gated_linear, linear, naive
 from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
-from longdecode.kernels.linear.launch import MAX_ROWS, Launch, candidates, choose_launch
+from longdecode.kernels.linear.launch import MAX_ROWS, Launch, choose_launch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -93,19 +93,6 @@ def test_a_row_does_not_depend_on_its_neighbours(rng: torch.Generator, launch: L
             alone = torch.full_like(x, float("nan"))
             alone[row] = x[row]
             assert torch.equal(op(alone, weight, launch=launch)[row], together[row])
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_every_candidate_computes_the_projection(rng: torch.Generator, rows: int) -> None:
-    x, weight, bias = inputs(rng, rows, 10, 1000, torch.float16)
-    want = x.double() @ weight.double().T
-    listed = candidates(6144, 1000, rows)
-    assert 10 <= len(listed) <= 60 and len(set(listed)) == len(listed)
-    for launch in listed:
-        close(linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias)), launch=launch), want + bias, torch.float16)
-    for launch in candidates(6144, 1000, rows, gated=True)[:: 1 + rows]:
-        got = gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE), launch=launch)
-        close(got, gated(x, weight), torch.float16, factor=2)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 9, MAX_ROWS, MAX_ROWS + 1])

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdecode.kernels.block_max_score import naive as block_naive
 from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
 from longdecode.kernels.group_reduce.rows import ScoreLaunch
 from longdecode.kernels.page_minmax import PageBounds
@@ -19,7 +18,6 @@ from longdecode.kernels.page_minmax import gpu as minmax_gpu
 from longdecode.kernels.page_minmax import naive as minmax_naive
 from longdecode.kernels.page_score import gpu as page_gpu
 from longdecode.kernels.page_score import naive as page_naive
-from longdecode.kernels.pooled_score import naive as pooled_naive
 from longdecode.kernels.token_score import gpu as token_gpu
 from longdecode.kernels.token_score import naive as token_naive
 
@@ -87,25 +85,6 @@ def test_token_logits(
     same(token_naive.token_logits(q, k, lengths, group=how), want)
 
 
-@pytest.mark.parametrize("how", REDUCTIONS)
-@pytest.mark.parametrize(("block", "size"), [(1, 40), (3, 100), (16, 100), (64, 70), (200, 333)])
-def test_block_max_score(rng: torch.Generator, block: int, size: int, how: str | None) -> None:
-    q, k, lengths = ragged(rng, 2, 2, 2, 32, size, torch.float16)
-    got = token_gpu.block_max_score_gpu(*on(q, k, lengths), block_size=block, scale=0.5, group=how)
-    logits = wide_logits(q, k, lengths, 0.5, how)
-    want = torch.stack([part.amax(-1) for part in logits.split(block, -1)], -1)
-    same(got, want)
-    same(block_naive.block_max_score(q, k, lengths, block_size=block, scale=0.5, group=how), want)
-
-
-@pytest.mark.parametrize("how", REDUCTIONS)
-def test_pooled_score(rng: torch.Generator, how: str | None) -> None:
-    q, pooled, blocks = ragged(rng, 2, 2, 4, 32, 9, torch.bfloat16)
-    want = wide_logits(q, pooled, blocks, 1.0, how)
-    same(token_gpu.token_logits_gpu(*on(q, pooled, blocks), scale=1.0, group=how), want)
-    same(pooled_naive.pooled_score(q, pooled, blocks, group=how), want)
-
-
 @pytest.mark.parametrize("launch", [ScoreLaunch(16, 1, 4, 1), ScoreLaunch(16, 3, 4, 2), ScoreLaunch(64, 2, 8, 4)])
 @pytest.mark.parametrize("how", [None, "max"])
 def test_any_launch(rng: torch.Generator, launch: ScoreLaunch, how: str | None) -> None:
@@ -134,8 +113,6 @@ def test_scores_refuse_what_they_cannot_mean(rng: torch.Generator) -> None:
         token_gpu.token_logits_gpu(q.expand(1, 4, 3, 32), k, lengths)
     with pytest.raises(ValueError, match="one dtype"):
         token_gpu.token_logits_gpu(q, k.half(), lengths)
-    with pytest.raises(ValueError, match="blocks of 300"):
-        token_gpu.block_max_score_gpu(q, k, lengths, block_size=300)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -192,10 +169,6 @@ def test_equals_naive_on_the_device(
     for how in REDUCTIONS:
         want = token_naive.token_logits(q, k, lengths, group=how)
         torch.testing.assert_close(token_gpu.token_logits_gpu(q, k, lengths, group=how), want, **close)
-        for launch in page_gpu.candidates(bounds.minimum.shape[2], batch * kv, dim, dtype)[::7]:
+        for launch in (None, ScoreLaunch(32, 4, 4, 2), ScoreLaunch(64, 1, 4, 1)):
             got = page_gpu.page_score_gpu(q, bounds, used, group=how, launch=launch)
             torch.testing.assert_close(got, page_naive.page_score(q, bounds, used, group=how), **close)
-        for block in (16, 24, 64):
-            got = token_gpu.block_max_score_gpu(q, k, lengths, block_size=block, group=how)
-            want = block_naive.block_max_score(q, k, lengths, block_size=block, group=how)
-            torch.testing.assert_close(got, want, **close)

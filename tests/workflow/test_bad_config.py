@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from longdecode.evals.plan import Plan, checked, config_path, retyped
+
+ROOT = Path(__file__).resolve().parents[2]
 SUITE = {"contexts": [1024], "samples": 2}
+
+
+def message(path: Path, given: dict[str, Any] | None = None) -> str:
+    """The text that a workflow ends with, as the Snakefile reads a file and the command line's values."""
+    values = yaml.safe_load(path.read_text()) | retyped(given or {})
+    with pytest.raises(SystemExit) as caught:
+        checked(values, [path], given or {})
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -21,35 +34,37 @@ SUITE = {"contexts": [1024], "samples": 2}
         ),
         ({"suites": {"mini_recall": SUITE | {"sample": 3}}}, ("suites.mini_recall.sample", "'samples'")),
         ({"seeds": 3}, ("seeds", "nearest valid name: 'seed'")),
-        ({"budgets": [0.1, 0]}, ("budgets", "0;")),
     ],
 )
-def test_refused(snakemake: Any, write_config: Any, changes: dict[str, Any], expected: tuple[str, ...]) -> None:
+def test_refused(write_config: Any, changes: dict[str, Any], expected: tuple[str, ...]) -> None:
     path = write_config(**changes)
-    done = snakemake("-n", "--configfile", str(path))
+    text = message(path)
+    assert text.startswith("ConfigError: ") and all(part in text for part in (path.name, *expected)), text
+
+
+def test_snakemake_ends_with_the_message_alone(snakemake: Any, write_config: Any) -> None:
+    """The one real process: values of the command line keep their types, and the error comes without a traceback."""
+    path = write_config()
+    done = snakemake("-n", "--configfile", str(path), "--config", "budgets=[0.1, 0]")
     assert done.returncode != 0
-    message = done.stdout.strip().splitlines()[-1]
-    assert all(part in message for part in (path.name, *expected)), done.stdout
+    assert f"{path.name} with --config budgets: budgets: 0;" in done.stdout.strip().splitlines()[-1]
     assert "Traceback" not in done.stdout and "Error in file" not in done.stdout
 
 
-def test_unknown_profile_names_the_nearest(snakemake: Any) -> None:
-    done = snakemake("-n", "--config", "profile=h20")
-    assert done.returncode != 0
-    assert "nearest valid name: 'h200'" in done.stdout.splitlines()[-1]
+def test_values_from_the_command_line_keep_their_types(write_config: Any) -> None:
+    values = yaml.safe_load(write_config().read_text()) | retyped({"budgets": ["0.1", "64"], "seed": 3})
+    run = checked(values, ["c.yaml"], ["budgets", "seed"])
+    assert [budget.text for budget in run.budgets] == ["0.1", "64"] and run.seed == 3
 
 
-def test_values_from_the_command_line_keep_their_types(snakemake: Any, write_config: Any) -> None:
-    path = write_config()
-    assert snakemake("-n", "--configfile", str(path), "--config", "budgets=[0.1, 64]").returncode == 0
-    done = snakemake("-n", "--configfile", str(path), "--config", "budgets=[0.1, 0]")
-    assert done.returncode != 0
-    assert f"{path.name} with --config budgets: budgets: 0;" in done.stdout
+def test_unknown_profile_names_the_nearest() -> None:
+    assert config_path(ROOT, "h200").name == "h200.yaml"
+    with pytest.raises(SystemExit, match=r"profile=h20: .*nearest valid name: 'h200'"):
+        config_path(ROOT, "h20")
 
 
-def test_cuda_without_a_gpu_limit_is_refused(snakemake: Any, write_config: Any) -> None:
-    path = write_config(device="cuda")
-    assert snakemake("-n", "--configfile", str(path)).returncode == 0
-    done = snakemake("-n", "--configfile", str(path), "--resources", "mem_mb=1000")
-    assert done.returncode != 0
-    assert "--resources gpu=1" in done.stdout.splitlines()[-1]
+def test_cuda_without_a_gpu_limit_is_refused(write_config: Any) -> None:
+    run = checked(yaml.safe_load(write_config(device="cuda").read_text()), ["c.yaml"], [])
+    Plan(run, ROOT).require_gpu_limit(["gpu", "mem_mb"])
+    with pytest.raises(SystemExit, match="--resources gpu=1"):
+        Plan(run, ROOT).require_gpu_limit(["mem_mb"])

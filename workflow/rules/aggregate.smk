@@ -16,7 +16,7 @@ rule aggregate:
     """Records to tidy tables with intervals and paired differences."""
     input:
         config=rules.write_config.output[0],
-        records=RECORDS,
+        records=PLAN.records,
     output:
         summary=report(
             f"{RESULTS}/summary.csv",
@@ -30,7 +30,7 @@ rule aggregate:
     conda:
         "../envs/longdecode.yaml"
     params:
-        code=folder_hash("evals"),
+        code=PLAN.folder_hash("evals"),
     script:
         "../scripts/write_summary.py"
 
@@ -39,7 +39,7 @@ rule check_instrument:
     """Does the reference model do what it is known to do? Outcomes and numbers, whether or not they pass."""
     input:
         config=rules.write_config.output[0],
-        records=RECORDS,
+        records=PLAN.records,
     output:
         report(
             f"{RESULTS}/instrument.json",
@@ -51,7 +51,7 @@ rule check_instrument:
     conda:
         "../envs/longdecode.yaml"
     params:
-        code=folder_hash("evals"),
+        code=PLAN.folder_hash("evals"),
     script:
         "../scripts/check_instrument.py"
 

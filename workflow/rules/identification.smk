@@ -1,20 +1,13 @@
-include: "identification_common.smk"
-
-
-wildcard_constraints:
-    role_run="|".join(map(re.escape, ROLE_RUNS)) or "none",
-
-
 rule lychee_train:
     """Head roles of every identification run of the configuration."""
     input:
-        ROLE_FILES,
+        PLAN.role_files,
 
 
 rule train_roles:
     """One identification run: head roles, and the history of their training."""
     input:
-        model=lambda wildcards: model_files(RUN.models[wildcards.model]),
+        model=lambda wildcards: PLAN.model_files(wildcards.model),
     output:
         roles=f"{RESULTS}/identification/{{model}}/{{role_run}}/roles.json",
         curve=f"{RESULTS}/identification/{{model}}/{{role_run}}/curve.csv",
@@ -26,35 +19,35 @@ rule train_roles:
         f"{RESULTS}/benchmarks/identification/{{model}}/{{role_run}}.tsv"
     conda:
         "../envs/longdecode.yaml"
-    threads: THREADS
+    threads: PLAN.threads[0]
     resources:
-        gpu=GPUS,
-        torch_threads=TORCH_THREADS,
+        gpu=PLAN.gpus,
+        torch_threads=PLAN.threads[1],
     params:
-        settings=lambda wildcards: role_settings(wildcards.role_run),
-        code=IDENTIFICATION_CODE,
+        settings=lambda wildcards: PLAN.role_settings(wildcards.role_run),
+        code=PLAN.identification_code,
     script:
         "../scripts/train_roles.py"
 
 
-if OVERLAP:
+if PLAN.overlap:
 
     rule overlap:
         """How much the top tokens of adjacent layers overlap, head by head."""
         input:
-            model=model_files(RUN.models[IDENTIFICATION.identification.overlap.model]),
+            model=PLAN.model_files(RUN.identification.overlap.model),
         output:
-            OVERLAP[0],
+            PLAN.overlap[0],
         log:
             f"{RESULTS}/logs/overlap.log",
         conda:
             "../envs/longdecode.yaml"
-        threads: THREADS
+        threads: PLAN.threads[0]
         resources:
-            gpu=GPUS,
-            torch_threads=TORCH_THREADS,
+            gpu=PLAN.gpus,
+            torch_threads=PLAN.threads[1],
         params:
-            settings=repr(IDENTIFICATION.identification.overlap),
-            code=IDENTIFICATION_CODE,
+            settings=repr(RUN.identification.overlap),
+            code=PLAN.identification_code,
         script:
             "../scripts/measure_overlap.py"

@@ -11,6 +11,6 @@ rule miniature_train:
         gpu=1,
     params:
         books=RUN.data.get("pg19"),
-        code=folder_hash("miniature"),
+        code=PLAN.folder_hash("miniature"),
     script:
         "../scripts/train_miniature.py"

@@ -2,12 +2,12 @@ rule report:
     """Static pages, readable offline, with the data beside each figure."""
     input:
         config=rules.write_config.output[0],
-        records=RECORDS,
+        records=PLAN.records,
         summary=rules.aggregate.output.summary,
         instrument=rules.check_instrument.output[0],
         passed=rules.require_instrument.output[0],
-        speed=SPEED_TABLES,
-        identification=ROLE_FILES + OVERLAP,
+        speed=PLAN.speed_tables,
+        identification=PLAN.role_files + PLAN.overlap,
     output:
         report(
             f"{REPORT}/index.html",
@@ -19,6 +19,6 @@ rule report:
     conda:
         "../envs/longdecode.yaml"
     params:
-        code=folder_hash("reporting", "methods"),
+        code=PLAN.folder_hash("reporting", "methods"),
     script:
         "../scripts/build_report.py"

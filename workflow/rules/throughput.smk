@@ -1,7 +1,11 @@
 rule throughput:
     """Times of one model, or of the kernels and the device itself; nothing else may run on the machine meanwhile."""
     input:
-        model=lambda wildcards: speed_files(wildcards.job),
+        model=lambda wildcards: PLAN.model_files(wildcards.job),
+        methods=lambda wildcards: PLAN.method_files(
+            PLAN.timed_labels(wildcards.job), wildcards.job
+        ),
+        gates=lambda wildcards: PLAN.gate_files(PLAN.timed_labels(wildcards.job)),
     output:
         f"{RESULTS}/speed/{{job}}.parquet",
     log:
@@ -10,13 +14,13 @@ rule throughput:
         f"{RESULTS}/benchmarks/throughput/{{job}}.tsv"
     conda:
         "../envs/longdecode.yaml"
-    threads: SPEED_THREADS[0]
+    threads: PLAN.speed_threads[0]
     resources:
-        gpu=GPUS,
-        torch_threads=SPEED_THREADS[1],
+        gpu=PLAN.gpus,
+        torch_threads=PLAN.speed_threads[1],
     params:
-        settings=lambda wildcards: speed_settings(wildcards.job),
-        code=lambda wildcards: speed_code(wildcards.job),
+        settings=lambda wildcards: PLAN.speed_settings(wildcards.job),
+        code=lambda wildcards: PLAN.speed_code(wildcards.job),
     script:
         "../scripts/measure_speed.py"
 
@@ -25,19 +29,20 @@ rule speed_summary:
     """Speed records to medians, ratios with intervals, floors, growth, break-even and breakdown."""
     input:
         config=rules.write_config.output[0],
-        records=SPEED_RECORDS,
+        records=PLAN.speed_records,
     output:
         speed=f"{RESULTS}/speed.csv",
         growth=f"{RESULTS}/growth.csv",
         breakeven=f"{RESULTS}/breakeven.csv",
         breakdown=f"{RESULTS}/breakdown.csv",
         correction=f"{RESULTS}/correction.csv",
+        speculation=f"{RESULTS}/speculation.csv",
         over_baselines=f"{RESULTS}/over_baselines.csv",
     log:
         f"{RESULTS}/logs/speed_summary.log",
     conda:
         "../envs/longdecode.yaml"
     params:
-        code=folder_hash("evals/throughput"),
+        code=PLAN.folder_hash("evals/throughput"),
     script:
         "../scripts/summarise_speed.py"

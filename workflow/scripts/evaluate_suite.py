@@ -11,7 +11,7 @@ with logged(snakemake):
     from longdecode.evals.journal import JournalLockedError
     from longdecode.evals.run_config import build_run_config
 
-    config = build_run_config(snakemake.config, "configuration")
+    config = build_run_config(snakemake.config, "configuration", check_params=False)
     outputs = dict(zip(snakemake.params.labels, map(Path, snakemake.output), strict=True))
     waiting = False
     while True:

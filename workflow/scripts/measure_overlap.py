@@ -5,7 +5,8 @@ from pathlib import Path
 from job_log import logged
 
 with logged(snakemake):
+    from longdecode.evals.run_config import build_run_config
     from longdecode.identification.overlap import measure_overlap
-    from longdecode.identification.plan import build_plan
 
-    measure_overlap(build_plan(snakemake.config, "configuration"), Path(snakemake.output[0]))
+    config = build_run_config(snakemake.config, "configuration", check_params=False)
+    measure_overlap(config, Path(snakemake.output[0]))

@@ -11,7 +11,7 @@ with logged(snakemake):
     from longdecode.evals.run_config import build_run_config
     from longdecode.evals.throughput.measure import measure_speed
 
-    config = build_run_config(snakemake.config, "configuration")
+    config = build_run_config(snakemake.config, "configuration", check_params=False)
     waiting = False
     while True:
         try:

@@ -5,8 +5,8 @@ from pathlib import Path
 from job_log import logged
 
 with logged(snakemake):
-    from longdecode.identification.plan import build_plan
+    from longdecode.evals.run_config import build_run_config
     from longdecode.identification.train import run_planned
 
-    plan = build_plan(snakemake.config, "configuration")
-    run_planned(plan, snakemake.wildcards.role_run, Path(snakemake.output.roles).parent)
+    config = build_run_config(snakemake.config, "configuration", check_params=False)
+    run_planned(config, snakemake.wildcards.role_run, Path(snakemake.output.roles).parent)

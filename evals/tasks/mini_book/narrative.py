@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import random
+from math import fsum
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.generators import narrative
 from longdecode.evals.tasks.base import Sample, Score, Task
-from longdecode.evals.tasks.generated import sample_rng
+from longdecode.evals.tasks.generated import counts_bytes, fitted, sample_rng
+from longdecode.evals.tasks.windows import tail_start
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
 
-CONTINUATION_BYTES = 256
+CONTINUATION_TOKENS = 256
 LOSS_BINS = 8
-WRITE_BYTES = 384
+WRITE_TOKENS = 384
 
 
 class LossTask(Task):
@@ -28,13 +31,12 @@ class LossTask(Task):
     unit = "nats/byte"
     higher_is_better = False
     data_source: Literal["generated", "real"] = "generated"
-    byte_level = True
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
-        """Mean nats per byte, overall and by stretch."""
-        width = len(forced_nll) // LOSS_BINS
-        parts = tuple(fmean(forced_nll[i * width : (i + 1) * width]) for i in range(LOSS_BINS))
-        return Score(fmean(forced_nll), parts)
+        """Return nats per byte, overall and by stretch; a stretch is an eighth of the tokens and of the bytes."""
+        width, size = len(forced_nll) // LOSS_BINS, len(sample.forced.encode())
+        stretches = (forced_nll[i * width : (i + 1) * width] for i in range(LOSS_BINS))
+        return Score(fsum(forced_nll) / size, tuple(fsum(stretch) / (size // LOSS_BINS) for stretch in stretches))
 
 
 class MiniBookLoss(LossTask):
@@ -45,17 +47,17 @@ class MiniBookLoss(LossTask):
     def samples(
         self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
     ) -> list[Sample]:
-        """Make ``count`` narratives of exactly ``context_tokens`` bytes.
+        """Make ``count`` narratives that fill ``context_tokens``.
 
         Raises:
             UnsupportedCellError: the context leaves no room before the continuation.
         """
-        _refuse_short(self.name, context_tokens, CONTINUATION_BYTES)
-        episodes = (
-            narrative.narrative(sample_rng(self.name, context_tokens, seed, i), context_tokens, CONTINUATION_BYTES)
-            for i in range(count)
-        )
-        return [Sample(i, episode.prompt, episode.answer, 0, None, None) for i, episode in enumerate(episodes)]
+        texts = _narratives(self.name, context_tokens, count, seed, tokenizer, CONTINUATION_TOKENS)
+        cuts = [tail_start(text, CONTINUATION_TOKENS, tokenizer) for text in texts]
+        return [
+            Sample(i, text[:cut], text[cut:], 0, None, None)
+            for i, (text, cut) in enumerate(zip(texts, cuts, strict=True))
+        ]
 
 
 class MiniBookWrite(Task):
@@ -72,23 +74,19 @@ class MiniBookWrite(Task):
     unit = "fraction"
     higher_is_better = True
     data_source: Literal["generated", "real"] = "generated"
-    byte_level = True
     temperature = 1.0
 
     def samples(
         self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
     ) -> list[Sample]:
-        """Make ``count`` narratives that, with the 384 bytes to be written, fill ``context_tokens``.
+        """Make ``count`` narratives that, with the 384 tokens to be written, fill ``context_tokens``.
 
         Raises:
             UnsupportedCellError: the context leaves no room before the continuation.
         """
-        _refuse_short(self.name, context_tokens, WRITE_BYTES)
-        episodes = (
-            narrative.narrative(sample_rng(self.name, context_tokens, seed, i), context_tokens, WRITE_BYTES)
-            for i in range(count)
-        )
-        return [Sample(i, episode.prompt, "", WRITE_BYTES, None, None) for i, episode in enumerate(episodes)]
+        texts = _narratives(self.name, context_tokens, count, seed, tokenizer, WRITE_TOKENS)
+        prompts = [text[: tail_start(text, WRITE_TOKENS, tokenizer)] for text in texts]
+        return [Sample(i, prompt, "", WRITE_TOKENS, None, None) for i, prompt in enumerate(prompts)]
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """The share of restated facts that agree, and one mark a fact in the order written."""
@@ -96,8 +94,21 @@ class MiniBookWrite(Task):
         return Score(fmean(parts) if parts else 0.0, parts)
 
 
-def _refuse_short(task: str, context_tokens: int, continuation_bytes: int) -> None:
-    if context_tokens <= continuation_bytes:
+def _narratives(
+    task: str, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None, continuation_tokens: int
+) -> list[str]:
+    """Make narratives of as many tokens as the context has."""
+    if context_tokens <= continuation_tokens:
         raise UnsupportedCellError(
-            f"{task} continues by {continuation_bytes} tokens; a context of {context_tokens} is too short"
+            f"{task} continues by {continuation_tokens} tokens; a context of {context_tokens} is too short"
         )
+
+    def tell(rng: random.Random, size: int) -> str:
+        return narrative.narrative(rng, size, 0).prompt
+
+    def rng(index: int) -> random.Random:
+        return sample_rng(task, context_tokens, seed, index)
+
+    if tokenizer is None or counts_bytes(tokenizer):
+        return [tell(rng(index), context_tokens) for index in range(count)]
+    return fitted(tell, lambda text: len(tokenizer.prompt_ids(text)), context_tokens, rng, count)

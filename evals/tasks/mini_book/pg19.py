@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.generated import sample_rng
-from longdecode.evals.tasks.mini_book.narrative import CONTINUATION_BYTES, LossTask
+from longdecode.evals.tasks.mini_book.narrative import CONTINUATION_TOKENS, LossTask
+from longdecode.evals.tasks.windows import has_tokens, window
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
@@ -36,25 +37,27 @@ class MiniBookPg19(LossTask):
     def samples(
         self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
     ) -> list[Sample]:
-        """Cut ``count`` windows of exactly ``context_tokens`` bytes, each at a random place of its book.
+        """Cut ``count`` windows of ``context_tokens``, each at a random place of its book.
 
         Raises:
             UnsupportedCellError: no held-out book is as long as the context, or the context is shorter than the
                 continuation.
             DataUnavailableError: the books are not here; the message says how to fetch them.
         """
-        if context_tokens <= CONTINUATION_BYTES:
-            raise UnsupportedCellError(f"{self.name} needs more than {CONTINUATION_BYTES} tokens, not {context_tokens}")
-        books = [book for book in map(self._read, HELD_OUT) if len(book) >= context_tokens]
+        if context_tokens <= CONTINUATION_TOKENS:
+            raise UnsupportedCellError(
+                f"{self.name} needs more than {CONTINUATION_TOKENS} tokens, not {context_tokens}"
+            )
+        prompt_tokens = context_tokens - CONTINUATION_TOKENS
+        books = [book for book in map(self._read, HELD_OUT) if has_tokens(book, context_tokens, tokenizer)]
         if not books:
-            raise UnsupportedCellError(f"{self.name}: no held-out book has {context_tokens} bytes")
-        return [self._sample(books[i % len(books)], context_tokens, seed, i) for i in range(count)]
-
-    def _sample(self, book: str, context_tokens: int, seed: int, index: int) -> Sample:
-        rng = sample_rng(self.name, context_tokens, seed, index)
-        start = rng.randint(0, len(book) - context_tokens)
-        cut = start + context_tokens - CONTINUATION_BYTES
-        return Sample(index, book[start:cut], book[cut : start + context_tokens], 0, None, None)
+            raise UnsupportedCellError(f"{self.name}: no held-out book has {context_tokens} tokens")
+        samples = []
+        for index in range(count):
+            rng = sample_rng(self.name, context_tokens, seed, index)
+            prompt, tail = window(books[index % len(books)], rng, prompt_tokens, CONTINUATION_TOKENS, tokenizer)
+            samples.append(Sample(index, prompt, tail, 0, None, None))
+        return samples
 
     def _read(self, book: str) -> str:
         found = sorted(self.folder.rglob(f"{book}.txt")) if self.folder is not None else []

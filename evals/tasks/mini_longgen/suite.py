@@ -6,6 +6,7 @@ import random
 
 from longdecode.evals.generators import lookup
 from longdecode.evals.generators.episode import Episode
+from longdecode.evals.generators.wording import BYTES, Wording
 from longdecode.evals.tasks.base import Suite
 from longdecode.evals.tasks.generated import EpisodeTask
 
@@ -22,12 +23,12 @@ class MiniLonggen(EpisodeTask):
         self.name = f"mini_longgen_{questions}"
         self.questions = questions
 
-    def episode(self, rng: random.Random, total_bytes: int) -> Episode:
+    def episode(self, rng: random.Random, total_chars: int, wording: Wording = BYTES) -> Episode:
         """Hide the records and list the questions."""
-        return lookup.longgen(rng, self.questions, total_bytes)
+        return lookup.longgen(rng, self.questions, total_chars, wording=wording)
 
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-        """Which keys come with their value, in the order asked."""
+        """Mark which keys come with their value, in the order asked."""
         return lookup.marks(items, completion)
 
 

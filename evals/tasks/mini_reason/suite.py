@@ -6,6 +6,7 @@ import random
 
 from longdecode.evals.generators import chain
 from longdecode.evals.generators.episode import Episode
+from longdecode.evals.generators.wording import BYTES, Wording
 from longdecode.evals.tasks.base import Suite
 from longdecode.evals.tasks.generated import EpisodeTask
 
@@ -20,12 +21,12 @@ class MiniReason(EpisodeTask):
         self.name = f"mini_reason_{steps}"
         self.steps = steps
 
-    def episode(self, rng: random.Random, total_bytes: int) -> Episode:
+    def episode(self, rng: random.Random, total_chars: int, wording: Wording = BYTES) -> Episode:
         """Weave the chains and ask for one."""
-        return chain.chain(rng, self.steps, total_bytes)
+        return chain.chain(rng, self.steps, total_chars, wording=wording)
 
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-        """Which steps stand in their place with pointer, amount and sum right."""
+        """Mark which steps stand in their place with pointer, amount and sum right."""
         return chain.marks(items, completion)
 
 

@@ -6,6 +6,7 @@ import random
 
 from longdecode.evals.generators import lookup
 from longdecode.evals.generators.episode import Episode
+from longdecode.evals.generators.wording import BYTES, Wording
 from longdecode.evals.tasks.base import Suite
 from longdecode.evals.tasks.generated import EpisodeTask
 
@@ -22,12 +23,12 @@ class MiniRecall(EpisodeTask):
         self.name = f"mini_recall_{variant}"
         self.variant = variant
 
-    def episode(self, rng: random.Random, total_bytes: int) -> Episode:
+    def episode(self, rng: random.Random, total_chars: int, wording: Wording = BYTES) -> Episode:
         """Hide the records and ask."""
-        return lookup.recall(rng, self.variant, total_bytes)
+        return lookup.recall(rng, self.variant, total_chars, wording=wording)
 
     def marks(self, items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
-        """Which keys come with their value."""
+        """Mark which keys come with their value."""
         return lookup.marks(items, completion)
 
 

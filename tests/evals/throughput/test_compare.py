@@ -5,11 +5,25 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from longdecode.evals.throughput.compare import COLUMNS, CompareError, compare, table, worktree
+from longdecode.evals.records import SpeedRecord
+from longdecode.evals.storage import write_records
+from longdecode.evals.throughput.compare import (
+    BENCH,
+    COLUMNS,
+    CompareError,
+    Timed,
+    compare,
+    exported,
+    read_timed,
+    table,
+    worktree,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,10 +70,46 @@ def test_unknown_and_too_old_revisions_are_refused(clone: Path) -> None:
         pass
 
 
-def test_ratios_are_taken_between_neighbours(speed_record) -> None:  # type: ignore[no-untyped-def]
-    def run(us: float, **other: object) -> dict:  # type: ignore[type-arg]
-        record = speed_record([us] * 3, **other)
-        return {record.key: record}
+def test_an_exported_tree_needs_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exported(ROOT) == ROOT
+    with pytest.raises(CompareError, match="symbolic links"):
+        exported(tmp_path)
+    asked: list[tuple[Path, str, str]] = []
+
+    def process(command: list[str], *, cwd: Path, env: dict[str, str], **rest: object) -> SimpleNamespace:
+        asked.append((cwd, command[command.index("--config") + 1], env["PYTHONPATH"]))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(subprocess, "run", process)
+    monkeypatch.setenv("PYTHONPATH", f"src:{tmp_path}")
+    monkeypatch.chdir(ROOT)
+    before, config = tmp_path / "before", ROOT / "config" / "tiny.yaml"
+    (before / BENCH.parent).mkdir(parents=True)
+    (before / BENCH).touch()
+    (before / "src").mkdir()
+    (before / "src" / "longdecode").symlink_to("..")
+    compare(before, config, 1, root=ROOT)
+    other, this = (before.resolve(), str(config)), (ROOT, str(config))
+    assert [where[:2] for where in asked] == [other, this, this, other]
+    # This tree's rooms are not on the path of the other's process; packages carried beside them are.
+    assert asked[0][2] == f"{before.resolve()}/src:{tmp_path}" and asked[1][2] == f"{ROOT}/src:{tmp_path}"
+
+
+def test_records_of_any_schema_version_are_read(speed_record, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    write_records(tmp_path / "x.parquet", [speed_record([5, 6, 7], disturbed=[1])], SpeedRecord)
+    rows = pq.read_table(tmp_path / "x.parquet")
+    later = rows.set_column(0, "schema_version", [[99]]).append_column("more", [[1]])
+    pq.write_table(later, tmp_path / "y.parquet")
+    ((key, timed),) = read_timed(tmp_path / "y.parquet")
+    assert key == ("decode", "quest", "quest", "step", 1024, 1, "64", None)
+    assert (timed.status, timed.times_us, timed.disturbed) == ("ok", (5, 7), 1)
+
+
+def test_ratios_are_taken_between_neighbours() -> None:
+    key = ("decode", "quest", "quest", "step", 1024, 1, "64", None)
+
+    def run(us: float, status: str = "ok", reason: str | None = None) -> dict:  # type: ignore[type-arg]
+        return {key: Timed(status, reason, (us,) * 3, 0)}
 
     found = table([run(100), run(300)], [run(50), run(150)])
     row = found.iloc[0]
@@ -67,6 +117,6 @@ def test_ratios_are_taken_between_neighbours(speed_record) -> None:  # type: ign
     assert (row["other_us"], row["this_us"], row["pairs"]) == (200, 100, 2)
     lost = table([run(100), {}], [run(50), run(50)]).iloc[0]
     assert (lost["status"], lost["pairs"]) == ("missing", 1) and lost["ratio"] != lost["ratio"]
-    failed = table([run(1), run(1)], [run(1, status="oom", reason="full", samples=[]), run(1)]).iloc[0]
+    failed = table([run(1), run(1)], [run(1, status="oom", reason="full"), run(1)]).iloc[0]
     assert (failed["status"], failed["reason"]) == ("oom", "full")
     assert failed["verdict"] == lost["verdict"] == ""

@@ -70,6 +70,52 @@ def test_flashinfer_gets_the_same_attention_to_do(monkeypatch: pytest.MonkeyPatc
         assert is_close(call(), case.ours(inputs), torch.float32)
 
 
+class PrefillWrapper:
+    """FlashInfer's paged prefill wrapper in plain torch; causal aligns the last row with the last key."""
+
+    def __init__(self, workspace: Tensor, layout: str):
+        assert layout == "NHD"
+
+    def plan(
+        self, qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int,
+        num_kv_heads: int, head_dim: int, page_size: int, *, custom_mask: Tensor | None, causal: bool,
+        q_data_type: torch.dtype, kv_data_type: torch.dtype,
+    ) -> None:  # fmt: skip
+        assert qo_indptr.dtype == indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
+        assert causal == (custom_mask is None) and (last_page_len == page_size).all()
+        self.planned = qo_indptr.tolist(), indptr.tolist(), indices.long(), custom_mask, num_qo_heads // num_kv_heads
+
+    def run(self, q: Tensor, kv: tuple[Tensor, Tensor]) -> Tensor:
+        starts, pages, indices, mask, group = self.planned
+        out, used = torch.empty_like(q), 0
+        for request in range(len(starts) - 1):
+            rows = slice(*starts[request : request + 2])
+            found = [x[indices[slice(*pages[request : request + 2])]].flatten(0, 1) for x in kv]
+            keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in found)
+            count, tokens = rows.stop - rows.start, keys.shape[1]
+            visible = torch.ones(count, tokens, dtype=torch.bool).tril(tokens - count)
+            if mask is not None:
+                visible = mask[used : used + count * tokens].view(count, tokens)
+                used += count * tokens
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                q[rows].transpose(0, 1), keys, values, attn_mask=visible
+            )
+            out[rows] = attended.transpose(0, 1)
+        assert mask is None or used == len(mask)
+        return out
+
+
+@pytest.mark.parametrize("op", ["decode_attention_rows8", "decode_attention_rows41_tree"])
+def test_flashinfer_gets_the_same_rows_and_mask(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    monkeypatch.setattr(flashinfer_peers, "_WORKSPACE_BYTES", 64)
+    library = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=PrefillWrapper)
+    size = Size(shape_config("miniature-shape"), 128, 3, None, torch.device("cpu"), torch.float32)
+    case = make_case(op, size)
+    sets = case.make_sets(2)
+    for call, inputs in zip(flashinfer_peers.rows(library, size, sets, 16), sets, strict=True):
+        assert is_close(call(), case.ours(inputs), torch.float32)
+
+
 def test_flashinfer_ranks_the_same_lists() -> None:
     library = SimpleNamespace(top_k=lambda scores, k: torch.topk(scores, k, dim=-1, sorted=False))
     size = Size(shape_config("miniature-shape"), 512, 2, 64, torch.device("cpu"), torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 import yaml
 
 from longdecode.engine.errors import ConfigError, GateError
+from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.storage import journal_path, read_records
 from longdecode.evals.throughput import cli, decode, kernels
 from longdecode.evals.throughput.measure import measure_speed
+from longdecode.evals.throughput.summary import write_speed_summary
 
 SPEED = {
     "kernels": {
@@ -27,11 +30,13 @@ SPEED = {
             "add_rms_norm",
             "hybrid_attention",
             "topk_select_into",
+            "decode_attention_rows",
         ],
         "contexts": [256],
         "batches": [1],
         "budgets": [64, 256],
         "rounds": 2,
+        "rows": {"contexts": [256], "batches": [1], "causal": [2], "tree": [5]},
         "hybrid": {
             "contexts": [256],
             "batches": [2],
@@ -56,7 +61,13 @@ SPEED = {
 }
 
 
-COMPANIONS = ("growth", "breakeven", "breakdown", "correction", "over_baselines")
+COMPANIONS = ("growth", "breakeven", "breakdown", "correction", "over_baselines", "speculation")
+
+
+@pytest.fixture(autouse=True)
+def conforming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every method through the gate; methods' own tests run the conformance suite."""
+    monkeypatch.setattr(gate, "check_method", lambda *given: None)
 
 
 @pytest.fixture
@@ -137,6 +148,9 @@ def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
         assert flash.bytes_min == 2 * 4 * 256 * 2 * 32 * 4
         assert sparse.bytes_min == 2 * (heads * 256 + (4 - heads) * 64) * 2 * 32 * 4 + 2 * (4 - heads) * 8
         assert hybrid["hybrid_attention_random", "longdecode", heads].reference == "longdecode_dense"
+    for subject, params in (("rows2", {"rows": 2, "mask": "causal"}), ("rows5_tree", {"rows": 5, "mask": "tree"})):
+        several = records[f"decode_attention_{subject}", "longdecode", "full"]
+        assert several.reference == "longdecode_one_row" and params.items() <= several.params.items()
     chosen = hybrid["topk_select_into", "longdecode", 2]
     assert chosen.status == "ok" and chosen.params == {"full_heads": 2, "k": 1, "entries": 4, "sets": 1, "cold": False}
     assert ("topk_select_into", "longdecode", 0) not in hybrid
@@ -185,20 +199,56 @@ def test_an_op_that_fails_its_gate_is_not_timed(
     assert len(failed) == 3 and all(record.status == "failed_gate" and not record.samples for record in failed)
 
 
-def test_memory_that_does_not_suffice_is_a_status(
+def test_where_full_does_not_fit_the_others_are_timed_alone(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from longdecode.engine.decoder import Decoder
     from longdecode.engine.errors import DeviceMemoryError
 
-    def refuse(self: Decoder, batch: int, capacity: int) -> None:
+    def refuse(shape: object) -> None:
         raise DeviceMemoryError("needs more than there is")
 
-    monkeypatch.setattr(Decoder, "new_cache", refuse)
+    monkeypatch.setattr(decode, "DenseCache", refuse)
     output = tmp_path / "tiny.parquet"
-    measure_speed(run, "tiny", output)
+    measure_speed(run, "tiny", output, choose=lambda cell: cell.subject != "hf_full")
     records = [record for record in read_records(output, SpeedRecord) if record.context == 128]
-    assert records and all(record.status == "oom" and record.reason for record in records)
+    own = {(record.label, record.stage) for record in records if record.status == "ok"}
+    assert own == {
+        ("streaming", "step"), ("streaming", "setup"), ("split", "step"), ("split", "setup"),
+        ("projections", "projections"),
+    }  # fmt: skip
+    for record in records:
+        if record.status == "ok":
+            assert record.reference is None and all(sample.reference_us is None for sample in record.samples)
+            alone = record.stage == "setup" or "no ratio over full: needs more" in str(record.reason)
+            assert alone, (record.stage, record.reason)
+        else:
+            assert record.status == "oom" and record.reason == "needs more than there is"
+
+
+def test_speculation_is_timed_in_stages(speed_values: dict[str, Any], tmp_path: Path) -> None:
+    values = copy.deepcopy(speed_values)
+    values["methods"]["magic"] = {"method": "speculate", "params": {"draft_tokens": 3}}
+    values["throughput"]["decode"]["tiny"] = {
+        "methods": ["full", "magic"], "contexts": [128], "batches": [2], "budgets": [64], "rounds": 2, "steps": 1,
+        "stages": False, "forward_contexts": [128], "forward_rows": 5, "only": {"magic": {"budgets": [32]}},
+    }  # fmt: skip
+    output, run = tmp_path / "speed" / "tiny.parquet", build_run_config(values, "c")
+    measure_speed(run, "tiny", output)
+    records = {(record.label, record.stage): record for record in read_records(output, SpeedRecord)}
+    stages = ("speculative_step", "draft", "verify", "keep")
+    assert set(records) == {
+        ("full", "step"), ("full", "setup"), ("full", "forward_rows"), ("magic", "setup"),
+        *(("magic", stage) for stage in stages),
+    }  # fmt: skip
+    assert {record.status for record in records.values()} == {"ok"}, [record.reason for record in records.values()]
+    whole, draft, verify, keep = (records["magic", stage] for stage in stages)
+    assert whole.budget_tokens == 32 and whole.params == {"draft_tokens": 3}
+    assert whole.bytes_min == (draft.bytes_min or 0) + (verify.bytes_min or 0) and keep.bytes_min is None
+    full, rows = records["full", "step"], records["full", "forward_rows"]
+    assert verify.bytes_min == rows.bytes_min == full.bytes_min and rows.params == {"rows": 5, "mask": "tree"}
+    write_speed_summary([output], tmp_path / "speed.csv", run)
+    model = pd.read_csv(tmp_path / "speculation.csv")
+    assert set(model["label"]) == {"magic"} and model["tokens_per_step"].max() == 4
 
 
 def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

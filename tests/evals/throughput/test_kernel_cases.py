@@ -14,7 +14,7 @@ from longdecode.evals.throughput.kernels import make_case
 from longdecode.evals.throughput.models import parameters, shape_config
 from longdecode.evals.throughput.peers import PeerUnavailableError, peers_of
 from longdecode.evals.throughput.shapes import RAW_SHAPES
-from longdecode.evals.throughput.spec import OPS
+from longdecode.evals.throughput.spec import OPS, ROWS_OP
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,10 @@ def size_of(context: int = 512, batch: int = 2, budget: int | None = 64) -> Size
     return Size(shape_config("miniature-shape"), context, batch, budget, CPU, torch.float32, full_heads=1)
 
 
-@pytest.mark.parametrize("op", OPS)
+ROWS = ("decode_attention_rows2", "decode_attention_rows41", "decode_attention_rows41_tree")
+
+
+@pytest.mark.parametrize("op", [*(op for op in OPS if op != ROWS_OP), *ROWS])
 def test_every_op_passes_its_gate_and_agrees_with_its_peers(op: str, seed: int) -> None:
     torch.manual_seed(seed)
     case = make_case(op, size_of())
@@ -35,6 +38,10 @@ def test_every_op_passes_its_gate_and_agrees_with_its_peers(op: str, seed: int) 
     for label, setup in peers_of(op).items():
         if label in ("flashinfer", "torch_cudnn"):
             with pytest.raises(PeerUnavailableError, match="CUDA"):
+                setup(case, sets)
+            continue
+        if label == "torch_flash" and op.endswith("_tree"):
+            with pytest.raises(PeerUnavailableError, match="no tree mask"):
                 setup(case, sets)
             continue
         calls = setup(case, sets)
@@ -87,6 +94,25 @@ def test_bytes_by_hand() -> None:
     assert make_case("page_score", size_of()).read_bytes == 32 * kv_token + 2 * 4 * 32 * 4
     assert make_case("topk_select", size_of()).read_bytes == 2 * 4 * (32 * 4 + 4 * 8)
     assert make_case("linear_down", size_of()).read_bytes == 4 * (256 * 640 + 2 * (640 + 256))
+
+
+def test_rows_see_the_prefix_and_their_own_part_of_the_block(seed: int) -> None:
+    torch.manual_seed(seed)
+    mask, depths = kernel_case.random_tree(41, CPU)
+    parents = [int(row[:node].nonzero()[-1]) if node else -1 for node, row in enumerate(mask)]
+    assert mask.diagonal().all() and not mask.triu(1).any() and depths[0] == 0
+    for node in range(1, 41):
+        assert mask[node, :node].equal(mask[parents[node], :node]) and depths[node] == depths[parents[node]] + 1
+    case = make_case("decode_attention_rows41_tree", size_of())
+    (x,) = case.make_sets(1)
+    visible = attention_cases.whole_mask(x)
+    assert visible.shape == (41, 512) and visible[:, :471].all() and visible[:, 471:].equal(mask)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        x["q"].double(), x["k"].double(), x["v"].double(), attn_mask=visible, enable_gqa=True
+    )
+    torch.testing.assert_close(case.ours(x).double(), want, atol=1e-5, rtol=1e-5)
+    assert case.params == {"rows": 41, "mask": "tree"}
+    assert case.read_bytes == make_case("decode_attention", size_of()).read_bytes
 
 
 def test_a_budget_that_covers_the_context_is_unsupported() -> None:

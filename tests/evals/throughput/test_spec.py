@@ -120,7 +120,7 @@ def test_a_model_named_like_the_kernels_job_is_refused() -> None:
 @pytest.mark.parametrize("profile", ["demo", "tiny", "h200", "bench"])
 def test_the_shipped_profiles_time_something(profile: str) -> None:
     spec = load_run_config(ROOT / "config" / f"{profile}.yaml").throughput
-    assert spec is not None and spec.decode and spec.kernels.ops
+    assert spec is not None and spec.decode and (spec.kernels.ops or profile == "bench")
 
 
 def test_contexts_and_labels_may_keep_to_a_part_of_the_grid() -> None:

@@ -46,9 +46,14 @@ def test_the_nearest_runs_are_runs_as_they_were_made() -> None:
 
 
 def test_bytes_are_keys_values_and_metadata(record: Record) -> None:
-    assert pairs.total_bytes(record.model_copy(update={"kv_bytes_per_step": 5.0, "metadata_bytes_per_step": 2.0})) == 7
-    assert math.isnan(pairs.total_bytes(record.model_copy(update={"kv_bytes_per_step": None})))
-    update = {"read_tokens_sparse": None, "read_tokens_mean": 9.0}
+    assert (
+        pairs.total_bytes(
+            record.model_copy(update={"measures": {"kv_bytes_per_step": 5.0, "metadata_bytes_per_step": 2.0}})
+        )
+        == 7
+    )
+    assert math.isnan(pairs.total_bytes(record.model_copy(update={"measures": {}})))
+    update = {"measures": {"kv_tokens_read": 9.0}}
     assert pairs.sparse_tokens(record.model_copy(update=update)) == 9
 
 

@@ -1,0 +1,233 @@
+"""Plan a run's workflow: the files of its jobs, the settings and code that each depends on, and its threads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from longdecode.engine.errors import ConfigError
+from longdecode.engine.model_cache import built_model
+from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, quality_code_hash, speed_code_hash
+from longdecode.evals.names import unknown_name
+from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.tasks.registry import get_task
+from longdecode.evals.throughput.spec import KERNELS_JOB
+
+SPEED_TABLES = ("speed", "growth", "breakeven", "breakdown", "correction", "over_baselines")
+
+
+def config_path(root: Path, profile: str) -> Path:
+    """Return the configuration file of a profile.
+
+    Raises:
+        SystemExit: there is no such profile; the message gives the nearest name.
+    """
+    profiles = [path.stem for path in (root / "config").glob("*.yaml")]
+    if profile not in profiles:
+        raise SystemExit(f"--config profile={profile}: {unknown_name('profile', profile, profiles)}")
+    return root / "config" / f"{profile}.yaml"
+
+
+def retyped(value: Any) -> Any:
+    """Give a value of ``--config`` the types of YAML: Snakemake passes what is inside a list or mapping as text."""
+    if isinstance(value, Mapping):
+        return {key: retyped(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [retyped(entry) for entry in value]
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def checked(values: Any, files: Iterable[str | Path], keys: Iterable[str], *, check_params: bool = True) -> RunConfig:
+    """Check the configuration of a workflow.
+
+    Args:
+        values: files and command line merged.
+        files: the configuration files, as errors name them.
+        keys: keys that the command line gave.
+        check_params: see ``build_run_config``; a job's own process takes for granted what the first one has checked.
+
+    Raises:
+        SystemExit: a value is wrong; its message is all that the user sees.
+    """
+    given = ", ".join(key for key in keys if key != "profile")
+    source = ", ".join(os.path.relpath(path) for path in files) + (f" with --config {given}" if given else "")
+    try:
+        return build_run_config(values, source, check_params=check_params)
+    except ConfigError as error:
+        raise SystemExit(f"ConfigError: {error}") from None
+
+
+class Plan:
+    """The jobs of a run.
+
+    Args:
+        run: the configuration.
+        root: the project's folder.
+        cores: what ``--cores`` gives, where it is known.
+    """
+
+    def __init__(self, run: RunConfig, root: Path, cores: int | None = None):
+        self.run = run
+        self.root = root
+        self.cores = cores
+        self.results = f"results/{run.profile}"
+        self.report = f"reports/{run.profile}"
+        self.gpus = int(_wants_gpu(run.device))
+        self.suite_labels = {
+            suite: labels
+            for suite in run.suites
+            if (labels := [label for label in run.methods if suite in run.suites_of(label)])
+        }
+        self.records = [
+            f"{self.results}/records/{model}/{label}/{suite}.parquet"
+            for model in run.models
+            for suite, labels in self.suite_labels.items()
+            for label in labels
+        ]
+        self.speed_jobs = run.throughput.jobs if run.throughput else ()
+        self.speed_records = [f"{self.results}/speed/{job}.parquet" for job in self.speed_jobs]
+        self.speed_tables = [f"{self.results}/{name}.csv" for name in SPEED_TABLES] if self.speed_jobs else []
+        self.role_files = [
+            f"{self.results}/identification/{spec.model}/{name}/roles.json"
+            for name, spec in run.identification.runs.items()
+        ]
+        self.overlap = [f"{self.results}/overlap.csv"] if run.identification.overlap else []
+
+    def require_gpu_limit(self, resources: Iterable[str]) -> None:
+        """Require a limit on jobs that share a GPU: without one, Snakemake starts them all at once.
+
+        Raises:
+            SystemExit: jobs use a GPU and ``gpu`` is not among the limited resources.
+        """
+        if self.gpus and "gpu" not in resources:
+            raise SystemExit(
+                f"{self.run.source}: device {self.run.device!r} needs a GPU limit: add --resources gpu=1 (a "
+                "--resources option replaces the one in profiles/default/config.yaml)"
+            )
+
+    def model_files(self, model: str) -> list[str]:
+        """Return the files of a local checkpoint, whose change makes new records; none for a hub id or a shape.
+
+        Of a model that the workflow builds, return the file that its rule makes.
+        """
+        if model not in self.run.models:
+            return []
+        path = self.run.models[model].path
+        if built := built_model(path):
+            return [str(built / "model.safetensors")]
+        files = Path(path).glob("*")
+        return sorted(str(path) for path in files if path.suffix in (".safetensors", ".json"))
+
+    def method_files(self, labels: Iterable[str], model: str) -> list[str]:
+        """Return the files that parameters name, such as head roles: what makes them is run first."""
+        known = (self.run.methods[label] for label in labels if label in self.run.methods)
+        return sorted({str(path) for spec in known for path in spec.files_of(model)})
+
+    def gate_files(self, labels: Iterable[str]) -> list[str]:
+        """Return the gate files that say whether labels conform."""
+        gates = {self.run.gate_of(label) for label in labels if label in self.run.methods}
+        return [f"{self.results}/gate/{label}.json" for label in sorted(gates)]
+
+    def timed_labels(self, job: str) -> tuple[str, ...]:
+        """Return the labels of a throughput job."""
+        decode = self.run.throughput.decode if self.run.throughput else {}
+        return decode[job].methods if job in decode else ()
+
+    def gate_settings(self, label: str) -> str:
+        """Return all settings that a gate file depends on."""
+        return self._settings(gated=[self.run.methods[label].method, self.run.gated_params(label)])
+
+    def gate_code(self, label: str) -> str:
+        """Hash the code that conformance of a label runs."""
+        return gate_code_hash(self.run.methods[label].method)
+
+    def suite_settings(self, model: str, suite: str) -> str:
+        """Return all settings that the records of a model and suite depend on, and no others."""
+        return self._settings(
+            data=self.run.data,
+            methods=self._methods(self.suite_labels[suite], model),
+            budgets={label: [b.text for b in self.run.budgets_of(label)] for label in self.suite_labels[suite]},
+            model=asdict(self.run.models[model]),
+            suite=asdict(self.run.suites[suite]),
+        )
+
+    def suite_code(self, suite: str) -> str:
+        """Hash the code that can change a score of a suite under any of its labels."""
+        tasks = {type(get_task(name)).__module__ for name in self.run.suites[suite].tasks}
+        methods = {self.run.methods[label].method for label in self.suite_labels[suite]}
+        return hash_texts(quality_code_hash(method, task) for method in sorted(methods) for task in sorted(tasks))
+
+    def speed_settings(self, job: str) -> str:
+        """Return all settings that a throughput job's records depend on, and no others."""
+        throughput = self.run.throughput
+        timed = None if throughput is None else throughput.kernels if job == KERNELS_JOB else throughput.decode[job]
+        return self._settings(job=repr(timed), methods=self._methods(self.timed_labels(job), job))
+
+    def speed_code(self, job: str) -> str:
+        """Hash the code that can change a time of a throughput job."""
+        if job == KERNELS_JOB:
+            return speed_code_hash("kernels", ())
+        named = {self.run.methods[label].method for label in self.timed_labels(job) if label in self.run.methods}
+        return speed_code_hash("decode", {"full", *named})
+
+    def role_settings(self, name: str) -> str:
+        """Return all settings that a run's roles depend on, and no others."""
+        spec = self.run.identification.runs[name]
+        return self._settings(data=self.run.data, model=asdict(self.run.models[spec.model]), run=asdict(spec))
+
+    def folder_hash(self, *folders: str) -> str:
+        """Hash the files in folders of the project."""
+        files = (path for folder in folders for path in (self.root / folder).rglob("*"))
+        return hash_files((path for path in files if "__pycache__" not in path.parts), self.root)
+
+    @cached_property
+    def identification_code(self) -> str:
+        """Hash of the code that can change roles or overlaps."""
+        return self.folder_hash("identification", "engine") if self.role_files or self.overlap else ""
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Threads that a job asks of Snakemake, and that torch gets, so that jobs fill the machine once.
+
+        ``--cores 8`` on two processors runs two jobs of four declared threads, each with one torch thread.
+        """
+        processors = _processors()
+        cores = self.cores or processors
+        threads = max(1, cores // processors)
+        return threads, max(1, threads * processors // cores)
+
+    @property
+    def speed_threads(self) -> tuple[int, int]:
+        """Threads that a throughput job asks for, and torch's.
+
+        On a CPU it asks for all, as jobs side by side would slow each other, and computes with all but one: threads
+        that wait for each other lose tenfold where anything else needs their processor.
+        """
+        return self.threads if self.gpus else (self.cores or _processors(), max(1, _processors() - 1))
+
+    def _methods(self, labels: Iterable[str], model: str) -> dict[str, Any]:
+        known = {label: self.run.methods[label] for label in labels if label in self.run.methods}
+        return {label: [spec.method, spec.params_of(model)] for label, spec in known.items()}
+
+    def _settings(self, **settings: Any) -> str:
+        run = {"device": self.run.device, "dtype": self.run.dtype, "seed": self.run.seed}
+        return json.dumps(run | settings, sort_keys=True, default=str)
+
+
+def _wants_gpu(device: str) -> bool:
+    """Return whether jobs run on a CUDA device; asks the system, because importing torch would take seconds."""
+    if device != "auto":
+        return device.startswith("cuda")
+    hidden = os.getenv("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and any(Path(os.sep, "dev").glob("nvidia[0-9]*"))
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

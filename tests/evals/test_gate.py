@@ -1,0 +1,117 @@
+"""The gate: each set of parameters is checked once, the outcome is kept in a file and read, and nothing is raised."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longdecode.engine.device import device_name
+from longdecode.engine.errors import GateError, UnsupportedCellError
+from longdecode.evals import gate
+from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.records import Record
+from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.storage import read_records
+
+CPU = torch.device("cpu")
+ROLES = {"roles": "spread", "retrieval_heads": 1}
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Conformance replaced by one that fails ``tidal``, cannot check 5 sinks, and notes what it was asked."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def check(method: str, device: torch.device, params: dict[str, Any]) -> None:
+        asked.append((method, params))
+        if method == "tidal":
+            raise GateError("logits differ by 3")
+        if params.get("sinks") == 5:
+            raise UnsupportedCellError("no budget fits")
+
+    monkeypatch.setattr(gate, "check_method", check)
+    return asked
+
+
+def configured(config_values: dict[str, Any], **methods: Any) -> RunConfig:
+    timed = {"llama3-8b": {"contexts": [512], "batches": [1], "budgets": [64], "methods": ["streaming"]}}
+    values = copy.deepcopy(config_values) | {"throughput": {"decode": timed}}
+    values["methods"] |= methods
+    return build_run_config(values, "c")
+
+
+def test_every_set_of_parameters_is_checked_once_and_kept(
+    config_values: dict[str, Any], tmp_path: Path, checks: list[Any]
+) -> None:
+    config = configured(config_values, streaming={"by_model": {"llama3-8b": {"sinks": 5}}}, tidal={})
+    opened = gate.Gate(config, CPU, tmp_path)
+    for label in ("streaming", "tidal"):
+        opened.run(label)
+    assert checks == [("streaming", {}), ("streaming", {"sinks": 5}), ("tidal", {})]
+    file = json.loads((tmp_path / "streaming.json").read_text())
+    assert [verdict["status"] for verdict in file["verdicts"]] == ["passed", "unsupported"]
+    assert (
+        file["device"] == device_name(CPU)
+        and file["versions"]["torch"]
+        and file["revision"]
+        and len(file["code_hash"]) == 64
+    )
+    # Another process reads what was written.
+    checks.clear()
+    again = gate.Gate(config, CPU, tmp_path)
+    assert again.refusal("streaming", "tiny") is None
+    unsupported, failed = again.refusal("streaming", "llama3-8b"), again.refusal("tidal", "tiny")
+    assert isinstance(unsupported, UnsupportedCellError) and str(unsupported) == "no budget fits"
+    assert isinstance(failed, GateError) and str(failed) == "logits differ by 3"
+    assert not checks
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "device", "code_hash"])
+def test_a_file_that_does_not_hold_is_written_anew(
+    config_values: dict[str, Any], tmp_path: Path, checks: list[Any], damage: str
+) -> None:
+    config, path = configured(config_values), tmp_path / "streaming.json"
+    gate.Gate(config, CPU, tmp_path).run("streaming")
+    text = path.read_text()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_text(text[:40])
+    else:
+        path.write_text(json.dumps(json.loads(text) | {damage: "another"}))
+    checks.clear()
+    assert gate.Gate(config, CPU, tmp_path).refusal("streaming", "tiny") is None
+    assert checks == [("streaming", {})] and path.read_text() == text
+
+
+def test_labels_that_differ_in_what_belongs_to_one_model_share_a_gate(config_values: dict[str, Any]) -> None:
+    config = configured(
+        config_values,
+        lychee={"params": ROLES},
+        lychee_drawn={"method": "lychee", "params": ROLES | {"roles": "random"}},
+        lychee_token={"method": "lychee", "params": ROLES | {"mode": "token"}},
+    )
+    assert [config.gate_of(label) for label in ("lychee", "lychee_drawn")] == ["lychee", "lychee"]
+    assert config.gate_of("lychee_token") == "lychee_token"
+
+
+def test_records_of_a_label_that_stops_conforming_are_closed(
+    config_values: dict[str, Any], tmp_path: Path, checks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "records" / "tiny" / "streaming" / "mini_book.parquet"
+    config = configured(config_values)
+    evaluate_suite(config, "tiny", "mini_book", {"streaming": output})
+    assert "ok" in {record.status for record in read_records(output, Record)}
+    path = tmp_path / "gate" / "streaming.json"
+    file = json.loads(path.read_text())
+    file["verdicts"][0] |= {"status": "failed_gate", "message": "reads too much"}
+    path.write_text(json.dumps(file))
+    evaluate_suite(config, "tiny", "mini_book", {"streaming": output})
+    assert {(r.status, r.reason) for r in read_records(output, Record) if r.status != "data_unavailable"} == {
+        ("failed_gate", "reads too much")
+    }

@@ -1,0 +1,18 @@
+"""Train the long-context adaptor; a killed run goes on from its last checkpoint."""
+
+from pathlib import Path
+
+from job import job
+
+with job(snakemake):
+    from longdecode.engine.errors import DataUnavailableError
+    from longdecode.smollm2.books import tokenise
+    from longdecode.smollm2.train import main
+
+    if not snakemake.params.books:
+        raise DataUnavailableError("data.pg19 names no folder of books; smollm2/books.yaml lists those needed")
+    model, output = Path(snakemake.input.model).parent, Path(snakemake.output[0]).parents[1]
+    ids = output / "books.npz"
+    if not ids.is_file():
+        tokenise(Path(snakemake.params.books), model, ids)
+    main(["--model", str(model), "--books", str(ids), "--output", str(output)])
