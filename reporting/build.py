@@ -265,11 +265,9 @@ class _Build:
         results = self.results
         origins = [r.provenance for r in results.records] + [r.provenance for r in results.speed_records]
         moments = sorted(origin.started_at.replace("T", " ") for origin in origins)
+        about = "Revision, versions, seeds, checks and configuration behind every number."
         self._page(
-            "provenance.html",
-            "provenance.html",
-            "Provenance",
-            "Revision, versions, seeds, checks and configuration behind every number.",
+            "provenance.html", "provenance.html", "Provenance", about,
             facts=tables.provenance_facts(results.records),
             hashes=tables.hashes(results.records),
             record_count=len(results.records),
@@ -279,10 +277,8 @@ class _Build:
             resamples=int(results.config.get("bootstrap_resamples", 2000)),
             off_edge=MIN_OFF_EDGE,
             few=MIN_RESAMPLED,
-            speed_facts=speed_page.provenance(results.speed, results.speed_records)
-            if results.speed is not None
-            else {},
-        )
+            speed_facts={} if results.speed is None else speed_page.provenance(results.speed, results.speed_records),
+        )  # fmt: skip
 
     def _figure_index(self) -> None:
         text = io.StringIO()
