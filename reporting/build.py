@@ -131,9 +131,7 @@ class _Build:
         few, many = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
         units = {grid.topic.unit for _, grids, _ in boards for grid in grids}
         self._page(
-            "index.html",
-            "index.html",
-            "Overview",
+            "index.html", "index.html", "Overview",
             f"{_subjects(results)} of {wording.listing(swept or self.listed)} against full attention.",
             boards=boards,
             swept=swept,
@@ -152,7 +150,7 @@ class _Build:
             setups=setups.timed_setups(results),
             headlines=speed_page.headlines(results.speed, self._timed_name) if results.speed is not None else [],
             speed=speed_page.facts(self.results.speed, self._timed_name) if self.results.speed is not None else None,
-        )
+        )  # fmt: skip
 
     def _suite(self, suite: str) -> None:
         results = self.main
