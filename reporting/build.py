@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
 from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
-from longdecode.reporting import checkpoint, curves, quality, setups, tables, traffic, verdicts, wording
+from longdecode.reporting import checkpoint, curves, families, quality, setups, tables, traffic, verdicts, wording
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers.registry import PaperPage, papers_of
@@ -28,8 +28,6 @@ from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
 from longdecode.reporting.staleness import measured_before
 
 _HERE = Path(__file__).parent
-MOST_DRAWN = 9
-"""Lines that a panel shows at most; with more methods, overviews draw the featured ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +95,8 @@ class _Build:
         self.suite_words = {name: words["summary"] for name, words in suites.items() if "summary" in words}
         self.task_words = {task: text for words in suites.values() for task, text in words.get("tasks", {}).items()}
         self.words: Mapping[str, Any] = yaml.safe_load((_HERE / "families.yaml").read_text("utf-8"))
-        self.featured = _featured(self.listed, self.kinds, self.words["featured"])
-        self.families = _families(self.listed, self.kinds, self.words["families"])
+        self.featured = families.featured(self.listed, self.kinds, self.words["featured"])
+        self.families = families.by_family(self.listed, self.kinds, self.words["families"])
         self.environment = _environment()
         pages = {label: self.kinds[label] for label in self.labels}
         self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, pages)
@@ -133,9 +131,7 @@ class _Build:
         few, many = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
         units = {grid.topic.unit for _, grids, _ in boards for grid in grids}
         self._page(
-            "index.html",
-            "index.html",
-            "Overview",
+            "index.html", "index.html", "Overview",
             f"{_subjects(results)} of {wording.listing(swept or self.listed)} against full attention.",
             boards=boards,
             swept=swept,
@@ -154,7 +150,7 @@ class _Build:
             setups=setups.timed_setups(results),
             headlines=speed_page.headlines(results.speed, self._timed_name) if results.speed is not None else [],
             speed=speed_page.facts(self.results.speed, self._timed_name) if self.results.speed is not None else None,
-        )
+        )  # fmt: skip
 
     def _suite(self, suite: str) -> None:
         results = self.main
@@ -267,11 +263,9 @@ class _Build:
         results = self.results
         origins = [r.provenance for r in results.records] + [r.provenance for r in results.speed_records]
         moments = sorted(origin.started_at.replace("T", " ") for origin in origins)
+        about = "Revision, versions, seeds, checks and configuration behind every number."
         self._page(
-            "provenance.html",
-            "provenance.html",
-            "Provenance",
-            "Revision, versions, seeds, checks and configuration behind every number.",
+            "provenance.html", "provenance.html", "Provenance", about,
             facts=tables.provenance_facts(results.records),
             hashes=tables.hashes(results.records),
             record_count=len(results.records),
@@ -281,10 +275,8 @@ class _Build:
             resamples=int(results.config.get("bootstrap_resamples", 2000)),
             off_edge=MIN_OFF_EDGE,
             few=MIN_RESAMPLED,
-            speed_facts=speed_page.provenance(results.speed, results.speed_records)
-            if results.speed is not None
-            else {},
-        )
+            speed_facts={} if results.speed is None else speed_page.provenance(results.speed, results.speed_records),
+        )  # fmt: skip
 
     def _figure_index(self) -> None:
         text = io.StringIO()
@@ -364,26 +356,6 @@ def _kinds(results: Results) -> dict[str, str]:
     scored = {label: results.kind(label) for label in results.labels}
     timed = {} if results.speed is None else {label: results.speed.kind(label) for label in results.speed.labels}
     return {**scored, **{label: kind for label, kind in timed.items() if label not in scored}}
-
-
-def _featured(labels: Sequence[str], kinds: Mapping[str, str], wanted: Sequence[str]) -> frozenset[str]:
-    """The labels that overview figures and lists show: all where few ran, else the named methods' own labels."""
-    if len(labels) <= MOST_DRAWN:
-        return frozenset(labels)
-    return frozenset(label for label in labels if label == kinds[label] and label in wanted)
-
-
-def _families(
-    labels: Sequence[str], kinds: Mapping[str, str], titles: Mapping[str, str]
-) -> list[tuple[str, list[str]]]:
-    """The labels by the family that their method's card names, families in the order of ``titles``."""
-    found: dict[str, list[str]] = {name: [] for name in titles}
-    for label in labels:
-        family = getattr(load_card(kinds[label]), "family", None) if kinds[label] in method_names() else None
-        found.setdefault(family or "", []).append(label)
-    return [
-        (titles.get(name, name.replace("_", " ").capitalize() or "Other"), mine) for name, mine in found.items() if mine
-    ]
 
 
 def _timed_models(speed: Speed | None, known: Mapping[str, Any]) -> dict[str, checkpoint.ModelWords]:

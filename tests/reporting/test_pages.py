@@ -15,7 +15,7 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from longdecode.reporting import build, traffic
+from longdecode.reporting import families, traffic
 from longdecode.reporting.build import build_report
 from longdecode.reporting.results import ReportError, load_results
 from longdecode.reporting.tables import score_table
@@ -203,13 +203,13 @@ def test_the_guide_of_the_traffic_figure_is_y_equal_x(run_folder: Path) -> None:
 def test_many_methods_are_shown_by_family_and_overviews_draw_the_featured(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = ["full", "quest", "quest_b", "tidal", *(f"m{i}" for i in range(8))]
     kinds = {label: "quest" if label == "quest_b" else label for label in labels}
-    assert build._featured(labels, kinds, ["quest", "tidal", "full"]) == {"full", "quest", "tidal"}
-    assert build._featured(labels[:4], kinds, ["quest"]) == set(labels[:4])
+    assert families.featured(labels, kinds, ["quest", "tidal", "full"]) == {"full", "quest", "tidal"}
+    assert families.featured(labels[:4], kinds, ["quest"]) == set(labels[:4])
     cards = {"full": "reference", "quest": "selection", "tidal": "selection"}
-    monkeypatch.setattr(build, "load_card", lambda kind: SimpleNamespace(family=cards[kind]))
+    monkeypatch.setattr(families, "load_card", lambda kind: SimpleNamespace(family=cards[kind]))
     titles = {"selection": "Selection", "reference": "Reference"}
-    families = build._families([*labels[:4], "m0"], kinds, titles)
-    assert families == [("Selection", ["quest", "quest_b", "tidal"]), ("Reference", ["full"]), ("Other", ["m0"])]
+    found = families.by_family([*labels[:4], "m0"], kinds, titles)
+    assert found == [("Selection", ["quest", "quest_b", "tidal"]), ("Reference", ["full"]), ("Other", ["m0"])]
 
 
 def test_holes_stay_holes(run_folder: Path, pages: dict[str, Page]) -> None:
