@@ -34,7 +34,7 @@ def write_records(path: Path, records: Iterable[R], kind: type[R], fingerprint: 
     rows = [_row(record) for record in records]
     schema = arrow_schema(kind).with_metadata({_FINGERPRINT: fingerprint} if fingerprint else None)
     with replacing(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="zstd", compression_level=19)
 
 
 def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> list[R]:

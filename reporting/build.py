@@ -301,7 +301,7 @@ class _Build:
             "with_page": set(self.labels),
             "has_quality": results.has_quality,
             "has_speed": results.speed is not None,
-            "stale": measured_before(results.records, results.speed_records),
+            "stale": measured_before(results.records, results.speed_records, results.ablations),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list({**self.models, **self.timed}.values()),
             "data_line": _data_line({record.data_source for record in results.records if record.status == "ok"}),

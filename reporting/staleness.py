@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.hashing import quality_code_hash, speed_code_hash
@@ -16,12 +16,13 @@ from longdecode.reporting.wording import listing
 _SHOWN = 9
 
 
-def measured_before(scores: Iterable[Record], times: Iterable[SpeedRecord]) -> list[str]:
+def measured_before(scores: Iterable[Record], times: Iterable[SpeedRecord], unnamed: Container[str] = ()) -> list[str]:
     """Say which scores and times carry a code hash that today's code does not have; nothing where all do.
 
     Args:
         scores: records of quality.
         times: records of speed.
+        unnamed: labels that are counted and not named, such as ablations.
     """
     old: dict[tuple[str, str], set[str]] = {}
     for kind, records in (("scores", scores), ("times", times)):
@@ -29,8 +30,8 @@ def measured_before(scores: Iterable[Record], times: Iterable[SpeedRecord]) -> l
             if record.provenance.code_hash != _hash_of(record):
                 old.setdefault((kind, record.provenance.revision), set()).add(record.label)
     return [
-        f"Measured before {revision()[:12]}: {kind} of {_named(sorted(labels))} (revision {made[:12]}; the code behind "
-        "them has changed since)."
+        f"Measured before {revision()[:12]}: {kind} of {_named(labels, unnamed)} (revision {made[:12]}; the code "
+        "behind them has changed since)."
         for (kind, made), labels in sorted(old.items())
     ]
 
@@ -56,6 +57,7 @@ def _speed_hash(bench: str, subject: str) -> str:
     return speed_code_hash("kernels" if kernels else "decode", () if kernels else (REFERENCE_METHOD, subject))
 
 
-def _named(names: list[str]) -> str:
-    left = len(names) - _SHOWN
-    return listing(names) if left <= 0 else f"{', '.join(names[:_SHOWN])} and {left} more labels"
+def _named(labels: set[str], unnamed: Container[str]) -> str:
+    names = sorted(label for label in labels if label not in unnamed)[:_SHOWN]
+    more = len(labels) - len(names)
+    return listing(names) if not more else f"{', '.join([*names, ''])}{more} more label{'s' * (more > 1)}"

@@ -265,7 +265,8 @@ def size_of(row: pd.Series) -> str:
     params = json.loads(row["params"]) if row["bench"] == "kernel" else {}
     if "full_heads" in params:
         parts.append(f"{wording.plural(int(params['full_heads']), 'KV head')} whole")
-    parts += [f"{name} {value:,}" for name, value in params.items() if name not in ("sets", "cold", "full_heads")]
+    hidden = ("sets", "cold", "full_heads")
+    parts += [f"{n} {v:,}" if isinstance(v, int) else f"{n} {v}" for n, v in params.items() if n not in hidden]
     parts += ["inputs in cache"] if params.get("cold") is False else []
     return ", ".join(parts)
 

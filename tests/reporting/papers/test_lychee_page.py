@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from longdecode.evals.records import Record
 from longdecode.evals.storage import read_records
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
@@ -63,9 +64,9 @@ def test_a_rival_is_held_to_its_nearest_run_above(paper_run: Path, page: str) ->
     frames = {
         (label, r.budget): frame
         for label in ("lychee", "quest")
-        for r in read_records(folder / label / "mini_longgen.parquet")
+        for r in read_records(folder / label / "mini_longgen.parquet", Record)
         if (frame := {
-            s.sample_index: s for s in read_records(folder / label / "mini_longgen.parquet")
+            s.sample_index: s for s in read_records(folder / label / "mini_longgen.parquet", Record)
             if s.context == 8192 and s.budget == r.budget
         })
     }  # fmt: skip
