@@ -1,4 +1,4 @@
-"""Where the public-domain books come from: a local folder, or a dataset on the hub."""
+"""Public-domain books, from a local folder or a dataset on the hub."""
 
 from __future__ import annotations
 

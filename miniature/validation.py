@@ -1,4 +1,4 @@
-"""How well the miniature in training answers: share of answer items predicted exactly, given the true text before."""
+"""Validation of the miniature in training: share of answer items predicted exactly, given the true text before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a paper's page is made of: sections of prose, tables, figures and stated holes."""
+"""Parts of a paper's page: sections of prose, tables, figures and stated holes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class MissingResult:
-    """What is missing, and the command that makes it."""
+    """State what is missing and the command that makes it."""
 
     kind: ClassVar[str] = "hole"
     what: str
@@ -138,7 +138,7 @@ def marked(text: str) -> Markup:
 
 
 def agreement(published: float | None, value: float, low: float, high: float) -> tuple[str, Level]:
-    """How a published number lies to a measured interval; the value alone decides where there is none."""
+    """Compare a published number with a measured interval, or with the value where there is none."""
     if published is None:
         return "nothing published", "muted"
     if not (math.isfinite(low) and math.isfinite(high)):

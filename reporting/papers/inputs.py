@@ -51,7 +51,7 @@ class PaperInputs:
 
     @property
     def speed(self) -> Speed | None:
-        """What was timed, if anything."""
+        """Return what was timed, if anything."""
         return self.results.speed
 
     @property

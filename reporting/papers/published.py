@@ -23,7 +23,7 @@ class _Closed(BaseModel):
 
 
 class PaperFacts(_Closed):
-    """Where a paper and its code are."""
+    """Name a paper and its code."""
 
     title: str
     url: str

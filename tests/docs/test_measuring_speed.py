@@ -1,4 +1,4 @@
-"""What docs/measuring-speed.md names is there."""
+"""All that docs/measuring-speed.md names is there."""
 
 from __future__ import annotations
 

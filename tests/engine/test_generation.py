@@ -47,7 +47,7 @@ def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
 
 
 def assert_same_but_for_ties(ours: list[int], theirs: list[int], prompt: tuple[int, ...], model: Any) -> None:
-    """Where the two part, the tokens must be as good as equally likely; what follows is no longer comparable."""
+    """Require tokens of equal probability where the two part; what follows is no longer comparable."""
     parted = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
     if parted is None:
         return

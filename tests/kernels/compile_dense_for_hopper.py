@@ -64,7 +64,7 @@ def around_attention(hidden: int, heads: int, kv_heads: int, dim: int, capacity:
 
 
 def faults(binary: Binary, pdl: bool) -> list[str]:
-    """What is wrong with a binary."""
+    """Name what is wrong with a binary."""
     found = []
     if binary.stack_bytes or binary.local_bytes or binary.shared_bytes > SHARED_LIMIT_BYTES:
         found.append(f"{binary.stack_bytes} B stack, {binary.local_bytes} B local, {binary.shared_bytes} B shared")

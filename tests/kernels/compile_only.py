@@ -28,7 +28,7 @@ SHARED_LIMIT_BYTES = 232_448
 
 @dataclass(frozen=True)
 class Binary:
-    """What a compiled launch takes of a multiprocessor, and its assembly."""
+    """Return what a compiled launch takes of a multiprocessor, and its assembly."""
 
     kernel: str
     registers: int

@@ -148,7 +148,7 @@ def test_sparse_reads_everything_adds_the_bias_and_tallies(rng: torch.Generator,
 
 @pytest.mark.parametrize("capacity", [64, 70])
 def test_sparse_on_meta_keeps_to_fixed_shapes(capacity: int) -> None:
-    """Where values cannot be looked at, as under a CUDA graph, everything still has a shape."""
+    """Values that cannot be looked at, as under a CUDA graph, still have shapes."""
     q, k = torch.empty(2, 4, 1, 32, device="meta"), torch.empty(2, 2, capacity, 32, device="meta")
     indices, counts = (torch.empty(*shape, dtype=torch.int64, device="meta") for shape in ((2, 2, 9), (2, 2)))
     lengths = torch.empty(2, dtype=torch.int64, device="meta")

@@ -49,7 +49,7 @@ def test_projections_keep_four_tiles_in_flight_on_hopper() -> None:
 
 @pytest.mark.parametrize("dim", [32, 64, 128, 256])
 def test_less_shared_memory_means_fewer_tiles_in_flight(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one program takes stays under the limit of a device with less than half of Hopper's."""
+    """One program stays under the shared memory of a device with less than half of Hopper's."""
     monkeypatch.setattr(multiprocessors, "shared_limit", lambda device: ADA_BYTES)
     monkeypatch.setattr(rows, "shared_limit", lambda device: ADA_BYTES)
     for batch in (1, 16):

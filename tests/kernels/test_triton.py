@@ -1,4 +1,4 @@
-"""Which path the ops take, and whether every Triton kernel compiles for the GPU it is meant for."""
+"""Dispatch of the ops, and compilation of every Triton kernel for its GPU."""
 
 from __future__ import annotations
 

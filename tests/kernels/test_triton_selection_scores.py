@@ -29,7 +29,7 @@ REDUCTIONS = [None, *GROUP_REDUCTIONS]
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the kernels are given to write holds NaN."""
+    """Fill what the kernels are given to write with NaN."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **how: empty(*shape, **how).fill_(NAN))
 

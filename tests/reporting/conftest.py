@@ -59,7 +59,7 @@ def _provenance(context: int) -> Provenance:
 
 
 def _chance(label: str, share: float, context: int, question: float) -> float:
-    """How likely an item comes out right: a curve in the budget that sags along the generation."""
+    """Return the probability that an item comes out right: a curve in the budget that sags along the generation."""
     if label == "full":
         return 0.998
     if label == "streaming":

@@ -65,7 +65,7 @@ def run(browser: str, profile: Path, *arguments: str) -> subprocess.CompletedPro
 
 
 def complaints(log: str) -> list[str]:
-    """What pages wrote to the console."""
+    """Return what pages wrote to the console."""
     return [line for line in log.splitlines() if ":CONSOLE" in line]
 
 

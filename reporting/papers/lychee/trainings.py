@@ -26,7 +26,7 @@ _REPOSITORY = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the roles of a label come from."""
+    """Name the source of a label's roles."""
 
     label: str
     kind: str

@@ -1,4 +1,4 @@
-"""What runs on CUDA alone, with torch.cuda and FlashInfer replaced by stand-ins that keep their contracts."""
+"""CUDA paths, with torch.cuda and FlashInfer replaced by stand-ins that keep their contracts."""
 
 from __future__ import annotations
 
