@@ -27,7 +27,7 @@ def parts(thirds: tuple[float, ...], questions: int) -> list[float]:
 
 @pytest.fixture
 def records(make_record: Maker) -> list[Record]:
-    """Write a working instrument's records: Full solves, streaming does not, Quest rises with budget and falls along."""
+    """Write a working instrument's records: Full solves, streaming does not, Quest rises with budget, falls along."""
 
     def build() -> Iterator[Record]:
         tasks = [
