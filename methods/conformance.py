@@ -352,6 +352,8 @@ def _setting(value: object) -> str:
 
 def _default(item: Field[Any]) -> Any:
     """Return a field's default as YAML has it."""
+    if item.default_factory is not MISSING:
+        return item.default_factory()
     default = None if item.default is MISSING else item.default
     return list(default) if isinstance(default, tuple) else default
 

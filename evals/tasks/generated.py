@@ -60,12 +60,13 @@ def fitted(
         except ValueError:  # too few characters, which are few tokens too
             return 0
 
-    size = largest_fitting(probe, limit, limit)  # a token has at least one character
+    smallest = limit // 2  # a token has at least one character; what the tokenizer adds is far less than half
+    size = largest_fitting(probe, limit, smallest)
 
     def fits(made: _Made) -> bool:
         return tokens(made) <= limit
 
-    return [shrunk_to_fit(partial(_seeded, make, rngs, index), size, limit, fits) for index in range(count)]
+    return [shrunk_to_fit(partial(_seeded, make, rngs, index), size, smallest, fits) for index in range(count)]
 
 
 def _seeded(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -11,17 +12,20 @@ from longdecode.engine.attention import Draft, Traffic
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
-from longdecode.methods.budgeted import BudgetedMethod
+from longdecode.methods.budgeted import BudgetedMethod, build_params
 from longdecode.methods.registry import get_method
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculateParams:
-    """Knobs of speculative decoding; ``drafter_params`` are the drafter's own."""
+    """Knobs of speculative decoding; ``drafter_params`` are the drafter's own, checked as the drafter checks them."""
 
     drafter: str = "streaming"
     draft_tokens: Annotated[int, Field(ge=1, le=64)] = 4
-    drafter_params: tuple[tuple[str, Any], ...] = ()
+    drafter_params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        build_params(self.drafter, get_method(self.drafter).Params, self.drafter_params)
 
 
 class Speculate(BudgetedMethod):
@@ -40,7 +44,7 @@ class Speculate(BudgetedMethod):
 
     def __init__(self, params: SpeculateParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens)
-        drafter = get_method(params.drafter).from_budget(budget_tokens, config, **dict(params.drafter_params))
+        drafter = get_method(params.drafter).from_budget(budget_tokens, config, **params.drafter_params)
         if drafter.draft is not None:
             raise ConfigError(f"speculate: drafter = {params.drafter!r} drafts itself; an attention method is needed")
         self._draft = Draft(drafter, params.draft_tokens)

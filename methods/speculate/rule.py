@@ -20,7 +20,7 @@ class SpeculateRule(Rule):
         rule = get_rule(self.params.drafter)
         if rule is None:
             return 0
-        drafter = get_method(self.params.drafter).Params(**dict(self.params.drafter_params))
+        drafter = get_method(self.params.drafter).Params(**self.params.drafter_params)
         one = rule(drafter, self.budget, self.config).metadata_bytes(kv_length, bytes_per_element)
         return self.params.draft_tokens * one
 

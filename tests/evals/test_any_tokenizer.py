@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.generators import chain, lookup, prose
@@ -60,6 +60,18 @@ def test_subwords_fill_the_context(task: str, subwords: TextTokenizer) -> None:
         assert sample == get_task(task).samples(4096, 2, 0, subwords)[sample.index]
     with pytest.raises(UnsupportedCellError):
         get_task(task).samples(64, 1, 0, subwords)
+
+
+@pytest.mark.parametrize("task", sorted({task for task, _ in BEFORE}))
+def test_bytes_after_a_first_token_fill_the_context(task: str) -> None:
+    inner = Tokenizer.from_file(str(MINIATURE / "tokenizer.json"))
+    inner.post_processor = processors.TemplateProcessing(single="<|first|> $A", special_tokens=[("<|first|>", 300)])
+    tokenizer = TextTokenizer(inner)
+    assert tokenizer.byte_level and tokenizer.first_ids == (300,)
+    (sample,) = get_task(task).samples(4096, 1, 0, tokenizer)
+    prompt = tokenizer.prompt_ids(sample.prompt)
+    assert prompt[0] == 300
+    assert 4096 * 0.93 < len(prompt) + len(sample.forced) + sample.max_new_tokens <= 4096
 
 
 @pytest.mark.parametrize("variant", ["single", "multikey", "two_hop"])

@@ -13,6 +13,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
+from longdecode.evals.run_config import build_run_config
 from longdecode.methods.registry import get_method
 
 CONFIG = ModelConfig(
@@ -42,9 +43,8 @@ def decoder() -> Decoder:
 
 
 def speculate(drafter: str, tokens: int = 4) -> Any:
-    params = tuple(DRAFTERS[drafter].items())
     return get_method("speculate").from_budget(
-        BUDGET, CONFIG, drafter=drafter, draft_tokens=tokens, drafter_params=params
+        BUDGET, CONFIG, drafter=drafter, draft_tokens=tokens, drafter_params=DRAFTERS[drafter]
     )
 
 
@@ -155,4 +155,18 @@ def test_bad_drafters_are_refused() -> None:
     with pytest.raises(ConfigError, match="drafts itself"):
         get_method("speculate").from_budget(48, CONFIG, drafter="speculate")
     with pytest.raises(ConfigError, match="quest has no parameter 'sinks'"):
-        get_method("speculate").from_budget(48, CONFIG, drafter="quest", drafter_params=(("sinks", 4),))
+        get_method("speculate").from_budget(48, CONFIG, drafter="quest", drafter_params={"sinks": 4})
+
+
+def test_a_configuration_sets_the_drafters_knobs() -> None:
+    entry = {"method": "speculate", "params": {"drafter": "snapkv", "drafter_params": {"window": 8}}}
+    values: dict[str, Any] = {
+        "profile": "p", "models": {"m": {"path": "weights"}}, "methods": {"drafted": entry}, "budgets": [64],
+        "suites": {"mini_recall": {"contexts": [1024], "samples": 1}},
+    }  # fmt: skip
+    spec = build_run_config(values, "test.yaml").methods["drafted"]
+    method = get_method("speculate").from_budget(BUDGET, CONFIG, **spec.params_of("m"))
+    assert method.draft is not None and method.draft.method.params.window == 8
+    entry["params"]["drafter_params"] = {"windw": 8}
+    with pytest.raises(ConfigError, match="snapkv has no parameter 'windw'; nearest valid name: 'window'"):
+        build_run_config(values, "test.yaml")

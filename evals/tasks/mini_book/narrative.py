@@ -11,7 +11,7 @@ from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.generators import narrative
 from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.generated import counts_bytes, fitted, sample_rng
-from longdecode.evals.tasks.windows import tail_start
+from longdecode.evals.tasks.windows import head_end, tail_start
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
@@ -85,7 +85,8 @@ class MiniBookWrite(Task):
             UnsupportedCellError: the context leaves no room before the continuation.
         """
         texts = _narratives(self.name, context_tokens, count, seed, tokenizer, WRITE_TOKENS)
-        prompts = [text[: tail_start(text, WRITE_TOKENS, tokenizer)] for text in texts]
+        room = context_tokens - WRITE_TOKENS - (len(tokenizer.first_ids) if tokenizer else 0)
+        prompts = [text[: head_end(text, 0, room, tokenizer)] for text in texts]
         return [Sample(i, prompt, "", WRITE_TOKENS, None, None) for i, prompt in enumerate(prompts)]
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
