@@ -14,9 +14,9 @@ import numpy as np
 import yaml
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.books import read_books
 
 MANIFEST = Path(__file__).resolve().parent / "books.yaml"
-HUB = "emozilla/pg19"
 Split = Literal["train", "unseen"]
 
 
@@ -26,27 +26,7 @@ def manifest() -> Mapping[Split, Sequence[str]]:
     return {split: [str(book) for book in raw[split]] for split in ("train", "unseen")}
 
 
-def read_books(folder: Path, split: Split) -> dict[str, str]:
-    """Return the texts of a split by book id.
-
-    Args:
-        folder: holds ``<id>.txt`` at any depth.
-        split: which books.
-
-    Raises:
-        DataUnavailableError: a book is not there.
-    """
-    found = {path.stem: path for path in sorted(folder.expanduser().rglob("*.txt"))}
-    missing = [book for book in manifest()[split] if book not in found]
-    if missing:
-        raise DataUnavailableError(
-            f"{folder} lacks {', '.join(f'{book}.txt' for book in missing)} of PG-19's test split; fetch them from "
-            f"https://storage.googleapis.com/deepmind-gutenberg/test/<id>.txt or the hub's {HUB}"
-        )
-    return {book: found[book].read_text(encoding="utf-8", errors="ignore") for book in manifest()[split]}
-
-
-def tokenise(folder: Path, model: Path, output: Path) -> None:
+def tokenise(source: Path, model: Path, output: Path) -> None:
     """Write the ids of all books of the manifest."""
     from longdecode.evals.tokenizing import load_tokenizer
 
@@ -55,7 +35,7 @@ def tokenise(folder: Path, model: Path, output: Path) -> None:
     arrays: dict[str, Any] = {
         f"{split}/{book}": np.array(tokenizer.encode(text), dtype=np.uint16)
         for split in splits
-        for book, text in read_books(folder, split).items()
+        for book, text in read_books(source, manifest()[split]).items()
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f"{output.name}.partial.npz")
@@ -81,7 +61,9 @@ def load_ids(file: Path, split: Split) -> dict[str, np.ndarray]:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--books", type=Path, required=True, help="folder of <id>.txt")
+    parser.add_argument(
+        "--books", type=Path, required=True, help="folder with <id>.txt or PG-19's parquet, or a hub id"
+    )
     parser.add_argument("--model", type=Path, required=True, help="folder with the tokenizer")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.evals.datasets.books import read_books
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.generated import sample_rng
 from longdecode.evals.tasks.windows import has_tokens, window
@@ -25,14 +26,13 @@ BINS = 8
 TOP_TOKENS = 64
 WINDOWS_A_TEXT = 4
 _LEAST_MASS = 1e-7  # what float32 log-probabilities of 64 tokens leave of the rest
-_SOURCE = "https://storage.googleapis.com/deepmind-gutenberg/test"
 
 
 class _Prose(Task):
     """Windows of texts that no model has seen; a problem is a text, so that intervals are clustered by it.
 
     Args:
-        books: folder with PG-19's books as ``<id>.txt`` at any depth, of which the unseen ones are read.
+        books: a folder or hub id with PG-19's books, as ``read_books`` takes it; the unseen ones are read.
         prose: a text file, or a folder of them, read in place of the books.
     """
 
@@ -88,15 +88,10 @@ class _Prose(Task):
             if not files or not files[0].is_file():
                 raise DataUnavailableError(f"data.prose is {self.prose}: neither a text file nor a folder of *.txt")
             return {file.stem: file.read_text(encoding="utf-8", errors="ignore") for file in files}
-        found = {file.stem: file for file in sorted(self.books.rglob("*.txt"))} if self.books else {}
-        missing = [book for book in UNSEEN if book not in found]
-        if missing:
-            where = f"{self.books} lacks {', '.join(missing)}" if self.books else "data.pg19 names no folder"
-            raise DataUnavailableError(
-                f"{where}; fetch the books with curl --create-dirs -o 'books/#1.txt' '{_SOURCE}/{{{','.join(UNSEEN)}}}"
-                ".txt' and set data.pg19 to books, or set data.prose to a text of your own"
-            )
-        return {book: found[book].read_text(encoding="utf-8", errors="ignore") for book in UNSEEN}
+        try:
+            return read_books(self.books, UNSEEN)
+        except DataUnavailableError as error:
+            raise DataUnavailableError(f"{error}; or set data.prose to a text of your own") from error
 
 
 class FidelityForced(_Prose):

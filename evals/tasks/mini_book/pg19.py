@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.evals.datasets.books import read_books
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.generated import sample_rng
 from longdecode.evals.tasks.mini_book.narrative import CONTINUATION_TOKENS, LossTask
@@ -16,14 +17,13 @@ if TYPE_CHECKING:
 
 HELD_OUT = ("12204", "860")
 """Books of PG-19's test split that no training run of the miniature reads."""
-_SOURCE = "https://storage.googleapis.com/deepmind-gutenberg/test"
 
 
 class MiniBookPg19(LossTask):
     """Loss on the last 256 bytes of windows of held-out PG-19 books, the books in turn.
 
     Args:
-        folder: where the books are, as ``<id>.txt`` at any depth; ``None`` where the configuration names no folder.
+        source: a folder or hub id, as ``read_books`` takes it.
 
     Source: Rae et al. 2020 (Compressive Transformers, arXiv 1911.05507) for the data.
     """
@@ -31,8 +31,8 @@ class MiniBookPg19(LossTask):
     name = "mini_book_pg19"
     data_source: Literal["generated", "real"] = "real"
 
-    def __init__(self, folder: Path | None):
-        self.folder = folder
+    def __init__(self, source: Path | None):
+        self.source = source
 
     def samples(
         self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
@@ -49,7 +49,9 @@ class MiniBookPg19(LossTask):
                 f"{self.name} needs more than {CONTINUATION_TOKENS} tokens, not {context_tokens}"
             )
         prompt_tokens = context_tokens - CONTINUATION_TOKENS
-        books = [book for book in map(self._read, HELD_OUT) if has_tokens(book, context_tokens, tokenizer)]
+        # The tasks count bytes as characters, and the miniature has seen plain ASCII only.
+        texts = [book.encode("ascii", "ignore").decode("ascii") for book in read_books(self.source, HELD_OUT).values()]
+        books = [text for text in texts if has_tokens(text, context_tokens, tokenizer)]
         if not books:
             raise UnsupportedCellError(f"{self.name}: no held-out book has {context_tokens} tokens")
         samples = []
@@ -58,14 +60,3 @@ class MiniBookPg19(LossTask):
             prompt, tail = window(books[index % len(books)], rng, prompt_tokens, CONTINUATION_TOKENS, tokenizer)
             samples.append(Sample(index, prompt, tail, 0, None, None))
         return samples
-
-    def _read(self, book: str) -> str:
-        found = sorted(self.folder.rglob(f"{book}.txt")) if self.folder is not None else []
-        if not found:
-            where = (
-                f"no {book}.txt below {self.folder}" if self.folder else "the configuration's data.pg19 names no folder"
-            )
-            fetch = f"curl --create-dirs -o 'books/#1.txt' '{_SOURCE}/{{{','.join(HELD_OUT)}}}.txt'"
-            raise DataUnavailableError(f"{where}; fetch the books with {fetch} and set data.pg19 to books")
-        # The tasks count bytes as characters, and the miniature has seen plain ASCII only.
-        return found[0].read_text(encoding="utf-8").encode("ascii", "ignore").decode("ascii")
