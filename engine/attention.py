@@ -63,7 +63,7 @@ class Traffic:
 
 
 class AttentionMethod(ABC):
-    """What each query reads; every hook defaults to dense attention.
+    """Decide what each query reads; every hook defaults to dense attention.
 
     Subclasses declare ``name``, a frozen dataclass ``Params`` and ``from_budget``. What a generation changes lives in
     its ``DecodeState`` and is changed in place; every hook of a step keeps to fixed shapes and never waits for the

@@ -14,7 +14,7 @@ DEFAULT_PERIOD = 32
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a method has done to its cache every ``period`` decode steps.
+    """Ask for a repair of the cache every ``period`` decode steps.
 
     ``"rewrite"`` runs the last ``period`` fed tokens again as one dense chunk and writes their keys and values over
     those that the sparse steps stored; tokens already chosen stay. ``"dense_step"`` decodes every ``period``-th step

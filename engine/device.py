@@ -1,4 +1,4 @@
-"""Which device and dtype a run uses, and what the device calls itself."""
+"""Choose a run's device and dtype; read a GPU's name, clocks and memory."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _THROTTLE_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a GPU says of itself at one moment; ``throttle`` holds the driver's reasons for lower clocks, in words."""
+    """Hold a GPU's state at one moment; ``throttle`` holds the driver's reasons for lower clocks, in words."""
 
     sm_clock_mhz: int
     memory_clock_mhz: int

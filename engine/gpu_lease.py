@@ -17,7 +17,7 @@ LOCK_FOLDER_VARIABLE = "LONGDECODE_LOCK_DIR"
 
 
 def lock_folder() -> Path:
-    """Where the locks lie: ``LONGDECODE_LOCK_DIR``, else ``longdecode`` under the user's cache folder."""
+    """Return the folder of the locks: ``LONGDECODE_LOCK_DIR``, else ``longdecode`` under the user's cache folder."""
     if override := os.environ.get(LOCK_FOLDER_VARIABLE):
         return Path(override)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longdecode"

@@ -79,7 +79,7 @@ class PrefillState:
 
     @property
     def observed(self) -> Observed:
-        """What the observers kept of all layers."""
+        """Return what each observer kept, by layer."""
         layers = range(self.cache.config.num_layers)
         return {observer.key: [observer.layer(layer) for layer in layers] for observer in self.observers}
 

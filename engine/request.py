@@ -1,4 +1,4 @@
-"""What goes into a generation and what comes out of it."""
+"""Define what goes into a generation and what comes out of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What one request got.
+    """Hold the result of one request.
 
     ``output_ids`` are the generated tokens, a stop token included. ``forced_logprobs[i]`` is the log-probability of
     ``forced_ids[i]`` given all before it, ``forced_greedy[i]`` whether no token was more probable.

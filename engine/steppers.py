@@ -140,7 +140,7 @@ class SpeculativeStepper(Stepper):
 
     @property
     def shares_cache(self) -> bool:
-        """Whether the drafter decodes in the verifier's cache."""
+        """Return true where the drafter decodes in the verifier's cache."""
         return self.draft_state.cache is self.state.cache
 
     def step(self) -> None:

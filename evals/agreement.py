@@ -28,7 +28,7 @@ _Sample = tuple[str, str, str, str, str, str, int, int, int]
 
 
 def agreement(first: Iterable[Record], second: Iterable[Record]) -> pd.DataFrame:
-    """How two runs compare on the samples that both scored, one row a model, label, suite and metric.
+    """Compare two runs on the samples that both scored, one row a model, label, suite and metric.
 
     ``same_output`` and ``same_score`` are shares of the samples; ``difference`` is the mean of second minus first in
     the score's own unit, with a bootstrap interval over prompts, whose budgets are resampled together.

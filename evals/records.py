@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -17,6 +18,18 @@ Key = tuple[str | int | None, ...]
 
 FINAL_STATUSES: frozenset[Status] = frozenset({"ok", "unsupported"})
 """Statuses that a resumed job keeps; the others may end better the next time."""
+OP_SIZES = ("full_heads",)
+"""Parameters of a kernel record that are sizes of its op: they tell timings of one op apart."""
+
+
+def op_sizes(bench: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes that an op has beside context, batch and budget; empty for all but some kernels."""
+    return {name: params[name] for name in OP_SIZES if bench == "kernel" and name in params}
+
+
+def op_sizes_text(bench: str, params: Mapping[str, Any]) -> str | None:
+    """Write ``op_sizes`` as tables have it, ``name=value``; ``None`` where there are none."""
+    return " ".join(f"{name}={value}" for name, value in op_sizes(bench, params).items()) or None
 
 
 class _Stored(BaseModel):
@@ -160,9 +173,9 @@ class SpeedRecord(BaseRecord):
 
     @property
     def key(self) -> Key:
-        """Bench, subject, label, stage, context, batch, budget, and for a kernel the KV heads that read everything."""
-        heads = self.params.get("full_heads") if self.bench == "kernel" else None
-        return self.bench, self.subject, self.label, self.stage, self.context, self.batch, self.budget, heads
+        """Bench, subject, label, stage, context, batch, budget, and the op's own sizes."""
+        sizes = op_sizes(self.bench, self.params).values()
+        return self.bench, self.subject, self.label, self.stage, self.context, self.batch, self.budget, *sizes
 
     @property
     def index(self) -> int:

@@ -122,7 +122,7 @@ def eos_ids(folder: Path) -> frozenset[int]:
 
 
 def _may_chat(folder: Path) -> bool:
-    """Whether the folder's files speak of a chat template."""
+    """Return true where the folder's files mention a chat template."""
     config = folder / "tokenizer_config.json"
     named = config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
     return named or (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file()

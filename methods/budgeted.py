@@ -1,4 +1,4 @@
-"""What methods with a token budget share: checked parameters, the refusals, and the bytes of a layered selection."""
+"""Share what methods with a token budget need: checked parameters, refusals, bytes of a layered selection."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from longdecode.engine.errors import ConfigError
 
 Family = Literal["dense", "sinks+window", "pages", "tokens", "heads", "evicting", "speculative"]
-"""What is read or dropped: everything, a fixed pattern, pages or tokens by score, by role of the head."""
+"""Name what is read or dropped: everything, a fixed pattern, pages or tokens by score, by role of the head."""
 
 
 class _Strict(BaseModel):

@@ -243,7 +243,7 @@ def a_step_never_waits_for_the_host(bench: Bench) -> None:
 
 
 def speculation_changes_no_token(bench: Bench) -> None:
-    """Where tokens are drafted, those generated are Full's, greedy and sampled."""
+    """Speculation generates Full's tokens, greedy and sampled."""
     if bench.method.draft is None:
         return
     requests = bench.inputs.requests(new_tokens=3 * bench.method.draft.tokens)
@@ -276,7 +276,7 @@ def graph_replay_equals_eager(bench: Bench) -> None:
 
 
 def fast_path_equals_naive(bench: Bench) -> None:
-    """What the kernels in force compute is what their plain torch definitions compute, over a whole decode.
+    """The kernels in force compute what their plain torch definitions compute, over a whole decode.
 
     Both read the same: the selections of one run are replayed in the other, so that a near-tie decides nothing.
     """

@@ -28,7 +28,7 @@ class EvictingMethod(BudgetedMethod):
     """Latest tokens that are always kept, the current one among them."""
 
     group: ClassVar[str]
-    """How the weights of a group's query heads become one: ``sum`` or ``mean``."""
+    """Merge the weights of a group's query heads by ``sum`` or ``mean``."""
 
     @abstractmethod
     def prompt_scores(self, keys: Tensor, lengths: Tensor, observed: Mapping[str, Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which KV heads retrieve: role files, and the role maps that need no file."""
+"""Name the KV heads that retrieve: role files, and the role maps that need no file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RULER reads: essays, English words, and the questions of SQuAD and HotpotQA, from one local folder."""
+"""Read RULER's material: essays, English words, and the questions of SQuAD and HotpotQA, from one local folder."""
 
 from __future__ import annotations
 

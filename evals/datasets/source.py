@@ -1,4 +1,4 @@
-"""Where a data set lies: a local folder, or a repository of the hub with a revision."""
+"""Locate a data set: a local folder, or a repository of the hub with a revision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class HubId:
 
 
 def read_source(value: Path) -> Path | HubId | None:
-    """What a configuration's ``data`` key means: a folder that is here, else a hub id, else ``None`` for neither."""
+    """Read a configuration's ``data`` key: a folder that is here, else a hub id, else ``None`` for neither."""
     folder = value.expanduser()
     if folder.is_dir():
         return folder

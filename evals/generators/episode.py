@@ -1,4 +1,4 @@
-"""What every generator returns: one self-contained problem in plain ASCII, with its answer."""
+"""Hold a generator's result: one self-contained problem in plain ASCII, with its answer."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _DEPTHS = tuple(round(100 * i / 39) for i in range(40))  # percent of the essay'
 
 @dataclass(frozen=True, slots=True)
 class NiahSpec:
-    """What is hidden and asked: haystack, kinds of key and value, keys, values a key, keys asked for."""
+    """Set what is hidden and asked: haystack, kinds of key and value, keys, values a key, keys asked for."""
 
     haystack: Literal["noise", "essay", "needle"]
     key_kind: Kind = "words"

@@ -1,4 +1,4 @@
-"""What RULER's generators share: a question with its templates, and the largest haystack that fits a length.
+"""Share a question with its templates, and the largest haystack that fits a length, among RULER's generators.
 
 Source: Hsieh et al. 2024 (RULER, arXiv 2404.06654); github NVIDIA/RULER, scripts/data/synthetic/constants.py for the
 texts, which are the benchmark's own, and for the tokens to generate.
@@ -114,7 +114,7 @@ def largest_fitting(tokens: Callable[[int], int], limit: int, smallest: int, lar
 
 
 def shrunk_to_fit(make: Callable[[int], _Made], size: int, smallest: int, fits: Callable[[_Made], bool]) -> _Made:
-    """What is made of ``size``, or of the next smaller size that fits where chance made this one longer.
+    """Make a question of ``size``, or of the next smaller size that fits where chance made this one longer.
 
     Raises:
         ValueError: not even the smallest fits.

@@ -23,7 +23,7 @@ _ZETA_2 = math.pi**2 / 6  # word k of a coded text comes with probability k**-2 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """How often words come: the common ones and the others, in the list and in the example before it."""
+    """Count the repeats of common and other words, in the list and in the example before it."""
 
     common: int
     other: int

@@ -1,4 +1,4 @@
-"""What lm-eval asks for, turned into the engine's terms: generation arguments, stop texts, batches of a kind."""
+"""Turn lm-eval's requests into the engine's terms: generation arguments, stop texts, batches of a kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "mi
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """How one request is to be continued: drawn how, up to how many tokens, cut before which texts."""
+    """Set how one request is continued: sampling, most tokens, texts that end it."""
 
     sampling: Sampling
     max_new_tokens: int

@@ -142,7 +142,7 @@ class LongDecodeLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """What tells request caches of different tokenizers apart."""
+        """Name the tokenizer, so that request caches stay apart."""
         return self.pretrained.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class LongDecodeLM(TemplateLM):
         return Request(prompt, 0, forced + tuple(continuation))
 
     def _split(self, context: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What is prefilled, one token at least, and what the method decodes."""
+        """Split a context into what is prefilled, one token at least, and what the method decodes."""
         cut = max(1, len(context) - self.decoded_context)
         return tuple(context[:cut]), tuple(context[cut:])
 

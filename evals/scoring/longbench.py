@@ -39,7 +39,7 @@ def score_answers(metric: str, prediction: str, answers: Sequence[str], classes:
 
 
 def first_line(prediction: str) -> str:
-    """What few-shot tasks mark: the first line that is not empty, since models go on with an example of their own."""
+    """Return the first line that is not empty, which few-shot tasks mark: models go on with an example of their own."""
     return prediction.lstrip("\n").split("\n")[0]
 
 

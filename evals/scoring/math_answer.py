@@ -11,7 +11,7 @@ _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+")
 
 
 def final_answer(text: str) -> str | None:
-    """What stands in the last box of a text, a box within a box being part of it; ``None`` where no box is closed.
+    """Return the content of a text's last box, boxes within it included; ``None`` where no box is closed.
 
     A generation that was cut off within its last box is read by the box before.
     """
@@ -41,7 +41,7 @@ def integer_answer(answer: str) -> int | None:
 
 
 def _closing_brace(text: str, opening: int) -> int | None:
-    """Where the brace opened at ``opening`` is closed; escaped braces do not count."""
+    """Return where the brace opened at ``opening`` is closed; escaped braces do not count."""
     depth = 0
     at = opening
     while at < len(text):

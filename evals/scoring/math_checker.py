@@ -51,7 +51,7 @@ class MathChecker:
         self.close()
 
     def equal(self, gold: str, answer: str, rule: Rule | None = None) -> bool:
-        """Whether an answer is the same as the gold one; see ``math_equivalence.equivalent``.
+        """Return true where an answer is the same as the gold one; see ``math_equivalence.equivalent``.
 
         Raises:
             ScoreTimeoutError: the comparison did not end within the deadline, or within the memory it may have. Nothing

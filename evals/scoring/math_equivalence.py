@@ -1,4 +1,4 @@
-"""Whether two mathematical answers are the same, by math-verify, with tolerances and units where a data set has them.
+"""Compare two mathematical answers by math-verify, with tolerances and units where a data set has them.
 
 A comparison may take for ever (``10^{10^{10^{10}}}``) or all memory there is: outside tests, ask a ``MathChecker``
 (``math_checker.py``), which runs this module in a process of its own and under a deadline.
@@ -40,7 +40,7 @@ _UNIT_AFTER_NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a data set wants answers compared.
+    """Set how a data set compares answers.
 
     ``absolute`` is the largest difference that counts as equal, one for every part of the answer or one for all;
     ``relative`` the same as a share of the gold value. Both concern numbers only, and only numbers are compared with
@@ -53,7 +53,7 @@ class Rule:
 
 
 def equivalent(gold: str, answer: str, rule: Rule | None = None) -> bool:
-    """Whether ``answer`` is the same as ``gold``, both in LaTeX, with or without dollars and a box around them.
+    """Return true where ``answer`` equals ``gold``, both in LaTeX, with or without dollars and a box around them.
 
     Several values separated by commas are compared as a set. Where the rule has a tolerance and both sides are numbers,
     the numbers decide.
@@ -83,7 +83,7 @@ def _verified_values(gold: str, answer: str) -> bool:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """What ``name = value`` calls its value, spaces aside, and the value; no name where the text is none such."""
+    """Split ``name = value`` into name and value, spaces aside; the name is empty for any other text."""
     left, sign, right = text.partition("=")
     name = re.sub(r"[\s{}]", "", left)
     is_name = bool(sign) and "=" not in right and _NAME.fullmatch(name)
@@ -114,7 +114,7 @@ def _parsed(text: str) -> list[Any]:
 
 
 def _undressed(text: str) -> str:
-    """What stands in the box and between the dollars, without a full stop."""
+    """Return the text in the box and between the dollars, without a full stop."""
     boxed = final_answer(text)
     plain = (text if boxed is None else boxed).strip()
     if plain.startswith("$") and plain.endswith("$") and plain.count("$") == 2:
@@ -172,7 +172,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _match(golds: Sequence[float], answers: Sequence[float], rule: Rule) -> bool:
-    """Whether the two lists can be paired off so that every pair is within the tolerance (Kuhn's matching)."""
+    """Return true where the lists can be paired off, every pair within the tolerance (Kuhn's matching)."""
     if len(golds) != len(answers):
         return False
     tolerances = [max(_absolute(rule, i) * OFFICIAL_SLACK, rule.relative * abs(gold)) for i, gold in enumerate(golds)]

@@ -15,5 +15,5 @@ def string_match_all(completion: str, references: Sequence[str]) -> tuple[float,
 
 
 def string_match_part(completion: str, references: Sequence[str]) -> float:
-    """Whether any reference stands in the completion, in any case of letters."""
+    """Return true where any reference stands in the completion, in any case of letters."""
     return max(string_match_all(completion, references), default=0.0)

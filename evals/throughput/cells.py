@@ -8,7 +8,7 @@ from typing import Any
 
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.ledger import Ledger
-from longdecode.evals.records import Bench, Key, SpeedRecord, Stage
+from longdecode.evals.records import Bench, Key, SpeedRecord, Stage, op_sizes
 from longdecode.evals.throughput.statistics import good_times, median
 
 
@@ -28,10 +28,8 @@ class SpeedCell:
     @property
     def key(self) -> Key:
         """Tell this cell's record from the job's others."""
-        return (
-            self.bench, self.subject, self.label, self.stage, self.context, self.batch, self.budget.text,
-            full_heads_of(self),
-        )  # fmt: skip
+        sizes = op_sizes(self.bench, self.params).values()
+        return self.bench, self.subject, self.label, self.stage, self.context, self.batch, self.budget.text, *sizes
 
     @property
     def budget_tokens(self) -> int | None:
@@ -42,17 +40,11 @@ class SpeedCell:
 SpeedLedger = Ledger[SpeedCell, SpeedRecord]
 
 
-def full_heads_of(timed: SpeedCell | SpeedRecord) -> int | None:
-    """Return how many KV heads of a hybrid kernel case read everything; ``None`` of anything else."""
-    return timed.params.get("full_heads") if timed.bench == "kernel" else None
-
-
 def told(record: SpeedRecord) -> str:
     """Describe a record in one line for the log: its cell, and its median or its status."""
     where = f"{record.bench} {record.subject}/{record.label} {record.stage} context={record.context}"
     where += f" batch={record.batch} budget={record.budget}"
-    heads = full_heads_of(record)
-    where += "" if heads is None else f" full_heads={heads}"
+    where += "".join(f" {name}={value}" for name, value in op_sizes(record.bench, record.params).items())
     if record.status != "ok":
         return f"{where}: {record.status}: {record.reason}"
     times = good_times(record.samples)

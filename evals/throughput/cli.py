@@ -82,7 +82,7 @@ def _narrowed(run: RunConfig, asked: argparse.Namespace) -> RunConfig:
 
 
 def _chooser(asked: argparse.Namespace) -> Choose:
-    """Which cells the filters let through; a filter left out lets all through."""
+    """Keep the cells that pass the filters; a filter left out lets all through."""
 
     def chosen(cell: SpeedCell) -> bool:
         return (

@@ -30,13 +30,14 @@ from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.hashing import REPOSITORY
+from longdecode.evals.records import op_sizes_text
 from longdecode.evals.run_config import load_run_config
 from longdecode.evals.storage import write_table
 from longdecode.evals.throughput.statistics import Interval, median
 
 BENCH = Path("evals/throughput/cli.py")
 COLUMNS = (
-    "bench", "subject", "label", "stage", "context", "batch", "budget", "full_heads", "status", "reason", "other_us",
+    "bench", "subject", "label", "stage", "context", "batch", "budget", "op_sizes", "status", "reason", "other_us",
     "this_us", "ratio", "ratio_low", "ratio_high", "pairs", "disturbed", "verdict",
 )  # fmt: skip
 _CELL = COLUMNS[:8]
@@ -44,7 +45,7 @@ _CELL = COLUMNS[:8]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What one process measured of a cell: times of its undisturbed samples."""
+    """Hold one process's times of a cell, disturbed samples left out."""
 
     status: str
     reason: str | None
@@ -222,9 +223,8 @@ def read_timed(file: Path) -> Iterator[tuple[tuple[Any, ...], Timed]]:
     """Yield the cells of a file of speed records, whatever the version of their schema."""
     columns = [*_CELL[:-1], "params", "status", "reason", "samples"]
     for row in pq.read_table(file, columns=columns).to_pylist():
-        heads = json.loads(row["params"]).get("full_heads") if row["bench"] == "kernel" else None
         times = tuple(sample["us"] for sample in row["samples"] if sample["disturbed"] is None)
-        key = (*(row[name] for name in _CELL[:-1]), heads)
+        key = (*(row[name] for name in _CELL[:-1]), op_sizes_text(row["bench"], json.loads(row["params"])))
         yield key, Timed(row["status"], row["reason"], times, len(row["samples"]) - len(times))
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from longdecode.evals.throughput.statistics import fit_line
 
 GROWTH_COLUMNS = (
-    "bench", "model", "subject", "label", "stage", "budget", "full_heads", "axis", "fixed", "points", "slope_us",
+    "bench", "model", "subject", "label", "stage", "budget", "op_sizes", "axis", "fixed", "points", "slope_us",
     "slope_low", "slope_high", "intercept_us", "r2",
 )  # fmt: skip
 BREAKEVEN_COLUMNS = ("model", "label", "budget", "axis", "fixed", "value", "verdict")
@@ -25,7 +25,7 @@ BASELINE_COLUMNS = ("model", "context", "batch", "label", "budget", "baseline", 
 BASELINES = ("full", "hf_full", "hf_full_static")
 """The baselines of every label: our own full attention, and the stock loop with each of its caches."""
 _CELL = ["model", "label", "budget", "context", "batch"]
-_SERIES = ["bench", "model", "subject", "label", "stage", "budget", "full_heads"]
+_SERIES = ["bench", "model", "subject", "label", "stage", "budget", "op_sizes"]
 _AXES = (("context", "batch"), ("batch", "context"))
 _TOKENS_PER_STEP = {"context": 1024, "batch": 1}
 

@@ -28,7 +28,7 @@ class DeviceBusyError(LongDecodeError):
 
 
 class Monitor(Protocol):
-    """What can be asked of a device; see ``engine.device.NvmlMonitor``."""
+    """Read a device's state; see ``engine.device.NvmlMonitor``."""
 
     def read(self) -> Reading:
         """Read clocks, temperature and reasons for lower clocks."""
@@ -45,7 +45,7 @@ class Monitor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What was seen while one pair was timed; all ``None`` where nothing watches."""
+    """Hold what was seen while one pair was timed; all ``None`` where nothing watches."""
 
     sm_clock_mhz: tuple[int, int] | None = None
     temperature_c: int | None = None

@@ -163,7 +163,7 @@ def _subject(scored: bool, random_lengths: bool) -> str:
 
 def _full_heads(size: Size) -> list[int]:
     """Return the KV heads that read everything, spread evenly over the layer."""
-    heads, count = size.config.num_kv_heads, size.full_heads or 0
+    heads, count = size.config.num_kv_heads, size.op_sizes.get("full_heads", 0)
     return [head for head in range(heads) if (head + 1) * count // heads > head * count // heads]
 
 

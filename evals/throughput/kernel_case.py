@@ -28,10 +28,7 @@ Call = Callable[[Inputs], Any]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Where a case is timed; ``context`` is 0 for ops that do not depend on it.
-
-    ``full_heads``: KV heads that read everything, for cases in which heads differ.
-    """
+    """Hold the sizes of a case; ``context`` is 0 for ops that do not depend on it, ``op_sizes`` are the op's own."""
 
     config: ModelConfig
     context: int
@@ -39,7 +36,7 @@ class Size:
     budget_tokens: int | None
     device: torch.device
     dtype: torch.dtype
-    full_heads: int | None = None
+    op_sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def smaller(self) -> Size:
         """Return a size for the correctness gate, no larger in any direction."""

@@ -25,7 +25,7 @@ from longdecode.evals.throughput.attention_cases import (
     topk_case,
 )
 from longdecode.evals.throughput.ceiling import ceiling_cells, make_probe
-from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger, full_heads_of
+from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
 from longdecode.evals.throughput.hybrid_cases import hybrid_case, topk_into_case
 from longdecode.evals.throughput.kernel_case import Case, Inputs, Size
 from longdecode.evals.throughput.launches import recorded
@@ -44,7 +44,7 @@ from longdecode.evals.throughput.timing import Block, long_enough, swapped
 
 OURS = "longdecode"
 BLOCK_US = 2000.0
-"""How long one timed block should take: many launches, and time enough to read the clocks meanwhile."""
+"""Length of one timed block: many launches, and time enough to read the clocks meanwhile."""
 _BUDGETED = ("sparse_decode_attention", "sparse_decode_attention_tokens", "topk_select", "selection")
 _CONTEXT_ONLY = ("decode_attention", "page_score", "token_logits")
 _SIMPLE: dict[str, Callable[[Size], Case]] = {
@@ -151,9 +151,7 @@ class KernelBench:
     def _op(self, cells: Sequence[SpeedCell]) -> None:
         """Time our kernel, gated, in pairs with each peer; our own row holds the pairs with the first peer that ran."""
         own, peers = cells[0], cells[1:]
-        size = Size(
-            self.config, own.context, own.batch, own.budget_tokens, self.job.device, self.job.dtype, full_heads_of(own)
-        )
+        size = Size(self.config, own.context, own.batch, own.budget_tokens, self.job.device, self.job.dtype, own.params)
         torch.manual_seed(self.job.run.seed)
         _gate(make_case(own.subject, size.smaller()))
         case = make_case(own.subject, size)
@@ -228,7 +226,7 @@ class KernelBench:
 
 def _place(cell: SpeedCell) -> tuple[Any, ...]:
     """Return what cells timed on the same inputs have in common."""
-    return cell.subject, cell.context, cell.batch, cell.budget, full_heads_of(cell)
+    return cell.subject, cell.context, cell.batch, cell.budget, dict(cell.params)
 
 
 def _peer_status(error: Exception) -> Status:

@@ -1,4 +1,4 @@
-"""What a speculative step is worth: tokens a step and time a token as functions of how often a draft is accepted."""
+"""Compute tokens per step and time per token of speculation as functions of the acceptance rate."""
 
 from __future__ import annotations
 

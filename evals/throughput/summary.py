@@ -9,11 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from longdecode.evals.records import SpeedRecord
+from longdecode.evals.records import SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.storage import read_records, write_table
 from longdecode.evals.throughput import statistics
-from longdecode.evals.throughput.cells import full_heads_of
 from longdecode.evals.throughput.derived import (
     baselines_table,
     breakdown_table,
@@ -25,12 +24,12 @@ from longdecode.evals.throughput.speculation import speculation_table
 
 COLUMNS = (
     "bench", "model", "weights", "subject", "label", "params", "stage", "context", "batch", "budget", "budget_tokens",
-    "full_heads", "status", "reason", "n", "disturbed", "median_us", "p5_us", "p95_us", "reference", "ratio",
+    "op_sizes", "status", "reason", "n", "disturbed", "median_us", "p5_us", "p95_us", "reference", "ratio",
     "ratio_low", "ratio_high", "bytes_min", "floor_us", "fraction", "gb_per_s", "tokens_per_s", "expected_bytes",
     "peak_bytes", "launch", "sm_clock_low_mhz", "sm_clock_high_mhz", "device", "revision",
 )  # fmt: skip
 _INTEGERS = (
-    "context", "batch", "budget_tokens", "full_heads", "n", "disturbed", "bytes_min", "expected_bytes", "peak_bytes",
+    "context", "batch", "budget_tokens", "n", "disturbed", "bytes_min", "expected_bytes", "peak_bytes",
     "sm_clock_low_mhz", "sm_clock_high_mhz",
 )  # fmt: skip
 _PER_TOKEN_STAGES = ("step", "no_selection", "no_attention")
@@ -41,7 +40,7 @@ _SHOWN = (
     "context",
     "batch",
     "budget",
-    "full_heads",
+    "op_sizes",
     "median_us",
     "ratio",
     "fraction",
@@ -104,7 +103,7 @@ def summary_table(records: Sequence[SpeedRecord], run: RunConfig) -> str:
     if not records:
         return "nothing was timed"
     frame = speed_table(records, run.confidence, run.bootstrap_resamples)
-    shown = [name for name in _SHOWN if name != "full_heads" or frame[name].notna().any()]
+    shown = [name for name in _SHOWN if name != "op_sizes" or frame[name].notna().any()]
     return str(frame[shown].to_string(index=False, float_format=lambda value: f"{value:,.3f}", na_rep=""))
 
 
@@ -130,7 +129,7 @@ def _row(record: SpeedRecord, ceilings: dict[str, float], confidence: float, res
         "batch": record.batch,
         "budget": record.budget,
         "budget_tokens": record.budget_tokens,
-        "full_heads": full_heads_of(record),
+        "op_sizes": op_sizes_text(record.bench, record.params),
         "status": record.status,
         "reason": record.reason,
         "n": len(times),

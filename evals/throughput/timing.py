@@ -25,7 +25,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is timed in one go.
+    """Hold the work that is timed in one go.
 
     Args:
         run: enqueues the work (CUDA) or does it (CPU).

@@ -55,7 +55,7 @@ class LycheeParams:
 
 @dataclass(slots=True)
 class Lists:
-    """What a step's layers hand down; all of it is made anew from layer 0 on in every step.
+    """Hold what a step's layers hand down; every step makes it anew from layer 0 on.
 
     ``indices`` ``[B, H, K]`` int64 is the choice last made for each KV head and ``scores`` ``[B, R, P]`` what it is
     made from. ``used`` ``[B]`` counts a row's entries (tokens or blocks), ``listed`` ``[B, H]`` the valid ones of each

@@ -1,4 +1,4 @@
-"""What the role map means layer by layer: who reads everything, whose scores somebody waits for."""
+"""Derive from the role map, by layer, the heads that read everything and those whose scores are needed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class LayerPlan:
 
     @property
     def dense(self) -> bool:
-        """Whether every head reads everything and none chooses: an ordinary dense layer."""
+        """Return true for an ordinary dense layer: every head reads everything and none chooses."""
         return len(self.retrieval) == self.heads and not self.choosing
 
     @property
     def mixed(self) -> bool:
-        """Whether some heads read everything and others a list."""
+        """Return true where some heads read everything and others a list."""
         return 0 < len(self.retrieval) < self.heads
 
     def score_rows(self) -> list[int]:
@@ -46,7 +46,7 @@ def layer_plans(roles: Roles) -> tuple[LayerPlan, ...]:
 
 
 def default_retrieval_heads(layers: int, kv_heads: int) -> int:
-    """How many KV heads retrieve where nobody says: the paper's share, 32 of Llama-3-8B's 256.
+    """Return the default number of retrieval heads: the paper's share, 32 of Llama-3-8B's 256.
 
     Layer 0 and one head more at least, without which there would be no roles.
     """

@@ -1,4 +1,4 @@
-"""Which entries (tokens or blocks) a retrieval head hands down: the fixed shares, and the rules that look at scores."""
+"""Choose the entries (tokens or blocks) that a retrieval head hands down: by fixed shares, or by rules on scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUNDING = 1e-9
 
 
 def kept_always(width: int, first: int, last: int, at_least: int) -> tuple[int, int]:
-    """How many leading and trailing entries of a list of ``width`` are taken whatever their scores.
+    """Return how many leading and trailing entries of a list of ``width`` are taken whatever their scores.
 
     Sink and recent entries as asked for where they fill no more than half of the list; otherwise both shrink in
     proportion to that half, so that the other half is chosen by score.

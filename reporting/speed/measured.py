@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from longdecode.evals.records import op_sizes_text
 from longdecode.reporting.wording import budget_order
 
 REFERENCE_METHOD = "full"
@@ -19,8 +20,8 @@ STOCK_LOOP = "hf_full"
 CEILING_METHOD = "free_selection"
 STEP = "step"
 _TEXT = (
-    *("bench", "model", "weights", "subject", "label", "params", "stage", "budget", "status", "reason", "reference"),
-    *("launch", "device", "revision", "axis", "verdict", "part"),
+    *("bench", "model", "weights", "subject", "label", "params", "stage", "budget", "op_sizes", "status", "reason"),
+    *("reference", "launch", "device", "revision", "axis", "verdict", "part"),
 )
 _FRAMES: dict[str, tuple[str, ...]] = {
     "growth": (
@@ -91,7 +92,7 @@ class Speed:
         keys = rows.assign(
             _op=rows["subject"].map(place), _rival=rows["label"] != OURS, _budget=rows["budget"].map(budget_order)
         )
-        ordered = keys.sort_values(["_op", "context", "batch", "_budget", "full_heads", "_rival"], kind="stable")
+        ordered = keys.sort_values(["_op", "context", "batch", "_budget", "op_sizes", "_rival"], kind="stable")
         return ordered.drop(columns=["_op", "_rival", "_budget"])
 
     def without(self, labels: Collection[str]) -> Speed:
@@ -159,8 +160,11 @@ def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
         return None
     empty = (table["status"] == "ok") & (table["n"] == 0)
     table.loc[empty, ["status", "reason"]] = ["disturbed", "every sample was disturbed"]
-    if "full_heads" not in table:  # a run from before there were hybrid kernel cases
-        table["full_heads"] = np.nan
+    if "op_sizes" not in table:  # a run from before the column was made
+        table["op_sizes"] = [
+            op_sizes_text(bench, json.loads(params))
+            for bench, params in zip(table["bench"], table["params"], strict=True)
+        ]
     extra = {name: _frame(folder / f"{name}.csv", columns) for name, columns in _FRAMES.items()}
     return Speed(table, extra["growth"], extra["breakeven"], extra["breakdown"], tuple(order))
 

@@ -60,8 +60,8 @@ def with_steps(speed: Speed, model: str) -> pd.DataFrame:
 def bandwidth(speed: Speed, writer: FigureWriter, model: str, about: str) -> Figure | None:
     """Draw the share of the read ceiling that each implementation of an op reaches, a panel for each op."""
     rows = speed.kernels()
-    # Hybrid layers vary in one size more than a panel has; their tables hold them.
-    plain = rows["full_heads"].isna()
+    # Ops with sizes of their own vary in one more than a panel has; their tables hold them.
+    plain = rows["op_sizes"].isna()
     rows = rows[plain & (rows["model"] == model) & (rows["status"] == "ok") & rows["fraction"].notna()]
     rows = pd.concat([_one_size(mine) for _, mine in rows.groupby("subject", sort=False)]) if len(rows) else rows
     ops = [str(op) for op, mine in rows.groupby("subject", sort=False) if mine["context"].nunique() > 1]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from longdecode.evals.records import op_sizes
 from longdecode.reporting import wording
 from longdecode.reporting.speed.measured import OURS, STOCK_LOOP, Speed
 
@@ -97,7 +98,7 @@ def kernel_tables(speed: Speed, model: str) -> list[SpeedTable]:
         notes: list[str] = []
         groups = [
             Group(size_of(mine.iloc[0]), _lines(mine, notes, partial(_kernel_more, size=mine)))
-            for _, mine in of_op.groupby(["context", "batch", "budget", "full_heads"], sort=False, dropna=False)
+            for _, mine in of_op.groupby(["context", "batch", "budget", "op_sizes"], sort=False, dropna=False)
         ]
         peers = [label for label in dict.fromkeys(of_op["label"]) if label != OURS]
         found.append(SpeedTable(str(op), groups, notes, peers))
@@ -263,9 +264,9 @@ def size_of(row: pd.Series) -> str:
     if row["budget"] != "full":
         parts.append(f"budget {wording.budget(row['budget'])}")
     params = json.loads(row["params"]) if row["bench"] == "kernel" else {}
-    if "full_heads" in params:
-        parts.append(f"{wording.plural(int(params['full_heads']), 'KV head')} whole")
-    hidden = ("sets", "cold", "full_heads")
+    sizes = op_sizes(row["bench"], params)
+    parts += [f"{name.replace('_', ' ')} {value}" for name, value in sizes.items()]
+    hidden = ("sets", "cold", *sizes)
     parts += [f"{n} {v:,}" if isinstance(v, int) else f"{n} {v}" for n, v in params.items() if n not in hidden]
     parts += ["inputs in cache"] if params.get("cold") is False else []
     return ", ".join(parts)

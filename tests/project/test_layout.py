@@ -14,6 +14,7 @@ ROOMS = ("engine", "kernels", "methods", "identification", "evals", "miniature",
 TEXT = {".py", ".smk", ".md", ".yaml", ".yml", ".toml", ".lock", ".rst", ".cff", ".html", ".css", ".js", ".json", ""}
 MACHINE_PATH = re.compile(r"(?<![\w./:-])/(?:home|Users|root|work|tmp|mnt|scratch)/[\w.-]+")
 SKIPPED = {"LICENSE"}
+QUESTION = re.compile(r'^\s*r?"""(?:What|How|Whether|Where|Which)\b.*', re.MULTILINE)
 
 
 def tracked() -> list[Path]:
@@ -62,6 +63,14 @@ def test_code_files_stay_readable() -> None:
         if path.suffix in (".py", ".smk") and (count := len(path.read_text().splitlines())) > 400
     }
     assert not long
+
+
+def test_docstrings_begin_with_no_question_word() -> None:
+    code = [path for path in tracked() if path.suffix == ".py"]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}" for path in code for line in QUESTION.findall(path.read_text())
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_help_lists_every_target_and_each_has_a_recipe() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -37,7 +38,7 @@ class Kernel:
 
     Args:
         part: key of its words and name of its published table, with the keys ``context``, ``batch`` and ``column``.
-        column: the kernel's own size, a column of speed.csv.
+        column: the kernel's own size, a parameter of its rows.
         size: words of a value of it.
         axis: words of its axis.
         main_budget: the budget of the published cell, used where it was timed.
@@ -77,6 +78,7 @@ class Kernel:
         """Return one row a size: our time, flash's, and how many times as fast ours is, from pairs."""
         rows = speed.kernels()
         rows = rows[rows["subject"].astype(str).str.startswith(inputs.spec.kernel)]
+        rows = rows.assign(**{self.column: [json.loads(params).get(self.column) for params in rows["params"]]})
         keys = ["model", "subject", "budget", "context", "batch", self.column]
         found = []
         for _, size in rows.groupby(keys, sort=False):

@@ -22,8 +22,8 @@ CPU = torch.device("cpu")
 HEADS, GROUP, DIM = 4, 2, 32
 
 
-def size_of(full_heads: int | None = 2, context: int = 700, batch: int = 2, budget: int | None = 200) -> Size:
-    return Size(shape_config("miniature-shape"), context, batch, budget, CPU, torch.float32, full_heads)
+def size_of(full_heads: int = 2, context: int = 700, batch: int = 2, budget: int | None = 200) -> Size:
+    return Size(shape_config("miniature-shape"), context, batch, budget, CPU, torch.float32, {"full_heads": full_heads})
 
 
 def by_hand(x: Inputs, row: int, head: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +201,7 @@ def test_dense_peers_read_a_shared_cache_once() -> None:
 def test_a_head_that_reads_everything_has_a_cache_of_its_own_in_every_set() -> None:
     def case(full_heads: int) -> Case:
         device = torch.device("cuda")  # never touched: sizes only
-        size = Size(shape_config("llama3-8b"), 16000, 1, 1600, device, torch.bfloat16, full_heads)
+        size = Size(shape_config("llama3-8b"), 16000, 1, 1600, device, torch.bfloat16, {"full_heads": full_heads})
         return make_case("hybrid_attention", size)
 
     cache = 2 * 8 * 16000 * 128 * 2

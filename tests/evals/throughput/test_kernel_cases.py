@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def size_of(context: int = 512, batch: int = 2, budget: int | None = 64) -> Size:
-    return Size(shape_config("miniature-shape"), context, batch, budget, CPU, torch.float32, full_heads=1)
+    return Size(shape_config("miniature-shape"), context, batch, budget, CPU, torch.float32, {"full_heads": 1})
 
 
 ROWS = ("decode_attention_rows2", "decode_attention_rows41", "decode_attention_rows41_tree")

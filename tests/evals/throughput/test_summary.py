@@ -127,7 +127,7 @@ def test_breakdown_parts_add_up_to_the_step(speed_record: Make) -> None:
     assert set(parts) == {"quest", "full"}
 
 
-def test_growth_keeps_hybrid_layers_apart_by_how_many_heads_read_everything(speed_record: Make) -> None:
+def test_growth_keeps_an_ops_own_sizes_apart(speed_record: Make) -> None:
     fields = {"bench": "kernel", "subject": "hybrid_attention", "label": "longdecode", "stage": "op", "budget": "0.1"}
     records = [
         speed_record([10.0 * heads * context / 1024], context=context, params={"full_heads": heads}, **fields)
@@ -135,9 +135,10 @@ def test_growth_keeps_hybrid_layers_apart_by_how_many_heads_read_everything(spee
         for context in (1024, 2048, 4096)
     ]
     speed = speed_table(records, 0.95, 200)
-    assert speed["full_heads"].tolist() == [1, 1, 1, 8, 8, 8]
+    assert speed["op_sizes"].tolist() == ["full_heads=1"] * 3 + ["full_heads=8"] * 3
     table = derived.growth_table(speed, 0.95)
-    assert dict(zip(table["full_heads"], table["slope_us"], strict=True)) == pytest.approx({1: 10.0, 8: 80.0})
+    slopes = dict(zip(table["op_sizes"], table["slope_us"], strict=True))
+    assert slopes == pytest.approx({"full_heads=1": 10.0, "full_heads=8": 80.0})
 
 
 def corrected(make: Make, mode: str, period: int, **other: Any) -> list[SpeedRecord]:

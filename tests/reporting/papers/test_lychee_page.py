@@ -132,7 +132,7 @@ def test_ratios_over_every_baseline_stand_beside_print(paper_run: Path, page: st
 def test_the_kernel_stands_by_heads_and_lengths(paper_run: Path, page: str) -> None:
     speed = pd.read_csv(paper_run / "speed.csv", dtype={"budget": str})
     rows = speed[(speed["subject"] == "hybrid_attention") & (speed["label"] == "torch_flash")]
-    row = rows[(rows["context"] == 131072) & (rows["batch"] == 8) & (rows["full_heads"] == 2)].iloc[0]
+    row = rows[(rows["context"] == 131072) & (rows["batch"] == 8) & (rows["op_sizes"] == "full_heads=2")].iloc[0]
     shown = f"{1 / row['ratio']:.2f} [{1 / row['ratio_high']:.2f}, {1 / row['ratio_low']:.2f}]"
     assert row["reference"] == "longdecode" and f"6 of 8 128K 8 full – {shown}" in page
     assert "8 of 8 128K 8 random up to 7.0" in page

@@ -1,4 +1,4 @@
-"""Hybrid layers on the speed page: a group of lines for each number of whole heads; older runs have none."""
+"""An op with sizes of its own on the speed page: a group of lines for each; other ops have none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROW: dict[str, Any] = {
 def speed(tmp_path: Path) -> Speed:
     rows = []
     for heads, us in ((8, 900.0), (0, 120.0), (2, 300.0)):
-        place = ROW | {"full_heads": heads, "params": f'{{"full_heads": {heads}, "blocks": 204}}'}
+        place = ROW | {"params": f'{{"full_heads": {heads}, "blocks": 204}}'}
         pair = {"ratio": 960.0 / us, "ratio_low": 950.0 / us, "ratio_high": 970.0 / us}
         rows.append(place | {"label": "torch_flash", "median_us": 960.0, "reference": "longdecode"})
         rows[-1] |= {"ratio": us / 960.0, "ratio_low": us / 970.0, "ratio_high": us / 950.0}
@@ -37,7 +37,7 @@ def speed(tmp_path: Path) -> Speed:
 def test_whole_heads_are_told_apart(speed: Speed) -> None:
     (table,) = tables.kernel_tables(speed, "llama3-8b")
     assert [group.size.split(", ")[3] for group in table.groups] == [
-        "0 KV heads whole", "2 KV heads whole", "8 KV heads whole",
+        "full heads 0", "full heads 2", "full heads 8",
     ]  # fmt: skip
     assert all([line.label for line in group.lines] == ["longdecode", "torch_flash"] for group in table.groups)
     assert [group.lines[1].more["ratio"] for group in table.groups] == ["8.00", "3.20", "1.07"]
@@ -47,7 +47,7 @@ def test_whole_heads_are_told_apart(speed: Speed) -> None:
 def test_a_target_names_the_number_of_whole_heads(speed: Speed, tmp_path: Path) -> None:
     path = tmp_path / "targets.yaml"
     path.write_text(
-        "- what: Hybrid\n  where: {model: llama3-8b, subject: hybrid_attention, full_heads: 0, batch: 8}\n"
+        "- what: Hybrid\n  where: {model: llama3-8b, subject: hybrid_attention, op_sizes: full_heads=0, batch: 8}\n"
         '  against: torch_flash\n  target: ">= 7"\n  stretch: ">= 8.5"\n  unit: x\n'
     )
     (verdict,) = judge(speed, path)
