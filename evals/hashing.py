@@ -109,7 +109,10 @@ def file_hashes(files: Iterable[Path]) -> list[str]:
 
 
 def hash_files(files: Iterable[Path], root: Path) -> str:
-    """Hash names (relative to ``root``) and contents, in name order; times and owners play no part."""
+    """Hash names (relative to ``root``) and contents, in name order; times and owners play no part.
+
+    Of Python, what runs counts: comments, docstrings and layout do not.
+    """
     digest = hashlib.sha256()
     for path in sorted(path for path in files if path.is_file()):
         digest.update(f"{path.relative_to(root).as_posix()}\0{_content(path, *_version(path))}\n".encode())
@@ -163,15 +166,38 @@ def _reached(path: Path, root: Path, *version: int) -> frozenset[Path]:
 
 @functools.lru_cache(maxsize=4096)
 def _content(path: Path, *version: int) -> str:
+    if path.suffix == ".py":
+        return hashlib.sha256(_running(_tree(path)).encode()).hexdigest()
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes(), str(path))
+
+
+def _running(value: object) -> str:
+    """Write a syntax tree without positions, docstrings and empty fields, alike in every version of Python."""
+    if isinstance(value, ast.AST):
+        fields = (
+            f"{name}={_running(part)}" for name, part in ast.iter_fields(value) if part is not None and part != []
+        )
+        return f"{type(value).__name__}({','.join(fields)})"
+    if isinstance(value, list):
+        return f"[{','.join(_running(part) for part in value if not _is_text_alone(part))}]"
+    return repr(value)
+
+
+def _is_text_alone(node: object) -> bool:
+    """Return true for a statement that is a text: a docstring, of whatever stands before it."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 @functools.lru_cache(maxsize=4096)
 def _imports(path: Path, *version: int) -> frozenset[str]:
     """Return dotted names that a module may import; ``from a import b`` gives ``a`` and ``a.b``."""
     names: set[str] = set()
-    for node in _executed(ast.parse(path.read_bytes(), str(path))):
+    for node in _executed(_tree(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:

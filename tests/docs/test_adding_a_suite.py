@@ -45,7 +45,7 @@ def test_the_page_s_suite_is_found_and_scored(monkeypatch: pytest.MonkeyPatch, t
     ]  # fmt: skip
     module = type(get_task("copy_back_heron")).__module__
     before = quality_code_hash("full", module)
-    (folder / "suite.py").write_text((folder / "suite.py").read_text() + "\n", encoding="utf-8")
+    (folder / "suite.py").write_text((folder / "suite.py").read_text() + "\nEDITED = 1\n", encoding="utf-8")
     assert quality_code_hash("full", module) != before
 
 

@@ -12,6 +12,7 @@ from longdecode.evals.hashing import (
     BOOKKEEPING,
     PACKAGE,
     REPOSITORY,
+    hash_files,
     import_closure,
     quality_code_hash,
     speed_code_hash,
@@ -57,6 +58,11 @@ def rooms(tmp_path: Path) -> Path:
     return tmp_path / "rooms"
 
 
+def edit(path: Path) -> None:
+    with path.open("a") as handle:
+        handle.write("edited = 1\n" if path.suffix == ".py" else "# edited\n")
+
+
 QUALITY = {
     "evals/quality_job.py", "evals/tasks/recall/suite.py", "evals/tasks/recall/single.py",
     "evals/tasks/recall/single.yaml", "evals/tasks/recall/table.yaml",
@@ -70,8 +76,7 @@ QUALITY = {
 def test_a_score_depends_on_what_its_job_task_and_method_import(rooms: Path, edited: str) -> None:
     """A lazy import of a kernel counts; another suite, page or method, bookkeeping and imports for types do not."""
     before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms)
-    with (rooms / edited).open("a") as handle:
-        handle.write("# edited\n")
+    edit(rooms / edited)
     assert (quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms) != before) == (edited in QUALITY)
 
 
@@ -91,8 +96,7 @@ def test_a_time_depends_on_what_its_bench_and_methods_import(
         return speed_code_hash("decode", ["quest", "no_such_ceiling"], rooms), speed_code_hash("kernels", [], rooms)
 
     before = hashes()
-    with (rooms / edited).open("a") as handle:
-        handle.write("# edited\n")
+    edit(rooms / edited)
     assert [a != b for a, b in zip(before, hashes(), strict=True)] == [decode, kernels]
 
 
@@ -110,10 +114,55 @@ def test_a_method_of_another_folder_counts(rooms: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("LONGDECODE_METHOD_PATH", str(own.parent))
     seen = {quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall.single", rooms)}
     for edited in (own / "method.py", rooms / "kernels/topk.py"):
-        with edited.open("a") as handle:
-            handle.write("# edited\n")
+        edit(edited)
         seen.add(quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall.single", rooms))
     assert len(seen) == 3
+
+
+CODE = '''"""Add."""
+
+SCALE = 2
+"""Times the sum."""
+
+
+class Adder:
+    """Add."""
+
+    def add(self, a, b):
+        """Return the sum."""
+        # twice
+        return SCALE * (a + b), f"{a:>{b}} {{}}"
+'''
+REWORDED = '''SCALE = 2  # times the sum
+"""A factor."""
+class Adder:
+
+    def add(self, a, b):
+        """Return the scaled sum,
+        and a text."""
+        return (SCALE * (
+            a + b), f"{a:>{b}} {{}}")
+'''
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        (REWORDED, True),
+        (REWORDED.replace("a + b", "b + a"), False),
+        (REWORDED.replace("{{}}", "{{ }}"), False),
+        (REWORDED.replace("SCALE = 2", "SCALE = 2.0"), False),
+        (REWORDED.replace("SCALE * (", "(SCALE * "), False),
+        (REWORDED.replace("return (", "pass; return ("), False),
+    ],
+)
+def test_wording_and_layout_of_code_play_no_part(text: str, same: bool, tmp_path: Path) -> None:
+    path = tmp_path / "code.py"
+    path.write_text(CODE)
+    before = hash_files([path], tmp_path)
+    path.write_text(text)
+    os.utime(path, (1, 1))
+    assert (hash_files([path], tmp_path) == before) == same
 
 
 def test_a_copy_has_the_same_hash_and_a_missing_module_none(rooms: Path, tmp_path: Path) -> None:

@@ -66,10 +66,8 @@ def test_code_files_stay_readable() -> None:
 
 
 def test_docstrings_begin_with_no_question_word() -> None:
-    code = [path for path in tracked() if path.suffix == ".py"]
-    found = [
-        f"{path.relative_to(ROOT)}: {line.strip()}" for path in code for line in QUESTION.findall(path.read_text())
-    ]
+    code = [(path, path.read_text()) for path in tracked() if path.suffix == ".py"]
+    found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path, text in code for line in QUESTION.findall(text)]
     assert not found, "\n".join(found)
 
 
