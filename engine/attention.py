@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ from longdecode.engine.request import Prompt
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
+
+if TYPE_CHECKING:
+    from longdecode.engine.speculation import Speculation
 
 
 @dataclass(slots=True)
@@ -35,14 +38,6 @@ class Selection:
     counts: Tensor
     block_size: int
     uneven: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Speculative decoding: ``method`` drafts ``tokens`` tokens a step, which dense attention verifies as one block."""
-
-    method: AttentionMethod
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,7 @@ class AttentionMethod(ABC):
         return None
 
     @property
-    def draft(self) -> Draft | None:
+    def draft(self) -> Speculation | None:
         """Return who drafts tokens for this method to verify; the default is nobody."""
         return None
 

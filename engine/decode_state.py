@@ -19,8 +19,10 @@ class DecodeState:
 
     ``kv_tokens_read`` ``[L, B]`` int64 is added to by the attention kernels: tokens loaded, summed over KV heads,
     whether a row is active or not. ``counted`` follows it for active rows. ``dense_tokens`` ``[B]`` int64 counts what a
-    head that reads everything has read.
+    head that reads everything has read. ``residual`` ``[B, T, H]`` is the last block's stream before the final norm.
     """
+
+    residual: Tensor
 
     def __init__(self, cache: KVCache, method_state: Any = None):
         layers = cache.config.num_layers

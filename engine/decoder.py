@@ -64,7 +64,8 @@ class Decoder:
             state.end_layer(index, method)
         state.end(method)
         residual, delta = state.outputs(streams, pieces)
-        return add_rms_norm(delta, residual, self.weights.final_norm, self.config.rms_norm_eps)[0]
+        normed, state.residual = add_rms_norm(delta, residual, self.weights.final_norm, self.config.rms_norm_eps)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the LM head's output for ``[..., H]``: ``[..., V]`` float32."""

@@ -169,7 +169,7 @@ class Generator:
 
 def _capacity(requests: Sequence[Request], methods: Sequence[AttentionMethod]) -> int:
     """Slots a row: the longest sequence, and the drafts that may lie beyond its end."""
-    drafts = max((method.draft.tokens for method in methods if method.draft), default=0)
+    drafts = max((method.draft.tree.rows - 1 for method in methods if method.draft), default=0)
     return max(request.total_tokens for request in requests) + drafts
 
 

@@ -143,6 +143,21 @@ class KVCache(ABC):
         """Count ``counts`` (``[B]`` int64) more tokens in each row."""
         self.positions += counts
 
+    def takes_over(self, width: int) -> bool:
+        """Return true where ``take_over`` can store up to ``width`` verified tokens; the default is no."""
+        return False
+
+    def take_over(self, k: Tensor, v: Tensor, starts: Tensor, kept: Tensor) -> None:
+        """Store the first ``kept`` (``[B]``) verified tokens from position ``starts`` (``[B]``) on; stand after them.
+
+        What earlier steps stored from ``starts`` on is written over or was undone; other rows' tokens stay.
+
+        Args:
+            k: rotated keys ``[L, B, Hkv, W, D]`` of the positions ``starts ..``.
+            v: values, likewise.
+        """
+        raise NotImplementedError(f"a {type(self).__name__} takes no verified tokens over")
+
     def clone(self) -> Self:
         """Return a copy that shares no memory."""
         refuse_if_too_large(self.nbytes(), self.device)
@@ -260,10 +275,27 @@ class DenseCache(KVCache):
             )
             tensor.scatter_(3, target, tensor.gather(3, source))
 
+    def window(self, starts: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return a copy of what ``width`` slots from ``starts`` (``[B]``) on hold, ``[L, B, Hkv, width, D]``."""
+        slots = starts[:, None] + torch.arange(width, device=self.device)
+        index = slots.clamp(max=self.capacity - 1)[None, :, None, :, None]
+        index = index.expand(*self.k.shape[:3], width, self.k.shape[4])
+        return self.k.gather(3, index), self.v.gather(3, index)
+
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``; in order of slots."""
         stored = int(self.lengths[row])
         return self.k[layer, row, head, :stored], self.v[layer, row, head, :stored]
+
+
+def write_tokens(stored: Tensor, slots: Tensor, new: Tensor, taken: Tensor) -> None:
+    """Write the tokens of ``new`` ``[..., W, D]`` where ``taken`` ``[..., W]`` to ``slots`` ``[..., W]`` of ``stored``.
+
+    The slots of a list are distinct; those of tokens that are not taken keep what they hold.
+    """
+    axis = stored.dim() - 2
+    index = slots[..., None].expand(new.shape)
+    stored.scatter_(axis, index, torch.where(taken[..., None], new, stored.gather(axis, index)))
 
 
 def _wide(at: StepSlots) -> Tensor:

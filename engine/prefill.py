@@ -62,6 +62,9 @@ class PrefillState:
         observers: see every piece.
     """
 
+    residual: Tensor
+    """Each row's last token before the final norm, ``[B, 1, H]``."""
+
     def __init__(
         self, cache: KVCache, lengths: Sequence[int], piece_tokens: int, observers: Sequence[PrefillObserver] = ()
     ):

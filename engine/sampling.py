@@ -67,14 +67,31 @@ class Sampling:
         Returns:
             ``[N]`` int64.
         """
-        if self.penalty > 1:
-            if history is None:
-                raise ConfigError("a penalty needs the tokens before the draw")
-            logits = penalised(logits, history, self.penalty)
+        if self.penalty > 1 and history is None:
+            raise ConfigError("a penalty needs the tokens before the draw")
         if self.temperature == 0:
-            return argmax(logits)
-        kept = filtered_logits(logits / self.temperature, self.top_p, self.min_p, self.eta)
-        return (kept.double() + gumbel_noise(seeds, positions, logits.shape[-1])).argmax(dim=-1)
+            return argmax(self._penalised(logits, history))
+        return self.scores(logits, seeds, positions, history).argmax(dim=-1)
+
+    def scores(self, logits: Tensor, seeds: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
+        """Return the scores ``[N, V]`` whose largest one is the token drawn; arguments as in ``choose``.
+
+        Without a history nothing is penalised.
+        """
+        if self.temperature == 0:
+            return self._penalised(logits, history)
+        return self.processed(logits, history).double() + gumbel_noise(seeds, positions, logits.shape[-1])
+
+    def processed(self, logits: Tensor, history: Tensor | None = None) -> Tensor:
+        """Return logits ``[N, V]`` whose softmax is the law of the draw; without a history nothing is penalised."""
+        logits = self._penalised(logits, history)
+        if self.temperature == 0:
+            index = torch.arange(logits.shape[1], device=logits.device)
+            return logits.masked_fill(index != argmax(logits)[:, None], -torch.inf)
+        return filtered_logits(logits / self.temperature, self.top_p, self.min_p, self.eta)
+
+    def _penalised(self, logits: Tensor, history: Tensor | None) -> Tensor:
+        return penalised(logits, history, self.penalty) if self.penalty > 1 and history is not None else logits
 
 
 def penalised(logits: Tensor, history: Tensor, penalty: float) -> Tensor:
@@ -113,11 +130,15 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
 
     Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (SplitMix64's finalizer).
     """
+    return -torch.log(-torch.log(uniform_noise(seeds, positions, vocab)))
+
+
+def uniform_noise(seeds: Tensor, positions: Tensor, width: int) -> Tensor:
+    """Uniform noise between 0 and 1, ``[B, width]`` float64, a pure function of (seed, position, index)."""
     row = _mix(_mix(seeds * _GOLDEN + 1) + positions * _GOLDEN)
-    index = torch.arange(1, vocab + 1, device=seeds.device)
+    index = torch.arange(1, width + 1, device=seeds.device)
     bits = _shift_right(_mix(row[:, None] + index * _GOLDEN), 11)
-    uniform = (bits.double() + 0.5) * 2.0**-53
-    return -torch.log(-torch.log(uniform))
+    return (bits.double() + 0.5) * 2.0**-53
 
 
 def _mix(z: Tensor) -> Tensor:

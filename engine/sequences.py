@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from longdecode.engine.request import Request
-from longdecode.engine.sampling import Sampling
+from longdecode.engine.sampling import Sampling, penalised
+
+if TYPE_CHECKING:
+    from longdecode.engine.speculation import PlacedTree
 
 
 class Sequences:
@@ -71,17 +75,57 @@ class Sequences:
             ``[B, T]`` int64.
         """
         batch, width, vocab = logits.shape
-        index = self._index(width, ahead)
-        forced = self.forced.gather(1, index.clamp(max=self.forced.shape[1] - 1))
+        forced, is_forced = self.forced_ahead(width, ahead)
         if not self.generates:
             return forced
         seeds = positions = self.seeds
         if self.sampling.temperature > 0:
             seeds = self.seeds[:, None].expand(batch, width).reshape(-1)
-            positions = (self.prompt_lengths[:, None] + index).reshape(-1)
+            positions = (self.prompt_lengths[:, None] + self._index(width, ahead)).reshape(-1)
         history = self._history(width, drafts, ahead)
         drawn = self.sampling.choose(logits.reshape(-1, vocab), seeds, positions, history)
-        return torch.where(index < self.forced_counts[:, None], forced, drawn.view(batch, width))
+        return torch.where(is_forced, forced, drawn.view(batch, width))
+
+    def forced_ahead(self, width: int, ahead: int = 0) -> tuple[Tensor, Tensor]:
+        """Return the forced tokens of the next ``width`` places, ``[B, width]``, and where tokens are forced (bool)."""
+        index = self._index(width, ahead)
+        forced = self.forced.gather(1, index.clamp(max=self.forced.shape[1] - 1))
+        return forced, index < self.forced_counts[:, None]
+
+    def rank(self, logits: Tensor, count: int, *, noisy: bool, penalised_rows: int | None = None) -> Tensor:
+        """Return the tokens that rank first at the next places, best first, ``[B, T, count]`` int64.
+
+        Args:
+            logits: ``[B, T, V]``, row ``t`` for the ``t``-th place after the newest token.
+            noisy: rank under the noise that the draw at each place will use, instead of by probability.
+            penalised_rows: rows that the penalty applies to, from the first on; all where left out.
+        """
+        batch, width, vocab = logits.shape
+        sampling, flat, history = self.sampling, logits.float().reshape(-1, vocab), self.history()
+        if history is not None:
+            rows = torch.arange(width, device=logits.device) < (width if penalised_rows is None else penalised_rows)
+            history = torch.where(rows[None, :, None], history[:, None], -1).reshape(-1, history.shape[1])
+        if noisy:
+            positions = (self.prompt_lengths[:, None] + self._index(width)).reshape(-1)
+            scores = sampling.scores(flat, self.seeds.repeat_interleave(width), positions, history)
+        else:
+            scores = flat if history is None else penalised(flat, history, sampling.penalty)
+        return scores.topk(count, dim=1).indices.view(batch, width, count)
+
+    def history(self) -> Tensor | None:
+        """Return the tokens before the next draw, ``[B, W]``, ``None`` where the sampling depends on none."""
+        return self._history(1, None, 0)
+
+    def history_of(self, placed: PlacedTree, tokens: Tensor) -> Tensor | None:
+        """Return the tokens before the draw after each row of a tree, ``[B * T, W]``; ``tokens`` ``[B, T]``."""
+        window = self.history()
+        if window is None:
+            return None
+        size, depth = self.history_tokens, placed.tree.depth
+        source = torch.arange(size, device=tokens.device) + placed.depths[:, None]
+        back = (depth - placed.depths[:, None] + source - size).clamp(0, depth - 1)
+        index = torch.where(source < size, source, size + placed.lineage.gather(1, back))
+        return torch.cat((window, tokens), dim=1)[:, index].reshape(-1, size)
 
     def emit(self, tokens: Tensor, logits: Tensor, counts: Tensor | None = None) -> Tensor:
         """Record the first ``counts`` chosen tokens of each active row, up to a stop token or the row's total.

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import AttentionMethod, DenseAttention, Draft
+from longdecode.engine.acceptance import accept
+from longdecode.engine.attention import AttentionMethod, DenseAttention
 from longdecode.engine.correction import Correction
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.engine.kv_cache import DenseCache, Undo
+from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.request import Prompt
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.sequences import Sequences
+from longdecode.engine.speculation import AcceptRule, PlacedTree, Proposer, Verified
 from longdecode.engine.token_block import TokenBlock
 
 Work = Callable[[], None]
@@ -119,75 +121,85 @@ class CorrectedStepper(Stepper):
 
 @dataclass(slots=True)
 class SpeculativeStepper(Stepper):
-    """Speculative decoding: a method drafts, dense attention verifies the drafts as one block, what agrees stays.
+    """Speculative decoding: a proposer drafts a tree of tokens, dense attention verifies it as one block.
 
-    A drafted token is kept where it is the token that plain decoding would have chosen there, under the same noise, so
-    that the output is that of plain decoding. A drafter that keeps every token works in the verifier's cache, where
-    the verified keys and values replace the drafted ones. A drafter with a cache of its own takes back the steps whose
-    tokens were refused, and feeds its last draft too, so that it has seen all that may be kept.
+    Of the tree a path is accepted, and one token more. Under the exact rule that path is what plain decoding would have
+    chosen under the same noise, so that the output is that of plain decoding.
 
-    Source: Leviathan et al. 2023 (arXiv 2211.17192); Chen et al. 2024, MagicDec (arXiv 2408.11049), self-speculation
-    with a sparse KV cache.
+    Source: Leviathan et al. 2023 (arXiv 2211.17192); Cai et al. 2024, Medusa (arXiv 2401.10774), tree attention.
     """
 
-    draft: Draft
-    draft_state: DecodeState
+    proposer: Proposer
+    placed: PlacedTree
+    rule: AcceptRule
 
     @property
     def states(self) -> tuple[DecodeState, ...]:
         """See ``Stepper.states``."""
-        return (self.state, self.draft_state)
-
-    @property
-    def shares_cache(self) -> bool:
-        """Return true where the drafter decodes in the verifier's cache."""
-        return self.draft_state.cache is self.state.cache
+        return (self.state, *self.proposer.states)
 
     def step(self) -> None:
-        """Draft, verify and keep 1 to ``draft.tokens + 1`` tokens in every active row."""
+        """Draft, verify and keep 1 to ``depth + 1`` tokens in every active row."""
         starts = self.state.dense.lengths.clone()
-        drafts, saved = self.propose()
-        self.accept(starts, drafts, self.verify(starts, drafts), saved)
+        nodes = self.proposer.propose()
+        self.accept(starts, nodes, *self.verify(starts, nodes))
 
-    def propose(self) -> tuple[Tensor, list[Undo]]:
-        """Draft tokens ``[B, G]`` and return what takes each drafting step back (nothing where the cache is shared)."""
-        state, sequences = self.draft_state, self.sequences
-        state.active.copy_(self.state.active)
-        token, drafts, saved = sequences.tokens, list[Tensor](), list[Undo]()
-        for ahead in range(self.draft.tokens + (not self.shares_cache)):
-            if not self.shares_cache:
-                saved.append(state.cache.before_step())
-            logits = self.decoder.step(token, state, self.draft.method)
-            if ahead == self.draft.tokens:
-                break
-            before = torch.stack(drafts, dim=1) if drafts else None
-            token = sequences.choose(logits[:, None], before, ahead)[:, 0]
-            drafts.append(token)
-        return torch.stack(drafts, dim=1), saved
+    def refresh(self) -> None:
+        """Do a step whose verification the proposer watches layer by layer."""
+        self.proposer.refreshing = True
+        try:
+            self.step()
+        finally:
+            self.proposer.refreshing = False
 
-    def verify(self, starts: Tensor, drafts: Tensor) -> Tensor:
-        """Run the newest token and the drafts as one dense block from ``starts`` on; logits ``[B, G + 1, V]``."""
-        tokens = torch.cat((self.sequences.tokens[:, None], drafts), dim=1)
-        positions = starts[:, None] + torch.arange(tokens.shape[1], device=starts.device)
-        block = TokenBlock(tokens, positions, starts=starts, reads="dense")
-        hidden = self.decoder.forward(block, self.state, self.method)
+    def works(self, steps: int) -> tuple[Work, ...]:
+        """See ``Stepper.works``."""
+        return (self.step, self.refresh) if self.proposer.refreshes else (self.step,)
+
+    def plan(self, works: tuple[Work, ...], steps: int) -> Callable[[int], None]:
+        """See ``Stepper.plan``."""
+        if len(works) == 1:
+            return lambda done: works[0]()
+        step, refresh = works
+        return lambda done: (refresh if self.proposer.refresh_due() else step)()
+
+    def verify(self, starts: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the newest token and the drafts as one dense block from ``starts`` on.
+
+        Returns:
+            Hidden states ``[B, T, H]`` and logits ``[B, T, V]``.
+        """
+        tokens = torch.cat((self.sequences.tokens[:, None], nodes), dim=1)
+        positions = starts[:, None] + self.placed.depths
+        block = TokenBlock(tokens, positions, self.placed.mask, starts, reads="dense")
+        method = _Watched(self.proposer, self.decoder) if self.proposer.refreshing else self.method
+        hidden = self.decoder.forward(block, self.state, method)
         self.state.accept(torch.zeros_like(starts))
-        return self.decoder.logits(hidden)
+        return hidden, self.decoder.logits(hidden)
 
-    def accept(self, starts: Tensor, drafts: Tensor, logits: Tensor, saved: list[Undo]) -> None:
-        """Emit the drafts that plain decoding would have chosen and the token after them; forget the others."""
-        chosen = self.sequences.choose(logits, drafts)
-        agreed = (drafts == chosen[:, :-1]).long().cumprod(dim=1).sum(dim=1)
-        self.keep(starts, self.sequences.emit(chosen, logits, agreed + 1), saved)
-
-    def keep(self, starts: Tensor, kept: Tensor, saved: list[Undo]) -> None:
-        """Set both caches to hold ``kept`` (``[B]`` int64) tokens from ``starts`` on."""
+    def accept(self, starts: Tensor, nodes: Tensor, hidden: Tensor, logits: Tensor) -> None:
+        """Emit the path that the rule accepts, keep its keys and values, and tell the proposer."""
+        accepted = accept(self.placed, nodes, logits, self.sequences, self.rule)
+        kept = self.sequences.emit(accepted.chosen, accepted.logits, accepted.counts)
         cache = self.state.dense
+        if self.placed.mask is not None:
+            cache.compact(starts, accepted.rows)
         cache.advance(starts + kept - cache.lengths)
-        for step, undo in reversed(list(enumerate(saved))):
-            self.draft_state.cache.undo(undo, kept <= step)
-        if self.shares_cache:
-            self.draft.method.after_rewrite(self.draft_state, starts, self.draft.tokens + 1)
+        self.proposer.keep(Verified(starts, accepted.rows, accepted.chosen, kept, hidden))
+
+
+class _Watched(DenseAttention):
+    """Dense attention of a verification that a proposer watches."""
+
+    def __init__(self, proposer: Proposer, decoder: Decoder):
+        super().__init__((), decoder.config)
+        self.proposer = proposer
+
+    def attend_all(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
+        """Attend, then show the layer to the proposer."""
+        out = super().attend_all(layer, q, state)
+        self.proposer.see_layer(layer, q, state)
+        return out
 
 
 def make_stepper(
@@ -207,10 +219,10 @@ def make_stepper(
     sequences.emit(sequences.choose(logits), logits)
     stepper: Stepper
     if (draft := method.draft) is not None:
-        cache = _dense(state, f"{method.name} verifies")
-        own = draft.method.make_cache(cache.shape) is not None
-        draft_state = draft.method.start(prompt) if own else draft.method.decode_in(cache)
-        stepper = SpeculativeStepper(decoder, sequences, state, method, draft, draft_state)
+        _dense(state, f"{method.name} verifies")
+        proposer = draft.start(decoder, sequences, state, prompt)
+        placed = PlacedTree(draft.tree, decoder.device)
+        stepper = SpeculativeStepper(decoder, sequences, state, method, proposer, placed, draft.rule)
     elif (correction := method.correction) is not None:
         _dense(state, f"{method.name}: correction = {correction.mode}")
         stepper = CorrectedStepper(decoder, sequences, state, method, correction)

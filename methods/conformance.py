@@ -243,12 +243,13 @@ def a_step_never_waits_for_the_host(bench: Bench) -> None:
 
 
 def speculation_changes_no_token(bench: Bench) -> None:
-    """Speculation generates Full's tokens, greedy and sampled."""
+    """Speculation generates Full's tokens, greedy and, under the exact rule, sampled."""
     if bench.method.draft is None:
         return
     requests = bench.inputs.requests(new_tokens=3 * bench.method.draft.tokens)
     full = get_method("full").from_budget(None, CONFIG)
-    for sampling in (Sampling(), Sampling(temperature=1.0)):
+    exact = bench.method.draft.rule == "exact"
+    for sampling in (Sampling(), Sampling(temperature=1.0))[: 1 + exact]:
         generator = Generator(bench.decoder, sampling)
         for row, (got, want) in enumerate(
             zip(generator.run(requests, bench.method), generator.run(requests, full), strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads, write_tokens
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.layout import accumulator
@@ -41,6 +41,10 @@ class KeptCache(KVCache):
             self.scores.append(torch.zeros(heads, device=shape.device, dtype=accumulator(shape.dtype)))
         self.capacities, self.prompt_tokens = (
             torch.tensor(tokens, device=shape.device)[:, None, None] for tokens in (capacities, prompt_tokens)
+        )
+        self.keeps_decoded = all(
+            capacity >= min(shape.capacity, tokens + shape.decoded)
+            for capacity, tokens in zip(capacities, prompt_tokens, strict=True)
         )
         size = (config.num_layers, shape.batch, config.num_kv_heads)
         self.lengths = torch.zeros(size, device=shape.device, dtype=torch.int64)
@@ -119,6 +123,25 @@ class KeptCache(KVCache):
         for layer, pair in enumerate(zip(self.k, self.v, strict=True)):
             for tensor in pair:
                 yield StepSlots(tensor.flatten(0, 1), slots[layer].flatten(), rows)
+
+    def takes_over(self, width: int) -> bool:
+        """See ``KVCache.takes_over``: where no decoded token is ever dropped, which would need the method's scores."""
+        return self.keeps_decoded
+
+    def take_over(self, k: Tensor, v: Tensor, starts: Tensor, kept: Tensor) -> None:
+        """See ``KVCache.take_over``."""
+        place = torch.arange(k.shape[3], device=self.device)
+        positions = starts[:, None] + place
+        before = self.lengths - (self.positions - starts)[None, :, None]
+        for layer, pair in enumerate(zip(self.k, self.v, strict=True)):
+            slots = (before[layer][..., None] + place).clamp(max=pair[0].shape[2] - 1)
+            taken = (place < kept[:, None])[:, None].expand_as(slots)
+            for stored, new in zip(pair, (k[layer], v[layer]), strict=True):
+                write_tokens(stored, slots, new, taken)
+            told = torch.where(taken, positions[:, None], self.slot_positions[layer].gather(2, slots))
+            self.slot_positions[layer].scatter_(2, slots, told)
+        self.lengths.copy_(before + kept[None, :, None])
+        self.positions.copy_(starts + kept)
 
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``; in order of slots."""

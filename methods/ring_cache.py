@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads, write_tokens
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
@@ -101,10 +101,29 @@ class RingCache(KVCache):
         for tensor in self.tensors():
             yield StepSlots(tensor.flatten(0, 2), slots, rows)
 
+    def takes_over(self, width: int) -> bool:
+        """See ``KVCache.takes_over``: where the ring holds them all at once."""
+        return width <= self.capacity - self.sinks
+
+    def take_over(self, k: Tensor, v: Tensor, starts: Tensor, kept: Tensor) -> None:
+        """See ``KVCache.take_over``."""
+        take_into_ring(self.k, k, starts, kept, self.sinks)
+        take_into_ring(self.v, v, starts, kept, self.sinks)
+        self.positions.copy_(starts + kept)
+
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``; in order of slots."""
         stored = min(int(self.positions[row]), self.capacity)
         return self.k[layer, row, head, :stored], self.v[layer, row, head, :stored]
+
+
+def take_into_ring(ring: Tensor, new: Tensor, starts: Tensor, kept: Tensor, sinks: int) -> None:
+    """Write tokens ``new`` ``[N, B, H, W, D]`` of positions ``starts ..`` to their slots of a ring, in place."""
+    place = torch.arange(new.shape[3], device=new.device)
+    slots = ring_slots(starts[:, None] + place, ring.shape[3], sinks)
+    taken = place < kept[:, None]
+    slots, taken = (part[None, :, None].expand(new.shape[:4]) for part in (slots, taken))
+    write_tokens(ring, slots, new, taken)
 
 
 def refuse_blocks(cache: KVCache, width: int, starts: Tensor | None) -> None:

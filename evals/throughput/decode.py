@@ -10,6 +10,7 @@ import torch
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ContextLimitError, DeviceMemoryError
 from longdecode.engine.kv_cache import DenseCache, KVCache
+from longdecode.engine.self_draft import SelfDraft
 from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.gate import Gate
 from longdecode.evals.records import Key, SpeedRecord
@@ -139,7 +140,7 @@ class _Place:
             return measure_stock_loop(self.job, self.model, reference, cell, self.spec.rounds)
         if cell.stage == "setup":
             method = self._method(cell)
-            method = method.draft.method if method.draft else method
+            method = method.draft.method if isinstance(method.draft, SelfDraft) else method
             block = setup_block(method, self._cache_for(method), cell.label, self.context - self.spec.steps)
             return self.job.timed(cell, self.model.weights, self.job.time(block, None, SETUP_ROUNDS), None)
         if cell.label == FULL and cell.stage == "step":
@@ -260,9 +261,7 @@ class _Place:
             return None
         method = self._method(cell)
         if (draft := method.draft) is not None:
-            # A drafter with a cache of its own feeds its last draft too.
-            passes = draft.tokens + (draft.method.make_cache(self.shape) is not None)
-            drafted = passes * (weights + self.batch * draft.method.traffic(self.context, element).total_bytes)
+            drafted = draft.draft_bytes(self.context, element, weights, self.batch)
             return drafted if cell.stage == "draft" else drafted + weights + self.batch * whole
         traffic = method.traffic(self.context, element)
         return weights + self.batch * (traffic.kv_bytes if cell.stage == "no_selection" else traffic.total_bytes)

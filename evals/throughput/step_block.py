@@ -91,23 +91,23 @@ def speculation_block(
     """
     if method.draft is None:
         raise UnsupportedCellError(f"{label} drafts nothing")
-    rows = method.draft.tokens + 1
+    rows = method.draft.tree.rows
     if rows >= context:
         raise UnsupportedCellError(f"{rows} tokens are verified; the context has {context}")
     stepper = cast(SpeculativeStepper, _stepper(decoder, cache, method, context - rows))
     reset = _resetter(stepper)
     starts = stepper.state.dense.lengths.clone()
     with torch.no_grad():
-        drafts, saved = stepper.propose()
-        logits = stepper.verify(starts, drafts)
+        nodes = stepper.proposer.propose()
+        hidden, logits = stepper.verify(starts, nodes)
     works: dict[str, Callable[[], object]] = {
         "speculative_step": stepper.step,
-        "draft": stepper.propose,
-        "verify": lambda: stepper.verify(starts, drafts),
-        "keep": lambda: stepper.accept(starts, drafts, logits, saved),
+        "draft": stepper.proposer.propose,
+        "verify": lambda: stepper.verify(starts, nodes),
+        "keep": lambda: stepper.accept(starts, nodes, hidden, logits),
     }
     run = captured(works[stage], decoder.device, reset)
-    return Block(label, run, reset=reset, keep=(stepper, run, starts, drafts, saved, logits))
+    return Block(label, run, reset=reset, keep=(stepper, run, starts, nodes, hidden, logits))
 
 
 def rows_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int, rows: int) -> Block:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads, write_tokens
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.methods.head_roles import Roles
-from longdecode.methods.ring_cache import refuse_blocks, ring_slots, ring_source
+from longdecode.methods.ring_cache import refuse_blocks, ring_slots, ring_source, take_into_ring
 
 
 class Store(NamedTuple):
@@ -67,6 +67,15 @@ class SplitCache(KVCache):
         streaming = [[head for head, role in enumerate(row) if not role] for row in roles]
         self.whole = Store.empty(retrieval, shape.capacity, shape)
         self.ring = Store.empty(streaming, ring_tokens, shape)
+        self.flat_heads = [
+            torch.tensor(
+                [n * len(roles[0]) + head for n, row in enumerate(kind) for head in row],
+                dtype=torch.int64,
+                device=shape.device,
+            )
+            for kind in (retrieval, streaming)
+        ]
+        """Heads of both stores among all heads of all layers."""
 
     def tensors(self) -> Iterator[Tensor]:
         """See ``KVCache.tensors``."""
@@ -137,6 +146,22 @@ class SplitCache(KVCache):
         slots = ring_slots(self.positions, self.ring_tokens, self.sinks)[rows]
         for tensor in (self.ring.k, self.ring.v):
             yield StepSlots(tensor.flatten(0, 1), slots, rows)
+
+    def takes_over(self, width: int) -> bool:
+        """See ``KVCache.takes_over``: where a ring holds them all at once."""
+        return width <= self.ring_tokens - self.sinks
+
+    def take_over(self, k: Tensor, v: Tensor, starts: Tensor, kept: Tensor) -> None:
+        """See ``KVCache.take_over``."""
+        place = torch.arange(k.shape[3], device=self.device)
+        taken = place < kept[:, None]
+        slots = (starts[:, None] + place).clamp(max=self.shape.capacity - 1)
+        for new, whole, ring in ((k, self.whole.k, self.ring.k), (v, self.whole.v, self.ring.v)):
+            retrieved, streamed = (new.transpose(1, 2).flatten(0, 1)[heads] for heads in self.flat_heads)
+            shape = retrieved.shape[:3]
+            write_tokens(whole, slots.expand(shape), retrieved, taken.expand(shape))
+            take_into_ring(ring[:, :, None], streamed[:, :, None], starts, kept, self.sinks)
+        self.positions.copy_(starts + kept)
 
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``; in order of slots."""

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from longdecode.engine.attention import Draft, Traffic
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.prefill import PrefillObserver
-from longdecode.methods.budgeted import BudgetedMethod, build_params
+from longdecode.engine.self_draft import SelfDraft
+from longdecode.methods.budgeted import build_params
 from longdecode.methods.registry import get_method
+from longdecode.methods.speculative import SpeculativeMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SpeculateParams:
         build_params(self.drafter, get_method(self.drafter).Params, self.drafter_params)
 
 
-class Speculate(BudgetedMethod):
+class Speculate(SpeculativeMethod):
     """A sparse method drafts ``draft_tokens`` tokens with ``budget`` tokens per KV head, dense attention verifies them.
 
     The output is that of dense attention, token for token; the drafter sets the speed alone. A step reads the context
@@ -47,26 +47,12 @@ class Speculate(BudgetedMethod):
         drafter = get_method(params.drafter).from_budget(budget_tokens, config, **params.drafter_params)
         if drafter.draft is not None:
             raise ConfigError(f"speculate: drafter = {params.drafter!r} drafts itself; an attention method is needed")
-        self._draft = Draft(drafter, params.draft_tokens)
+        self._draft = SelfDraft(drafter, params.draft_tokens)
 
     @property
-    def draft(self) -> Draft:
+    def draft(self) -> SelfDraft:
         """Return the drafter and how many tokens it drafts."""
         return self._draft
-
-    def dense_heads(self) -> tuple[frozenset[int], ...]:
-        """Return all heads: what verifies reads everything."""
-        return (frozenset(range(self.config.num_kv_heads)),) * self.config.num_layers
-
-    def observers(self) -> tuple[PrefillObserver, ...]:
-        """Return the drafter's observers."""
-        return self.draft.method.observers()
-
-    def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
-        """Return the bytes of a step that keeps one token, the most that a token can cost."""
-        one = self.draft.method.traffic(context_tokens, bytes_per_element)
-        drafts, whole = self.draft.tokens, super().traffic(context_tokens, bytes_per_element)
-        return Traffic(whole.kv_bytes + drafts * one.kv_bytes, drafts * one.metadata_bytes, at_most=True)
 
 
 METHOD = Speculate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -118,16 +119,22 @@ def test_a_drafter_that_reads_everything_is_always_right(decoder: Decoder, rando
 def test_a_drafter_of_its_own_cache_is_as_if_it_had_decoded_the_kept_tokens_alone(
     decoder: Decoder, random_ids: Callable
 ) -> None:
-    """After refusals its counters and stored tokens are those of plain decoding with the same method."""
+    """After refusals its counters are those of plain decoding with the same method.
+
+    What it stores is what that stores, or, where verified keys and values are taken over, dense attention's at the same
+    positions.
+    """
+    from longdecode.engine.self_draft import SelfDrafter
     from longdecode.engine.steppers import SpeculativeStepper, make_stepper
 
     requests = [Request(random_ids(length, CONFIG.vocab_size), 60, seed=length) for length in (90, 57)]
-    for drafter in ("streaming", "h2o", "duo"):
+    for drafter in ("streaming", "snapkv", "duo", "h2o"):
         method = speculate(drafter, 3)
         generator = Generator(decoder, Sampling(1.0))
         prompt = generator.prefill(requests, [method])
         stepper = make_stepper(decoder, Sampling(1.0), prompt, method)
-        assert isinstance(stepper, SpeculativeStepper) and not stepper.shares_cache
+        assert isinstance(stepper, SpeculativeStepper) and isinstance(stepper.proposer, SelfDrafter)
+        assert not stepper.proposer.shares_cache and stepper.proposer.takes_over == (drafter != "h2o")
         for _ in range(9):
             stepper.step()
         plain = method.draft.method.start(prompt)
@@ -138,15 +145,19 @@ def test_a_drafter_of_its_own_cache_is_as_if_it_had_decoded_the_kept_tokens_alon
             saved = plain.cache.before_step()
             decoder.step(chosen[:, step].clamp(min=0), plain, method.draft.method)
             plain.cache.undo(saved, ~plain.active)
-        drafted = stepper.draft_state.cache
+        drafted, dense = stepper.proposer.state.cache, stepper.state.cache
         for (ours, _), (theirs, _) in zip(drafted.counters(), plain.cache.counters(), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-        for row in range(2):
-            for layer in range(CONFIG.num_layers):
-                for left, right in zip(
-                    drafted.stored_kv(layer, row, 1), plain.cache.stored_kv(layer, row, 1), strict=True
-                ):
-                    torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+        for layer, row, head in itertools.product(range(CONFIG.num_layers), range(2), range(CONFIG.num_kv_heads)):
+            want = plain.cache.stored_kv(layer, row, head)
+            if stepper.proposer.takes_over:
+                every, kept = dense.stored_kv(layer, row, head), len(want[0])
+                tokens = torch.cdist(drafted.stored_kv(layer, row, head)[0], every[0]).argmin(dim=1)
+                latest = set(range(len(every[0]) - min(20, kept // 2), len(every[0])))
+                assert len(set(tokens.tolist())) == kept and latest <= set(tokens.tolist())
+                want = every[0][tokens], every[1][tokens]
+            for left, right in zip(drafted.stored_kv(layer, row, head), want, strict=True):
+                torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
 
 
 def test_bad_drafters_are_refused() -> None:

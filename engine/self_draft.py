@@ -1,0 +1,109 @@
+"""Any attention method as its own drafter: the model drafts a chain with it, step by step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.attention import AttentionMethod, Traffic
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.kv_cache import Undo
+from longdecode.engine.prefill import PrefillObserver
+from longdecode.engine.request import Prompt
+from longdecode.engine.sequences import Sequences
+from longdecode.engine.speculation import DraftTree, Proposer, Speculation, Verified
+
+
+class SelfDraft(Speculation):
+    """The verifying model drafts a chain of ``tokens`` tokens with ``method`` instead of dense attention.
+
+    Source: Chen et al. 2024, MagicDec (arXiv 2408.11049), self-speculation with a sparse KV cache.
+    """
+
+    def __init__(self, method: AttentionMethod, tokens: int):
+        self.method = method
+        self.tree = DraftTree.chain(tokens)
+
+    @property
+    def passes(self) -> int:
+        """See ``Speculation.passes``; a drafter that must feed its last draft too takes one more."""
+        return self.tokens
+
+    def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
+        """See ``Speculation.traffic``."""
+        one = self.method.traffic(context_tokens, bytes_per_element)
+        return Traffic(self.tokens * one.kv_bytes, self.tokens * one.metadata_bytes, one.at_most)
+
+    def observers(self) -> tuple[PrefillObserver, ...]:
+        """See ``Speculation.observers``."""
+        return self.method.observers()
+
+    def start(self, decoder: Decoder, sequences: Sequences, state: DecodeState, prompt: Prompt) -> SelfDrafter:
+        """See ``Speculation.start``."""
+        own = self.method.make_cache(state.cache.shape) is not None
+        draft_state = self.method.start(prompt) if own else self.method.decode_in(state.cache)
+        return SelfDrafter(decoder, sequences, state, self.method, draft_state, self.tree)
+
+
+class SelfDrafter(Proposer):
+    """Draft in the verifier's cache, or in the method's own.
+
+    In the verifier's cache the verified keys and values replace the drafted ones. A cache of the drafter's own takes
+    back the steps whose tokens were refused, and takes the verified keys and values over in place of the others. Where
+    it cannot (what it drops depends on scores of its own), the last draft is fed too, so that it has seen all that may
+    be kept.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        sequences: Sequences,
+        verifier: DecodeState,
+        method: AttentionMethod,
+        state: DecodeState,
+        tree: DraftTree,
+    ):
+        self.decoder, self.sequences, self.verifier, self.method, self.state = (
+            decoder, sequences, verifier, method, state,
+        )  # fmt: skip
+        self.tree = tree
+        self.states = (state,)
+        self.saved: list[Undo] = []
+
+    @property
+    def shares_cache(self) -> bool:
+        """Return true where the drafter decodes in the verifier's cache."""
+        return self.state.cache is self.verifier.cache
+
+    @property
+    def takes_over(self) -> bool:
+        """Return true where the drafter's own cache takes the verified keys and values."""
+        return not self.shares_cache and self.state.cache.takes_over(self.tree.rows)
+
+    def propose(self) -> Tensor:
+        """See ``Proposer.propose``."""
+        state, sequences = self.state, self.sequences
+        state.active.copy_(self.verifier.active)
+        token, drafts = sequences.tokens, list[Tensor]()
+        self.saved = []
+        for ahead in range(self.tree.depth + (not self.shares_cache and not self.takes_over)):
+            if not self.shares_cache:
+                self.saved.append(state.cache.before_step())
+            logits = self.decoder.step(token, state, self.method)
+            if ahead == self.tree.depth:
+                break
+            before = torch.stack(drafts, dim=1) if drafts else None
+            token = sequences.choose(logits[:, None], before, ahead)[:, 0]
+            drafts.append(token)
+        return torch.stack(drafts, dim=1)
+
+    def keep(self, verified: Verified) -> None:
+        """See ``Proposer.keep``."""
+        for step, undo in reversed(list(enumerate(self.saved))):
+            self.state.cache.undo(undo, verified.kept <= step)
+        if self.takes_over:
+            k, v = self.verifier.dense.window(verified.starts, self.tree.rows)
+            self.state.cache.take_over(k, v, verified.starts, verified.kept)
+        if self.shares_cache:
+            self.method.after_rewrite(self.state, verified.starts, self.tree.rows)
