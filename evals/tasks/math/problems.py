@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.rows import RowSet, read_rows, unavailable
 from longdecode.evals.scoring.math_answer import final_answer
 
-FROM_HUB = "hub"
-"""Value of ``data.math`` to have every set fetched from its own repository of the hub."""
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Text after the problem (the wording of QwQ's and DeepSeek-R1's evaluations)."""
 
@@ -26,42 +23,30 @@ class Problem:
     tolerance: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MathSet:
-    """The place of a set: below the folder as one of ``files`` (or as a snapshot of the hub's), and on the hub."""
-
-    folder: str
-    files: tuple[str, ...]
-    hub_id: str
-    revision: str | None
-    split: str
-    config: str | None = None
-
-
 # Revisions are those of the days when the sets were last changed there; None where it is not known to us.
-SETS: Mapping[str, MathSet] = {
-    "aime24": MathSet(
-        "aime24", ("test.jsonl", "qwq_aime24.jsonl"),
+SETS: Mapping[str, RowSet] = {
+    "aime24": RowSet(
+        "math", "aime24", ("test.jsonl", "qwq_aime24.jsonl"),
         "HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a", "train",
     ),
-    "aime25": MathSet(
-        "aime25", ("qwq_aime25.jsonl", "test.jsonl"),
+    "aime25": RowSet(
+        "math", "aime25", ("qwq_aime25.jsonl", "test.jsonl"),
         "math-ai/aime25", "563bb8404243c5f09de6ec262f2db674fe5bce9b", "test",
     ),
-    "math500": MathSet(
-        "math500", ("test.jsonl",),
+    "math500": RowSet(
+        "math", "math500", ("test.jsonl",),
         "HuggingFaceH4/MATH-500", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be", "test",
     ),
-    "olympiadbench": MathSet(
-        "olympiadbench", ("test.jsonl",),
+    "olympiadbench": RowSet(
+        "math", "olympiadbench", ("test.jsonl",),
         "Hothan/OlympiadBench", "91184b52131e7fc9455fef848035173aea8cc01a", "train", "OE_TO_maths_en_COMP",
     ),
-    "minerva": MathSet("minerva_math", ("test.jsonl",), "math-ai/minervamath", None, "test"),
+    "minerva": RowSet("math", "minerva_math", ("test.jsonl",), "math-ai/minervamath", None, "test"),
 }  # fmt: skip
 
 
 def load_problems(name: str, data: Path | None) -> list[Problem]:
-    """Every problem of a set, in the set's own order.
+    """Return every problem of a set, in the set's own order.
 
     Args:
         name: a key of ``SETS``.
@@ -71,36 +56,11 @@ def load_problems(name: str, data: Path | None) -> list[Problem]:
     Raises:
         DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
     """
-    place = SETS[name]
-    if data is None:
-        raise _unavailable(place, "the configuration's data.math names no folder")
-    if str(data) == FROM_HUB and not data.is_dir():
-        rows = _from_hub(place, place.hub_id, place.revision)
-    else:
-        rows = _from_folder(place, data / place.folder)
+    rows = read_rows(SETS[name], data)
     try:
         return [_problem(row) for row in rows]
     except KeyError as error:
-        raise _unavailable(place, f"a row of {name} in {data} has no {error}") from error
-
-
-def _from_folder(place: MathSet, folder: Path) -> list[Mapping[str, Any]]:
-    for file in (folder / name for name in place.files):
-        if file.is_file():
-            return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not folder.is_dir():
-        raise _unavailable(place, f"there is no folder {folder}")
-    return _from_hub(place, str(folder), None)
-
-
-def _from_hub(place: MathSet, source: str, revision: str | None) -> list[Mapping[str, Any]]:
-    """Rows by the datasets library: of the hub itself, or of a folder that is a snapshot of it."""
-    import datasets  # seconds to import
-
-    try:
-        return list(datasets.load_dataset(source, place.config, split=place.split, revision=revision))
-    except (OSError, ValueError) as error:
-        raise _unavailable(place, f"{source} cannot be loaded: {error}") from error
+        raise unavailable(SETS[name], f"a row of {name} in {data} has no {error}") from error
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:
@@ -123,9 +83,3 @@ def _gold(row: Mapping[str, Any]) -> str | None:
     if row.get("answer") is not None:
         return str(row["answer"]).strip()
     return final_answer(str(row.get("solution") or ""))
-
-
-def _unavailable(place: MathSet, why: str) -> DataUnavailableError:
-    revision = f" --revision {place.revision}" if place.revision else ""
-    fetch = f"hf download --repo-type dataset {place.hub_id}{revision} --local-dir math/{place.folder}"
-    return DataUnavailableError(f"{why}; fetch the set with `{fetch}` and set data.math to math, or set it to hub")

@@ -1,0 +1,94 @@
+"""Rows of a data set: from a local folder, or from the hub at a pinned revision."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longdecode.engine.errors import DataUnavailableError
+
+FROM_HUB = "hub"
+"""Value of a ``data`` key to have every set fetched from its own repository of the hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSet:
+    """The place of a set.
+
+    Attributes:
+        data: key of the configuration's ``data`` that names the folder, or ``hub``.
+        folder: sub-folder of the set, which holds one of ``files`` (jsonl or csv) or a snapshot of the repository.
+        files: names of files, in order of preference.
+        hub_id: repository on the hub.
+        revision: its commit; ``None`` where it is not known to us.
+        split: split of the repository.
+        config: configuration of the repository.
+        gated: the repository asks for its terms to be accepted first.
+    """
+
+    data: str
+    folder: str
+    files: tuple[str, ...]
+    hub_id: str
+    revision: str | None
+    split: str
+    config: str | None = None
+    gated: bool = False
+
+
+def read_rows(place: RowSet, source: Path | None) -> list[Mapping[str, Any]]:
+    """Return every row of a set, in the set's own order.
+
+    Args:
+        place: the set.
+        source: the folder, or ``hub``; ``None`` where the configuration gives neither.
+
+    Raises:
+        DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
+    """
+    if source is None:
+        raise unavailable(place, f"the configuration's data.{place.data} names no folder")
+    if str(source) == FROM_HUB and not source.is_dir():
+        return _from_hub(place, place.hub_id, place.revision)
+    folder = source / place.folder
+    for file in (folder / name for name in place.files):
+        if file.is_file():
+            return _from_file(place, file)
+    if not folder.is_dir():
+        raise unavailable(place, f"there is no folder {folder}")
+    return _from_hub(place, str(folder), None)
+
+
+def unavailable(place: RowSet, why: str) -> DataUnavailableError:
+    """Return the error that says why a set cannot be read and which command fetches it."""
+    revision = f" --revision {place.revision}" if place.revision else ""
+    fetch = f"hf download --repo-type dataset {place.hub_id}{revision} --local-dir {place.data}/{place.folder}"
+    terms = f"accept its terms at https://huggingface.co/datasets/{place.hub_id}, log in with `hf auth login`, "
+    return DataUnavailableError(
+        f"{why}; {terms if place.gated else ''}fetch the set with `{fetch}` and set data.{place.data} to {place.data}, "
+        "or set it to hub"
+    )
+
+
+def _from_file(place: RowSet, file: Path) -> list[Mapping[str, Any]]:
+    try:
+        with file.open(encoding="utf-8", newline="" if file.suffix == ".csv" else None) as handle:
+            if file.suffix == ".csv":
+                return list(csv.DictReader(handle))
+            return [json.loads(line) for line in handle if line.strip()]  # splitlines would cut at U+2028 too
+    except (ValueError, csv.Error) as error:
+        raise unavailable(place, f"{file} cannot be read: {error}") from error
+
+
+def _from_hub(place: RowSet, source: str, revision: str | None) -> list[Mapping[str, Any]]:
+    """Return rows by the datasets library: of the hub itself, or of a folder that is a snapshot of it."""
+    import datasets  # seconds to import
+
+    try:
+        return list(datasets.load_dataset(source, place.config, split=place.split, revision=revision))
+    except (OSError, ValueError) as error:
+        raise unavailable(place, f"{source} cannot be loaded: {error}") from error

@@ -1,0 +1,216 @@
+"""LongGenBench: published prompts byte for byte, published scores of real outputs; then data and answers gone wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.evals.datasets.longgenbench import DROPPED, read_groups
+from longdecode.evals.scoring.longgenbench import marks_by_number, original_marks, scope_marks
+from longdecode.evals.tasks.base import Sample
+from longdecode.evals.tasks.longgenbench.suite import LongGenBench, questions_text
+from longdecode.evals.tasks.registry import suite_tasks
+
+# Llama-3.1-8B-Instruct, full attention: github Linking-ai/SCOPE, results_longgenbench_4K/.../results.csv.
+PUBLISHED = {"gsm8k": 53.2558, "mmlu": 54.4025}
+DEMO = "lead\n\nQ: one?\n(A) x (B) y\nA: Because. The answer is (B).\n\nQ: two?\n(A) u (B) v\nA: So. The answer is (A)."
+
+
+class Words:
+    """A tokenizer of words whose chat template adds three."""
+
+    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
+        assert chat
+        return tuple(range(len(text.split()) + 3))
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+
+
+def sample(task: LongGenBench, place: int = 0, context: int = 9000) -> Sample:
+    return task.samples(context, 99, 0, Words())[place]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Seven rows of GSM8K, seven of each release of CSQA, and three subjects of MMLU."""
+
+    def write(name: str, lines: list[Any]) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    write(
+        "gsm8k/test.jsonl",
+        [{"question": f"What is {i} + 1?", "answer": f"{i}+1\n#### {i + 1:,}"} for i in range(997, 1004)],
+    )
+    choices = [{"label": letter, "text": f"t{letter}"} for letter in "ABCDE"]
+    flat = {"label": list("ABCDE"), "text": [f"t{letter}" for letter in "ABCDE"]}
+    write(
+        "commonsense_qa/dev_rand_split.jsonl",
+        [{"answerKey": "E", "id": "i", "question": {"choices": choices, "stem": f"stem {i}"}} for i in range(4)]
+        + [{"answerKey": "A", "id": "i", "question": f"stem {i}", "choices": flat} for i in range(4, 7)],
+    )
+    for subject in ("anatomy", "virology", "security_studies"):
+        stems = [f"{subject} {i}?" for i in range(4)]
+        if subject == "virology":
+            stems[2] = "a passage\n\nand a question?"
+        path = tmp_path / "deep" / "test" / f"{subject}_test.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as handle:
+            csv.writer(handle).writerows([stem, "None", "b", "c", "d", "ABCD"[i]] for i, stem in enumerate(stems))
+    write("LongGenBench_MMLU_prompt.json", [{"anatomy": DEMO, "virology": DEMO, "security_studies": DEMO}])
+    return tmp_path
+
+
+def test_prompts_are_the_published_ones_byte_for_byte(shared_data: Path) -> None:
+    for name, size in (("gsm8k", 30), ("gsm8k", 60), ("csqa", 40), ("csqa", 80)):
+        published = rows(shared_data / "longgenbench" / "scope" / f"{name}_{size}.jsonl")
+        groups = read_groups(shared_data, name, size)[: len(published)]
+        assert [questions_text(group) for group in groups] == [row["prompt"] for row in published]
+
+
+def test_mmlu_is_paired_by_row_where_the_release_is_shifted(shared_data: Path) -> None:
+    for size, shifted in ((30, 100), (60, 220)):
+        published = {
+            row["task"].replace("_", " "): row
+            for row in rows(shared_data / "longgenbench" / "scope" / f"mmlu_{size}.jsonl")
+        }
+        groups = read_groups(shared_data, "mmlu", size)
+        assert len(groups) == 52
+        different = 0
+        for group in groups:
+            assert group.subject is not None
+            release = published[group.subject]
+            assert [question.gold for question in group.questions] == release["answers"]
+            ends = size if group.misaligned_from is None else group.misaligned_from
+            bare = ["".join(question.text.split()) for question in group.questions]
+            theirs = ["".join(question.split()).replace("(A)nan", "(A)None") for question in release["questions"]]
+            same = [ours == given for ours, given in zip(bare, theirs, strict=True)]
+            # A choice that reads "NA" or "None" became "nan" in the release: nothing else differs before the shift.
+            assert all(same[:ends]) or "nan" in "".join(theirs[:ends])
+            different += sum(not match for match in same[ends:])
+        assert (
+            different
+            == shifted
+            == sum(size - group.misaligned_from for group in groups if group.misaligned_from is not None)
+        )
+
+
+@pytest.mark.parametrize(("name", "right", "original"), [("gsm8k", 851, (846, 1255)), ("mmlu", 878, (873, 1364))])
+def test_real_outputs_score_as_published(name: str, right: int, original: tuple[int, int], shared_data: Path) -> None:
+    """SCOPE's scorer gives the published score to four decimals; ours finds more, because nothing shifts."""
+    outputs = rows(shared_data / "longgenbench" / "scorer_golden_4K_ALLKV_llama31_8b" / f"{name}.jsonl")
+    scope, ours, theirs = [], [], []
+    for output in outputs:
+        golds = [answer.rpartition("####")[2].strip() for answer in output["answers"]]
+        scope += scope_marks(output["pred"], golds)
+        ours += marks_by_number(output["pred"], golds, 9 if name == "gsm8k" else 6)
+        theirs += original_marks(output["pred"], golds)
+    assert round(100 * sum(scope) / len(scope), 4) == PUBLISHED[name]
+    assert len(scope) == len(ours) == 30 * len(outputs)
+    assert (sum(theirs), len(theirs)) == original
+    assert sum(mark is True for mark in ours) == right
+
+
+def test_answers_count_by_number_wherever_they_stand() -> None:
+    golds = ["18", "1,234", "5", "7", "-3", "2.50"]
+    text = (
+        "Here you go:\n\n**Answer_11**: same line, The answer is 5 apples in 3 days.\n\n"
+        "Answer_9:\n9 x 2.\n\nThe answer is $18.\n"
+        "Answer_10:\nno words 12 then 1,234\nAnswer_13: The answer is -3.\nAnswer 14:\nThe answer is 5 / 2 = 2.5\n"
+        "Answer_9: The answer is 99.\nQuestion_12: The answer is 7.\nAnswer_15: The answer is 1."
+    )
+    # 12 was never answered: what stands under a question is no answer; 9 counts as first given.
+    assert marks_by_number(text, golds, 9) == [True, True, True, None, True, True]
+    assert marks_by_number("", golds, 9) == [None] * 6
+    assert marks_by_number("Answer_9: The answer is 1/0. Answer_10: The answer is 1 234", golds, 9)[:2] == [
+        False,
+        False,
+    ]
+    letters = "Answer_6: (A) is wrong. The answer is (B).\nAnswer_7: The answer is C\nAnswer_8:\nSurely (D), not (E)."
+    assert marks_by_number(letters, ["B", "C", "E", "A"], 6) == [True, True, True, None]
+
+
+def test_released_scorers_match_by_order() -> None:
+    golds = ["18", "3", "1,234"]
+    whole = "Answer_9:\nThe answer is 18.\n\nAnswer_10:\nThe answer is 3.\n\nAnswer_11:\nThe answer is 1,234."
+    assert original_marks(whole, golds) == [True, True, False]  # its gold number is what follows the comma
+    assert scope_marks(whole, golds) == [True, True, True]  # ... and here what stands before it
+    lost = whole.replace("Answer_9:\nThe answer is 18", "Answer_9: The answer is $18")
+    assert original_marks(lost, golds) == [False, False] and scope_marks(lost, golds) == [False] * 3
+    assert marks_by_number(lost, golds, 9) == [True] * 3
+    # Found in random text: whatever a model writes is marked, never an error.
+    rng = random.Random(0)
+    pieces = "Answer_ 9 10 answer_is answer is $ - , 1/0 (B) é Question_ .5 = 999999999999 B".split()
+    pieces += [":\n", "\n\n", " ", "8" * 5000]
+    for _ in range(300):
+        text = "".join(rng.choices(pieces, k=30))
+        for golds in (["18", "3"], ["A", "B"]):
+            assert len(marks_by_number(text, golds, 9)) == 2
+            assert len(original_marks(text, golds)) <= len(scope_marks(text, golds)) == 2
+
+
+def test_groups_are_whole_and_in_order(data: Path) -> None:
+    text = questions_text(read_groups(data, "gsm8k", 3)[1])
+    assert "Question_9:\nWhat is 1000 + 1?\nQuestion_10:\n" in text and text.count("Answer_") == 8
+    assert [q.gold for group in read_groups(data, "gsm8k", 3) for q in group.questions] == [
+        "998", "999", "1,000", "1,001", "1,002", "1,003",
+    ]  # fmt: skip
+    both = read_groups(data, "csqa", 7)[0].questions
+    assert [question.gold for question in both] == list("EEEEAAA")
+    assert both[0].text == "stem 0\n(A) tA (B) tB (C) tC (D) tD (E) tE\n" and both[6].text.startswith("stem 6\n(A) tA")
+    (data / "LongGenBench_MMLU_prompt.json").write_text(
+        json.dumps(dict.fromkeys(("anatomy", "virology", *DROPPED), DEMO))
+    )
+    groups = read_groups(data, "mmlu", 4)
+    assert [(group.subject, group.misaligned_from) for group in groups] == [("anatomy", None), ("virology", 2)]
+    assert groups[0].demos[1] == ("two?\n(A) u (B) v", "So. The answer is (A).")
+    assert groups[0].questions[1].text == "anatomy 1?\n(A) None (B) b (C) c (D) d"
+
+
+def test_a_sample_is_scored_question_by_question(data: Path) -> None:
+    task = LongGenBench("gsm8k", 3, data)
+    made = sample(task, 1)
+    assert made.max_new_tokens == min(9000 - 3 - len(made.prompt.split()), 8192)
+    score = task.score(made, "Answer_9:\nThe answer is 1001\n\nAnswer_11:\nThe answer is 1003", ())
+    assert score.parts == (1.0, 0.0, 1.0) and score.value == pytest.approx(2 / 3)
+    assert score.measures == {
+        "answered": 2 / 3, "original_right": 0.0, "original_counted": 2.0, "scope_accuracy": 0.0,
+        "misaligned_released": 0.0,
+    }  # fmt: skip
+    with pytest.raises(UnsupportedCellError, match="leaves nothing to generate in a context of 100"):
+        sample(task, context=100)
+    assert suite_tasks("longgenbench")[:3] == (
+        "longgenbench_gsm8k_15",
+        "longgenbench_gsm8k_30",
+        "longgenbench_gsm8k_45",
+    )
+
+
+def test_data_that_cannot_be_read_says_how_to_fetch_it(data: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for name, command in (("gsm8k", "openai/gsm8k"), ("csqa", "tau/commonsense_qa"), ("mmlu", "git clone")):
+        for source in (None, empty):
+            with pytest.raises(DataUnavailableError, match=command):
+                read_groups(source, name, 3)
+    with pytest.raises(DataUnavailableError, match="git clone"):
+        read_groups(data, "mmlu", 5)
+    (data / "LongGenBench_MMLU_prompt.json").write_text("[3]")
+    with pytest.raises(DataUnavailableError, match="cannot be read"):
+        read_groups(data, "mmlu", 3)
+    with pytest.raises(DataUnavailableError, match="7 questions, not 8"):
+        read_groups(data, "csqa", 8)
+    (data / "gsm8k" / "test.jsonl").write_text('{"question": "q"}\n')
+    with pytest.raises(DataUnavailableError, match=r"lacks 'answer'.*hf download"):
+        read_groups(data, "gsm8k", 1)
+    (data / "gsm8k" / "test.jsonl").write_text("no json\n")
+    with pytest.raises(DataUnavailableError, match="cannot be read"):
+        read_groups(data, "gsm8k", 1)
