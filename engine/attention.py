@@ -16,7 +16,7 @@ from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.engine.request import Prompt
-from longdecode.engine.token_block import BlockHeads
+from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 
@@ -98,6 +98,11 @@ class AttentionMethod(ABC):
         A rewrite changes stored keys: a method that keeps anything computed from them updates it in ``after_rewrite``.
         """
         return None
+
+    @property
+    def window(self) -> int:
+        """Return how many tokens a decode step runs: the newest, and those before it that are run again."""
+        return 1
 
     @property
     def draft(self) -> Speculation | None:
@@ -191,6 +196,10 @@ class AttentionMethod(ABC):
     def make_method_state(self, cache: KVCache) -> Any:
         """Return whatever else the method keeps for a generation (page bounds, inherited selections)."""
         return None
+
+    def step_block(self, tokens: Tensor, state: DecodeState) -> TokenBlock:
+        """Return the block that a decode step feeds for the newest tokens ``[B]``; they come last in it."""
+        return TokenBlock(tokens[:, None], state.cache.positions[:, None])
 
     def before_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
         """Work out once what ``select`` needs in every layer of the coming block."""

@@ -85,9 +85,10 @@ class DecodeState:
     def accept(self, counts: Tensor | None = None) -> None:
         """Count what active rows read and keep the first ``counts`` (``[B]`` int64) tokens of the block.
 
-        ``None`` keeps the block of every active row.
+        ``None`` keeps the block of every active row, without what it repeats.
         """
         torch.where(self.active, self.kv_tokens_read, self.counted, out=self.counted)
         self.dense_tokens += self.block_ends * self.active
-        kept = self.active * self.block.width if self.block.width > 1 else self.active.long()
+        new = self.block.width - self.block.repeats
+        kept = self.active * new if new > 1 else self.active.long()
         self.cache.advance(kept if counts is None else counts)

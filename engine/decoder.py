@@ -73,9 +73,9 @@ class Decoder:
 
     def step(self, tokens: Tensor, state: DecodeState, method: AttentionMethod) -> Tensor:
         """Feed and keep one token a row (``[B]`` int64); return the logits after it, ``[B, V]`` float32."""
-        hidden = self.forward(TokenBlock(tokens[:, None], state.cache.positions[:, None]), state, method)
+        hidden = self.forward(method.step_block(tokens, state), state, method)
         state.accept()
-        return self.logits(hidden[:, 0])
+        return self.logits(hidden[:, -1])
 
     def prefill(
         self,

@@ -61,11 +61,14 @@ class Stepper:
         return lambda done: step()
 
     def _feed(self, reads: str) -> None:
-        tokens, positions = self.sequences.tokens[:, None], self.state.cache.positions[:, None]
-        block = TokenBlock(tokens, positions, reads="dense" if reads == "dense" else "method")
+        tokens = self.sequences.tokens
+        if reads == "dense":
+            block = TokenBlock(tokens[:, None], self.state.cache.positions[:, None], reads="dense")
+        else:
+            block = self.method.step_block(tokens, self.state)
         hidden = self.decoder.forward(block, self.state, self.method)
         self.state.accept()
-        logits = self.decoder.logits(hidden)
+        logits = self.decoder.logits(hidden[:, -1:])
         self.sequences.emit(self.sequences.choose(logits), logits)
 
 

@@ -18,6 +18,7 @@ class TokenBlock:
         mask: ``[T, T]`` bool; row ``t`` sees block token ``u`` where it is true. ``None`` is causal.
         starts: ``[B]`` int64, the slot of each row's first token; ``None`` appends. Earlier slots are written over.
         reads: ``method`` lets the attention method choose what is read, ``dense`` reads everything.
+        repeats: leading tokens that were fed before and run again; they add nothing to a row's length.
     """
 
     tokens: Tensor
@@ -25,6 +26,7 @@ class TokenBlock:
     mask: Tensor | None = None
     starts: Tensor | None = None
     reads: Literal["method", "dense"] = "method"
+    repeats: int = 0
 
     @property
     def width(self) -> int:

@@ -1,25 +1,61 @@
-"""Share what methods with a token budget need: checked parameters, refusals, bytes of a layered selection."""
+"""Share what methods with a token budget need: checked parameters, refusals, growing budgets, bytes of a selection."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Self, get_type_hints
+from fractions import Fraction
+from typing import Annotated, Any, Self, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
+from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod, Traffic
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
 
+Share = Annotated[float, Field(gt=0, le=1)] | None
+"""Type of a knob ``share``: the budget grows with the context, ``None`` for a fixed one."""
+
 
 class BudgetedMethod(AttentionMethod):
-    """An attention method that reads at most ``budget_tokens`` per KV head in the layers it governs."""
+    """An attention method that reads at most ``budget_tokens`` per KV head in the layers it governs.
+
+    A method whose ``Params`` have a ``share`` may grow: at ``L`` cached tokens, prompt and decoded ones, its budget is
+    ``max(budget_tokens, floor(share * L))``. The declared budget is then the floor.
+    """
 
     def __init__(self, params: Any, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config)
         self.budget_tokens = budget_tokens
+        self.share: Fraction | None = Fraction(str(params.share)) if getattr(params, "share", None) else None
+
+    def budget_at(self, context_tokens: int) -> int:
+        """Return the budget in tokens where so many are cached, the current one included."""
+        return max(self.budget_tokens, int(self.share * context_tokens)) if self.share else self.budget_tokens
+
+    def budgets_at(self, lengths: Tensor) -> Tensor | None:
+        """Return each row's budget at its length (integers of any shape), ``None`` where the budget is fixed.
+
+        In whole numbers, so that the device and ``budget_at`` agree to the token.
+        """
+        if self.share is None:
+            return None
+        grown = lengths * self.share.numerator // self.share.denominator
+        return grown.clamp(min=self.budget_tokens)
+
+    def refuse_context(self, context_tokens: int) -> None:
+        """Refuse a growing budget whose floor is over the context: the share would decide nothing.
+
+        Raises:
+            UnsupportedCellError: as said.
+        """
+        if self.share is not None and self.budget_tokens > context_tokens:
+            raise UnsupportedCellError(
+                f"{self.name}: the budget's floor is {self.budget_tokens} tokens, the context {context_tokens}; a "
+                f"share of {float(self.share)} needs a floor under the context"
+            )
 
     @classmethod
     def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> Self:

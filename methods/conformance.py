@@ -210,10 +210,11 @@ def reads_stay_within_budget(bench: Bench) -> None:
     governed = torch.tensor([bench.governed_heads[layer] for layer in layers], device=bench.decoder.device)[:, None]
     over_heads, whole = (trace.reads[:, layers] for trace in (bench.small, bench.full))
     reads = (over_heads * CONFIG.num_kv_heads - whole * (CONFIG.num_kv_heads - governed)) / governed
-    allowed = bench.budget * bench.list_factor + bench.card.slack.tokens
+    budgets = torch.tensor(bench.declared_budgets(), device=reads.device)[:, None]
+    allowed = budgets * bench.list_factor + bench.card.slack.tokens
     generated = torch.arange(1, STEPS + 1, device=reads.device)[:, None, None] * bench.card.slack.per_generated_token
     if bool((reads > allowed + generated).any()):
-        raise GateError(f"{float(reads.max()):.0f} tokens were read in a step, {allowed} are declared")
+        raise GateError(f"{float(reads.max()):.0f} tokens were read in a step, {int(allowed.max())} are declared")
     if float(reads.min()) <= 0:
         raise GateError("a step read nothing")
 

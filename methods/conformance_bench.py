@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -20,7 +22,7 @@ from longdecode.engine.generation import Generator, Request
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
-from longdecode.engine.token_block import WHOLE, BlockHeads, TokenBlock
+from longdecode.engine.token_block import WHOLE, BlockHeads
 from longdecode.engine.weights import random_decoder
 from longdecode.methods.card import Card
 from longdecode.methods.registry import get_method, get_rule, load_card
@@ -41,12 +43,18 @@ SPIKE_EVERY = 16
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Hold what a layer of a step was given, heads ``[B, H, D]`` before rotation, and its output ``[B, Hq, D]``."""
+    """Hold what a layer of a step was given for the newest token and returned for it.
+
+    Heads are ``[B, H, D]`` before rotation, the output is ``[B, Hq, D]``. Where the step ran ``T - 1`` earlier tokens
+    again, ``past_k`` and ``past_v`` ``[B, Hkv, T - 1, D]`` are what the cache then held of them.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor
     out: Tensor
+    past_k: Tensor
+    past_v: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +224,12 @@ class Bench:
         """Return by layer how many KV heads the budget governs."""
         return [CONFIG.num_kv_heads - len(dense) for dense in self.method.dense_heads()]
 
+    def declared_budgets(self) -> list[list[int]]:
+        """Return by step and row the budget in tokens; the small one, unless the parameters let it grow."""
+        share = Fraction(str(getattr(self.params, "share", None) or 0))
+        lengths = [[len(prompt) + step + 1 for prompt in self.prompts] for step in range(STEPS)]
+        return [[max(self.budget, math.floor(share * length)) for length in row] for row in lengths]
+
     def governed_layers(self) -> list[int]:
         """Return the layers in which the budget governs some head."""
         return [layer for layer, heads in enumerate(self.governed_heads) if heads]
@@ -305,13 +319,12 @@ def run_step_without_values(bench: Bench) -> None:
     meta, rows, capacity = torch.device("meta"), len(bench.prompts), max(map(len, bench.prompts)) + STEPS
     shape = CacheShape(CONFIG, rows, capacity, meta, torch.float32, STEPS)
     method = bench.build(bench.budget)
-    k = torch.empty(rows, CONFIG.num_kv_heads, 1, CONFIG.head_dim, device=meta)
+    k = torch.empty(rows, CONFIG.num_kv_heads, method.window, CONFIG.head_dim, device=meta)
     q = k.repeat_interleave(CONFIG.group_size, dim=1)
-    angles = torch.empty(rows, 1, CONFIG.head_dim, device=meta)
-    tokens = torch.empty(rows, 1, dtype=torch.int64, device=meta)
+    angles = torch.empty(rows, method.window, CONFIG.head_dim, device=meta)
     try:
         state = method.decode_in(method.make_cache(shape) or DenseCache(shape))
-        state.begin(TokenBlock(tokens, tokens), method)
+        state.begin(method.step_block(torch.empty(rows, dtype=torch.int64, device=meta), state), method)
         for layer in range(CONFIG.num_layers):
             state.attend(layer, BlockHeads(q, k, k, angles, angles), method, WHOLE)
         state.end(method)
@@ -346,8 +359,14 @@ def _observed(method: AttentionMethod) -> Iterator[list[Heads]]:
 
     def recorded_attend(layer: int, q: Tensor, state: DecodeState) -> Tensor:
         heads = given.pop()
+        past = [heads.k[:, :, :0], heads.v[:, :, :0]]
+        if repeats := state.block.repeats:
+            slots = state.block.positions[:, None, :repeats, None]
+            slots = slots.expand(-1, CONFIG.num_kv_heads, -1, CONFIG.head_dim)
+            past = [part(layer).gather(2, slots) for part in (state.dense.keys, state.dense.values)]
         out = attend(layer, q, state)
-        seen.append(Heads(*(part[:, :, 0].clone() for part in (heads.q, heads.k, heads.v, out))))
+        newest = (part[:, :, -1].clone() for part in (heads.q, heads.k, heads.v, out))
+        seen.append(Heads(*newest, *past))
         return out
 
     vars(method).update(append=recorded_append, attend=recorded_attend)

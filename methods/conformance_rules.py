@@ -99,6 +99,10 @@ def _row_views(bench: Bench, rule: Rule, trace: Trace, at: int, row: int) -> Ite
         for layer, heads in enumerate(layers):
             q, k, v, out = _of_row(heads, at)
             angles = [part[n] for part in table]
+            again = min(n, heads.past_k.shape[2])
+            if again:  # earlier tokens ran again and may have written over theirs
+                for into, past in ((keys, heads.past_k), (values, heads.past_v)):
+                    into[layer, :, n - again : n] = past[at, :, -again:].cpu().double()
             keys[layer, :, n], values[layer, :, n] = _rotate(k, *angles), v
             yield step, layer, _View(_rotate(q, *angles), keys[layer, :, : n + 1], values[layer, :, : n + 1], out)
 

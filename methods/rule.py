@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -32,6 +33,11 @@ class Rule(ABC):
         self.params = params
         self.budget = budget_tokens or 0
         self.config = config
+
+    def budget_at(self, kv_length: int) -> int:
+        """Return the budget at so many cached tokens: that share of them where there is one, the declared at least."""
+        share = getattr(self.params, "share", None)
+        return self.budget if share is None else max(self.budget, math.floor(Fraction(str(share)) * kv_length))
 
     def see_prompt(self, layer: int, queries: Tensor, keys: Tensor) -> None:  # noqa: B027 (optional hook)
         """See one layer of the dense prefill: queries ``[Hq, n, D]`` and keys ``[Hkv, n, D]``."""

@@ -8,6 +8,11 @@ from torch import Tensor
 from longdecode.kernels.page_minmax.naive import PageBounds
 
 
+def touched_pages(width: int, page_size: int) -> int:
+    """Return how many pages a span of ``width`` slots may touch, wherever it begins."""
+    return (width - 2) // page_size + 2 if width > 1 else 1
+
+
 def rebuild_page_minmax(
     bounds: PageBounds, k: Tensor, lengths: Tensor, starts: Tensor, width: int, page_size: int
 ) -> None:
@@ -20,15 +25,15 @@ def rebuild_page_minmax(
         bounds: pages to update, ``[B, Hkv, P, D]`` each.
         k: ``[B, Hkv, S, D]``, any float dtype.
         lengths: ``[B]`` int64, tokens that count; what lies past them may hold anything.
-        starts: ``[B]`` int64, first slots of the span.
+        starts: ``[B]`` int64, first slots of the span; below 0 counts as 0.
         width: slots in the span.
         page_size: tokens in a page.
 
     Source: Tang et al. 2024, Quest (arXiv 2406.10774), section 3.3.
     """
     batch, heads, size, dim = k.shape
-    touched = (width - 2) // page_size + 2 if width > 1 else 1
-    pages = (starts // page_size)[:, None] + torch.arange(touched, device=k.device)
+    touched = touched_pages(width, page_size)
+    pages = (starts.clamp(min=0) // page_size)[:, None] + torch.arange(touched, device=k.device)
     slots = (pages[..., None] * page_size + torch.arange(page_size, device=k.device)).flatten(1)
     keys = k.gather(2, slots.clamp(max=size - 1)[:, None, :, None].expand(-1, heads, -1, dim))
     stored = (slots < lengths[:, None])[:, None, :, None]

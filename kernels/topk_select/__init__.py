@@ -9,15 +9,21 @@ __all__ = ["topk_select", "topk_select_into"]
 
 
 def topk_select(
-    scores: Tensor, k: int, valid: Tensor, *, keep_first: int = 0, keep_last: int = 0
+    scores: Tensor,
+    k: int,
+    valid: Tensor,
+    *,
+    keep_first: int = 0,
+    keep_last: int = 0,
+    row_k: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Ascending indices of the ``k`` largest valid scores of each list; see ``naive.topk_select``."""
     if use_triton(scores):
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.topk_select.gpu import topk_select_gpu
 
-        return topk_select_gpu(scores, k, valid, keep_first=keep_first, keep_last=keep_last)
-    return naive.topk_select(scores, k, valid, keep_first=keep_first, keep_last=keep_last)
+        return topk_select_gpu(scores, k, valid, keep_first=keep_first, keep_last=keep_last, row_k=row_k)
+    return naive.topk_select(scores, k, valid, keep_first=keep_first, keep_last=keep_last, row_k=row_k)
 
 
 def topk_select_into(

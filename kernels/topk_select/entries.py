@@ -21,13 +21,15 @@ class Chosen(NamedTuple):
     """Destination of a selection: list ``i`` of a row is written to ``indices[b, heads[i], :width]``.
 
     ``indices`` ``[B, H, K]`` int64 with neighbouring entries, ``K`` at least ``width``; without ``heads`` ``[R]`` the
-    lists go in order. ``counts`` ``[B, R]`` int64 contiguous, or None where nobody asks for them.
+    lists go in order. ``counts`` ``[B, R]`` int64 contiguous, or None where nobody asks for them. ``row_k`` ``[B]``
+    contiguous integers: entries wanted in each row, where that is not ``width``.
     """
 
     indices: Tensor
     width: int
     counts: Tensor | None = None
     heads: Tensor | None = None
+    row_k: Tensor | None = None
 
 
 @triton.jit
@@ -44,6 +46,15 @@ def store_count(p_counts, i_list, count):
     """Store the number of valid entries of a list, where counts are asked for."""
     if p_counts is not None:
         tl.store(p_counts + i_list, count.to(tl.int64))
+
+
+@triton.jit
+def wanted_of(p_row_k, i_batch, width):
+    """Return how many entries a row wants: its own number, at most ``width``, or ``width`` where there is none."""
+    wanted = width
+    if p_row_k is not None:
+        wanted = tl.minimum(tl.load(p_row_k + i_batch), width).to(tl.int32)
+    return wanted
 
 
 @triton.jit

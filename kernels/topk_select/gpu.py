@@ -21,6 +21,7 @@ from longdecode.kernels.topk_select.entries import (
     kept_borders,
     load_keys,
     store_count,
+    wanted_of,
     write_chosen,
 )
 from longdecode.kernels.topk_select.naive import check_places, check_request
@@ -55,7 +56,7 @@ def choose_launch(size: int, width: int) -> TopkLaunch | None:
 
 @triton.jit
 def topk_select_kernel(
-    p_scores, p_valid, p_indices, p_counts, p_heads, index_batch, index_list,
+    p_scores, p_valid, p_row_k, p_indices, p_counts, p_heads, index_batch, index_list,
     score_batch, score_head, score_entry, heads, size, width, keep_first, keep_last,
     BLOCK: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr, GROUPS: tl.constexpr,
     TILE: tl.constexpr, PDL: tl.constexpr,
@@ -68,8 +69,9 @@ def topk_select_kernel(
     ``GROUPS`` strided groups, of the threads' own entries where those are as many: as long as no fewer groups hold
     entries than are to be taken, so many entries reach it.
 
-    ``p_scores`` ``[B, H, N]`` float32, float16 or bfloat16; ``p_valid`` ``[B]`` integer; ``p_indices``,
-    ``p_counts`` and ``p_heads`` as in ``Chosen``. Moves ``N`` scores in and ``width`` indices out.
+    ``p_scores`` ``[B, H, N]`` float32, float16 or bfloat16; ``p_valid`` ``[B]`` integer; ``p_row_k`` ``[B]`` integer,
+    a row's own number instead of ``width``, or None; ``p_indices``, ``p_counts`` and ``p_heads`` as in ``Chosen``.
+    Moves ``N`` scores in and ``width`` indices out.
     """
     wait_for_earlier(PDL)
     let_next_start(PDL)
@@ -82,13 +84,14 @@ def topk_select_kernel(
     b_tile = tl.reshape(b_keys, [BLOCK // (THREADS * VECTOR), THREADS, VECTOR])
 
     rivals = last - first
-    need = tl.minimum(width - first - (valid - last), rivals)
+    wanted = wanted_of(p_row_k, i_list // heads, width)
+    need = tl.minimum(wanted - first - (valid - last), rivals)
     if GROUPS == THREADS:
         b_bound = tl.max(tl.max(b_tile, 2), 0)
-        few = valid // VECTOR < width
+        few = valid // VECTOR < wanted
     else:
         b_bound = tl.max(tl.reshape(b_keys, [BLOCK // GROUPS, GROUPS]), 0)
-        few = width > GROUPS
+        few = wanted > GROUPS
     high = tl.max(b_bound).to(tl.int64) + 1
     low = tl.min(tl.where(b_bound == NO_KEY, KEPT_KEY, b_bound)).to(tl.int64)
     low = tl.where(need == 0, KEPT_KEY, tl.where(few | (need == rivals), LEAST_KEY, low))
@@ -97,7 +100,7 @@ def topk_select_kernel(
 
     exact = reached == need
     threshold = low.to(tl.int32)
-    count = tl.minimum(valid, width)
+    count = tl.minimum(valid, wanted)
     above_before, tied_before = 0, 0
     p_indices = chosen_list(p_indices, p_heads, index_batch, index_list, i_list, heads)
     for i_tile in tl.static_range(0, BLOCK, TILE):
@@ -125,6 +128,7 @@ def topk_select_gpu(
     *,
     keep_first: int = 0,
     keep_last: int = 0,
+    row_k: Tensor | None = None,
     launch: TopkLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Select the top k as in ``naive.topk_select``, without a sort and without leaving the device.
@@ -135,6 +139,7 @@ def topk_select_gpu(
         valid: ``[B]`` integers, the leading entries that count.
         keep_first: leading valid entries that are always taken, inside ``k``.
         keep_last: trailing valid entries, likewise.
+        row_k: ``[B]`` integers, how many to take in each row, at most ``k``; ``k`` where left out.
         launch: launch constants; from the shapes when left out. The result does not depend on them.
 
     Returns:
@@ -144,15 +149,15 @@ def topk_select_gpu(
         ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, ``valid`` is not one number a row, or a list
             is too long for the launch.
     """
-    check_request(scores, k, valid, keep_first, keep_last)
+    check_request(scores, k, valid, keep_first, keep_last, row_k)
     batch, heads, size = scores.shape
     width = min(k, size)
     launch = launch or choose_launch(size, width)
     if launch is None:
-        return naive.topk_select(scores, k, valid, keep_first=keep_first, keep_last=keep_last)
+        return naive.topk_select(scores, k, valid, keep_first=keep_first, keep_last=keep_last, row_k=row_k)
     indices = torch.empty(batch, heads, width, dtype=torch.int64, device=scores.device)
     counts = torch.empty(batch, heads, dtype=torch.int64, device=scores.device)
-    _select(scores, valid, Chosen(indices, width, counts), keep_first, keep_last, launch)
+    _select(scores, valid, Chosen(indices, width, counts, row_k=row_k), keep_first, keep_last, launch)
     return indices, counts
 
 
@@ -206,7 +211,7 @@ def _select(scores: Tensor, valid: Tensor, chosen: Chosen, keep_first: int, keep
         threads = min(32 * launch.num_warps, block // VECTOR)
         groups = threads if threads >= width else max(VECTOR * threads, triton.next_power_of_2(width))
         topk_select_kernel[(batch * heads,)](
-            scores, valid, chosen.indices, chosen.counts, chosen.heads, *chosen.indices.stride()[:2],
+            scores, valid, chosen.row_k, chosen.indices, chosen.counts, chosen.heads, *chosen.indices.stride()[:2],
             *scores.stride(), heads, size, width, keep_first, keep_last,
             BLOCK=block, THREADS=threads, VECTOR=VECTOR, WARP=warp_of(block, threads), GROUPS=groups,
             TILE=min(block, launch.chunk), num_warps=launch.num_warps,

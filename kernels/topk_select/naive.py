@@ -8,12 +8,14 @@ from torch import Tensor
 from longdecode.kernels.layout import before
 
 
-def check_request(scores: Tensor, k: int, valid: Tensor, keep_first: int, keep_last: int) -> None:
-    """Refuse a budget too small for the entries always kept, and lengths of another batch.
+def check_request(
+    scores: Tensor, k: int, valid: Tensor, keep_first: int, keep_last: int, row_k: Tensor | None = None
+) -> None:
+    """Refuse a budget too small for the entries always kept, and lengths or budgets of another batch.
 
     Raises:
-        ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, one of these is negative, or ``valid`` is not
-            one number a row.
+        ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, one of these is negative, or ``valid`` or
+            ``row_k`` is not one number a row.
     """
     if k < 1:
         raise ValueError(f"k = {k}; at least 1 is needed")
@@ -21,6 +23,8 @@ def check_request(scores: Tensor, k: int, valid: Tensor, keep_first: int, keep_l
         raise ValueError(f"k = {k} does not hold {keep_first} leading and {keep_last} trailing entries kept always")
     if valid.shape != scores.shape[:1]:
         raise ValueError(f"valid entries of shape {tuple(valid.shape)} for scores {tuple(scores.shape)}: one a row")
+    if row_k is not None and row_k.shape != scores.shape[:1]:
+        raise ValueError(f"row_k of shape {tuple(row_k.shape)} for scores {tuple(scores.shape)}: one a row")
 
 
 def check_places(scores: Tensor, k: int, indices: Tensor, heads: Tensor) -> None:
@@ -42,7 +46,13 @@ def check_places(scores: Tensor, k: int, indices: Tensor, heads: Tensor) -> None
 
 
 def topk_select(
-    scores: Tensor, k: int, valid: Tensor, *, keep_first: int = 0, keep_last: int = 0
+    scores: Tensor,
+    k: int,
+    valid: Tensor,
+    *,
+    keep_first: int = 0,
+    keep_last: int = 0,
+    row_k: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return indices of the ``k`` largest valid scores of each list, ascending; of equal scores the lower index wins.
 
@@ -56,6 +66,8 @@ def topk_select(
         valid: ``[B]`` integers, the leading entries that count; the others may hold anything.
         keep_first: leading valid entries that are taken whatever their scores, inside ``k``.
         keep_last: trailing valid entries, likewise.
+        row_k: ``[B]`` integers, how many to take in each row, at least ``keep_first + keep_last``; over ``k`` counts as
+            ``k``. Left out, ``k`` in every row.
 
     Returns:
         ``indices`` ``[B, H, K]`` int64 and ``counts`` ``[B, H]`` int64, how many leading entries are valid; the entries
@@ -64,14 +76,15 @@ def topk_select(
     Raises:
         ValueError: ``k`` is below 1 or below ``keep_first + keep_last``, or ``valid`` is not one number a row.
     """
-    check_request(scores, k, valid, keep_first, keep_last)
+    check_request(scores, k, valid, keep_first, keep_last, row_k)
     batch, heads, size = scores.shape
     width = min(k, size)
+    wanted = width if row_k is None else row_k.clamp(max=width)[:, None, None]
     place = torch.arange(size, device=scores.device)
     mask = before(valid, size)[:, None]
     kept = mask & ((place < keep_first) | (place >= valid[:, None, None] - keep_last))
     rivals = mask & ~kept
-    room = width - kept.sum(dim=-1, keepdim=True)
+    room = wanted - kept.sum(dim=-1, keepdim=True)
     ranked = torch.where(rivals, scores, float("-inf"))
     largest = ranked.topk(width, dim=-1).values
     last = largest.gather(-1, (room - 1).clamp(min=0).expand(batch, heads, 1))

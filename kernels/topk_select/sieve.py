@@ -18,6 +18,7 @@ from longdecode.kernels.topk_select.entries import (
     kept_borders,
     load_keys,
     store_count,
+    wanted_of,
     write_chosen,
 )
 from longdecode.kernels.topk_select.search import VECTOR, bisect, count_at_least, narrow, quarters
@@ -51,7 +52,7 @@ def group_max_kernel(
 
 @triton.jit
 def bound_kernel(
-    p_maxima, p_valid, p_bound, heads, size, width, keep_first, keep_last,
+    p_maxima, p_valid, p_row_k, p_bound, heads, size, width, keep_first, keep_last,
     GROUPS: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A key that at least as many group maxima reach as entries are wanted, and few more; grid ``(lists,)``.
@@ -63,7 +64,7 @@ def bound_kernel(
     i_list = tl.program_id(0).to(tl.int64)
     valid = tl.minimum(tl.load(p_valid + i_list // heads), size).to(tl.int32)
     first, last = kept_borders(valid, keep_first, keep_last)
-    need = width - first - (valid - last)
+    need = wanted_of(p_row_k, i_list // heads, width) - first - (valid - last)
     b_maxima = tl.load(p_maxima + i_list * GROUPS + tl.arange(0, GROUPS))
     b_tile = tl.reshape(b_maxima, [GROUPS // (THREADS * VECTOR), THREADS, VECTOR])
     high = tl.max(b_maxima).to(tl.int64) + 1
@@ -122,7 +123,7 @@ def sieved_keys(p_keys, o_place, total):
 
 @triton.jit
 def sieved_select_kernel(
-    p_valid, p_bound, p_passed, p_entries, p_keys, p_indices, p_counts, p_heads, index_batch, index_list,
+    p_valid, p_row_k, p_bound, p_passed, p_entries, p_keys, p_indices, p_counts, p_heads, index_batch, index_list,
     heads, size, width, chunks, keep_first, keep_last,
     BLOCK: tl.constexpr, TILE: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, WARP: tl.constexpr,
     PDL: tl.constexpr,
@@ -144,7 +145,8 @@ def sieved_select_kernel(
     for i_tile in range(0, chunks, THREADS):
         o_chunk = i_tile + tl.arange(0, THREADS)
         total += tl.sum(tl.load(p_passed + i_list * chunks + o_chunk, mask=o_chunk < chunks, other=0), 0)
-    need = tl.minimum(width, valid) - kept
+    count = tl.minimum(wanted_of(p_row_k, i_list // heads, width), valid)
+    need = count - kept
     low = tl.load(p_bound + i_list).to(tl.int64)
     high = low * 0 + KEPT_KEY
     # All that passed and compete reach the bound.
@@ -169,7 +171,6 @@ def sieved_select_kernel(
 
     exact = reached == need
     threshold = low.to(tl.int32)
-    count = tl.minimum(valid, width)
     above_before, tied_before = 0, 0
     p_indices = chosen_list(p_indices, p_heads, index_batch, index_list, i_list, heads)
     for i_tile in range(0, total, TILE):
@@ -237,7 +238,7 @@ def sieve_select(
     )
     threads = min(32 * num_warps, groups // VECTOR)
     bound_kernel[(lists,)](
-        maxima, valid, bound, heads, size, width, *kept,
+        maxima, valid, chosen.row_k, bound, heads, size, width, *kept,
         GROUPS=groups, THREADS=threads, VECTOR=VECTOR, WARP=warp_of(groups, threads), num_warps=num_warps,
         **overlap_settings(True, scores.device),
     )  # fmt: skip
@@ -250,7 +251,7 @@ def sieve_select(
     # Twice as many groups as wanted entries let some 1.4 times those pass.
     block = groups
     sieved_select_kernel[(lists,)](
-        valid, bound, passed, entries, keys, chosen.indices, chosen.counts, chosen.heads,
+        valid, chosen.row_k, bound, passed, entries, keys, chosen.indices, chosen.counts, chosen.heads,
         *chosen.indices.stride()[:2], heads, size, width, chunks, *kept,
         BLOCK=block, TILE=min(block, 8 * threads), THREADS=threads, VECTOR=VECTOR, WARP=warp_of(block, threads),
         num_warps=num_warps, **overlap_settings(True, scores.device),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import fmean
-
 from torch import Tensor
 
-from longdecode.methods.rule import Positions, Rule, best, tokens_of
+from longdecode.methods.page_rule import PageRule
+from longdecode.methods.rule import Positions, best, tokens_of
 
 
-class QuestRule(Rule):
+class QuestRule(PageRule):
     """Read the pages with the largest upper bound of ``q . k``, from the channel-wise extremes of their keys.
 
     ``kernel``: one list per KV head, the current page always in it. ``accuracy_script``: one list per query head, the
@@ -19,37 +17,12 @@ class QuestRule(Rule):
 
     def reads(self, layer: int, queries: Tensor, keys: Tensor) -> list[Positions]:
         """Return the tokens of the chosen pages; everything in the first layers."""
-        if layer < self.params.dense_layers:
-            return self.everything(keys)
+        if self.params.variant == "kernel" or layer < self.params.dense_layers:
+            return super().reads(layer, queries, keys)
         n, size = keys.shape[1], self.params.page_size
-        count = self.budget // size
+        count = self.budget_at(n) // size
         bounds = [self.page_scores(head, queries, keys) for head in range(self.config.num_heads)]
-        if self.params.variant == "accuracy_script":
-            return [tokens_of(best(scores, count), size, n) for scores in bounds]
-        joins: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "sum": sum, "mean": fmean}
-        join = joins[self.params.group_score]
-        lists: list[Positions] = []
-        for head in range(self.config.num_kv_heads):
-            scores = [join(column) for column in zip(*(bounds[i] for i in self.group(head)), strict=True)]
-            current = len(scores) - 1
-            lists.append(tokens_of([*best(scores[:-1], count - 1), current], size, n))
-        return lists
-
-    def page_scores(self, head: int, queries: Tensor, keys: Tensor) -> list[float]:
-        """Return ``sum_i max(q_i m_i, q_i M_i)`` of each page for one query head."""
-        q, own = queries[head], keys[head // self.config.group_size]
-        scores = []
-        for start in range(0, len(own), self.params.page_size):
-            page = own[start : start + self.params.page_size]
-            low, high = q * page.min(dim=0).values, q * page.max(dim=0).values
-            scores.append(float(low.maximum(high).sum()))
-        return scores
-
-    def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
-        """Return the bytes of two bounds per page, channel and KV head in the layers that choose."""
-        pages = -(-kv_length // self.params.page_size)
-        sparse = self.config.num_layers - min(self.config.num_layers, self.params.dense_layers)
-        return sparse * pages * 2 * self.config.num_kv_heads * self.config.head_dim * bytes_per_element
+        return [tokens_of(best(scores, count), size, n) for scores in bounds]
 
 
 RULE = QuestRule

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.self_draft import SelfDraft
 from longdecode.methods.budgeted import build_params
@@ -47,6 +47,11 @@ class Speculate(SpeculativeMethod):
         drafter = get_method(params.drafter).from_budget(budget_tokens, config, **params.drafter_params)
         if drafter.draft is not None:
             raise ConfigError(f"speculate: drafter = {params.drafter!r} drafts itself; an attention method is needed")
+        if drafter.window > 1:
+            raise UnsupportedCellError(
+                f"speculate: drafter = {params.drafter!r} writes over the last {drafter.window - 1} tokens' keys and "
+                "values, which are the verifier's"
+            )
         self._draft = SelfDraft(drafter, params.draft_tokens)
 
     @property

@@ -11,9 +11,11 @@ from compile_only import SHARED_LIMIT_BYTES, compile_only
 from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.page_minmax import gpu as minmax
+from longdecode.kernels.page_minmax.rebuild_gpu import rebuild_page_minmax_gpu
 from longdecode.kernels.page_score.gpu import page_score_gpu
 from longdecode.kernels.token_score.gpu import token_logits_gpu
 from longdecode.kernels.topk_select import gpu as topk
+from longdecode.kernels.window_correction.gpu import merge_window_gpu, unseen_pages_gpu
 
 VERBOSE = "-v" in sys.argv
 
@@ -27,6 +29,7 @@ def launch_topk() -> None:
     for size, k in ((63, 16), (8192, 256), (16_384, 1024), (32_768, 3277), (131_072, 4096), (524_288, 52_429)):
         valid = meta(1, dtype=torch.int64)
         topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1)
+        topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1, row_k=valid)
         lists, heads = meta(1, 8, k, dtype=torch.int64), meta(3, dtype=torch.int64)
         topk.topk_select_into_gpu(meta(1, 3, size), k, valid, lists, heads, keep_first=2, keep_last=5)
 
@@ -40,6 +43,12 @@ def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
     for group in (None, *GROUP_REDUCTIONS):
         page_score_gpu(q, bounds, lengths, group=group)
         token_logits_gpu(q, k, lengths, group=group)
+    rebuild_page_minmax_gpu(bounds, k, lengths, lengths, 2, 16)
+    merge_window_gpu(q.expand(-1, -1, 8, -1).contiguous(), meta(batch, heads, 8), q.expand(-1, -1, 7, -1).contiguous(),
+                     meta(batch, heads, 7))  # fmt: skip
+    indices = meta(batch, kv_heads, 256, dtype=torch.int64)
+    loaded = meta(batch, kv_heads, capacity // 16, dtype=torch.int32)
+    unseen_pages_gpu(loaded, indices, indices[..., 0], meta(batch, 8, dtype=torch.int64))
     page_score_gpu(q, PageBounds(bounds.minimum[:, :, :256], bounds.maximum[:, :, :256]), lengths, group="max")
 
 

@@ -125,6 +125,22 @@ def test_launches_agree(rng: torch.Generator) -> None:
             assert got[0].cpu().equal(want[0]) and got[1].cpu().equal(want[1])
 
 
+@pytest.mark.parametrize("launch", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("kind", ["normal", "ties"])
+def test_rows_that_want_numbers_of_their_own(
+    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, launch: TopkLaunch, kind: str
+) -> None:
+    scores, valid = some(rng, (5, 1), 700, kind, (40, 300, 650))
+    row_k = torch.tensor([2, 60, 31, 90, 7])  # 60 are more than the row has, 90 more than the lists hold
+    poison(monkeypatch)
+    got = topk_select_gpu(scores.to(DEVICE), 80, valid.to(DEVICE), keep_last=1, row_k=row_k.to(DEVICE), launch=launch)
+    plain = naive.topk_select(scores, 80, valid, keep_last=1, row_k=row_k)
+    assert got[0].cpu().equal(plain[0]) and got[1].cpu().equal(plain[1])
+    for b, (number, own) in enumerate(zip(valid.tolist(), row_k.tolist(), strict=True)):
+        want = by_sort(scores[b, 0], min(own, 80), number, 0, 1)
+        assert plain[1][b, 0].item() == len(want) and plain[0][b, 0].tolist() == want + [0] * (80 - len(want))
+
+
 def test_refuses_what_does_not_fit() -> None:
     scores, valid = torch.zeros(1, 1, 4), torch.tensor([4])
     for k, first, last in ((0, 0, 0), (3, 2, 2), (3, -1, 0)):

@@ -1,0 +1,109 @@
+"""Pages by the upper bound of their keys' scores: what the methods that select like Quest share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor
+
+from longdecode.engine.attention import Selection, Traffic
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.kv_cache import DenseCache, KVCache
+from longdecode.engine.token_block import BlockHeads
+from longdecode.kernels.page_minmax import PageBounds, build_page_minmax, rebuild_page_minmax
+from longdecode.kernels.page_score import page_score
+from longdecode.kernels.topk_select import topk_select
+from longdecode.methods.budgeted import BudgetedMethod
+
+
+@dataclass(slots=True)
+class Pages:
+    """The pages of a generation: bounds by sparse layer, pages in use and pages to read of each row.
+
+    ``used`` ``[B]`` int64. ``row_k`` ``[B]`` int64 where the budget grows, ``None`` where it is fixed. ``width`` pages
+    fit the longest list that the cache can come to.
+    """
+
+    bounds: dict[int, PageBounds]
+    used: Tensor
+    width: int
+    row_k: Tensor | None = None
+
+
+class PagedMethod(BudgetedMethod):
+    """Methods whose ``Params`` have ``page_size``, ``dense_layers`` and ``group_score``, and whose state has ``pages``.
+
+    The current page is always read, with the best others by ``sum_i max(q_i m_i, q_i M_i)``, one list per KV head.
+    """
+
+    @classmethod
+    def minimum_budget(cls, params: Any) -> tuple[int, str]:
+        """Return two pages: the current one and one that is chosen."""
+        return 2 * params.page_size, f"2 pages of {params.page_size}"
+
+    @abstractmethod
+    def pages_of(self, state: DecodeState) -> Pages:
+        """Return the pages among what the method keeps."""
+
+    def dense_layers(self) -> frozenset[int]:
+        """Return the first layers, as in Quest's paper."""
+        return frozenset(range(min(self.params.dense_layers, self.config.num_layers)))
+
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Return the layers that choose."""
+        return tuple(n for n in range(self.config.num_layers) if n not in self.dense_layers())
+
+    def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
+        """Return selected pages, of which the current one is part full, and the bounds of every page."""
+        read = self.listed_tokens(context_tokens)
+        return self.layered_traffic(context_tokens, read, self.bounds_bytes(context_tokens, bytes_per_element),
+                                    bytes_per_element)  # fmt: skip
+
+    def listed_tokens(self, context_tokens: int) -> int:
+        """Return the tokens of one list: whole pages and the current one."""
+        page = self.params.page_size
+        used, listed = -(-context_tokens // page), self.budget_at(context_tokens) // page
+        return context_tokens - max(0, used - listed) * page
+
+    def bounds_bytes(self, context_tokens: int, bytes_per_element: int) -> int:
+        """Return the bytes of every page's bounds in the sparse layers, which a step scores."""
+        pages = -(-context_tokens // self.params.page_size)
+        return len(self.sparse_layers()) * pages * self.token_bytes(bytes_per_element)
+
+    def make_pages(self, cache: KVCache) -> Pages:
+        """Compute the bounds of every page in each sparse layer."""
+        cache, page = cast(DenseCache, cache), self.params.page_size
+        bounds = {n: build_page_minmax(cache.keys(n), cache.lengths, page) for n in self.sparse_layers()}
+        return Pages(bounds, cache.lengths, self.budget_at(cache.capacity) // page)
+
+    def before_step(self, state: DecodeState) -> None:
+        """Count the pages in use, the current token's among them, and those that a growing budget reads."""
+        pages, size = self.pages_of(state), self.params.page_size
+        pages.used = -(-state.kv_lengths // size)
+        budgets = self.budgets_at(state.kv_lengths)
+        pages.row_k = None if budgets is None else budgets // size
+
+    def append(self, layer: int, heads: BlockHeads, state: DecodeState) -> Tensor:
+        """Store the tokens and widen their pages' bounds by the new keys."""
+        return state.cache.append(layer, heads, self.pages_of(state).bounds.get(layer), self.params.page_size)
+
+    def after_rewrite(self, state: DecodeState, starts: Tensor, width: int) -> None:
+        """Compute the bounds of the touched pages anew."""
+        for layer in self.pages_of(state).bounds:
+            self.rebuild_bounds(layer, state, state.dense.lengths, starts, width)
+
+    def rebuild_bounds(self, layer: int, state: DecodeState, lengths: Tensor, starts: Tensor, width: int) -> None:
+        """Compute the bounds of the pages that ``width`` slots from ``starts`` ``[B]`` on touch anew, in one layer."""
+        bounds, keys = self.pages_of(state).bounds[layer], state.dense.keys(layer)
+        rebuild_page_minmax(bounds, keys, lengths, starts, width, self.params.page_size)
+
+    def choose(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
+        """Return the top pages for the queries ``[B, Hq, 1, D]``; ``None`` in dense layers."""
+        pages = self.pages_of(state)
+        if layer not in pages.bounds:
+            return None
+        scores = page_score(q, pages.bounds[layer], pages.used, group=self.params.group_score)
+        indices, counts = topk_select(scores, pages.width, pages.used, keep_last=1, row_k=pages.row_k)
+        return Selection(indices, counts, block_size=self.params.page_size)
