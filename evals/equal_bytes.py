@@ -11,12 +11,15 @@ from pathlib import Path
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.config_reader import read_config
-from longdecode.engine.errors import UnsupportedCellError
-from longdecode.evals.budgets import Budget
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.model_config import ModelConfig
+from longdecode.evals.budgets import Budget, bytes_share
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.methods.registry import get_method
 
 BFLOAT16_BYTES = 2
+TOLERANCE = 0.05
+"""A native budget may read this share less than the bytes asked for; what it reads is in its records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,49 @@ def bracket(
     above = first(lambda tokens: (price(tokens) or 0) >= target_bytes)
     beyond = first(lambda tokens: (price(tokens) or 0) > target_bytes)
     return priced(beyond - 1), priced(above)
+
+
+class NativeBudgets:
+    """A method's budgets in tokens for shares of the bytes that Full reads in a step, by budget text and context.
+
+    Args:
+        build: makes the method for a budget in tokens.
+        config: shape of the model.
+        itemsize: bytes of a stored element.
+    """
+
+    def __init__(
+        self, build: Callable[[int | None], AttentionMethod], config: ModelConfig, itemsize: int = BFLOAT16_BYTES
+    ):
+        self.build = build
+        self.config = config
+        self.itemsize = itemsize
+        self._known: dict[tuple[str, int], int] = {}
+
+    def __getitem__(self, place: tuple[str, int]) -> int:
+        """Return the largest budget that reads no more than the share, within ``TOLERANCE`` of it.
+
+        Raises:
+            UnsupportedCellError: the method reads more at its smallest budget, or jumps over the share.
+        """
+        if place not in self._known:
+            self._known[place] = self._solved(*place)
+        return self._known[place]
+
+    def _solved(self, text: str, context: int) -> int:
+        share = bytes_share(text)
+        if share is None:
+            raise ConfigError(f"{text}: no budget in bytes")
+        full = context * self.config.kv_bytes_per_token(self.itemsize)
+        below, above = bracket(self.build, context, round(share * full), self.itemsize)
+        if below is not None and below.total_bytes >= (1 - TOLERANCE) * share * full:
+            return below.tokens
+        sides = [f"{100 * side.total_bytes / full:.1f} % at {side.tokens} tokens" for side in (below, above) if side]
+        least = "reads more at every budget: " if below is None else "jumps over it: "
+        raise UnsupportedCellError(
+            f"no budget reads {100 * share:g} % of Full's bytes at {context} tokens; the method "
+            f"{least}{' and '.join(sides) or 'none runs'}"
+        )
 
 
 def equal_budgets(

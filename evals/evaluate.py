@@ -20,6 +20,7 @@ from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.against_full import compared_prompt, full_run
 from longdecode.evals.cells import Cell
 from longdecode.evals.failures import free_memory, status_of
+from longdecode.evals.fairness import TuningGuard
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.journal import Journal
 from longdecode.evals.ledger import Ledger
@@ -33,7 +34,9 @@ from longdecode.evals.tasks.base import Sample, Task
 T = TypeVar("T")
 
 
-def evaluate_suite(config: RunConfig, model: str, suite: str, outputs: Mapping[str, Path]) -> None:
+def evaluate_suite(
+    config: RunConfig, model: str, suite: str, outputs: Mapping[str, Path], *, gated: bool = True
+) -> None:
     """Run every cell of some labels on one model and suite and write their records.
 
     A killed run resumes label by label: batches in a journal are kept, and so are the records of an earlier output
@@ -42,9 +45,10 @@ def evaluate_suite(config: RunConfig, model: str, suite: str, outputs: Mapping[s
 
     Args:
         outputs: the parquet file of each label; a journal's path follows from it (``journal_path``).
+        gated: ask for conformance first; tuning, whose scores stand in no table, does without.
 
     Raises:
-        ConfigError: the configuration has no such model, label or suite.
+        ConfigError: the configuration has no such model, label or suite, or a knob was tuned on a prompt of the suite.
         CheckpointError: the model cannot be loaded.
         JournalLockedError: another process runs one of the labels.
     """
@@ -60,7 +64,7 @@ def evaluate_suite(config: RunConfig, model: str, suite: str, outputs: Mapping[s
         job = QualityJob(config, model, suite, device)
         lines = []
         for label, output in outputs.items():
-            refusal = Gate(config, device, gate_folder(output)).refusal(label, model)
+            refusal = Gate(config, device, gate_folder(output)).refusal(label, model) if gated else None
             lines.append(_open(LabelJob(job, label), output, refusal, stack))
         _Evaluation(job, lines).all_cells()
         for line, output in zip(lines, outputs.values(), strict=True):
@@ -101,6 +105,7 @@ class _Evaluation:
     def __init__(self, job: QualityJob, lines: Sequence[_Line]):
         self.job = job
         self.lines = lines
+        self.guard = TuningGuard(job.config, job.model, job.model_hash)
         self.open_at_first = sum(len(line.ledger.open(line.ledger.cells)) for line in lines)
         self.started = time.monotonic()
         self.finished = 0
@@ -128,6 +133,7 @@ class _Evaluation:
             samples = self.job.samples(task, context)
         except Exception as error:
             failure = error
+        self.guard.check(task.name, context, samples)
         origins = {line.label.label: line.label.provenance(task, samples) for line, _ in found}
         todo = [_Todo(line, cell, origins[line.label.label]) for line, cell in found]
         for item in todo:
@@ -155,7 +161,7 @@ class _Evaluation:
         generator, requests = prepared
         built: list[tuple[_Todo, AttentionMethod]] = []
         for item in wanting:
-            build = partial(item.line.label.method, item.cell.budget.tokens(context))
+            build = partial(item.line.label.method_at, item.cell)
             if (method := self._attempt(task, [item], build)) is not None:
                 built.append((item, method))
         prompt: Prompt | None = None

@@ -15,7 +15,8 @@ PACKAGE = "longdecode"
 BOOKKEEPING = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        "engine.plugins", "evals.config_values", "evals.hashing", "evals.identification_spec", "evals.journal",
+        "engine.plugins", "evals.common_window", "evals.config_values", "evals.fairness", "evals.tuning_spec",
+        "evals.hashing", "evals.identification_spec", "evals.journal",
         "evals.ledger", "evals.migrations", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
         "evals.storage", "evals.tasks.registry", "evals.throughput.spec", "methods.card", "methods.conformance",
         "methods.conformance_bench", "methods.conformance_rules", "methods.registry", "methods.rule",

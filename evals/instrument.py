@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from longdecode.engine.errors import GateError
+from longdecode.evals.budgets import token_share
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import InstrumentSpec, RunConfig
 from longdecode.evals.storage import read_folder, replacing
@@ -178,7 +179,7 @@ def _check(name: str, requires: str, holds: bool, **numbers: Any) -> Check:
 
 def _fraction(record: Record) -> float | None:
     """The budget as a fraction of the context, where the configuration gave it as one."""
-    return None if record.budget == "full" or record.budget.isdigit() else float(record.budget)
+    return token_share(record.budget)
 
 
 def _budgets(records: Iterable[Record]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,14 @@ def retyped(value: Any) -> Any:
     return yaml.safe_load(value) if isinstance(value, str) else value
 
 
-def checked(values: Any, files: Iterable[str | Path], keys: Iterable[str], *, check_params: bool = True) -> RunConfig:
+def checked(
+    values: Any,
+    files: Iterable[str | Path],
+    keys: Iterable[str],
+    *,
+    check_params: bool = True,
+    check_fairness: bool = True,
+) -> RunConfig:
     """Check the configuration of a workflow.
 
     Args:
@@ -52,6 +59,7 @@ def checked(values: Any, files: Iterable[str | Path], keys: Iterable[str], *, ch
         files: the configuration files, as errors name them.
         keys: keys that the command line gave.
         check_params: see ``build_run_config``; a job's own process takes for granted what the first one has checked.
+        check_fairness: likewise; tuning itself does without.
 
     Raises:
         SystemExit: a value is wrong; its message is all that the user sees.
@@ -59,7 +67,7 @@ def checked(values: Any, files: Iterable[str | Path], keys: Iterable[str], *, ch
     given = ", ".join(key for key in keys if key != "profile")
     source = ", ".join(os.path.relpath(path) for path in files) + (f" with --config {given}" if given else "")
     try:
-        return build_run_config(values, source, check_params=check_params)
+        return build_run_config(values, source, check_params=check_params, check_fairness=check_fairness)
     except ConfigError as error:
         raise SystemExit(f"ConfigError: {error}") from None
 
@@ -98,6 +106,10 @@ class Plan:
             f"{self.results}/identification/{spec.model}/{name}/roles.json"
             for name, spec in run.identification.runs.items()
         ]
+        self.tuning_files = [f"{self.results}/tuning/{model}.json" for model in run.models]
+        self.tuned_on = sorted(
+            {path for m, path in run.tuning.records.items() if m in run.models} if run.tuning else ()
+        )
         self.overlap = [f"{self.results}/overlap.csv"] if run.identification.overlap else []
 
     def require_gpu_limit(self, resources: Iterable[str]) -> None:
@@ -176,6 +188,12 @@ class Plan:
             return speed_code_hash("kernels", ())
         named = {self.run.methods[label].method for label in self.timed_labels(job) if label in self.run.methods}
         return speed_code_hash("decode", {"full", *named})
+
+    def tuning_settings(self, model: str) -> str:
+        """Return all settings that a model's tuning record depends on, and no others."""
+        labels = {spec.method: [label, spec.own_params(model)] for label, spec in self.run.methods.items()}
+        spec = asdict(replace(self.run.tuning, records={})) if self.run.tuning else None
+        return self._settings(model=asdict(self.run.models[model]), methods=labels, tuning=spec)
 
     def role_settings(self, name: str) -> str:
         """Return all settings that a run's roles depend on, and no others."""

@@ -20,6 +20,7 @@ from longdecode.engine.generation import Completion, Generator, Request, Samplin
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.cells import Cell
+from longdecode.evals.equal_bytes import NativeBudgets
 from longdecode.evals.hashing import file_hashes, hash_texts, quality_code_hash
 from longdecode.evals.records import Provenance, Record, Status
 from longdecode.evals.run_config import RunConfig
@@ -186,6 +187,24 @@ class LabelJob:
         method = get_method(self.spec.method)
         return method.from_budget(budget_tokens, self.job.model_config, **self.params)
 
+    def method_at(self, cell: Cell) -> AttentionMethod:
+        """Build the method of a cell.
+
+        Raises:
+            UnsupportedCellError: the method cannot honour the budget, or no budget of its reads the bytes asked for.
+        """
+        return self.method(self.budget_tokens(cell))
+
+    def budget_tokens(self, cell: Cell) -> int | None:
+        """Return a cell's budget in tokens; of a budget in bytes, the method's native one."""
+        if not cell.budget.of_bytes:
+            return cell.budget.tokens(cell.context)
+        return self._native[cell.budget.text, cell.context]
+
+    @functools.cached_property
+    def _native(self) -> NativeBudgets:
+        return NativeBudgets(self.method, self.job.model_config, self.job.dtype.itemsize)
+
     def provenance(self, task: Task, samples: Sequence[Sample]) -> Provenance:
         """Collect the provenance of one group of cells."""
         texts = [text for sample in samples for text in (sample.prompt, sample.forced, repr(sample.meta))]
@@ -257,9 +276,12 @@ class LabelJob:
 
     def closed(self, task: Task, cell: Cell, status: Status, reason: str, origin: Provenance) -> Record:
         """Make the one record of a cell that could not run."""
-        return self._record(task, cell, origin, sample_index=-1, status=status, reason=reason)
+        try:
+            return self._record(task, cell, origin, sample_index=-1, status=status, reason=reason)
+        except UnsupportedCellError:  # no native budget reads the bytes asked for
+            return self._record(task, cell, origin, None, sample_index=-1, status=status, reason=reason)
 
-    def _record(self, task: Task, cell: Cell, origin: Provenance, **values: Any) -> Record:
+    def _record(self, task: Task, cell: Cell, origin: Provenance, *tokens: int | None, **values: Any) -> Record:
         return Record(
             profile=self.job.config.profile,
             model=self.job.model,
@@ -274,7 +296,7 @@ class LabelJob:
             higher_is_better=task.higher_is_better,
             data_source=task.data_source,
             budget=cell.budget.text,
-            budget_tokens=cell.budget.tokens(cell.context),
+            budget_tokens=tokens[0] if tokens else self.budget_tokens(cell),
             context=cell.context,
             batch=self.job.spec.batch,
             seed=self.job.config.seed,

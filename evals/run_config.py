@@ -15,11 +15,14 @@ from pydantic.json_schema import SkipJsonSchema
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
+from longdecode.evals.common_window import CommonWindow, with_common_windows
+from longdecode.evals.fairness import require_fair, with_tuned_values
 from longdecode.evals.identification_spec import IdentificationSpec
 from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.registry import data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
+from longdecode.evals.tuning_spec import TUNING_SUITE, TuningSpec
 from longdecode.methods.card import Card
 from longdecode.methods.registry import get_method, load_card, method_names
 
@@ -52,7 +55,8 @@ class MethodSpec:
 
     ``suites`` and ``budgets`` restrict a label to a part of the run, as ablations want it; ``None`` runs it everywhere,
     no suite leaves it to the throughput tests alone. ``by_model`` lays parameters of single models over the others:
-    head roles, say, are a model's own.
+    head roles, say, are a model's own. ``tuned`` holds, by model, the values of the run's tuning records, which the
+    label's own parameters override.
     """
 
     method: Annotated[typed.Text, typed.known("method", method_names)] = ""
@@ -60,6 +64,7 @@ class MethodSpec:
     suites: Annotated[tuple[str, ...], typed.Distinct] | None = None
     budgets: Budgets | None = None
     by_model: Annotated[Mapping[str, Mapping[str, Any]], typed.OrNull()] = field(default_factory=dict)
+    tuned: SkipJsonSchema[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
     @cached_property
     def card(self) -> Card:
@@ -71,9 +76,18 @@ class MethodSpec:
         """False for a method that reads everything: it runs once a context, not once a budget."""
         return self.card.limits.min_budget_tokens is not None
 
-    def params_of(self, model: str) -> dict[str, Any]:
-        """Return the parameters on one model."""
+    @property
+    def is_ablation(self) -> bool:
+        """True for a label that runs on a part of the run only, to learn about its method."""
+        return bool(self.suites or self.budgets)
+
+    def own_params(self, model: str) -> dict[str, Any]:
+        """Return the parameters that the configuration gives on one model."""
         return {**self.params, **self.by_model.get(model, {})}
+
+    def params_of(self, model: str) -> dict[str, Any]:
+        """Return the parameters on one model: the configuration's over the tuned ones."""
+        return {**self.tuned.get(model, {}), **self.own_params(model)}
 
     def portable(self, model: str) -> dict[str, Any]:
         """Return the parameters on one model that mean the same on every model, which the gate checks."""
@@ -143,6 +157,9 @@ class RunConfig:
     ] = field(default_factory=dict)
     throughput: ThroughputSpec | None = None
     identification: Annotated[IdentificationSpec, typed.OrNull()] = field(default_factory=IdentificationSpec)
+    tuning: TuningSpec | None = None
+    common_window: CommonWindow | None = None
+    allow_untuned: typed.Flag = False
     source: SkipJsonSchema[str] = ""
 
     def budgets_of(self, label: str) -> tuple[Budget, ...]:
@@ -184,7 +201,12 @@ class RunConfig:
             raise typed.wrong(
                 unknown_name("key", "source", (item.name for item in fields(cls) if item.name != "source"))
             )
-        filled = dict(values)
+        methods = values.get("methods")
+        for label, entry in methods.items() if isinstance(methods, Mapping) else ():
+            if isinstance(entry, Mapping) and "tuned" in entry:
+                raise typed.wrong("is written by tuning.records alone", f"methods.{label}.tuned")
+        filled = with_common_windows(values)
+        values = filled
         if isinstance(methods := values.get("methods"), Mapping):
             filled["methods"] = {label: _over({"method": label}, entry) for label, entry in methods.items()}
         if isinstance(suites := values.get("suites"), Mapping):
@@ -214,6 +236,15 @@ class RunConfig:
         if self.throughput is not None:
             self.throughput.check_names((*self.methods, *CEILING_METHODS))
         self.identification.check_names(self.models)
+        if self.common_window is not None:
+            wanted = self.common_window.suites or ()
+            typed.require_known("suite of this run", wanted, self.suites, "common_window.suites")
+        if TUNING_SUITE in self.suites:
+            raise typed.wrong(
+                "holds the prompts that knobs are tuned on; its scores stand in no table", "suites.tuning"
+            )
+        if self.tuning is not None:
+            typed.require_known("model", self.tuning.records, self.models, "tuning.records")
         return self
 
 
@@ -238,17 +269,21 @@ def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None
     return build_run_config(_merge(values, overrides) if overrides else values, str(source))
 
 
-def build_run_config(values: Any, source: str, *, check_params: bool = True) -> RunConfig:
+def build_run_config(values: Any, source: str, *, check_params: bool = True, check_fairness: bool = False) -> RunConfig:
     """Check a configuration that is already in memory; ``source`` names it in errors.
 
     Args:
         check_params: check the methods' parameters against their modules, which imports torch: seconds that a process
             of a run whose configuration was checked before can do without.
+        check_fairness: also refuse a run that compares tuned methods with untuned ones, as a workflow does.
 
     Raises:
         ConfigError: as for ``load_run_config``.
     """
-    return replace(typed.read(RunConfig, values, source, {"check_params": check_params}), source=source)
+    run = replace(typed.read(RunConfig, values, source, {"check_params": check_params}), source=source)
+    if check_fairness:
+        require_fair(with_tuned_values(run))
+    return with_tuned_values(run)
 
 
 def schema_text() -> str:

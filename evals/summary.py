@@ -15,6 +15,7 @@ import pandas as pd
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals import curves, stats
+from longdecode.evals.budgets import bytes_share
 from longdecode.evals.records import Record
 from longdecode.evals.storage import read_records, write_table
 
@@ -128,7 +129,7 @@ def _sample(record: Record) -> tuple[int, int]:
 
 def _table_order(cell: Cell) -> tuple[Any, ...]:
     try:
-        size = float(cell.budget)
+        size = bytes_share(cell.budget) or float(cell.budget)
     except ValueError:
         size = -1.0
     return cell.model, cell.suite, cell.task, cell.context, cell.batch, size, cell.label

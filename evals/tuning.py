@@ -1,102 +1,152 @@
-"""Tune a knob that belongs to one model, on prompts that no table uses: ``python -m longdecode.evals.tuning``."""
+"""Tune what belongs to one model, alike for every method, on prompts that no table uses; see ``snakemake tune``."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import pandas as pd
-import yaml
-
+from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import ConfigError
+from longdecode.evals import provenance
+from longdecode.evals.budgets import Budget
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import build_run_config
-from longdecode.evals.storage import read_records, write_table
-from longdecode.evals.summary import Spread, summarise
+from longdecode.evals.run_config import MethodSpec, RunConfig, SuiteSpec
+from longdecode.evals.storage import read_records
+from longdecode.evals.tasks.registry import suite_tasks
+from longdecode.evals.tuning_spec import TUNING_SUITE, Trial, Tuned, TuningRecord, TuningSpec, write_tuning
+from longdecode.methods.card import Card
 
-SEED = 1
-CONTEXT = 1024
-TASK = ("mini_longgen", "mini_longgen_15")
-COLUMNS = ("method", "model", "knob", "setting", "task", "context", "seed", "budget", "n", "value", "low", "high")
+FULL = "full"
 
 
-def tuning_config(
-    values: Mapping[str, Any], label: str, model: str, knob: str, settings: Sequence[Any]
-) -> dict[str, Any]:
-    """Return the configuration of a sweep: one label a setting, on a seed and a length that the run does not score.
+def choices_of(card: Card, num_layers: int) -> dict[str, list[Any]]:
+    """Return the values that are tried for each tuned knob of a method, knobs in the card's order."""
+    return {
+        knob.name: list(range(knob.first_layer, num_layers)) if knob.first_layer is not None else list(knob.settings)
+        for knob in card.tuned_knobs
+    }
 
-    Args:
-        values: the run's configuration.
-        label: the label whose knob is swept; its other parameters stay.
-        model: the model it is swept on.
-        knob: the parameter's name.
-        settings: the values tried.
+
+def tuned_labels(config: RunConfig) -> dict[str, str]:
+    """Return the methods that have knobs to tune, each with the first label of the run that is compared with others."""
+    found: dict[str, str] = {}
+    for label, spec in config.methods.items():
+        if spec.card.tuned_knobs and not spec.is_ablation:
+            found.setdefault(spec.method, label)
+    return found
+
+
+def sweep(config: RunConfig, model: str, methods: Mapping[str, MethodSpec]) -> dict[str, list[Record]]:
+    """Score labels on the tuning prompts of a model and return each one's records.
+
+    Conformance is not asked for here: it is the gate of what is scored and timed.
+    """
+    spec = _spec(config)
+    tasks = spec.tasks or suite_tasks(TUNING_SUITE)
+    run = replace(
+        config,
+        profile=TUNING_SUITE,
+        methods=dict(methods),
+        budgets=(Budget(spec.budget),),
+        seed=spec.seed,
+        suites={TUNING_SUITE: SuiteSpec(spec.contexts, spec.samples, spec.samples, tuple(tasks))},
+        tuning=None,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = {label: Path(folder) / f"{label}.parquet" for label in methods}
+        evaluate_suite(run, model, TUNING_SUITE, outputs, gated=False)
+        return {label: read_records(path, Record) for label, path in outputs.items()}
+
+
+def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
+    """Tune every method of a run on one model and write the record.
 
     Raises:
-        ConfigError: the configuration has no such label or model, or scores the tuning prompts itself.
+        ConfigError: Full solves none of the tuning tasks, so that a score would choose nothing.
     """
-    if label not in values["methods"] or model not in values["models"]:
-        raise ConfigError(f"tuning needs a label and a model of the configuration, not {label!r} and {model!r}")
-    scored = {int(context) for suite in values["suites"].values() for context in suite["contexts"]}
-    if CONTEXT in scored and values.get("seed", 0) == SEED:
-        raise ConfigError(f"the configuration scores {CONTEXT} tokens at seed {SEED}, so tuning there would leak")
-    spec = dict(values["methods"][label] or {})
-    method = spec.get("method", label)
-    params = {**spec.get("params", {}), **spec.get("by_model", {}).get(model, {})}
-    suite, task = TASK
-    kept = {name: values[name] for name in ("device", "dtype", "confidence", "bootstrap_resamples") if name in values}
-    return kept | {
-        "profile": "tuning",
-        "seed": SEED,
-        "models": {model: values["models"][model]},
-        "methods": {f"{label}_{value}": {"method": method, "params": params | {knob: value}} for value in settings},
-        "budgets": [0.1],
-        "suites": {suite: {"contexts": [CONTEXT], "samples": 32, "batch": 32, "tasks": [task]}},
-    }  # fmt: skip
+    from longdecode.engine.config_reader import read_config, resolve_checkpoint
+
+    spec = _spec(config)
+    folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
+    layers = read_config(folder).num_layers
+    full = sweep(config, model, {FULL: MethodSpec(FULL)})[FULL]
+    solved = _by_task(full)
+    kept = {task for task, score in solved.items() if score >= spec.full_min}
+    if not kept:
+        raise ConfigError(
+            f"tuning on {model}: Full scores {solved or 'nothing'}, under tuning.full_min = {spec.full_min} on every "
+            "task; name tasks or contexts that the model can do"
+        )
+    found: dict[str, Tuned] = {}
+    for method, label in tuned_labels(config).items():
+        began = time.monotonic()
+        found[method] = _tuned(config, model, config.methods[label], layers, kept, began)
+        print(f"{method}: {found[method].chosen} after {found[method].seconds:.0f} s", flush=True)
+    record = TuningRecord(
+        model=model,
+        model_hash=provenance.checkpoint_hash(folder),
+        revision=provenance.revision() + ("+dirty" if provenance.is_dirty() else ""),
+        device=device_name(resolve_device(config.device)),
+        seed=spec.seed,
+        budget=spec.budget,
+        contexts=spec.contexts,
+        samples=spec.samples,
+        settings=spec.settings,
+        full=solved,
+        left_out=tuple(sorted({r.task for r in full} - kept)),
+        methods=found,
+        prompts=tuple(sorted({r.prompt_sha256 for r in full if r.prompt_sha256})),
+    )
+    write_tuning(output, record)
+    return record
 
 
-def sweep(values: Mapping[str, Any], label: str, model: str, knob: str, settings: Sequence[Any]) -> pd.DataFrame:
-    """Score every setting and return one row each, in the order given."""
-    config = build_run_config(tuning_config(values, label, model, knob, settings), "tuning")
-    suite, task = TASK
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = {name: Path(folder) / f"{name}.parquet" for name in config.methods}
-        evaluate_suite(config, model, suite, outputs)
-        for setting, output in zip(settings, outputs.values(), strict=True):
-            table = summarise(read_records(output, Record), Spread(config.confidence, config.bootstrap_resamples, SEED))
-            found = table[table["task"] == task].iloc[0]
-            place = (label, model, knob, setting, task, CONTEXT, SEED)
-            rows.append((*place, *(found[column] for column in COLUMNS[len(place) :])))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: set[str], began: float) -> Tuned:
+    """Sweep one knob after the other, the others at their best so far; a tie keeps the earlier value."""
+    fixed, most = spec.own_params(model), _spec(config).settings
+    choices = choices_of(spec.card, layers)
+    best = {knob.name: fixed.get(knob.name, knob.default) for knob in spec.card.tuned_knobs}
+    trials: list[Trial] = []
+    for name, values in choices.items():
+        known = [trial.setting for trial in trials]
+        asked = [best | {name: value} for value in values]
+        tried = [setting for setting in asked if setting not in known][: most - len(trials)]
+        labels = {
+            f"s{place}": replace(spec, params={**fixed, **setting}, by_model={}, suites=None, budgets=None, tuned={})
+            for place, setting in enumerate(tried)
+        }
+        records = sweep(config, model, labels) if labels else {}
+        trials += [_trial(setting, records[label], kept) for setting, label in zip(tried, labels, strict=True)]
+        ran = [trial for trial in trials if trial.value is not None]
+        if not ran:
+            raise ConfigError(f"tuning {spec.method} on {model}: no setting ran; the first says {trials[0].status!r}")
+        best = max(ran, key=lambda trial: trial.value or 0.0).setting
+    unswept = {name: value for name, value in fixed.items() if name not in choices}
+    seconds = round(time.monotonic() - began, 1)
+    return Tuned(fixed=unswept, chosen=best, trials=tuple(trials), seconds=seconds)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Sweep one knob and put its rows into the table, in place of older rows of the same knob."""
-    parser = argparse.ArgumentParser(prog="tuning", description=__doc__)
-    parser.add_argument("--config", type=Path, default=Path("config/h200.yaml"))
-    parser.add_argument("--label", required=True)
-    parser.add_argument("--model", default="miniature")
-    parser.add_argument("--knob", required=True)
-    parser.add_argument("--settings", type=yaml.safe_load, nargs="+", required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--output", type=Path, default=Path("results/h200/tuning.csv"))
-    asked = parser.parse_args(arguments)
-    values = yaml.safe_load(asked.config.read_text(encoding="utf-8")) | {"device": asked.device}
-    table = sweep(values, asked.label, asked.model, asked.knob, asked.settings)
-    if asked.output.exists():
-        older = pd.read_csv(asked.output, dtype={"budget": str})
-        same = (older["method"] == asked.label) & (older["model"] == asked.model) & (older["knob"] == asked.knob)
-        table = pd.concat([older[~same], table])
-    write_table(asked.output, table)
-    print(table.to_string(index=False))
-    return 0
+def _trial(setting: dict[str, Any], records: Sequence[Record], kept: set[str]) -> Trial:
+    scores = _by_task(records)
+    if missing := kept - scores.keys():
+        reasons = [f"{r.status}: {r.reason}" for r in records if r.task in missing and r.reason]
+        return Trial(setting=setting, value=None, by_task=scores, status=reasons[0] if reasons else "no score")
+    return Trial(setting=setting, value=fmean(scores[task] for task in sorted(kept)), by_task=scores)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _by_task(records: Sequence[Record]) -> dict[str, float]:
+    scores: dict[str, list[float]] = {}
+    for record in records:
+        if record.score is not None:
+            scores.setdefault(record.task, []).append(record.score)
+    return {task: round(fmean(found), 6) for task, found in sorted(scores.items())}
+
+
+def _spec(config: RunConfig) -> TuningSpec:
+    return config.tuning or TuningSpec()

@@ -38,8 +38,11 @@ class Code(_Strict):
 class Knob(_Strict):
     """Describe one field of the method's ``Params``.
 
-    With ``file``, a value that ends in ``.json`` names a file it reads. A ``per_model`` value makes sense on one model
-    only (a layer, a map of its heads). The conformance suite has a model of its own and leaves it out.
+    With ``file``, a value that ends in ``.json`` names a file it reads. The best value of a ``per_model`` knob depends
+    on the model, so it is tuned or learned on each. Such a value means nothing on another model (a layer, a map of
+    heads), and the conformance suite, which has a model of its own, leaves it out; unless it is ``portable``.
+    ``settings``, or the layers from ``first_layer`` on, are the values that tuning tries; a knob with neither is
+    learned or set. ``window`` marks tokens that a list always holds, which a run with equal windows sets alike for all.
     """
 
     name: str
@@ -47,6 +50,21 @@ class Knob(_Strict):
     meaning: str
     file: bool = False
     per_model: bool = False
+    portable: bool = False
+    settings: tuple[Any, ...] = ()
+    first_layer: int | None = Field(default=None, ge=0)
+    window: Literal["sinks", "recent"] | None = None
+
+    @property
+    def is_tuned(self) -> bool:
+        """True for a knob whose value the tuning protocol chooses."""
+        return bool(self.settings) or self.first_layer is not None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Knob:
+        if not self.per_model and (self.portable or self.is_tuned):
+            raise ValueError(f"{self.name}: portable, settings and first_layer belong to per_model knobs")
+        return self
 
 
 class Limits(_Strict):
@@ -140,8 +158,13 @@ class Card(_Strict):
 
     def portable(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters that mean the same on every model."""
-        bound = {knob.name for knob in self.knobs if knob.per_model or knob.file}
+        bound = {knob.name for knob in self.knobs if (knob.per_model and not knob.portable) or knob.file}
         return {name: value for name, value in params.items() if name not in bound}
+
+    @property
+    def tuned_knobs(self) -> tuple[Knob, ...]:
+        """The knobs whose values are tuned on each model."""
+        return tuple(knob for knob in self.knobs if knob.is_tuned)
 
     def variant_params(self, key: str) -> dict[str, Any]:
         """Return the overrides of ``Params`` that a variant ``knob=value`` stands for."""

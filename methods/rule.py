@@ -141,6 +141,29 @@ def best(scores: Sequence[float], k: int, among: Iterable[int] | None = None) ->
     return sorted(sorted(places, key=lambda place: (-scores[place], place))[: max(0, k)])
 
 
+def best_beside_window(scores: Sequence[float], width: int, sinks: int, recent: int, current: bool) -> list[int]:
+    """Return ``width`` entries: the first, the latest and, with ``current``, the last one; then the best of the others.
+
+    Where the window would fill more than half of the list, sinks and latest entries shrink in proportion to that half.
+
+    Args:
+        scores: of every entry.
+        width: entries taken.
+        sinks: first entries wanted.
+        recent: latest entries wanted, the current one aside.
+        current: the last entry is taken in any case.
+    """
+    least = int(current)
+    first, last, half = sinks, recent + least, max(width // 2, least)
+    if first + last > half:
+        first = min(math.floor(half * first / (first + last) + 0.5), half - least)
+        last = half - first
+    held = [place for place in range(len(scores)) if place < first or place >= len(scores) - last]
+    return sorted(
+        [*held, *best(scores, width - len(held), [place for place in range(len(scores)) if place not in held])]
+    )
+
+
 def mean_of(rows: Sequence[Sequence[float]]) -> list[float]:
     """Return the mean of several lists, place by place."""
     return [sum(column) / len(rows) for column in zip(*rows, strict=True)]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 from matplotlib.axes import Axes
 
+from longdecode.evals.budgets import bytes_share
 from longdecode.reporting import drawing
 from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
 from longdecode.reporting.identity import FAINT, Look
@@ -117,7 +118,7 @@ def with_traffic(rows: pd.DataFrame) -> pd.DataFrame:
 def _budget_panel(
     results: Results, looks: dict[str, Look], topic: Topic, context: int, heading: str = "", front: str | None = None
 ) -> Callable[[Axes], None]:
-    rows = results.rows_of(topic, context)
+    rows = _swept(results.rows_of(topic, context))
     factor = scale(topic.unit)
     limits = None if is_fraction(topic.unit) else drawing.limits_of(results.rows_of(topic))
 
@@ -160,6 +161,11 @@ def _bytes_panel(looks: dict[str, Look], rows: pd.DataFrame, topic: Topic, conte
     return draw
 
 
+def _swept(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows at budgets in tokens, which make a line; those at equal bytes stand in tables."""
+    return rows[rows["budget"].map(bytes_share).isna()]
+
+
 def _heading(topic: Topic, context: int) -> str:
     return f"{topic.name}, {short_tokens(context)}"
 
@@ -179,7 +185,7 @@ def _holes(rows: pd.DataFrame) -> tuple[str, str] | None:
 
 def _reading(results: Results, topic: Topic, context: int) -> str:
     """A panel in words: Full's score and each method's at its largest budget."""
-    rows = results.rows_of(topic, context)
+    rows = _swept(results.rows_of(topic, context))
     rows = rows[rows["status"] == "ok"].sort_values("share")
     unit, factor = unit_label(topic.unit), scale(topic.unit)
     last = [

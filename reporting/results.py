@@ -12,6 +12,8 @@ import pandas as pd
 import yaml
 
 from longdecode.engine.errors import LongDecodeError
+from longdecode.evals.budgets import token_share
+from longdecode.evals.common_window import with_common_windows
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.storage import read_folder, read_records
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
@@ -196,7 +198,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         RecordSchemaError: a record file cannot be read by this code.
     """
     text = config_path.read_text(encoding="utf-8")
-    config = yaml.safe_load(text) or {}
+    config = with_common_windows(yaml.safe_load(text) or {})
     summary_path = results_dir / "summary.csv"
     speed = load_speed(results_dir, list(config.get("methods") or {}))
     if speed is None and not summary_path.exists():
@@ -242,7 +244,8 @@ def _budgets(summary: pd.DataFrame) -> Iterable[tuple[str, float, int]]:
 
 def _share(text: str, measured: float) -> float:
     """The budget as configured where that is a fraction: its tokens are rounded up."""
-    return 1.0 if text == "full" else measured if text.isdigit() else float(text)
+    share = token_share(text)
+    return 1.0 if text == "full" else measured if share is None else share
 
 
 def _curves(path: Path) -> pd.DataFrame:

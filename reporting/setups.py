@@ -13,6 +13,7 @@ import pandas as pd
 
 from longdecode.engine.config_reader import parse_config, read_config
 from longdecode.engine.errors import LongDecodeError
+from longdecode.evals.budgets import token_share
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 from longdecode.methods.registry import get_method, load_card, method_names
 from longdecode.reporting.results import Results
@@ -75,7 +76,7 @@ def setups(results: Results, table: pd.DataFrame, kind: str) -> list[tuple[pd.Se
     found = []
     for _, row in table[(table["budget"] != "full") & table["budget_tokens"].notna()].iterrows():
         tokens, text = int(row["budget_tokens"]), str(row["budget"])
-        share = tokens / float(row["context"]) if text.isdigit() else float(text)
+        share = token_share(text) or tokens / float(row["context"])
         path = str((known.get(row["model"]) or {}).get("path", ""))
         setup = _setup(row[kind], row["params"], row["model"], path, tokens, share)
         if setup is not None:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pandas as pd
 
+from longdecode.evals.budgets import bytes_share
 from longdecode.reporting.flips import Flips
 from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
@@ -112,6 +113,7 @@ def margin(unit: str) -> str:
 def _tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:
     """Rows of a method at one context that have a number, with their levels."""
     ran = rows[(rows["method"] == label) & (rows["context"] == context) & (rows["status"] == "ok")]
+    ran = ran[ran["budget"].map(bytes_share).isna()]
     sign = 1.0 if topic.higher_is_better else -1.0
     worst = ran["diff_low"] if topic.higher_is_better else -ran["diff_high"]
     levels = [

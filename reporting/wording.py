@@ -6,6 +6,8 @@ import math
 import re
 from typing import Any
 
+from longdecode.evals.budgets import bytes_share
+
 NARROW = "\u202f"
 MINUS = "\u2212"
 DASH = "–"
@@ -100,6 +102,8 @@ def budget(text: str) -> str:
     """A budget as the configuration wrote it, for people: ``10 %``, ``1,024 tokens``, ``all``."""
     if text == "full":
         return "all"
+    if (share := bytes_share(text)) is not None:
+        return f"{percent(share)}{NARROW}% of bytes"
     return f"{int(text):,} tokens" if text.isdigit() else f"{percent(float(text))}{NARROW}%"
 
 
@@ -137,8 +141,10 @@ def listing(names: list[str]) -> str:
 
 
 def budget_order(text: str) -> tuple[int, float]:
-    """Key that sorts budgets: counts of tokens, then shares of the context, then everything."""
-    return (2, 0.0) if text == "full" else (0, float(text)) if text.isdigit() else (1, float(text))
+    """Key that sorts budgets: counts of tokens, shares of the context, shares of Full's bytes, everything."""
+    if (share := bytes_share(text)) is not None:
+        return 2, share
+    return (3, 0.0) if text == "full" else (0, float(text)) if text.isdigit() else (1, float(text))
 
 
 def significant(value: Any, digits: int = 3) -> str:

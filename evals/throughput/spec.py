@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from longdecode.evals import config_values as typed
-from longdecode.evals.budgets import Budget, Budgets
+from longdecode.evals.budgets import Budget, TokenBudgets
 from longdecode.evals.throughput.shapes import RAW_SHAPES, shape_names
 
 OPS = (
@@ -43,7 +43,7 @@ class HybridSpec:
 
     contexts: typed.Contexts
     batches: typed.Sizes
-    budgets: Budgets
+    budgets: TokenBudgets
     full_heads: Annotated[tuple[typed.Whole, ...], typed.Distinct, typed.OrNull(lambda: FULL_HEADS)] = FULL_HEADS
     lengths: Annotated[tuple[Literal["full", "random"], ...], typed.Distinct, typed.OrNull(lambda: ("full",))] = (
         "full",
@@ -74,7 +74,7 @@ class KernelSpec:
     shape: Annotated[typed.Text, typed.known("shape", shape_names)] = "llama3-8b"
     contexts: Annotated[typed.Contexts, typed.OrNull(tuple)] = ()
     batches: Annotated[typed.Sizes, typed.OrNull(tuple)] = (1,)
-    budgets: Annotated[Budgets, typed.OrNull(tuple)] = ()
+    budgets: Annotated[TokenBudgets, typed.OrNull(tuple)] = ()
     rounds: typed.Rounds = 10
     hybrid: HybridSpec | None = None
     rows: RowsSpec | None = None
@@ -118,7 +118,7 @@ class Places:
 
     contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
     batches: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
-    budgets: Annotated[Budgets, typed.OrNull(tuple)] = ()
+    budgets: Annotated[TokenBudgets, typed.OrNull(tuple)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class DecodeSpec:
 
     contexts: typed.Contexts
     batches: typed.Sizes
-    budgets: Budgets
+    budgets: TokenBudgets
     methods: typed.Names = ()
     rounds: typed.Rounds = 10
     steps: Annotated[typed.Count, Field(description="Decode steps of a timed block.")] = 4

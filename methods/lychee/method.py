@@ -23,12 +23,12 @@ from longdecode.methods.head_roles import resolve_roles
 from longdecode.methods.lychee.plan import default_retrieval_heads, layer_plans
 from longdecode.methods.lychee.strategies import (
     by_probability,
-    kept_always,
     kept_always_by_row,
     rank,
     share_of,
     shares_of,
 )
+from longdecode.methods.windows import kept_always
 
 _BY_PROBABILITY = ("top_p", "threshold")
 _SCORE_BYTES = 4

@@ -13,25 +13,6 @@ _ROUNDING = 1e-9
 """Keeps a share such as 0.1 * 10 from falling below a whole number by rounding."""
 
 
-def kept_always(width: int, first: int, last: int, at_least: int) -> tuple[int, int]:
-    """Return how many leading and trailing entries of a list of ``width`` are taken whatever their scores.
-
-    Sink and recent entries as asked for where they fill no more than half of the list; otherwise both shrink in
-    proportion to that half, so that the other half is chosen by score.
-
-    Args:
-        width: entries of the list, 1 or more.
-        first: leading entries wanted.
-        last: trailing entries wanted, ``at_least`` or more.
-        at_least: trailing entries kept even in a list with no room for more (0 or 1).
-    """
-    room = max(width // 2, at_least)
-    if first + last <= room:
-        return first, last
-    first = min(math.floor(room * first / (first + last) + 0.5), room - at_least)
-    return first, room - first
-
-
 def kept_always_by_row(widths: Tensor, first: int, last: int, at_least: int) -> tuple[Tensor, Tensor]:
     """``kept_always`` for lists of different widths, ``[B]`` int64 each."""
     room = (widths // 2).clamp(min=at_least)

@@ -14,6 +14,7 @@ from longdecode.kernels.group_reduce import group_reduce
 from longdecode.kernels.token_score import token_probabilities
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod
+from longdecode.methods.windows import window
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class OracleParams:
     """Knobs of the oracle."""
 
     dense_layers: Annotated[int, Field(ge=0)] = 2
+    sink_tokens: Annotated[int, Field(ge=0)] = 0
+    recent_tokens: Annotated[int, Field(ge=0)] = 0
 
 
 class OracleTopk(BudgetedMethod):
@@ -51,7 +54,8 @@ class OracleTopk(BudgetedMethod):
             return None
         probabilities = token_probabilities(q, state.dense.keys(layer), state.kv_lengths)
         scores = group_reduce(probabilities, self.config.num_kv_heads, "mean")
-        indices, counts = topk_select(scores, self.budget_tokens, state.kv_lengths, keep_last=1)
+        first, last = window(self.budget_tokens, self.params.sink_tokens, self.params.recent_tokens, current=True)
+        indices, counts = topk_select(scores, self.budget_tokens, state.kv_lengths, keep_first=first, keep_last=last)
         return Selection(indices, counts, block_size=1)
 
 

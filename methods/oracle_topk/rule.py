@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from longdecode.methods.rule import Positions, Rule, best, mean_of
+from longdecode.methods.rule import Positions, Rule, best_beside_window, mean_of
 
 
 class OracleRule(Rule):
@@ -22,8 +22,8 @@ class OracleRule(Rule):
             for query_head in self.group(head):
                 powers = [math.exp(logit) for logit in self.logits(query_head, queries, keys)]
                 shares.append([power / sum(powers) for power in powers])
-            last = keys.shape[1] - 1
-            lists.append([*best(mean_of(shares)[:-1], self.budget - 1), last])
+            sinks, recent = self.params.sink_tokens, self.params.recent_tokens
+            lists.append(best_beside_window(mean_of(shares), self.budget, sinks, recent, current=True))
         return lists
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:

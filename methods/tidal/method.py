@@ -17,6 +17,7 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.kernels.token_score import token_logits
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod
+from longdecode.methods.windows import window
 
 SELECT_LAYER = 2
 """The first selection layer; it and all before it are dense."""
@@ -30,6 +31,8 @@ class TidalParams:
 
     selection: Literal["kv_head", "query_head"] = "kv_head"
     reselect_layer: Annotated[int, Field(gt=SELECT_LAYER)] | None = None
+    sink_tokens: Annotated[int, Field(ge=0)] = 0
+    recent_tokens: Annotated[int, Field(ge=0)] = 0
     correction: CorrectionSetting = "none"
     correction_period: Annotated[int, Field(ge=1)] = DEFAULT_PERIOD
 
@@ -95,7 +98,8 @@ class Tidal(BudgetedMethod):
     def _choose(self, layer: int, q: Tensor, state: DecodeState) -> Selection:
         shared = self.params.selection == "kv_head"
         scores = token_logits(q, state.dense.keys(layer), state.kv_lengths, group="mean" if shared else None)
-        indices, counts = topk_select(scores, self.budget_tokens, state.kv_lengths, keep_last=int(shared))
+        first, last = window(self.budget_tokens, self.params.sink_tokens, self.params.recent_tokens, shared)
+        indices, counts = topk_select(scores, self.budget_tokens, state.kv_lengths, keep_first=first, keep_last=last)
         return Selection(indices, counts, block_size=1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from longdecode.engine.model_config import ModelConfig
-from longdecode.methods.rule import Positions, Rule, best
+from longdecode.methods.rule import Positions, Rule, best_beside_window
 
 
 class TidalRule(Rule):
@@ -27,13 +27,13 @@ class TidalRule(Rule):
 
     def choose(self, queries: Tensor, keys: Tensor) -> list[Positions]:
         """Return the tokens with the largest logits, per KV head (the current token always) or per query head."""
-        if self.params.selection == "query_head":
-            return [best(self.logits(head, queries, keys), self.budget) for head in range(self.config.num_heads)]
-        current = keys.shape[1] - 1
-        return [
-            [*best(self.mean_logits(head, queries, keys)[:-1], self.budget - 1), current]
-            for head in range(self.config.num_kv_heads)
-        ]
+        p = self.params
+        if p.selection == "query_head":
+            rows = [self.logits(head, queries, keys) for head in range(self.config.num_heads)]
+        else:
+            rows = [self.mean_logits(head, queries, keys) for head in range(self.config.num_kv_heads)]
+        current = p.selection == "kv_head"
+        return [best_beside_window(row, self.budget, p.sink_tokens, p.recent_tokens, current) for row in rows]
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
         """Return the bytes of every key in the two layers that choose."""

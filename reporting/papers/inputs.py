@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from longdecode.evals import stats
+from longdecode.evals.budgets import token_share
 from longdecode.evals.records import Record
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.papers import pairs
@@ -151,5 +152,5 @@ def full_of(records: Sequence[Record]) -> dict[pairs.Key, pairs.Sample]:
 
 def main_budget(budgets: Sequence[str]) -> str | None:
     """Return the budget nearest to a tenth of the context, among those given as a share."""
-    shares = [text for text in budgets if text != "full" and not text.isdigit()]
+    shares = [text for text in budgets if token_share(text) is not None]
     return min(shares, key=lambda text: (abs(float(text) - MAIN_SHARE), float(text)), default=None)

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from longdecode.engine.config_reader import read_config
-from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.evals import equal_bytes
-from longdecode.evals.equal_bytes import BFLOAT16_BYTES, bracket, common_share
+from longdecode.evals.equal_bytes import BFLOAT16_BYTES, NativeBudgets, bracket, common_share
+from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.records import Record
+from longdecode.evals.run_config import build_run_config
+from longdecode.evals.storage import read_records
 from longdecode.methods.registry import get_method
 
 MINIATURE = Path(__file__).parents[2] / "miniature" / "weights"
@@ -57,3 +61,48 @@ def test_the_share_serves_every_context(capsys: pytest.CaptureFixture[str]) -> N
     assert equal_bytes.main(["lychee", "--rivals", "quest", "--contexts", "2048"]) == 0
     printed = capsys.readouterr().out
     assert "quest 2048 4986368" in printed  # the bytes that the committed records of lychee at 10 % have
+
+
+def test_native_budgets_read_the_share_or_say_why_none_does() -> None:
+    config = read_config(MINIATURE)
+    full = 2048 * config.kv_bytes_per_token(BFLOAT16_BYTES)
+
+    def native(name: str, **params: object) -> NativeBudgets:
+        return NativeBudgets(lambda tokens: get_method(name).from_budget(tokens, config, **params), config)
+
+    for name in ("quest", "streaming", "tidal", "snapkv"):
+        tokens = native(name)["bytes=0.5", 2048]
+        read = get_method(name).from_budget(tokens, config).traffic_per_token(2048, BFLOAT16_BYTES).total_bytes
+        more = get_method(name).from_budget(tokens + 16, config).traffic_per_token(2048, BFLOAT16_BYTES).total_bytes
+        assert 0.95 * 0.5 * full <= read <= 0.5 * full < more, name
+    with pytest.raises(
+        UnsupportedCellError, match=r"no budget reads 25 % .* at 2048 tokens; .* at every budget: 5[0-9]"
+    ):
+        native("duo", roles="spread", retrieval_heads=24)["bytes=0.25", 2048]
+    with pytest.raises(UnsupportedCellError, match="jumps over it"):
+        native("quest", page_size=512)["bytes=0.75", 2048]
+
+
+def test_a_budget_in_bytes_ends_as_records_that_read_it_or_as_a_status(tmp_path: Path) -> None:
+    """Counted reads of the decode agree with the traffic model that the budget was solved from."""
+    values = {
+        "profile": "trial", "device": "cpu", "dtype": "float32", "models": {"miniature": {"path": str(MINIATURE)}},
+        "methods": {"full": {}, "streaming": {}, "duo": {"params": {"retrieval_heads": 24}}},
+        "budgets": [{"bytes": 0.25}],
+        "suites": {"mini_recall": {"contexts": [256], "samples": 1, "tasks": ["mini_recall_single"]}},
+    }  # fmt: skip
+    run = build_run_config(values, "run.yaml")
+    outputs = {label: tmp_path / "records" / f"{label}.parquet" for label in run.methods}
+    evaluate_suite(run, "miniature", "mini_recall", outputs, gated=False)
+    full, streaming, duo = (read_records(path, Record)[0] for path in outputs.values())
+    assert (streaming.budget, streaming.budget_tokens, streaming.status) == ("bytes=0.25", 64, "ok")
+    assert streaming.measures["kv_bytes_per_step"] == full.measures["kv_bytes_per_step"] / 4
+    assert streaming.measures["kv_tokens_read"] == pytest.approx(64)
+    assert (duo.status, duo.budget_tokens) == ("unsupported", None) and "no budget reads 25 %" in (duo.reason or "")
+
+
+@pytest.mark.parametrize("wrong", [{"bytes": 0}, {"bytes": 1.5}, {"byte": 0.5}, {"bytes": "0.5"}])
+def test_budgets_in_bytes_are_shares(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="budgets"):
+        build_run_config({"profile": "p", "models": {"m": {"path": "x"}}, "methods": {"full": {}}, "budgets": [wrong],
+                          "suites": {"mini_recall": {"contexts": [256], "samples": 1}}}, "run.yaml")  # fmt: skip

@@ -1,45 +1,174 @@
-"""Tuning: own prompts, one label a setting, and configurations whose scored prompts it must not touch."""
+"""Tuning: what is tried and chosen, prompts of its own, and runs that compare tuned methods with untuned ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import tuning
-from longdecode.evals.run_config import build_run_config
+from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.fairness import require_fair, standings
+from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.tasks.registry import suite_names, suite_tasks
+from longdecode.evals.tuning_spec import TUNING_SUITE, Trial, Tuned, TuningRecord, read_tuning, write_tuning
 
 ROOT = Path(__file__).parents[2]
+CONTEXT = 768
+TASKS = ["tuning_lookup_20"]
 
 
 def values(**more: Any) -> dict[str, Any]:
-    return yaml.safe_load((ROOT / "config" / "h200.yaml").read_text(encoding="utf-8")) | more
+    return {
+        "profile": "trial", "device": "cpu", "dtype": "float32",
+        "models": {"miniature": {"path": str(ROOT / "miniature" / "weights")}},
+        "methods": {"full": {}, "streaming": {}, "tidal": {}},
+        "budgets": [0.25],
+        "suites": {"mini_recall": {"contexts": [256], "samples": 1, "tasks": ["mini_recall_single"]}},
+        "tuning": {"settings": 3, "samples": 1, "contexts": [CONTEXT], "tasks": TASKS, "full_min": 0.0},
+    } | more  # fmt: skip
 
 
-def test_a_sweep_is_one_label_a_setting_on_prompts_of_its_own() -> None:
-    config = build_run_config(tuning.tuning_config(values(), "tidal", "miniature", "reselect_layer", [4, 6]), "tuning")
-    assert [spec.params["reselect_layer"] for spec in config.methods.values()] == [4, 6]
-    assert config.seed == tuning.SEED != values()["seed"]
-    assert config.suites["mini_longgen"].contexts == (tuning.CONTEXT,)
+def record(**chosen: dict[str, Any]) -> TuningRecord:
+    methods = {
+        name: Tuned(fixed={}, chosen=knobs, trials=(Trial(setting=knobs, value=1.0, by_task={}),), seconds=1.0)
+        for name, knobs in chosen.items()
+    }
+    return TuningRecord(
+        model="miniature", model_hash="m", revision="r", device="d", seed=9, budget=0.1, contexts=(512,), samples=1,
+        settings=3, full={}, left_out=(), methods=methods, prompts=("p" * 64,),
+    )  # fmt: skip
 
 
-def test_prompts_that_are_scored_are_refused() -> None:
-    suites = {"mini_longgen": {"contexts": [tuning.CONTEXT], "samples": 1}}
-    with pytest.raises(ConfigError, match="would leak"):
-        tuning.tuning_config(values(seed=tuning.SEED, suites=suites), "tidal", "miniature", "reselect_layer", [4])
-    with pytest.raises(ConfigError, match="'gone'"):
-        tuning.tuning_config(values(), "gone", "miniature", "reselect_layer", [4])
+TIDAL = {"reselect_layer": 7, "sink_tokens": 0, "recent_tokens": 32}
 
 
-@pytest.mark.parametrize("name", ["h200", "demo", "lychee"])
-def test_the_configurations_take_the_best_layer_of_the_committed_sweep(name: str) -> None:
-    table = pd.read_csv(ROOT / "results" / "h200" / "tuning.csv")
-    rows = table[(table["method"] == "tidal") & (table["knob"] == "reselect_layer")]
-    best = int(rows.sort_values("value")["setting"].iloc[-1])
-    config = build_run_config(yaml.safe_load((ROOT / "config" / f"{name}.yaml").read_text(encoding="utf-8")), name)
-    labels = [label for label, spec in config.methods.items() if spec.method == "tidal"]
-    assert labels and {config.methods[label].params_of("miniature")["reselect_layer"] for label in labels} == {best}
+def run_with(path: Path, found: TuningRecord, **more: Any) -> RunConfig:
+    write_tuning(path, found)
+    return build_run_config(values(tuning={"records": {"miniature": str(path)}}, **more), "run.yaml")
+
+
+def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Streaming's knob has four settings and three are paid for; Tidal's first knob uses the effort up."""
+    worth = {("streaming", 4): 0.5, ("streaming", 16): 0.75, ("streaming", 64): 1.0, ("tidal", 6): 0.9}
+    tried: list[tuple[str, Any]] = []
+
+    def sweep(config: Any, model: str, methods: Any) -> dict[str, Sequence[Any]]:
+        found: dict[str, Sequence[Any]] = {}
+        for label, spec in methods.items():
+            value = spec.params.get("sinks", spec.params.get("reselect_layer"))
+            tried.append((spec.method, value))
+            score = 1.0 if label == "full" else worth.get((spec.method, value), 0.1)
+            fields = {"task": TASKS[0], "score": score, "prompt_sha256": "a" * 64, "reason": None, "status": "ok"}
+            found[label] = [type("R", (), fields)()]
+        return found
+
+    monkeypatch.setattr(tuning, "sweep", sweep)
+    made = tuning.tune(build_run_config(values(), "run.yaml"), "miniature", tmp_path / "t.json")
+    assert tried == [
+        ("full", None), *(("streaming", n) for n in (0, 4, 16)), *(("tidal", layer) for layer in (4, 5, 6))
+    ]  # fmt: skip
+    assert made.methods["streaming"].chosen == {"sinks": 16}
+    assert made.methods["tidal"].chosen == {"reselect_layer": 6, "sink_tokens": 0, "recent_tokens": 0}
+    assert read_tuning(tmp_path / "t.json") == made and made.prompts == ("a" * 64,)
+
+
+def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(tmp_path: Path) -> None:
+    config = build_run_config(values(methods={"full": {}, "h2o": {}}), "run.yaml")
+    path = tmp_path / "results" / "t.json"
+    made = tuning.tune(config, "miniature", path)
+    assert len(made.methods["h2o"].trials) == 3 and len(made.prompts) == 1 and made.left_out == ()
+    shared = values(methods={"full": {}}, tuning={"records": {"miniature": str(path)}})
+    run = build_run_config(shared, "run.yaml")
+    evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "a.parquet"}, gated=False)
+    stolen = made.model_copy(update={"prompts": (*made.prompts, _prompt(run))})
+    write_tuning(path, stolen)
+    with pytest.raises(ConfigError, match="sample 0: knobs were tuned on this prompt"):
+        evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "b.parquet"}, gated=False)
+    write_tuning(path, made.model_copy(update={"model_hash": "another"}))
+    with pytest.raises(ConfigError, match="tuned on another checkpoint"):
+        evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "c.parquet"}, gated=False)
+
+
+def _prompt(run: RunConfig) -> str:
+    from longdecode.evals.fairness import prompt_hash
+    from longdecode.evals.tasks.registry import get_task
+    from longdecode.evals.tokenizing import load_tokenizer
+
+    tokenizer = load_tokenizer(ROOT / "miniature" / "weights")
+    return prompt_hash(get_task("mini_recall_single").samples(256, 1, run.seed, tokenizer)[0])
+
+
+def test_a_label_takes_the_tuned_values_and_its_own_override_them(tmp_path: Path) -> None:
+    found = record(tidal=TIDAL, streaming={"sinks": 16})
+    own = {"full": {}, "streaming": {}, "tidal": {}, "mine": {"method": "tidal", "params": {"recent_tokens": 8}}}
+    run = run_with(tmp_path / "t.json", found, methods=own)
+    assert run.methods["tidal"].params_of("miniature") == TIDAL
+    assert run.methods["mine"].params_of("miniature") == TIDAL | {"recent_tokens": 8}
+    kinds = {entry.label: (entry.kind, entry.reason) for entry in standings(run)}
+    assert kinds["tidal"] == ("tuned", "") and kinds["full"] == ("nothing to tune", "")
+    assert kinds["mine"] == ("untuned", "recent_tokens = 8, tuned: 32")
+    with pytest.raises(ConfigError, match=r"methods\.mine: .*recent_tokens = 8.*allow_untuned=true"):
+        require_fair(run)
+    require_fair(run_with(tmp_path / "t.json", found, methods=own, allow_untuned=True))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "methods", "says"),
+    [
+        ({"tidal": TIDAL}, None, r"methods\.streaming: .*sinks = 4, tuned: 'none'.* is untuned and tidal is tuned"),
+        (None, {"full": {}, "streaming": {}, "tidal": {"params": {"reselect_layer": 6}}}, r"streaming is untuned"),
+        (None, {"full": {}, "streaming": {"params": {"sinks": 8}}, "duo": {}}, r"methods\.duo: .*duo is untuned"),
+        (None, {"lychee": {"params": {"roles": "r.json"}}, "duo": {}}, r"methods\.duo: .*made up.*lychee are learned"),
+    ],
+)
+def test_a_run_that_tunes_some_methods_only_is_refused(tmp_path: Path, chosen: Any, methods: Any, says: str) -> None:
+    more = {"methods": methods} if methods else {}
+    if chosen:
+        run = run_with(tmp_path / "t.json", record(**chosen), **more)
+    else:
+        run = build_run_config(values(tuning=None, **more), "run.yaml")
+    with pytest.raises(ConfigError, match=says):
+        require_fair(run)
+
+
+def test_nobody_tuned_is_fair_and_ablations_stand_aside() -> None:
+    methods = {"full": {}, "streaming": {}, "tidal": {}, "part": {"method": "tidal", "budgets": [0.5], "params": TIDAL}}
+    require_fair(build_run_config(values(tuning=None, methods=methods), "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"suites": {"tuning": {"contexts": [512], "samples": 1}}}, r"suites\.tuning: holds the prompts"),
+        ({"methods": {"tidal": {"tuned": {"miniature": {}}}}}, r"methods\.tidal\.tuned"),
+        ({"tuning": {"records": {"other": "x.json"}}}, r"tuning\.records: unknown model 'other'"),
+        ({"tuning": {"tasks": ["mini_recall_single"]}}, "unknown tuning task 'mini_recall_single'"),
+    ],
+)
+def test_bad_tuning_keys_are_refused(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build_run_config(values(**more), "run.yaml")
+
+
+def test_a_missing_record_names_the_command(tmp_path: Path) -> None:
+    run = build_run_config(values(tuning={"records": {"miniature": str(tmp_path / "gone.json")}}), "run.yaml")
+    with pytest.raises(ConfigError, match=r"gone\.json: no such tuning record; `snakemake tune`"):
+        require_fair(run)
+
+
+def test_tuning_tasks_are_those_of_no_other_suite() -> None:
+    others = {task for suite in suite_names() if suite != TUNING_SUITE for task in suite_tasks(suite)}
+    assert not others & set(suite_tasks(TUNING_SUITE))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "config").glob("*.yaml"))])
+def test_the_configurations_are_fair(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config = yaml.safe_load((ROOT / "config" / f"{name}.yaml").read_text(encoding="utf-8"))
+    run = build_run_config(config, name, check_fairness=True)
+    assert run.methods

@@ -22,8 +22,9 @@ from longdecode.methods.conformance import CHECKS, fast_path_equals_naive
 from longdecode.methods.conformance_bench import make_bench
 from longdecode.methods.head_roles import RoleFile, write_role_file
 from longdecode.methods.lychee.plan import default_retrieval_heads, layer_plans
-from longdecode.methods.lychee.strategies import kept_always, kept_always_by_row, share_of, shares_of
+from longdecode.methods.lychee.strategies import kept_always_by_row, share_of, shares_of
 from longdecode.methods.registry import get_method
+from longdecode.methods.windows import kept_always
 
 LENGTHS = [33, 5, 62, 1]
 STEPS = 5

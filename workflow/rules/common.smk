@@ -25,7 +25,15 @@ FIRST = (
     workflow.is_main_process
 )  # a job's own process takes for granted what the first one has checked
 update_config(config, retyped(GIVEN))
-RUN = checked(config, workflow.configfiles, GIVEN, check_params=FIRST)
+# Snakemake tells targets after parsing only; tuning makes what the check asks for.
+TUNING = "tune" in sys.argv[1:]
+RUN = checked(
+    config,
+    workflow.configfiles,
+    GIVEN,
+    check_params=FIRST,
+    check_fairness=FIRST and not TUNING,
+)
 PLAN = Plan(RUN, ROOT, workflow.cores)
 if FIRST:
     PLAN.require_gpu_limit(workflow.global_resources)

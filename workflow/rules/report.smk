@@ -8,6 +8,7 @@ rule report:
         passed=rules.require_instrument.output[0],
         speed=PLAN.speed_tables,
         identification=PLAN.role_files + PLAN.overlap,
+        tuning=PLAN.tuned_on,
     output:
         report(
             f"{REPORT}/index.html",

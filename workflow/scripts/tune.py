@@ -1,0 +1,12 @@
+"""Choose the per-model knobs of every method on tuning prompts."""
+
+from pathlib import Path
+
+from job_log import logged
+
+with logged(snakemake):
+    from longdecode.evals.run_config import build_run_config
+    from longdecode.evals.tuning import tune
+
+    config = build_run_config(snakemake.config, "configuration", check_params=False)
+    tune(config, snakemake.wildcards.model, Path(snakemake.output[0]))
