@@ -137,6 +137,11 @@ class AttentionMethod(ABC):
         """Return what must see the queries and keys of the prefill."""
         return ()
 
+    @property
+    def prefills_densely(self) -> bool:
+        """Return true where the method continues from a densely prefilled prompt, which others may share."""
+        return type(self).attend_prompt is AttentionMethod.attend_prompt
+
     def attend_prompt(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
         """Attend for one piece of the prompt; the default is dense and causal.
 

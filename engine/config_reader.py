@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
 from longdecode.engine.model_cache import built_model
 from longdecode.engine.model_config import ModelConfig
 
+IMPORTANCE_FILE = "importance.safetensors"
+"""Importance heads beside a checkpoint's weights; see ``methods.importance_heads``."""
 SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3")
 SUPPORTED_ROPE_TYPES = ("default", "llama3", "yarn")
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer*", "*.jinja"]
@@ -72,7 +75,8 @@ def read_config(folder: Path) -> ModelConfig:
         raise CheckpointError(f"{folder} has no config.json") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
-    return parse_config(raw, str(file))
+    importance = folder / IMPORTANCE_FILE
+    return replace(parse_config(raw, str(file)), importance_file=str(importance) if importance.is_file() else "")
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:

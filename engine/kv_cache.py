@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from longdecode.engine.errors import DeviceMemoryError
+from longdecode.engine.errors import DeviceMemoryError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.decode_attention import decode_attention
@@ -116,6 +116,14 @@ class KVCache(ABC):
         Returns:
             ``[B, Hq, T, D]``.
         """
+
+    def newest_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return storage ``[B, Hkv, S, D]`` of a layer, and the slot ``[B]`` of each row's newest key in it.
+
+        Raises:
+            UnsupportedCellError: the newest keys of a row stand in slots that differ by KV head.
+        """
+        raise UnsupportedCellError(f"a {type(self).__name__} does not say where the newest keys stand")
 
     @abstractmethod
     def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
@@ -232,6 +240,10 @@ class DenseCache(KVCache):
     def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
         """See ``KVCache.append``."""
         return store_heads(heads, self.k[layer], self.v[layer], self.slot_mapping, bounds, page_size)
+
+    def newest_keys(self, layer: int) -> tuple[Tensor, Tensor]:
+        """See ``KVCache.newest_keys``."""
+        return self.k[layer], self.slot_mapping
 
     def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
         """See ``KVCache.attend``."""

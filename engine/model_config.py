@@ -30,6 +30,8 @@ class ModelConfig:
     o_bias: bool = False
     qk_norm: bool = False
     rope: Mapping[str, Any] = field(default_factory=dict)
+    importance_file: str = field(default="", compare=False)
+    """File of the checkpoint's importance heads, empty where it has none."""
 
     @property
     def group_size(self) -> int:

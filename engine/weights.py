@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdecode.engine.config_reader import read_config, resolve_checkpoint
+from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, resolve_checkpoint
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import CheckpointError
 from longdecode.engine.layer_weights import DecoderWeights, LayerWeights
@@ -120,6 +120,8 @@ class _Reader:
         self.dtype = dtype
         self.handles: dict[str, Any] = {}
         for file in _weight_files(folder):
+            if file.name == IMPORTANCE_FILE:  # counts in the checkpoint's hash, and belongs to a method
+                continue
             try:
                 handle = stack.enter_context(safe_open(str(file), framework="pt", device="cpu"))
             except SafetensorError as error:

@@ -167,7 +167,7 @@ class _Evaluation:
         prompt: Prompt | None = None
         full: list[Completion] | None = None
         failure: Exception | None = None
-        if shared := [method for _, method in built if _takes_dense_prompts(method)]:
+        if shared := [method for _, method in built if method.prefills_densely]:
             try:
                 prompt = generator.prefill(requests, shared)
                 if task.against_full:
@@ -242,11 +242,6 @@ class _Evaluation:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _takes_dense_prompts(method: AttentionMethod) -> bool:
-    """Return whether the method continues from a densely prefilled prompt."""
-    return type(method).attend_prompt is AttentionMethod.attend_prompt
 
 
 def _outcome(records: Sequence[Record]) -> str:

@@ -22,6 +22,7 @@ from longdecode.engine.sampling import Sampling
 from longdecode.kernels import dispatch
 from longdecode.methods.conformance_bench import CONFIG, STEPS, Bench, Trace, make_bench, run_step_without_values
 from longdecode.methods.conformance_rules import reads_follow_the_rule, traffic_follows_the_rule
+from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method, load_card
 
 TOLERANCE = 2e-4
@@ -280,11 +281,22 @@ def graph_replay_equals_eager(bench: Bench) -> None:
 def fast_path_equals_naive(bench: Bench) -> None:
     """The kernels in force compute what their plain torch definitions compute, over a whole decode.
 
-    Both read the same: the selections of one run are replayed in the other, so that a near-tie decides nothing.
+    Both read the same: the selections of one run are replayed in the other, those of the prompt too, so that a near-tie
+    decides nothing.
     """
     made: list[Selection | None] = []
     fast, plain = bench.build(bench.budget), bench.build(bench.budget)
     choose = fast.select
+    if isinstance(fast, SelectivePrefill):
+        prompts: list[Tensor] = []
+        of_prompt = fast.select_prompt
+
+        def recorded_prompt(*given: Any) -> Tensor:
+            prompts.append(of_prompt(*given))
+            return prompts[-1]
+
+        setattr(fast, "select_prompt", recorded_prompt)  # noqa: B010
+        setattr(plain, "select_prompt", lambda *given: prompts.pop(0))  # noqa: B010
 
     def recorded(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         chosen = choose(layer, q, state)

@@ -115,6 +115,7 @@ class Inputs:
         with _uninitialised_memory_is_nan(poison), _observed(method) as heads:
             generator = Generator(self.decoder, prefill_tokens=64 * len(rows))
             requests = self.requests(rows)
+            shared = shared and method.prefills_densely
             prompt = generator.prefill(requests, [method]) if shared else generator.prefill_for(requests, method)
             state = method.start(prompt, keep_prompt=shared)
             fed, logits, reads = self.fed[list(rows)], [], []

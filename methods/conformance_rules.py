@@ -63,8 +63,9 @@ def _follow(bench: Bench, trace: Trace, budget: int, rows: Sequence[int]) -> Non
         rule = bench.rule(bench.params, budget, CONFIG)
         for step, layer, view in _row_views(bench, rule, trace, at, row):
             where = f"budget {budget}, row {row}, step {step}, layer {layer}, {view.kv_length} tokens"
+            bias = rule.bias(layer, view.values)
             lists = rule.reads(layer, view.queries, view.keys)
-            weights = _check_output(rule, layer, lists, view, where)
+            weights = _check_output(rule, layer, lists, view, bias, where)
             rule.see_weights(layer, weights)
             counted, want = int(trace.kv_tokens_read[step, layer, at]), sum(map(len, lists))
             if counted != want:
@@ -87,7 +88,9 @@ def _row_views(bench: Bench, rule: Rule, trace: Trace, at: int, row: int) -> Ite
                                dtype=torch.float64) for _ in range(2))  # fmt: skip
     for layer in range(CONFIG.num_layers):
         for head in range(CONFIG.num_kv_heads):
-            stored = bench.full.cache.stored_kv(layer, row, head)
+            # A method that prefills by a rule of its own has a prompt of its own.
+            own = not bench.method.prefills_densely
+            stored = trace.cache.stored_kv(layer, at, head) if own else bench.full.cache.stored_kv(layer, row, head)
             for into, every in zip((keys, values), stored, strict=True):
                 into[layer, head, :start] = every[:start].cpu()
     if type(rule).see_prompt is not Rule.see_prompt:
@@ -107,7 +110,9 @@ def _row_views(bench: Bench, rule: Rule, trace: Trace, at: int, row: int) -> Ite
             yield step, layer, _View(_rotate(q, *angles), keys[layer, :, : n + 1], values[layer, :, : n + 1], out)
 
 
-def _check_output(rule: Rule, layer: int, lists: Sequence[Positions], view: _View, where: str) -> Tensor:
+def _check_output(
+    rule: Rule, layer: int, lists: Sequence[Positions], view: _View, bias: Tensor | None, where: str
+) -> Tensor:
     """Compare each query head's output with attention over its list; return the weights ``[Hq, n]``.
 
     Raises:
@@ -126,6 +131,8 @@ def _check_output(rule: Rule, layer: int, lists: Sequence[Positions], view: _Vie
         keys, values = view.keys[kv_head], view.values[kv_head]
         queries = view.queries[head] if turned is None else _turn_back(view.queries[head], turned)
         logits = (queries * keys).sum(dim=-1) / math.sqrt(CONFIG.head_dim)
+        if bias is not None:
+            logits = logits + bias[kv_head]
         want = _attention(logits, values, tokens)
         difference = float((view.out[head] - want).abs().max())
         if not difference <= (EXACT if turned is None else TURNED):

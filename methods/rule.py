@@ -57,6 +57,15 @@ class Rule(ABC):
             One entry per KV head, or one per query head where query heads fetch lists of their own.
         """
 
+    def bias(self, layer: int, values: Tensor) -> Tensor | None:
+        """Return what is added to the logits of a step, ``[Hkv, n]``, or ``None``; asked before ``reads``.
+
+        Args:
+            layer: from 0.
+            values: ``[Hkv, n, D]``, the values of all tokens so far, the current one last.
+        """
+        return None
+
     def see_weights(self, layer: int, weights: Tensor) -> None:  # noqa: B027 (optional hook)
         """See the attention weights ``[Hq, n]`` of the step just read, zero where nothing was read."""
 

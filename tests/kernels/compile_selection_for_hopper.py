@@ -8,11 +8,17 @@ from functools import partial
 import torch
 from compile_only import SHARED_LIMIT_BYTES, compile_only
 
+from longdecode.kernels.block_score.gpu import block_scores_gpu
 from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
+from longdecode.kernels.importance import Importance, ImportanceWeights
+from longdecode.kernels.importance.gpu import append_importance_gpu
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.page_minmax import gpu as minmax
 from longdecode.kernels.page_minmax.rebuild_gpu import rebuild_page_minmax_gpu
 from longdecode.kernels.page_score.gpu import page_score_gpu
+from longdecode.kernels.pooled_keys.gpu import append_pooled_key_gpu
+from longdecode.kernels.pooled_keys.naive import PooledKeys, Pooling
+from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 from longdecode.kernels.token_score.gpu import token_logits_gpu
 from longdecode.kernels.topk_select import gpu as topk
 from longdecode.kernels.window_correction.gpu import merge_window_gpu, unseen_pages_gpu
@@ -52,6 +58,29 @@ def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
     page_score_gpu(q, PageBounds(bounds.minimum[:, :, :256], bounds.maximum[:, :, :256]), lengths, group="max")
 
 
+def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
+    """Pooled keys, importances, block scores, and prompt rows that read lists of their own with a bias."""
+    pooling, block = Pooling(32, 16), 64
+    room, lengths = pooling.room(capacity), meta(batch, dtype=torch.int64)
+    k = meta(batch, kv_heads, capacity, dim, dtype=dtype)
+    pooled = PooledKeys(meta(batch, kv_heads, room, dim, dtype=dtype), meta(batch, kv_heads, 32, dim, dtype=dtype))
+    append_pooled_key_gpu(pooled, k, lengths, lengths, pooling)
+    kept = Importance(meta(batch, kv_heads, capacity), meta(batch, kv_heads, capacity // block))
+    weights = ImportanceWeights(meta(kv_heads, kv_heads * dim), meta(kv_heads))
+    append_importance_gpu(kept, k[:, :, :1], weights, lengths, pooling, block)
+    logits, lse = meta(batch, heads, room), meta(batch, heads)
+    block_scores_gpu(logits, lse, lengths, kv_heads, pooling, block, capacity // block)
+    tiles, rows, blocks = 32, 16, capacity // block
+    for width, size in ((blocks, block), (512, 1)):
+        sparse_decode_attention_gpu(
+            meta(tiles, heads, rows, dim, dtype=dtype), *[k[:1].expand(tiles, -1, -1, -1)] * 2,
+            meta(tiles, kv_heads, width, dtype=torch.int64), meta(tiles, kv_heads, dtype=torch.int64), block_size=size,
+            kv_lengths=meta(tiles, rows, dtype=torch.int64),
+            row_mask=meta(tiles, kv_heads, rows, width, dtype=torch.bool),
+            bias=meta(1, kv_heads, capacity).expand(tiles, -1, -1),
+        )  # fmt: skip
+
+
 SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -60,6 +89,7 @@ def main() -> None:
     """Compile, and exit with the list of what does not fit."""
     faults = []
     cases = [partial(launch_scores, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
+    cases += [partial(launch_blocks, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
     for launch in (launch_topk, *cases):
         with compile_only() as binaries:
             launch()

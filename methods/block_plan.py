@@ -1,0 +1,130 @@
+"""Divide a budget into blocks (sink, window, by the query, by importance) and choose them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.errors import ConfigError
+from longdecode.kernels.pooled_keys import Pooling
+from longdecode.kernels.topk_select import topk_select
+
+MINIMUM_BLOCKS = 8
+"""Below this a window is one block, whose importance is not final when the window leaves it."""
+_BLOCKS = 64
+_SMALLEST, _LARGEST = 4, 64
+
+Split = Literal["paper", "code"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """Blocks of ``block_size`` tokens that one KV head reads: first, latest, by the query, by importance."""
+
+    block_size: int
+    pooling: Pooling
+    sink: int
+    window: int
+    by_query: int
+    by_importance: int
+
+    @property
+    def blocks(self) -> int:
+        """Blocks read in all."""
+        return self.sink + self.window + self.by_query + self.by_importance
+
+    @property
+    def by_query_and_forced(self) -> int:
+        """Blocks that stand before importance has a say."""
+        return self.sink + self.window + self.by_query
+
+    def in_use(self, lengths: Tensor) -> Tensor:
+        """Return the blocks that rows of ``lengths`` tokens have begun."""
+        return -torch.div(-lengths, self.block_size, rounding_mode="floor")
+
+    def room(self, capacity: int) -> int:
+        """Return the blocks of ``capacity`` tokens."""
+        return -(-capacity // self.block_size)
+
+    def tokens_read(self, context_tokens: int) -> int:
+        """Return the tokens that a step reads per KV head; the newest block may be cut short."""
+        blocks = -(-context_tokens // self.block_size)
+        if blocks <= self.blocks:
+            return context_tokens
+        return (self.blocks - 1) * self.block_size + context_tokens - (blocks - 1) * self.block_size
+
+    def choose(self, query: Tensor, importance: Tensor | None, in_use: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose blocks: the forced ones and the best by query, then by importance among the others.
+
+        Lists run from the newest block back, so that of equal scores the larger block number wins.
+
+        Args:
+            query: ``[B, H, N]``, finite.
+            importance: ``[B, H, N]``, or ``None`` where the query decides alone.
+            in_use: ``[B]`` int64, blocks of each row.
+
+        Returns:
+            Block numbers ``[B, H, min(blocks, N)]`` int64, the newest first, and how many of them are valid,
+            ``[B, H]`` int64.
+
+        Source: NOSA (arXiv 2510.13602) and its released code (thunlp/NOSA 94d5f75): the query's choice is set to
+        plus infinity in the ranking by importance.
+        """
+
+        def forced_and_best(scores: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+            return topk_select(scores, blocks, in_use, keep_first=self.window, keep_last=self.sink)
+
+        places, counts = forced_and_best(query, self.by_query_and_forced)
+        if importance is not None:
+            # Entries past the count name place 0, the newest block, which is forced anyway.
+            marked = importance.scatter(2, places, float("inf"))
+            places, counts = forced_and_best(marked, self.blocks)
+        return (in_use[:, None, None] - 1 - places).clamp(min=0), counts
+
+
+def automatic_block_size(budget_tokens: int) -> int:
+    """Return the block size that makes the budget 64 blocks or a few more: a power of two from 4 to 64."""
+    fitting = max(1, budget_tokens // _BLOCKS)
+    return min(_LARGEST, max(_SMALLEST, 1 << (fitting.bit_length() - 1)))
+
+
+def plan_blocks(
+    method: str,
+    budget_tokens: int,
+    block_size: int | None,
+    pool_tokens: int | None,
+    pool_stride: int | None,
+    split: Split,
+    by_importance: bool,
+) -> BlockPlan:
+    """Divide a budget in the ratios of 1 + 16 + 16 + 31 of 64 blocks (``paper``), or 1 + 17 + 15 + 31 (``code``).
+
+    Args:
+        method: for messages.
+        budget_tokens: ``MINIMUM_BLOCKS`` blocks or more.
+        block_size: tokens in a block; ``None`` follows from the budget.
+        pool_tokens: tokens pooled into one key; ``None`` is half a block.
+        pool_stride: tokens between two pooled keys; ``None`` is a quarter of a block.
+        split: see above.
+        by_importance: the last 31 of 64 go by importance; otherwise by the query too.
+
+    Raises:
+        ConfigError: the block is not a multiple of the window, or the window not one of the stride.
+    """
+    size = block_size or automatic_block_size(budget_tokens)
+    pooling = Pooling(pool_tokens or max(1, size // 2), pool_stride or max(1, size // 4))
+    if size % pooling.window or pooling.window % pooling.stride:
+        raise ConfigError(
+            f"{method}: blocks of {size} tokens, windows of {pooling.window}, a stride of {pooling.stride}: "
+            "a block must be a multiple of the window, a window one of the stride"
+        )
+    blocks, beyond = budget_tokens // size, int(split == "code")
+    sink, quarter = max(1, round(blocks / _BLOCKS)), round(blocks / 4)
+    window, query = quarter + beyond, quarter - beyond
+    rest = blocks - sink - window - query
+    if by_importance:
+        return BlockPlan(size, pooling, sink, window, query, rest)
+    return BlockPlan(size, pooling, sink, window, query + rest, 0)

@@ -1,0 +1,113 @@
+"""Block selection: the prompt follows the decode rule, ties go to the newer block, misuse is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.errors import CheckpointError, ConfigError, UnsupportedCellError
+from longdecode.kernels.block_score import newest_first
+from longdecode.methods.block_plan import plan_blocks
+from longdecode.methods.block_selection import BlockSelection
+from longdecode.methods.conformance_bench import CONFIG
+from longdecode.methods.importance_heads import write_heads
+from longdecode.methods.registry import get_method, get_rule
+
+BUDGET = 40
+PARAMS = {"infllm2": {}, "nosa": {"heads": "random:3"}, "dma": {"heads": "random:3"}}
+
+
+def build(name: str, **more: object) -> AttentionMethod:
+    return get_method(name).from_budget(BUDGET, CONFIG, **{**PARAMS.get(name, {}), **more})
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_every_prompt_token_follows_the_rule_of_a_step(rng: torch.Generator, name: str) -> None:
+    """Two pieces of a prompt; each query's output is softmax over what the rule reads at its place."""
+    n, first, dim = 131, 70, CONFIG.head_dim
+    q = 2 * torch.randn(1, CONFIG.num_heads, n, dim, generator=rng, dtype=torch.float64)
+    k, v = (torch.randn(1, CONFIG.num_kv_heads, n, dim, generator=rng, dtype=torch.float64) for _ in range(2))
+    method, found = build(name), get_rule(name)
+    assert found is not None
+    rule, layer = found(method.params, BUDGET, CONFIG), 2
+    pieces = [
+        method.attend_prompt(layer, q[:, :, at:to], k[:, :, :to], v[:, :, :to], at)
+        for at, to in ((0, first), (first, n))
+    ]
+    got = torch.cat(pieces, dim=2)[0]
+    for at in (0, 5, 39, 40, 44, 69, 70, 103, 130):
+        keys, values = k[0, :, : at + 1], v[0, :, : at + 1]
+        bias = rule.bias(layer, values)
+        for kv_head, tokens in enumerate(rule.reads(layer, q[0, :, at], keys)):
+            assert len(tokens) <= BUDGET
+            for head in rule.group(kv_head):
+                logits = keys[kv_head, tokens] @ q[0, head, at] * dim**-0.5
+                logits = logits if bias is None else logits + bias[kv_head, tokens]
+                torch.testing.assert_close(got[head, at], logits.softmax(0) @ values[kv_head, tokens])
+
+
+def test_equal_importances_leave_the_newest_blocks() -> None:
+    """All scores equal, in the torch path and in the kernel: sink, then the latest blocks without a gap."""
+    method = build("nosa", heads="zero")
+    assert isinstance(method, BlockSelection)
+    for in_use in (9, 10, 11, 30):
+        equal = torch.zeros(1, 2, 32)
+        chosen, counts = method.plan.choose(equal, equal, torch.tensor([in_use]))
+        want = sorted({0, *range(max(0, in_use - method.plan.blocks + 1), in_use)})
+        for head in range(2):
+            assert sorted(chosen[0, head, : int(counts[0, head])].tolist()) == want
+
+
+def test_budgets_are_those_of_the_paper_and_of_the_code() -> None:
+    paper = plan_blocks("nosa", 4096, None, None, None, "paper", True)
+    assert (paper.block_size, *paper.pooling) == (64, 32, 16)
+    assert (paper.sink, paper.window, paper.by_query, paper.by_importance) == (1, 16, 16, 31)
+    code = plan_blocks("nosa", 4096, 64, 32, 16, "code", True)
+    assert (code.sink, code.window, code.by_query, code.by_importance) == (1, 17, 15, 31)
+    code = plan_blocks("infllm2", 4096, 64, 32, 16, "code", False)
+    assert (code.sink, code.window, code.by_query) == (1, 17, 46)
+    quarter = plan_blocks("nosa", 1024, None, None, None, "paper", True)
+    assert (quarter.block_size, *quarter.pooling, quarter.blocks) == (16, 8, 4, 64)
+
+
+def test_misuse_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no importance heads.*nosa_train"):
+        build("nosa", heads="model")
+    with pytest.raises(ConfigError, match="random:<seed>"):
+        build("nosa", heads="guess")
+    with pytest.raises(ConfigError, match="multiple of the window"):
+        build("infllm2", block_size=4, pool_tokens=3)
+    with pytest.raises(UnsupportedCellError, match="8 blocks of 16"):
+        build("infllm2", block_size=16)
+    file = tmp_path / "importance.safetensors"
+    write_heads(file, torch.zeros(7, 2, 32), torch.zeros(7, 2))
+    config = type(CONFIG)(**{name: getattr(CONFIG, name) for name in CONFIG.__slots__} | {"importance_file": str(file)})
+    with pytest.raises(CheckpointError, match=r"\[7, 2, 32\].*needs \[7, 2, 64\]"):
+        get_method("nosa").from_budget(BUDGET, config)
+
+
+@pytest.mark.parametrize("name", ["nosa", "dma"])
+def test_the_kernel_breaks_ties_as_torch_does(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Few distinct scores, lists shorter and longer than the budget, junk past every row's end."""
+    method, size = build(name), 300
+    in_use = torch.tensor([size, 57, 41, 40, 9, 2])
+    levels = torch.randint(0, 3, (2, len(in_use), 2, size), generator=rng) * 0.25
+    levels[torch.arange(size).expand(levels.shape) >= in_use[:, None, None]] = float("nan")
+    query, importance = (newest_first(x, in_use, float("nan")) for x in levels)
+
+    def chosen() -> list[tuple[Tensor, Tensor]]:
+        if isinstance(method, BlockSelection):
+            return [method.plan.choose(query, importance, in_use)]
+        return [method.choose(levels[0], in_use)]
+
+    plain = chosen()
+    monkeypatch.setattr("longdecode.kernels.topk_select.use_triton", lambda x: True)
+    for want, got in zip(plain, chosen(), strict=True):
+        assert got[1].equal(want[1])
+        for row in range(len(in_use)):
+            count = int(want[1][row, 0])
+            assert got[0][row, :, :count].equal(want[0][row, :, :count])
