@@ -1,0 +1,108 @@
+"""Run a model's program against tests, in the sandbox: expected outputs never enter it.
+
+Source: github LiveCodeBench/LiveCodeBench, lcb_runner/evaluation/testing_util.py, for what counts as equal, the names
+that a program may use without importing them, and the six seconds of a test. Deviations: each test runs in a process of
+its own, as a main program; the seconds are of processor time; tuples within a result equal lists.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+
+from longdecode.evals.datasets.livecodebench import CodeTest
+from longdecode.evals.sandbox import Limits, run_python
+
+LIMITS = Limits(cpu_seconds=6, wall_seconds=40.0, memory_bytes=4 << 30, output_bytes=64 << 20)
+_SOLUTION = "/solution.py"
+_NAMES = (
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
+    "functools", "operator", "io", "sys", "json", "builtins", "typing",
+)  # fmt: skip
+_PRELUDE = "".join(f"from {name} import *\n" for name in _NAMES) + f"import {', '.join(_NAMES)}\n"
+_RUN = f"""
+import __main__
+exec({_PRELUDE!r}, __main__.__dict__)
+__main__.__dict__["sys"].setrecursionlimit(50000)
+exec(compile(open({_SOLUTION!r}, encoding="utf-8").read(), {_SOLUTION!r}, "exec"), __main__.__dict__)
+"""
+_CALL = """
+import os as _os
+_out = _os.dup(1)
+_os.dup2(2, 1)
+{run}
+import json as _json, sys as _sys
+_owner = __main__.Solution() if hasattr(__main__, "Solution") else __main__
+_result = getattr(_owner, {name!r})(*[_json.loads(line) for line in _sys.stdin.read().split("\\n")])
+with _os.fdopen(_out, "w") as _file:
+    _file.write(_json.dumps(_result))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of a program's marking: whether it passed, and the cause of the first failure (``wrong`` or a status)."""
+
+    passed: bool
+    cause: str | None
+    tests_passed: int
+
+
+def extract_code(completion: str) -> str | None:
+    """Return the last fenced block of a completion, or ``None`` where there is none that is closed."""
+    lines = completion.split("\n")
+    fences = [number for number, line in enumerate(lines) if "```" in line]
+    return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else None
+
+
+def run_tests(code: str, function: str | None, tests: Iterable[CodeTest], limits: Limits = LIMITS) -> Verdict:
+    """Run a program on tests until it fails one.
+
+    Args:
+        code: the program.
+        function: name of the function, or method of ``Solution``, that is called with a test's JSON lines; ``None``
+            for a program that reads standard input.
+        tests: in the order that they run.
+        limits: of each test.
+
+    Raises:
+        SandboxUnsupportedError: there is no sandbox here.
+    """
+    driver = _RUN if function is None else _CALL.format(run=_RUN, name=function)
+    files = {_SOLUTION: code.encode(errors="replace")}
+    passed = 0
+    for test in tests:
+        outcome = run_python(driver, test.given.encode(), limits, files)
+        if outcome.status != "ok":
+            return Verdict(False, outcome.status, passed)
+        given = outcome.stdout.decode(errors="replace")
+        right = same_output(given, test.expected) if function is None else same_result(given, test.expected)
+        if not right:
+            return Verdict(False, "wrong", passed)
+        passed += 1
+    return Verdict(passed > 0, None if passed else "no tests", passed)
+
+
+def same_result(given: str, expected: str) -> bool:
+    """Return whether a function's result, as JSON, equals the expected one."""
+    try:
+        return bool(json.loads(given) == json.loads(expected))
+    except (ValueError, RecursionError):
+        return False
+
+
+def same_output(given: str, expected: str) -> bool:
+    """Return whether printed lines are equal, blanks around them aside, as text or else as decimal numbers."""
+    ours, theirs = ([line.strip() for line in text.strip().split("\n")] for text in (given, expected))
+    if len(ours) != len(theirs):
+        return False
+    return all(a == b or _numbers(a) == _numbers(b) is not None for a, b in zip(ours, theirs, strict=True))
+
+
+def _numbers(line: str) -> list[Decimal] | None:
+    try:
+        return [Decimal(word) for word in line.split()]
+    except InvalidOperation:
+        return None

@@ -1,0 +1,64 @@
+"""GPQA-Diamond: 198 questions of graduate level in biology, physics and chemistry, four choices each.
+
+Source: Rein et al. 2023 (GPQA, arXiv 2311.12022). The set is gated: its authors ask that no question be shown online.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+
+from longdecode.evals.datasets.rows import RowSet, read_rows, unavailable
+from longdecode.evals.scoring.math_answer import final_answer
+from longdecode.evals.tasks.base import Sample, Score, Suite
+from longdecode.evals.tasks.reasoning import ReasoningTask
+
+DIAMOND = RowSet(
+    "gpqa", "diamond", ("gpqa_diamond.csv", "gpqa_diamond.jsonl"), "Idavidrein/gpqa", None, "train", "gpqa_diamond",
+    gated=True,
+)  # fmt: skip
+DRAWS = 4
+INSTRUCTION = "Please reason step by step, and put the letter of your choice, A, B, C or D, within \\boxed{}."
+_ANSWERS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+
+
+class GpqaDiamond(ReasoningTask):
+    """All questions, four draws each; right is the letter in the last box, or said to be the answer.
+
+    The order of a question's choices is drawn from its text, so that it is the same in every run. ``measures`` has
+    ``answered``, the share of completions that name a letter; the others are wrong.
+    """
+
+    suite = "gpqa"
+    version = 1
+
+    def asked(self) -> list[tuple[str, str]]:
+        """Return every question with its choices, and the letter of the right one."""
+        found = []
+        for row in read_rows(DIAMOND, self.data):
+            try:
+                question, answers = str(row["Question"]).strip(), [str(row[key]).strip() for key in _ANSWERS]
+            except KeyError as error:
+                raise unavailable(DIAMOND, f"a row of {self.data} has no {error}") from error
+            order = list(range(len(answers)))
+            random.Random(hashlib.sha256(question.encode()).hexdigest()).shuffle(order)
+            choices = "\n".join(f"({letter}) {answers[place]}" for letter, place in zip("ABCD", order, strict=True))
+            found.append((f"{question}\n\n{choices}\n\n{INSTRUCTION}", "ABCD"[order.index(0)]))
+        return found
+
+    def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
+        """Return 1 where the letter is the right one, else 0."""
+        letter = chosen_letter(completion)
+        return Score(float(letter == sample.meta), (), {"answered": float(letter is not None)})
+
+
+def chosen_letter(completion: str) -> str | None:
+    """Return the letter that a completion settles on, or ``None``."""
+    boxed = final_answer(completion)
+    said = re.findall(r"(?i:answer(?: is|:))\W*([A-D])\b", completion)
+    letters = re.findall(r"\b([A-D])\b", boxed) if boxed is not None else said[-1:]
+    return letters[0] if letters else None
+
+
+SUITE = Suite({"gpqa_diamond": lambda data: GpqaDiamond("gpqa_diamond", data.get("gpqa"), DRAWS)}, data=("gpqa",))

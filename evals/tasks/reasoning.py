@@ -1,0 +1,82 @@
+"""Share the code of suites whose problems are answered by long reasoning, each by one or more sampled generations."""
+
+from __future__ import annotations
+
+import functools
+import random
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.evals.tasks.base import Sample, Task
+
+if TYPE_CHECKING:
+    from longdecode.evals.tokenizing import TextTokenizer
+
+
+class ReasoningTask(Task):
+    """A set of problems, each drawn ``draws`` times.
+
+    The prompt goes through the chat template; whatever of the context the prompt leaves is there to generate, up to the
+    end-of-sequence token. Tokens are drawn at temperature 0.6 and top-p 0.95. Of several draws the metric is avg@k, the
+    mean over problems of the share of right draws, and its interval resamples problems. Fewer problems than the set has
+    are a random part of it, the same for every context and method.
+
+    Args:
+        name: the task's.
+        data: where the set is.
+        draws: generations of each problem.
+
+    Source: DeepSeek-AI 2025 (DeepSeek-R1, arXiv 2501.12948) and its model cards for the sampling.
+    """
+
+    kind: Literal["generate", "loss"] = "generate"
+    unit = "fraction"
+    higher_is_better = True
+    data_source: Literal["generated", "real"] = "real"
+    temperature = 0.6
+    top_p = 0.95
+    chat = True
+    stop_at_eos = True
+
+    def __init__(self, name: str, data: Path | None, draws: int):
+        self.name = name
+        self.data = data
+        self.samples_per_problem = draws
+        self.metric = f"avg@{draws}" if draws > 1 else "accuracy"
+
+    @abstractmethod
+    def asked(self) -> Sequence[tuple[str, Any]]:
+        """Return the prompt of every problem, and what marks a completion.
+
+        Raises:
+            DataUnavailableError: the set is not here; the message says how to fetch it.
+        """
+
+    @functools.cached_property
+    def _asked(self) -> Sequence[tuple[str, Any]]:
+        return self.asked()
+
+    def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
+        """Make the draws of ``count`` problems, or of all where the set has fewer.
+
+        Raises:
+            UnsupportedCellError: a prompt leaves no room in the context, or the model has no chat template.
+            DataUnavailableError: the set is not here; the message says how to fetch it.
+        """
+        everything = range(len(self._asked))
+        rng = random.Random(f"{self.name}/{seed}")
+        chosen = sorted(rng.sample(everything, count)) if count < len(everything) else everything
+        draws = self.samples_per_problem
+        made: list[Sample] = []
+        for number, (prompt, meta) in enumerate(self._asked[index] for index in chosen):
+            room = context_tokens - len(tokenizer.prompt_ids(prompt, chat=True))
+            if room < 1:
+                raise UnsupportedCellError(
+                    f"{self.name}: a prompt of {context_tokens - room} tokens leaves nothing to generate in a context "
+                    f"of {context_tokens}"
+                )
+            made += [Sample(number * draws + draw, prompt, "", room, None, meta) for draw in range(draws)]
+        return made
