@@ -109,6 +109,13 @@ class AttentionMethod(ABC):
         """Return who drafts tokens for this method to verify; the default is nobody."""
         return None
 
+    def refuse_context(self, context_tokens: int) -> None:  # noqa: B027 (optional hook)
+        """Refuse a context that the method cannot decode at its budget.
+
+        Raises:
+            UnsupportedCellError: as said.
+        """
+
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
         """Bytes a decode step reads at this context; the default is dense attention in every layer."""
         return Traffic(context_tokens * self.config.kv_bytes_per_token(bytes_per_element))

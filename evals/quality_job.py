@@ -191,9 +191,12 @@ class LabelJob:
         """Build the method of a cell.
 
         Raises:
-            UnsupportedCellError: the method cannot honour the budget, or no budget of its reads the bytes asked for.
+            UnsupportedCellError: the method cannot honour the budget at this context, or no budget of its reads the
+                bytes asked for.
         """
-        return self.method(self.budget_tokens(cell))
+        method = self.method(self.budget_tokens(cell))
+        method.refuse_context(cell.context)
+        return method
 
     def budget_tokens(self, cell: Cell) -> int | None:
         """Return a cell's budget in tokens; of a budget in bytes, the method's native one."""

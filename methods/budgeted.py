@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Annotated, Any, Self, get_type_hints
 
@@ -19,31 +19,41 @@ Share = Annotated[float, Field(gt=0, le=1)] | None
 """Type of a knob ``share``: the budget grows with the context, ``None`` for a fixed one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A budget that follows the context: ``max(floor, floor(share * L))`` tokens where ``L`` are cached.
+
+    In whole numbers, so that the device and the host agree to the token.
+    """
+
+    floor: int
+    share: Fraction
+
+    def at(self, tokens: int) -> int:
+        """Return the budget at a length."""
+        return max(self.floor, tokens * self.share.numerator // self.share.denominator)
+
+    def of(self, lengths: Tensor) -> Tensor:
+        """Return the budgets at integer lengths of any shape, on their device."""
+        return (lengths * self.share.numerator // self.share.denominator).clamp(min=self.floor)
+
+
 class BudgetedMethod(AttentionMethod):
     """An attention method that reads at most ``budget_tokens`` per KV head in the layers it governs.
 
     A method whose ``Params`` have a ``share`` may grow: at ``L`` cached tokens, prompt and decoded ones, its budget is
-    ``max(budget_tokens, floor(share * L))``. The declared budget is then the floor.
+    that of ``Growth``, the declared one its floor.
     """
 
     def __init__(self, params: Any, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config)
         self.budget_tokens = budget_tokens
-        self.share: Fraction | None = Fraction(str(params.share)) if getattr(params, "share", None) else None
+        share = getattr(params, "share", None)
+        self.growth = None if share is None else Growth(budget_tokens, Fraction(str(share)))
 
     def budget_at(self, context_tokens: int) -> int:
         """Return the budget in tokens where so many are cached, the current one included."""
-        return max(self.budget_tokens, int(self.share * context_tokens)) if self.share else self.budget_tokens
-
-    def budgets_at(self, lengths: Tensor) -> Tensor | None:
-        """Return each row's budget at its length (integers of any shape), ``None`` where the budget is fixed.
-
-        In whole numbers, so that the device and ``budget_at`` agree to the token.
-        """
-        if self.share is None:
-            return None
-        grown = lengths * self.share.numerator // self.share.denominator
-        return grown.clamp(min=self.budget_tokens)
+        return self.budget_tokens if self.growth is None else self.growth.at(context_tokens)
 
     def refuse_context(self, context_tokens: int) -> None:
         """Refuse a growing budget whose floor is over the context: the share would decide nothing.
@@ -51,10 +61,10 @@ class BudgetedMethod(AttentionMethod):
         Raises:
             UnsupportedCellError: as said.
         """
-        if self.share is not None and self.budget_tokens > context_tokens:
+        if self.growth is not None and self.budget_tokens > context_tokens:
             raise UnsupportedCellError(
                 f"{self.name}: the budget's floor is {self.budget_tokens} tokens, the context {context_tokens}; a "
-                f"share of {float(self.share)} needs a floor under the context"
+                f"share of {float(self.growth.share)} needs a floor under the context"
             )
 
     @classmethod

@@ -80,13 +80,14 @@ class Slack(_Strict):
     """State how far the tokens read may exceed the declared budget.
 
     A governed layer reads at most ``budget + tokens`` per KV head, and with ``per_generated_token`` one more for every
-    token generated. In the variants of ``per_query_head`` every query head fetches a list of its own, so that a KV
-    head's reads are up to that times the size of its group.
+    token generated. ``times`` names a knob whose value multiplies the budget. In the variants of ``per_query_head``
+    every query head fetches a list of its own, so that a KV head's reads are up to that times the size of its group.
     """
 
     tokens: int = Field(ge=0)
     per_generated_token: bool = False
     per_query_head: tuple[str, ...] = ()
+    times: str | None = None
     why: str
 
 
@@ -142,6 +143,8 @@ class Card(_Strict):
         for key in self.slack.per_query_head:
             if key not in self.variants:
                 raise ValueError(f"slack.per_query_head names {key!r}, which is no variant of this card")
+        if self.slack.times is not None and self.slack.times not in knobs:
+            raise ValueError(f"slack.times names {self.slack.times!r}, which is no knob of this card")
         unknown = sorted(set(self.conformance.params) - knobs)
         if unknown:
             raise ValueError(f"conformance.params sets {', '.join(unknown)}, which is no knob of this card")

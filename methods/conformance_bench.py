@@ -172,7 +172,7 @@ class Bench:
     inputs: Inputs
     budget: int
     list_factor: int
-    """Lists that each fetch for one KV head: 1, or the group's size where query heads have lists of their own."""
+    """Lists that each fetch for one KV head: 1, or the group's size, or what the knob of the card's ``times`` says."""
 
     @property
     def decoder(self) -> Decoder:
@@ -263,14 +263,16 @@ def make_bench(
 
     own_lists = any(card.variant_params(key).items() <= dict(overrides).items() for key in card.slack.per_query_head)
     budget = _accepted(build, card.conformance.budget_tokens)
+    params = method.Params(**overrides)
+    times = getattr(params, card.slack.times) if card.slack.times else 1
     return Bench(
         card=card,
-        params=method.Params(**overrides),
+        params=params,
         build=build,
         rule=get_rule(name),
         inputs=make_inputs(torch.device(device), dtype, seed, budget, STEPS),
         budget=budget,
-        list_factor=CONFIG.group_size if own_lists else 1,
+        list_factor=times * (CONFIG.group_size if own_lists else 1),
     )
 
 

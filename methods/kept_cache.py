@@ -12,21 +12,34 @@ from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.layout import accumulator
 from longdecode.kernels.page_minmax import PageBounds
+from longdecode.methods.budgeted import Growth
 from longdecode.methods.ring_cache import refuse_blocks
 
 
 class KeptCache(KVCache):
     """Up to ``capacities[l]`` tokens per KV head of layer ``l``, at most ``prompt_tokens[l]`` of them of the prompt.
 
-    Once a layer is full, a new token replaces a victim.
+    Once a layer is full, a new token replaces a victim. With ``growth``, a row keeps no more than that of its prompt
+    in ``growing`` layers, which are full at what it is at the row's length, or, where it ``grows`` no more after the
+    prompt, at their capacity.
 
     By layer: ``k`` and ``v`` ``[B, Hkv, C, D]``, ``slot_positions`` ``[B, Hkv, C]`` int64, the positions of the stored
     tokens, and ``scores`` ``[B, Hkv, C]`` float32, for the method. Over all layers: ``lengths`` and ``victims``
     ``[L, B, Hkv]`` int64; the method sets a layer's victims after it has read. Keys keep the rotation they came with.
     """
 
-    def __init__(self, shape: CacheShape, capacities: Sequence[int], prompt_tokens: Sequence[int]):
+    def __init__(
+        self,
+        shape: CacheShape,
+        capacities: Sequence[int],
+        prompt_tokens: Sequence[int],
+        growth: Growth | None = None,
+        growing: Sequence[bool] = (),
+        *,
+        grows: bool = True,
+    ):
         super().__init__(shape)
+        self.growth, self.grows = growth, grows
         config = shape.config
         self.k: list[Tensor] = []
         self.v: list[Tensor] = []
@@ -46,6 +59,8 @@ class KeptCache(KVCache):
             capacity >= min(shape.capacity, tokens + shape.decoded)
             for capacity, tokens in zip(capacities, prompt_tokens, strict=True)
         )
+        self.growing = torch.tensor(growing or [False] * len(capacities), device=shape.device)[:, None, None]
+        self.room = self.capacities
         size = (config.num_layers, shape.batch, config.num_kv_heads)
         self.lengths = torch.zeros(size, device=shape.device, dtype=torch.int64)
         self.victims = torch.zeros_like(self.lengths)
@@ -63,8 +78,9 @@ class KeptCache(KVCache):
     def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
         """See ``KVCache.begin_block``."""
         refuse_blocks(self, width, starts)
-        self.slot_mapping = torch.where(self.lengths < self.capacities, self.lengths, self.victims)
-        self.kv_lengths = (self.lengths + 1).minimum(self.capacities)
+        self.room = self._room()
+        self.slot_mapping = torch.where(self.lengths < self.room, self.lengths, self.victims)
+        self.kv_lengths = (self.lengths + 1).minimum(self.room)
 
     def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
         """See ``KVCache.append``."""
@@ -103,23 +119,28 @@ class KeptCache(KVCache):
         for stored, dense in ((self.k[layer], keys), (self.v[layer], values)):
             stored[:, :, :count] = dense.gather(2, index)
         self.slot_positions[layer][:, :, :count] = positions
+        if self.growth is not None:
+            lengths = torch.where(self.growing[layer, :, 0], lengths.minimum(self.growth.of(lengths)), lengths)
         self.lengths[layer] = lengths.clamp(max=count)[:, None]
 
     def stand_at(self, tokens: Tensor) -> None:
         """See ``KVCache.stand_at``."""
         self.positions.copy_(tokens)
-        self.lengths.copy_(tokens[None, :, None].minimum(self.prompt_tokens).expand_as(self.lengths))
+        kept = tokens[None, :, None].minimum(self.prompt_tokens)
+        if self.growth is not None:
+            kept = torch.where(self.growing, kept.minimum(self.growth.of(tokens)[:, None]), kept)
+        self.lengths.copy_(kept.expand_as(self.lengths))
 
     def advance(self, counts: Tensor) -> None:
         """See ``KVCache.advance``."""
         super().advance(counts)
-        self.lengths.copy_((self.lengths + counts[None, :, None]).minimum(self.capacities))
+        self.lengths.copy_((self.lengths + counts[None, :, None]).minimum(self.room))
 
     def step_slots(self) -> Iterator[StepSlots]:
         """See ``KVCache.step_slots``."""
         heads = self.config.num_kv_heads
         rows = torch.arange(self.batch, device=self.device).repeat_interleave(heads)
-        slots = torch.where(self.lengths < self.capacities, self.lengths, self.victims)
+        slots = torch.where(self.lengths < self._room(), self.lengths, self.victims)
         for layer, pair in enumerate(zip(self.k, self.v, strict=True)):
             for tensor in pair:
                 yield StepSlots(tensor.flatten(0, 1), slots[layer].flatten(), rows)
@@ -143,27 +164,42 @@ class KeptCache(KVCache):
         self.lengths.copy_(before + kept[None, :, None])
         self.positions.copy_(starts + kept)
 
+    def _room(self) -> Tensor:
+        """Return how many tokens each head holds once the next one is stored, ``[L, B or 1, 1]`` int64."""
+        if self.growth is None or not self.grows:
+            return self.capacities
+        grown = self.growth.of(self.positions + 1)[:, None].minimum(self.capacities)
+        return torch.where(self.growing, grown, self.capacities)
+
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``; in order of slots."""
         stored = int(self.lengths[layer, row, head])
         return self.k[layer][row, head, :stored], self.v[layer][row, head, :stored]
 
 
-def latest_and_best(scores: Tensor, lengths: Tensor, recent: int, total: int) -> Tensor:
+def latest_and_best(
+    scores: Tensor, lengths: Tensor, recent: int | Tensor, total: int, limits: Tensor | None = None
+) -> Tensor:
     """Choose each head's latest tokens and, of the others, those with the highest scores.
 
     Args:
         scores: ``[B, Hkv, S]`` by position; what stands past a row's length does not matter.
         lengths: ``[B]`` int64.
-        recent: latest tokens that are always kept.
+        recent: latest tokens that are always kept, for all rows or ``[B]``.
         total: tokens to choose, at most ``S``.
+        limits: ``[B]`` int64, tokens to choose in each row, at most ``total``; ``total`` where left out.
 
     Returns:
         ``[B, Hkv, total]`` int64 positions in ascending order; rows shorter than that hold theirs first.
     """
     places = torch.arange(scores.shape[2], device=scores.device)
     length = lengths[:, None, None]
-    ranked = torch.where(places >= length - recent, torch.inf, scores)
+    latest = recent[:, None, None] if isinstance(recent, Tensor) else recent
+    ranked = torch.where(places >= length - latest, torch.inf, scores)
     ranked = torch.where(places < length, ranked, -torch.inf)
     # Stable: of equal scores the earlier token is kept, however wide the cache is.
-    return ranked.sort(dim=2, descending=True, stable=True).indices[..., :total].sort(dim=2).values
+    best = ranked.sort(dim=2, descending=True, stable=True).indices[..., :total]
+    if limits is not None:
+        # What a row has no room for goes behind what it keeps.
+        best = torch.where(torch.arange(total, device=best.device) < limits[:, None, None], best, scores.shape[2])
+    return best.sort(dim=2).values

@@ -82,8 +82,7 @@ class PagedMethod(BudgetedMethod):
         """Count the pages in use, the current token's among them, and those that a growing budget reads."""
         pages, size = self.pages_of(state), self.params.page_size
         pages.used = -(-state.kv_lengths // size)
-        budgets = self.budgets_at(state.kv_lengths)
-        pages.row_k = None if budgets is None else budgets // size
+        pages.row_k = None if self.growth is None else self.growth.of(state.kv_lengths) // size
 
     def append(self, layer: int, heads: BlockHeads, state: DecodeState) -> Tensor:
         """Store the tokens and widen their pages' bounds by the new keys."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
+from longdecode.methods.budgeted import Share
 from longdecode.methods.evicting import EvictingMethod
 from longdecode.methods.prefill_scores import AttentionReceived
 
@@ -21,6 +22,7 @@ class H2OParams:
 
     recent_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
     dense_layers: Annotated[int, Field(ge=0)] = 0
+    share: Share = None
 
 
 class H2O(EvictingMethod):
@@ -40,6 +42,13 @@ class H2O(EvictingMethod):
     def __init__(self, params: H2OParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens)
         self.latest = min(budget_tokens - 1, max(1, int(params.recent_share * budget_tokens)))
+
+    def latest_at(self, lengths: Tensor) -> int | Tensor:
+        """Return the share of each row's budget that is for latest tokens."""
+        if self.growth is None:
+            return self.latest
+        budgets = self.growth.of(lengths)
+        return (budgets * self.params.recent_share).long().clamp(min=1).minimum(budgets - 1)
 
     @classmethod
     def minimum_budget(cls, params: H2OParams) -> tuple[int, str]:

@@ -20,7 +20,6 @@ class H2ORule(EvictingRule):
 
     def __init__(self, params: Any, budget_tokens: int | None, config: ModelConfig):
         super().__init__(params, budget_tokens, config)
-        self.recent = min(self.budget - 1, max(1, int(params.recent_share * self.budget)))
         self.scores: dict[tuple[int, int], list[float]] = {}
 
     def keep_prompt(self, layer: int, weights: Tensor) -> list[Positions]:
@@ -40,17 +39,19 @@ class H2ORule(EvictingRule):
 
     def cut(self, layer: int, head: int, stored: Positions) -> list[int]:
         """Return the latest tokens, one place left free for the next one, and the heaviest of the others."""
-        if len(stored) < self.budget:
-            return list(stored)
         seen = len(self.scores[layer, head])
-        latest = [p for p in stored if p > seen - max(2, self.recent)]
+        budget = self.budget_at(seen + 1)
+        if len(stored) < budget:
+            return list(stored)
+        recent = min(budget - 1, max(1, int(self.params.recent_share * budget)))
+        latest = [p for p in stored if p > seen - max(2, recent)]
         others = [p for p in stored if p not in latest]
-        return [*best(self.scores[layer, head], self.budget - 1 - len(latest), others), *latest]
+        return [*best(self.scores[layer, head], budget - 1 - len(latest), others), *latest]
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
         """Return the bytes of the stored keys, which are read once more for the weights."""
         layers = self.config.num_layers - min(self.config.num_layers, self.dense_layers)
-        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget)
+        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget_at(kv_length))
         return stored * self.config.head_dim * bytes_per_element
 
 

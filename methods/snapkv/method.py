@@ -15,7 +15,7 @@ from longdecode.engine.attention import Traffic
 from longdecode.engine.kv_cache import CacheShape, KVCache
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.kernels.attention_weights import attention_weights
-from longdecode.methods.budgeted import BudgetedMethod
+from longdecode.methods.budgeted import BudgetedMethod, Share
 from longdecode.methods.kept_cache import KeptCache, latest_and_best
 from longdecode.methods.prefill_scores import LatestQueries
 
@@ -27,6 +27,7 @@ class SnapKVParams:
     window: Annotated[int, Field(ge=1)] = 32
     kernel_size: Annotated[int, Field(ge=1)] = 5
     pooling: Literal["avg", "max"] = "avg"
+    share: Share = None
 
 
 class SnapKV(BudgetedMethod):
@@ -49,15 +50,17 @@ class SnapKV(BudgetedMethod):
 
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
         """Return the prompt's part; every decoded token adds one to it."""
-        return self.layered_traffic(context_tokens, min(context_tokens, self.budget_tokens), 0, bytes_per_element)
+        return self.layered_traffic(
+            context_tokens, min(context_tokens, self.budget_at(context_tokens)), 0, bytes_per_element
+        )
 
     def make_cache(self, shape: CacheShape) -> KVCache | None:
         """Return room for the budget and all decoded tokens; sequences that fit it stay in a dense cache."""
-        capacity = self.budget_tokens + shape.decoded
-        if shape.capacity <= self.budget_tokens:
+        most, layers = self.budget_at(shape.capacity), self.config.num_layers
+        if shape.capacity <= most:
             return None
-        layers = self.config.num_layers
-        return KeptCache(shape, [min(capacity, shape.capacity)] * layers, [self.budget_tokens] * layers)
+        capacities = [min(most + shape.decoded, shape.capacity)] * layers
+        return KeptCache(shape, capacities, [most] * layers, self.growth, [True] * layers, grows=False)
 
     def observers(self) -> tuple[PrefillObserver, ...]:
         """Return the observer of the window's queries."""
@@ -79,7 +82,9 @@ class SnapKV(BudgetedMethod):
         received = torch.where(before_window, received, 0.0)
         pool = avg_pool1d if self.params.pooling == "avg" else max_pool1d
         scores = pool(received, kernel_size=size, stride=1, padding=size // 2)[..., : keys.shape[2]]
-        positions = latest_and_best(scores, lengths, window, min(self.budget_tokens, keys.shape[2]))
+        total = min(self.budget_at(keys.shape[2]), keys.shape[2])
+        limits = None if self.growth is None else self.growth.of(lengths)
+        positions = latest_and_best(scores, lengths, window, total, limits)
         cast(KeptCache, cache).keep(layer, keys, values, positions, lengths)
 
 

@@ -17,12 +17,14 @@ class SnapKVRule(EvictingRule):
 
     def keep_prompt(self, layer: int, weights: Tensor) -> list[Positions]:
         """Return the window and the best-scored tokens before it, ``budget`` in all."""
-        n, window = weights.shape[1], min(self.params.window, self.budget)
-        if n < self.budget:
+        n = weights.shape[1]
+        budget = self.budget_at(n)
+        window = min(self.params.window, budget)
+        if n < budget:
             return [range(n)] * self.config.num_kv_heads
         sums = weights[:, n - window :, : n - window].sum(dim=1).tolist()
         scores = [self.pool(mean_of([sums[i] for i in self.group(head)])) for head in range(self.config.num_kv_heads)]
-        return [[*best(row, self.budget - window), *range(n - window, n)] for row in scores]
+        return [[*best(row, budget - window), *range(n - window, n)] for row in scores]
 
     def pool(self, row: list[float]) -> list[float]:
         """Return the average or maximum over each token's neighbourhood."""

@@ -13,8 +13,10 @@ class StreamingRule(Rule):
 
     def reads(self, layer: int, queries: Tensor, keys: Tensor) -> list[Positions]:
         """Return sinks and window, the same for every head."""
+        if layer < self.params.dense_layers:
+            return self.everything(keys)
         n, sinks = keys.shape[1], self.params.sinks
-        oldest = n - (self.budget - sinks)
+        oldest = n - (self.budget_at(n) - sinks)
         return [[p for p in range(n) if p < sinks or p >= oldest]] * self.config.num_kv_heads
 
     def turned_back(self, layer: int, kv_length: int) -> Tensor | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.kernels.attention_weights import attention_weights
+from longdecode.methods.budgeted import Share
 from longdecode.methods.evicting import EvictingMethod
 from longdecode.methods.prefill_scores import LatestQueries
 
@@ -22,6 +23,7 @@ class TOVAParams:
     """Knobs of TOVA."""
 
     dense_layers: Annotated[int, Field(ge=0)] = 0
+    share: Share = None
 
 
 class TOVA(EvictingMethod):

@@ -25,13 +25,14 @@ class TovaRule(EvictingRule):
     def cut(self, stored: Positions, weights: Tensor) -> list[Positions]:
         """Return the current token and the best of the others, one place left free for the next one."""
         *others, current = stored
-        kept = [*best(mean_of(weights.tolist()), self.budget - 2, others), current]
-        return [list(stored) if len(stored) < self.budget else kept] * self.config.num_kv_heads
+        budget = self.budget_at(weights.shape[1] + 1)
+        kept = [*best(mean_of(weights.tolist()), budget - 2, others), current]
+        return [list(stored) if len(stored) < budget else kept] * self.config.num_kv_heads
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
         """Return the bytes of the stored keys, which are read once more for the weights."""
         layers = self.config.num_layers - min(self.config.num_layers, self.dense_layers)
-        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget)
+        stored = layers * self.config.num_kv_heads * min(kv_length, self.budget_at(kv_length))
         return stored * self.config.head_dim * bytes_per_element
 
 
