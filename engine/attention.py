@@ -18,7 +18,6 @@ from longdecode.engine.prefill import PrefillObserver
 from longdecode.engine.request import Prompt
 from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.kernels.prefill_attention import prefill_attention
-from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 
 if TYPE_CHECKING:
     from longdecode.engine.speculation import Speculation
@@ -45,11 +44,13 @@ class Traffic:
     """Bytes one decode step of one sequence must move for attention, summed over layers.
 
     ``at_most``: lists are as long as the data makes them, and ``kv_bytes`` is what they take at their longest.
+    ``host_bytes`` is what comes from host memory where no listed block is on the device yet.
     """
 
     kv_bytes: int
     metadata_bytes: int = 0
     at_most: bool = False
+    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -224,6 +225,19 @@ class AttentionMethod(ABC):
         """Choose what the queries ``[B, Hq, 1, D]`` of ``layer`` read; ``None`` means everything."""
         return None
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Return true where ``look_ahead`` is to be called; the default is not."""
+        return False
+
+    def look_ahead(self, layer: int, q: Tensor, state: DecodeState) -> None:  # noqa: B027 (optional hook)
+        """Prepare for a layer while the one before it still runs; may change time alone.
+
+        Args:
+            layer: the next one.
+            q: ``[B, Hq, T, D]``, a guess at its rotated queries.
+        """
+
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
         """Select and read in one layer, the block already stored.
 
@@ -246,17 +260,15 @@ class AttentionMethod(ABC):
     def attend_selected(
         self, layer: int, q: Tensor, selection: Selection, state: DecodeState, **scoring: Any
     ) -> Tensor:
-        """Read the listed part of a dense cache; shapes as in ``attend``.
+        """Read the listed part of a cache that keeps every token; shapes as in ``attend``.
 
         Args:
-            scoring: ``scores``, ``score_rows`` and ``score_block`` of ``sparse_decode_attention``.
+            scoring: ``bias``, ``scores``, ``score_rows`` and ``score_block`` of ``sparse_decode_attention``.
         """
-        cache = state.dense
-        return sparse_decode_attention(
-            q, cache.keys(layer), cache.values(layer), selection.indices, selection.counts,
-            block_size=selection.block_size, kv_lengths=state.kv_lengths, uneven=selection.uneven,
+        return state.whole.attend_listed(
+            layer, q, selection.indices, selection.counts, block_size=selection.block_size, uneven=selection.uneven,
             kv_tokens_read=state.kv_tokens_read[layer], **scoring,
-        )[0]  # fmt: skip
+        )  # fmt: skip
 
     def attend_all(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
         """Read everything that the cache stores of ``layer``; shapes as in ``attend``."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from longdecode.engine.kv_cache import DenseCache, KVCache
+from longdecode.engine.kv_cache import DenseCache, KVCache, WholeCache
 from longdecode.engine.token_block import WHOLE, BlockHeads, Piece, Stream, TokenBlock
 
 if TYPE_CHECKING:
@@ -45,9 +45,20 @@ class DecodeState:
         return self.cache
 
     @property
+    def whole(self) -> WholeCache:
+        """The cache, for methods that need every token, wherever it is kept.
+
+        Raises:
+            TypeError: the method decodes in a cache that drops tokens.
+        """
+        if not isinstance(self.cache, WholeCache):
+            raise TypeError(f"a {type(self.cache).__name__} does not keep every token")
+        return self.cache
+
+    @property
     def kv_lengths(self) -> Tensor:
-        """Tokens of a dense cache that the block's last row may read, itself included, ``[B]`` int64."""
-        return self.dense.kv_lengths
+        """Tokens of a whole cache that the block's last row may read, itself included, ``[B]`` int64."""
+        return self.whole.kv_lengths
 
     @property
     def kv_tokens_per_head(self) -> Tensor:

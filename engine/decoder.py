@@ -18,6 +18,8 @@ from longdecode.engine.rope import RopeTable
 from longdecode.engine.token_block import BlockHeads, Piece, Stream, TokenBlock
 from longdecode.kernels.add_rms_norm import add_rms_norm
 from longdecode.kernels.linear import gated_linear, linear
+from longdecode.kernels.rms_norm import rms_norm
+from longdecode.kernels.rope import rotate
 
 
 class Decoder:
@@ -56,9 +58,12 @@ class Decoder:
         streams: list[Stream] = [
             (self.weights.embedding[block.tokens[piece.rows, piece.columns].to(self.device)], None) for piece in pieces
         ]
+        last = self.config.num_layers - 1
         for index, layer in enumerate(self.weights.layers):
             for at, piece in enumerate(pieces):
                 heads, residual = self._project(layer, streams[at], *angles[at])
+                if method.looks_ahead and isinstance(state, DecodeState) and block.reads == "method" and index < last:
+                    method.look_ahead(index + 1, self._early_queries(index + 1, residual, *angles[at]), state)
                 attended = state.attend(index, heads, method, piece)
                 streams[at] = self._finish(layer, attended, residual)
             state.end_layer(index, method)
@@ -124,6 +129,19 @@ class Decoder:
         heads = linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         return BlockHeads(q, k, v, cos, sin, layer.q_norm, layer.k_norm, config.rms_norm_eps), residual
+
+    def _early_queries(self, index: int, residual: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the rotated queries ``[B, Hq, T, D]`` that a layer would have if the one before it added nothing.
+
+        Source: the idea of InfiniGen (arXiv 2406.19707): one layer's input is nearly the next one's.
+        """
+        layer, config = self.weights.layers[index], self.config
+        rows = config.num_heads * config.head_dim
+        normed = rms_norm(residual, layer.input_norm, config.rms_norm_eps)
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[:rows]
+        q = linear(normed, layer.qkv[:rows], bias).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        q = q if layer.q_norm is None else rms_norm(q, layer.q_norm, config.rms_norm_eps)
+        return rotate(q, cos, sin)
 
     def _finish(self, layer: LayerWeights, attended: Tensor, residual: Tensor) -> Stream:
         """Project the attention's output ``[B, Hq, T, D]`` and run the MLP."""

@@ -29,6 +29,14 @@ class DeviceMemoryError(LongDecodeError):
     """The cell does not fit the device's memory. Recorded with status ``oom``."""
 
 
+class HostMemoryError(DeviceMemoryError):
+    """The cell does not fit the host's memory. Recorded with status ``oom``."""
+
+
+class PinnedMemoryError(UnsupportedCellError):
+    """The driver refuses to pin host memory, which kernels could then not read. Recorded as ``unsupported``."""
+
+
 class GateError(LongDecodeError):
     """A correctness gate failed, so no number may be reported. Recorded with status ``failed_gate``."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError, DeviceMemoryError
-from longdecode.engine.kv_cache import DenseCache
+from longdecode.engine.kv_cache import DenseCache, WholeCache
 from longdecode.engine.request import Completion, Prompt, Request
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper
@@ -128,23 +128,24 @@ class Generator:
     def _warm_up(self, prompt: Prompt, method: AttentionMethod, steps: int, keep_prompt: bool) -> None:
         """Run each kind of work on a scratch stepper on a side stream, as graph capture asks for.
 
-        A prompt that may be taken over is not copied where steps write past its end alone.
+        A prompt that may be taken over is not copied where each step can be taken back, least of all in host memory.
         """
         device, cache = self.decoder.device, prompt.cache
-        in_place = not keep_prompt and isinstance(cache, DenseCache) and method.correction is None
-        lengths = cache.positions.clone()
+        in_place = not keep_prompt and isinstance(cache, WholeCache) and method.correction is None
+        saved = []
         scratch_prompt = prompt if in_place else replace(prompt, cache=cache.clone())
         scratch = make_stepper(self.decoder, self.sampling, scratch_prompt, method, keep_prompt=False)
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for work in scratch.works(steps):
-                work()
-                work()
+                for _ in range(2):
+                    saved += [cache.before_step()] if in_place else []
+                    work()
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
-        if in_place:
-            cache.stand_at(lengths)
+        for step in reversed(saved):
+            cache.undo(step, torch.ones_like(cache.positions, dtype=torch.bool))
 
     def _wants_graph(self, steps: int) -> bool:
         if self.decoder.device.type != "cuda" or steps < 1:

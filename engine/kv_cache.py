@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.rope_append import rope_append
+from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +176,13 @@ class KVCache(ABC):
         """Bytes of keys and values on the device."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
+    def host_tensors(self) -> Iterator[Tensor]:
+        """Yield every tensor of keys or values in host memory; by default there is none."""
+        yield from ()
+
     def host_nbytes(self) -> int:
         """Bytes of keys and values in host memory."""
-        return 0
+        return sum(tensor.nbytes for tensor in self.host_tensors())
 
     def before_step(self) -> Undo:
         """Save what the next step of one token overwrites, so that ``undo`` can take the step back."""
@@ -194,7 +199,41 @@ class KVCache(ABC):
             tensor.copy_(torch.where(back, old, tensor))
 
 
-class DenseCache(KVCache):
+class WholeCache(KVCache):
+    """A cache that keeps every token, wherever it does: block ``n`` of a row is its tokens ``n * block_size ..``.
+
+    ``begin_block`` sets ``kv_lengths`` ``[B]`` int64: the tokens that the block's last row may read, itself included.
+    """
+
+    kv_lengths: Tensor
+    lengths: Tensor
+    """``[B]`` int64, tokens of each row."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a row may have."""
+        return self.shape.capacity
+
+    @abstractmethod
+    def keys(self, layer: int) -> Tensor:
+        """Return the keys of one layer on the device, ``[B, Hkv, S, D]``, the slot of a token being its position."""
+
+    @abstractmethod
+    def values(self, layer: int) -> Tensor:
+        """Return the values of one layer, likewise."""
+
+    @abstractmethod
+    def attend_listed(
+        self, layer: int, q: Tensor, indices: Tensor, counts: Tensor, *, block_size: int, kv_tokens_read: Tensor,
+        uneven: bool = False, **scoring: Any,
+    ) -> Tensor:  # fmt: skip
+        """Attend to listed blocks of a layer; arguments as in ``sparse_decode_attention``, ``[B, Hq, T, D]``.
+
+        A ``bias`` is given by token, ``[B, Hs, S]``.
+        """
+
+
+class DenseCache(WholeCache):
     """Every token in the slot of its position: ``k`` and ``v`` are ``[L, B, Hkv, S, D]``, ``lengths`` is ``[B]``."""
 
     def __init__(self, shape: CacheShape):
@@ -204,17 +243,12 @@ class DenseCache(KVCache):
         self.k, self.v = empty_pair(size, shape)
         self.lengths = torch.zeros_like(self.positions)
 
-    @property
-    def capacity(self) -> int:
-        """Token slots per row."""
-        return self.shape.capacity
-
     def keys(self, layer: int) -> Tensor:
-        """Keys of one layer, ``[B, Hkv, S, D]``."""
+        """See ``WholeCache.keys``; not a copy."""
         return self.k[layer]
 
     def values(self, layer: int) -> Tensor:
-        """Values of one layer, ``[B, Hkv, S, D]``."""
+        """See ``WholeCache.values``; not a copy."""
         return self.v[layer]
 
     def tensors(self) -> Iterator[Tensor]:
@@ -250,6 +284,16 @@ class DenseCache(KVCache):
         return decode_attention(
             q, self.k[layer], self.v[layer], self.kv_lengths, mask=mask, kv_tokens_read=kv_tokens_read
         )[0]
+
+    def attend_listed(
+        self, layer: int, q: Tensor, indices: Tensor, counts: Tensor, *, block_size: int, kv_tokens_read: Tensor,
+        uneven: bool = False, **scoring: Any,
+    ) -> Tensor:  # fmt: skip
+        """See ``WholeCache.attend_listed``."""
+        return sparse_decode_attention(
+            q, self.k[layer], self.v[layer], indices, counts, block_size=block_size, kv_lengths=self.kv_lengths,
+            uneven=uneven, kv_tokens_read=kv_tokens_read, **scoring,
+        )[0]  # fmt: skip
 
     def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
         """See ``KVCache.fill_layer``."""

@@ -214,7 +214,7 @@ def make_stepper(
         keep_prompt: leave the prompt as it is and decode in a copy.
 
     Raises:
-        UnsupportedCellError: the method corrects or verifies in a cache that drops tokens.
+        UnsupportedCellError: the method corrects or verifies in a cache that does not keep every token on the device.
     """
     state = method.start(prompt, keep_prompt=keep_prompt)
     sequences = Sequences(prompt.requests, sampling, state.active)
@@ -237,7 +237,7 @@ def make_stepper(
 def _dense(state: DecodeState, what: str) -> DenseCache:
     if not isinstance(state.cache, DenseCache):
         raise UnsupportedCellError(
-            f"{what} needs a cache that keeps every token; a {type(state.cache).__name__} drops some"
+            f"{what} needs a cache that keeps every token on the device; a {type(state.cache).__name__} does not"
         )
     return state.cache
 

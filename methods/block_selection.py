@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from longdecode.engine.attention import Selection, Traffic
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.engine.kv_cache import DenseCache, KVCache
+from longdecode.engine.kv_cache import KVCache, WholeCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.block_score import block_scores, newest_first, normaliser
@@ -29,6 +29,7 @@ from longdecode.kernels.pooled_keys import PooledKeys, append_pooled_key, build_
 from longdecode.kernels.token_score import token_logits
 from longdecode.methods.block_plan import MINIMUM_BLOCKS, Split, automatic_block_size, plan_blocks
 from longdecode.methods.importance_heads import ImportanceHeads
+from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.prompt_selection import PromptIndex, SelectivePrefill, listed_blocks
 
 Normaliser = Literal["exact", "coarse"]
@@ -43,6 +44,9 @@ class BlockParams:
     pool_stride: Annotated[int, Field(ge=1)] | None = None
     split: Split = "paper"
     normaliser: Normaliser = "exact"
+    offload: bool = False
+    spare_slots: Annotated[int, Field(ge=0)] = 0
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class BlockIndex:
     blocks: Tensor
 
 
-class BlockSelection(SelectivePrefill):
+class BlockSelection(Offloadable, SelectivePrefill):
     """Every query of every KV head reads a fixed number of blocks: first, latest, best by pooled keys, most important.
 
     The same rule holds for prompt tokens and decoded ones. Subclasses set ``heads`` for importance, which is then added
@@ -93,7 +97,18 @@ class BlockSelection(SelectivePrefill):
         metadata = windows * heads * self.config.head_dim * bytes_per_element
         if self.heads is not None:
             metadata += 4 * heads * (self.plan.room(context_tokens) + read)
-        return self.layered_traffic(context_tokens, read, self.config.num_layers * metadata, bytes_per_element)
+        traffic = self.layered_traffic(context_tokens, read, self.config.num_layers * metadata, bytes_per_element)
+        return replace(traffic, host_bytes=self.host_bytes(context_tokens, bytes_per_element))
+
+    @property
+    def listed_blocks(self) -> int:
+        """See ``Offloadable.listed_blocks``; the newest block is always listed."""
+        return self.plan.blocks
+
+    @property
+    def block_tokens(self) -> int:
+        """See ``Offloadable.block_tokens``."""
+        return self.plan.block_size
 
     def weights(self, layer: int, device: torch.device) -> ImportanceWeights | None:
         """Return the importance heads of a layer."""
@@ -170,7 +185,7 @@ class BlockSelection(SelectivePrefill):
 
     def make_method_state(self, cache: KVCache) -> BlockIndex:
         """Build the index of every layer."""
-        if not isinstance(cache, DenseCache):
+        if not isinstance(cache, WholeCache):
             raise UnsupportedCellError(f"{self.name} finds no keys to pool in a {type(cache).__name__}")
         layers = [
             self.build_index(n, cache.keys(n), cache.values(n), cache.lengths, cache.capacity)

@@ -8,8 +8,11 @@ from functools import partial
 import torch
 from compile_only import SHARED_LIMIT_BYTES, compile_only
 
+from longdecode.kernels.block_residency import BlockQueue, Residents
+from longdecode.kernels.block_residency.gpu import claim_slots_gpu
 from longdecode.kernels.block_score.gpu import block_scores_gpu
 from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
+from longdecode.kernels.host_fetch.gpu import copy_blocks_gpu
 from longdecode.kernels.importance import Importance, ImportanceWeights
 from longdecode.kernels.importance.gpu import append_importance_gpu
 from longdecode.kernels.page_minmax import PageBounds
@@ -81,6 +84,18 @@ def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
         )  # fmt: skip
 
 
+def launch_offload(dtype: torch.dtype) -> None:
+    """Slots of 64 to 1,024 a list, and blocks of 64 tokens."""
+    integer = torch.int64
+    queue = BlockQueue(meta(5121, dtype=integer), meta(5121, dtype=integer), meta(1, dtype=integer))
+    for slots in (64, 96, 128, 1024):
+        held = meta(40, 2, slots, dtype=integer)
+        residents = Residents(held, held, queue.count, meta(40, dtype=integer), held)
+        claim_slots_gpu(meta(40, 2, 64, dtype=integer), meta(40, 2, dtype=integer), residents, queue, 1024)
+    pair = (meta(80 * 1024, 64 * 128, dtype=dtype),) * 2
+    copy_blocks_gpu(pair, (meta(80 * 96, 64 * 128, dtype=dtype),) * 2, queue)
+
+
 SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -90,6 +105,7 @@ def main() -> None:
     faults = []
     cases = [partial(launch_scores, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
     cases += [partial(launch_blocks, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
+    cases += [partial(launch_offload, dtype) for dtype in DTYPES]
     for launch in (launch_topk, *cases):
         with compile_only() as binaries:
             launch()

@@ -1,0 +1,25 @@
+"""Copies of listed blocks of keys and values between host memory and the device."""
+
+from torch import Tensor
+
+from longdecode.kernels.block_residency import BlockQueue
+from longdecode.kernels.dispatch import use_triton
+from longdecode.kernels.host_fetch import naive
+
+__all__ = ["copy_blocks"]
+
+Pair = tuple[Tensor, Tensor]
+
+
+def copy_blocks(source: Pair, target: Pair, queue: BlockQueue) -> None:
+    """Copy the queued blocks of keys and of values; see ``naive.copy_blocks``.
+
+    On CUDA one of the pairs may lie in pinned host memory.
+    """
+    on_device = next((tensor for tensor in (*source, *target) if tensor.device.type != "cpu"), target[0])
+    if use_triton(on_device):
+        # Triton is installed where it can run; elsewhere this module must still import.
+        from longdecode.kernels.host_fetch.gpu import copy_blocks_gpu
+
+        return copy_blocks_gpu(source, target, queue)
+    return naive.copy_blocks(source, target, queue)

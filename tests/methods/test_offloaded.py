@@ -1,0 +1,301 @@
+"""A cache in host memory against the same cache on the device: the same selections give the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine import host_memory
+from longdecode.engine.attention import AttentionMethod, Selection
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.errors import ConfigError, HostMemoryError, PinnedMemoryError, UnsupportedCellError
+from longdecode.engine.generation import Generator, Request
+from longdecode.engine.host_memory import HostBuffer
+from longdecode.engine.kv_cache import CacheShape, DenseCache
+from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.request import Prompt
+from longdecode.engine.token_block import BlockHeads, TokenBlock
+from longdecode.engine.weights import random_decoder
+from longdecode.evals.failures import status_of
+from longdecode.methods.offloaded import Offloadable
+from longdecode.methods.offloaded_cache import OffloadedCache
+from longdecode.methods.registry import get_method
+
+CPU = torch.device("cpu")
+BLOCK, LISTED = 8, 5
+CONFIG = ModelConfig(
+    family="llama", vocab_size=40, hidden_size=16, intermediate_size=16, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=8, max_positions=4096, rope={"rope_theta": 100.0},
+)  # fmt: skip
+LENGTHS = [61, 24, 7]
+"""In a block, at the end of one, in the first."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    offload: bool
+    spare_slots: int = 0
+    prefetch: str = ""
+
+
+class Scripted(Offloadable):
+    """Lists blocks that change a little from step to step, the newest among them; layer 0 reads everything."""
+
+    name: ClassVar[str] = "scripted"
+    Params: ClassVar[type] = Knobs
+    listed_blocks, block_tokens = LISTED, BLOCK
+
+    def __init__(self, params: Knobs, seed: int):
+        super().__init__(params, CONFIG)
+        self.seed = seed
+        self.draw = [torch.Generator().manual_seed(seed + layer) for layer in range(CONFIG.num_layers)]
+        self.guess = torch.Generator().manual_seed(seed + 1)
+        self.lists: dict[int, Tensor] = {}
+        self.want: dict[int, set[tuple[int, int, int]]] = {}
+        self.misses = 0
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> AttentionMethod:
+        raise NotImplementedError
+
+    def dense_layers(self) -> frozenset[int]:
+        return frozenset({0})
+
+    def twin(self) -> Scripted:
+        """A copy that goes on as this one does."""
+        other = Scripted(self.params, self.seed)
+        other.lists = {layer: lists.clone() for layer, lists in self.lists.items()}
+        for mine, theirs in zip(self.draw, other.draw, strict=True):
+            theirs.set_state(mine.get_state())
+        return other
+
+    def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
+        if layer == 0:
+            return None
+        newest = (state.kv_lengths - 1) // BLOCK
+        chosen, counts = self._next(layer, newest)
+        self._count(layer, chosen, counts, newest)
+        return Selection(chosen, counts, BLOCK)
+
+    def foresee(self, layer: int, state: DecodeState) -> None:
+        """Prefetch as a predictor might: the right lists, or junk of any kind."""
+        if layer == 0 or not self.params.prefetch or not self.params.offload:
+            return
+        newest = (state.kv_lengths - 1) // BLOCK
+        shape = (len(newest), CONFIG.num_kv_heads, LISTED)
+        if self.params.prefetch == "right":
+            chosen, counts = self.twin()._next(layer, newest)
+        else:
+            chosen = torch.randint(-2, 200, shape, generator=self.guess) % (newest.max() + 3)
+            counts = torch.randint(0, LISTED + 1, shape[:2], generator=self.guess)
+        state.cache.prefetch(layer, chosen, counts)
+
+    def _next(self, layer: int, newest: Tensor) -> tuple[Tensor, Tensor]:
+        """Replace about one of the older blocks in each list; the newest and the first are always there."""
+        old = self.lists.get(layer)
+        chosen = torch.zeros(len(newest), CONFIG.num_kv_heads, LISTED, dtype=torch.int64)
+        counts = torch.zeros(chosen.shape[:2], dtype=torch.int64)
+        for row, last in enumerate(newest.tolist()):
+            for head in range(CONFIG.num_kv_heads):
+                kept = [] if old is None else [b for b in old[row, head].tolist() if 0 < b < last]
+                pool = torch.randperm(last + 1, generator=self.draw[layer]).tolist()
+                picked = list(dict.fromkeys([0, last, *kept[: LISTED - 3], *pool]))[:LISTED]
+                counts[row, head] = len(picked)
+                chosen[row, head, : len(picked)] = torch.tensor(sorted(picked))
+        self.lists[layer] = chosen
+        return chosen, counts
+
+    def _count(self, layer: int, chosen: Tensor, counts: Tensor, newest: Tensor) -> None:
+        """Count what is listed now and was not listed in the step before, nor was the newest block."""
+        now = {
+            (row, head, int(block))
+            for row in range(len(newest))
+            for head in range(CONFIG.num_kv_heads)
+            for block in chosen[row, head, : counts[row, head]]
+            if block < newest[row]
+        }
+        self.misses += len(now - self.want.get(layer, set()))
+        self.want[layer] = now
+
+
+def prompt_of(rng: torch.Generator, capacity: int) -> Prompt:
+    cache = DenseCache(CacheShape(CONFIG, len(LENGTHS), capacity, CPU, torch.float32, capacity))
+    for tensor in (cache.k, cache.v):
+        for row, length in enumerate(LENGTHS):
+            part = tensor[:, row, :, :length]
+            part.copy_(torch.randn(part.shape, generator=rng))
+    cache.stand_at(torch.tensor(LENGTHS))
+    return Prompt((), cache, torch.empty(0), 0.0)
+
+
+def step(method: Scripted, state: DecodeState, heads: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+    """Run one step on given heads, as ``Decoder.forward`` does; return every layer's output."""
+    positions = state.cache.positions[:, None]
+    state.begin(TokenBlock(torch.zeros_like(positions), positions), method)
+    outputs = []
+    for layer, (q, k, v) in enumerate(heads):
+        if layer + 1 < len(heads):
+            method.foresee(layer + 1, state)
+        still = q.new_ones(len(q), 1, CONFIG.head_dim)
+        rotated = method.append(layer, BlockHeads(q, k, v, still, 0 * still), state)
+        outputs.append(method.attend(layer, rotated, state))
+    state.accept()
+    return outputs
+
+
+def random_heads(rng: torch.Generator) -> list[tuple[Tensor, Tensor, Tensor]]:
+    sizes = (CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.num_kv_heads)
+    return [
+        tuple(torch.randn(len(LENGTHS), size, 1, CONFIG.head_dim, generator=rng) for size in sizes)  # type: ignore[misc]
+        for _ in range(CONFIG.num_layers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spare", "prefetch", "steps"),
+    [
+        (0, "", 250),
+        (3, "", 60),
+        (0, "right", 60),
+        (1, "wrong", 100),
+        pytest.param(2, "wrong", 2000, marks=pytest.mark.slow),
+        pytest.param(0, "", 2000, marks=pytest.mark.slow),
+    ],
+)
+def test_equals_the_device_bit_for_bit(rng: torch.Generator, seed: int, spare: int, prefetch: str, steps: int) -> None:
+    prompt = prompt_of(rng, max(LENGTHS) + steps)
+    near, far = Scripted(Knobs(False), seed), Scripted(Knobs(True, spare, prefetch), seed)
+    near_state, far_state = near.start(prompt), far.start(prompt)
+    cache = far_state.cache
+    assert isinstance(cache, OffloadedCache) and cache.slots == LISTED + spare
+    assert cache.host_nbytes() == 2 * 2 * len(LENGTHS) * 2 * cache.blocks * BLOCK * CONFIG.head_dim * 4
+    for _ in range(steps):
+        heads = random_heads(rng)
+        for mine, theirs in zip(step(far, far_state, heads), step(near, near_state, heads), strict=True):
+            assert mine.equal(theirs)
+    assert far_state.counted.equal(near_state.counted)
+    fetched, early = int(cache.fetched.sum()), int(cache.prefetched.sum())
+    assert far.misses > steps
+    if prefetch == "right":
+        assert fetched == 0 and early == far.misses
+    elif prefetch:
+        assert early > 0
+    elif spare:
+        assert fetched < far.misses
+    else:
+        assert fetched == far.misses
+    for layer in range(CONFIG.num_layers):
+        for row in range(len(LENGTHS)):
+            for got, want in zip(
+                cache.stored_kv(layer, row, 1), near_state.cache.stored_kv(layer, row, 1), strict=True
+            ):
+                assert got.equal(want)
+        assert cache.keys(layer)[1, :, :30].equal(near_state.whole.keys(layer)[1, :, :30])
+
+
+def test_steps_taken_back_leave_no_trace(rng: torch.Generator, seed: int) -> None:
+    """Drafts of four steps, most of them across a block's end, of which each row keeps another number; a clone too."""
+    prompt = prompt_of(rng, 200)
+    near, far = Scripted(Knobs(False), seed), Scripted(Knobs(True, 1), seed)
+    near_state, far_state = near.start(prompt), far.start(prompt)
+    for _ in range(12):
+        saved = []
+        for _ in range(4):
+            heads = random_heads(rng)
+            saved.append((far_state.cache.before_step(), near_state.cache.before_step()))
+            step(far, far_state, heads)
+            step(near, near_state, heads)
+        kept = torch.randint(0, 4, (len(LENGTHS),), generator=rng)
+        for number, (mine, theirs) in reversed(list(enumerate(saved))):
+            far_state.cache.undo(mine, kept <= number)
+            near_state.cache.undo(theirs, kept <= number)
+        heads = random_heads(rng)
+        twin, other = far.twin(), DecodeState(far_state.cache.clone())
+        want = step(near, near_state, heads)
+        for got in (step(far, far_state, heads), step(twin, other, heads)):
+            assert all(mine.equal(theirs) for mine, theirs in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize(("name", "lengths"), [("infllm2", (97, 50, 33)), ("nosa", (64,))])
+def test_a_generation_is_the_same(
+    random_ids: Callable[..., tuple[int, ...]], name: str, lengths: tuple[int, ...]
+) -> None:
+    """Through prefill, early choice and sampling: the same tokens and the same log-probabilities."""
+    decoder = random_decoder(CONFIG, 1, CPU, torch.float32)
+    requests = [Request(random_ids(length, 40), 30, random_ids(9, 40)) for length in lengths]
+    plain = {"heads": "random:3"} if name == "nosa" else {}
+    build = get_method(name).from_budget
+    want = Generator(decoder).run(requests, build(32, CONFIG, **plain))
+    for knobs in ({}, {"prefetch": True}, {"prefetch": True, "spare_slots": 2}):
+        method = build(32, CONFIG, **plain, offload=True, **knobs)
+        for got, expected in zip(Generator(decoder).run(requests, method), want, strict=True):
+            assert got.output_ids == expected.output_ids
+            assert got.forced_logprobs == expected.forced_logprobs
+            assert got.read_tokens_mean == expected.read_tokens_mean
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = CacheShape(CONFIG, 2, 64, CPU, torch.float32, 64)
+    cache = OffloadedCache(shape, BLOCK, 3)
+    q = torch.zeros(2, 4, 1, 8)
+    lists = torch.zeros(2, 2, 2, dtype=torch.int64)
+    read = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(UnsupportedCellError, match="layer 0 lies in host memory"):
+        cache.attend(0, q, None, read)
+    with pytest.raises(UnsupportedCellError, match="blocks of 8 tokens; 2 lists of blocks of 16"):
+        cache.attend_listed(0, q, lists, lists[..., 0], block_size=16, kv_tokens_read=read)
+    with pytest.raises(UnsupportedCellError, match="stores one token a step"):
+        cache.begin_block(2, None, torch.ones(2, dtype=torch.bool))
+    with pytest.raises(ConfigError, match="infllm2: spare_slots"):
+        get_method("infllm2").from_budget(64, CONFIG, spare_slots=-1)
+    monkeypatch.setattr(host_memory, "free_host_bytes", lambda: (1 << 30) + 1000)
+    with pytest.raises(HostMemoryError, match=r"need 49,152 bytes of host memory; 1,000 are free") as caught:
+        OffloadedCache(shape, BLOCK, 3)
+    assert status_of(caught.value) == "oom"
+
+
+def test_pinned_regions_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a driver that pins what it is asked to: a region goes back when its buffer is dropped, the smallest fits."""
+    made: list[int] = []
+
+    def pinned(nbytes: int) -> Tensor:
+        made.append(nbytes)
+        if nbytes > 5000:
+            raise RuntimeError("cudaHostRegister returned 2")
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    monkeypatch.setattr(host_memory, "_pinned", pinned)
+    cuda = torch.device("cuda")
+    first, second = HostBuffer(4000, cuda), HostBuffer(1000, cuda)
+    assert made == [4000, 1000]
+    view = first.view(torch.float32, (2, 3), 8)
+    view.fill_(1.5)
+    assert first.bytes[8:32].view(torch.float32).tolist() == [1.5] * 6
+    del view, first
+    third = HostBuffer(900, cuda)
+    assert made == [4000, 1000] and third.bytes.numel() == 900
+    del second, third
+    fourth = HostBuffer(900, cuda)
+    assert made == [4000, 1000]
+    with pytest.raises(PinnedMemoryError, match="pinning 6,000 bytes of host memory was refused") as caught:
+        HostBuffer(6000, cuda)
+    assert status_of(caught.value) == "unsupported"
+    del fourth
+    host_memory.release_idle_regions()
+    assert host_memory._idle == []
+
+
+def test_free_memory_is_bounded_by_the_control_group(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable: 800 kB\n")
+    for name, text in (("max", "500000"), ("current", "300000"), ("stat", "anon 5\ninactive_file 100000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(host_memory, "_CGROUPS", ((str(tmp_path), "memory.max", "memory.current", "inactive_file"),))
+    assert host_memory.free_host_bytes() == 300_000
+    (tmp_path / "memory.max").write_text("max")
+    assert host_memory.free_host_bytes() == 800 * 1024
