@@ -22,7 +22,16 @@ from longdecode.evals.tasks.fidelity.suite import (
     first_kept,
     kl_from_full,
 )
+from longdecode.evals.tasks.pg19_long.suite import repeated
+from longdecode.evals.tasks.registry import get_task
+from longdecode.evals.tokenizing import TextTokenizer
 from longdecode.methods.registry import get_method
+from longdecode.miniature import tokenizer as miniature_tokenizer
+
+
+def byte_tokenizer() -> TextTokenizer:
+    return TextTokenizer(miniature_tokenizer.byte_tokenizer())
+
 
 PROSE = " ".join(f"word{i % 97} and{i % 13}" for i in range(900))
 
@@ -103,6 +112,40 @@ def test_free_running_counts_to_the_first_difference(decoder: Decoder) -> None:
     first = next(i for i, (a, b) in enumerate(zip(ours.output_ids, full[0].output_ids, strict=True)) if a != b)
     assert FidelityFree(None, None).compare(sample, ours, full[0]).value == first
     assert FidelityFree(None, None).compare(sample, full[0], full[0]).value == 32
+
+
+def test_a_long_continuation_is_told_by_stretch(decoder: Decoder, prose: Path) -> None:
+    """Loss and gap of each stretch against the log-probabilities themselves; the last of 16 takes what is left over."""
+    generator = Generator(decoder)
+    prompt = generator.prefill(requests(1, 64))
+    (full,) = full_run(generator, prompt)
+    (ours,) = generator.decode(compared_prompt(prompt, [full]), get_method("streaming").from_budget(24, decoder.config))
+    task = get_task("pg19_long_forced_1024", {"prose": prose})
+    score = task.compare(Sample(0, "", "", 0, None, "text"), ours, full)
+    cuts = [(i * 2, i * 2 + 2) for i in range(15)] + [(30, 40)]
+    for i, (start, end) in enumerate(cuts):
+        mean = -sum(ours.forced_logprobs[start:end]) / (end - start)
+        assert score.measures[f"loss_from_{64 * i}"] == pytest.approx(mean, abs=1e-5)
+        gap = mean + sum(full.forced_logprobs[start:end]) / (end - start)
+        assert score.parts[i] == pytest.approx(gap, abs=1e-5)
+    assert score.measures["loss"] == pytest.approx(-sum(ours.forced_logprobs) / 40, abs=1e-5)
+    assert len(score.parts) == 16 and "kl_from_960" in score.measures
+    samples = task.samples(3000, 8, 0, byte_tokenizer())
+    assert [(sample.meta, len(sample.prompt), len(sample.forced)) for sample in samples] == [
+        (name, 1976, 1024) for name in ("one", "two")
+    ]
+
+
+def test_free_running_tells_repetition(decoder: Decoder, prose: Path) -> None:
+    assert repeated([1, 2, 3, 4] * 5) == 1 - 4 / 17 and repeated(range(9)) == 0 == repeated([1, 2])
+    (made,) = get_task("pg19_long_free_1024", {"prose": prose}).samples(3000, 1, 0, byte_tokenizer())
+    assert (len(made.prompt), made.forced, made.max_new_tokens) == (1976, "", 1024)
+    prompt = Generator(decoder).prefill([Request(tuple(range(200)), 32)])
+    (full,) = full_run(Generator(decoder), prompt)
+    score = get_task("pg19_long_free_1024", {}).compare(made, full, full)
+    assert score.value == 32 and score.measures["repeated"] == score.measures["repeated_full"] == repeated(
+        full.output_ids
+    )
 
 
 def test_windows_are_clustered_by_text_and_hold_the_context(prose: Path) -> None:

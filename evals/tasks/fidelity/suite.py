@@ -28,7 +28,7 @@ WINDOWS_A_TEXT = 4
 _LEAST_MASS = 1e-7  # what float32 log-probabilities of 64 tokens leave of the rest
 
 
-class _Prose(Task):
+class Prose(Task):
     """Windows of texts that no model has seen; a problem is a text, so that intervals are clustered by it.
 
     Args:
@@ -50,7 +50,7 @@ class _Prose(Task):
     def samples(
         self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer | None = None
     ) -> list[Sample]:
-        """Cut ``WINDOWS_A_TEXT`` windows of each of the first ``count`` texts that are long enough.
+        """Cut ``samples_per_problem`` windows of each of the first ``count`` texts that are long enough.
 
         Raises:
             UnsupportedCellError: no text is as long as the context, or the context is shorter than the continuation.
@@ -69,7 +69,7 @@ class _Prose(Task):
             )
         samples: list[Sample] = []
         for name, text in list(texts.items())[:count]:
-            for _ in range(WINDOWS_A_TEXT):
+            for _ in range(self.samples_per_problem):
                 rng = sample_rng(self.name, context_tokens, seed, len(samples))
                 prompt, tail = window(text, rng, prompt_tokens, self.continuation_tokens, tokenizer)
                 samples.append(self._sample(len(samples), prompt, tail, name))
@@ -94,7 +94,7 @@ class _Prose(Task):
             raise DataUnavailableError(f"{error}; or set data.prose to a text of your own") from error
 
 
-class FidelityForced(_Prose):
+class FidelityForced(Prose):
     """The text's own next tokens forced through the method: what their loss is over Full's, and how far the
     distributions are apart.
 
@@ -109,6 +109,7 @@ class FidelityForced(_Prose):
     higher_is_better = False
     continuation_tokens = FORCED_TOKENS
     full_top_tokens = TOP_TOKENS
+    bins = BINS
 
     def _sample(self, index: int, prompt: str, tail: str, name: str) -> Sample:
         return Sample(index, prompt, tail, 0, None, name)
@@ -121,11 +122,19 @@ class FidelityForced(_Prose):
         divergence, kept = kl_from_full(completion, full), first_kept(completion, full)
         measures = {"kl": divergence.mean().item(), "top1": kept.mean().item()}
         for name, values in (("kl", divergence), ("top1", kept)):
-            measures |= {f"{name}_from_{start}": mean for start, mean in _stretches(values)}
-        return Score(over.mean().item(), tuple(mean for _, mean in _stretches(over)), measures)
+            measures |= {f"{name}_from_{start}": mean for start, mean in self.stretches(values)}
+        return Score(over.mean().item(), tuple(mean for _, mean in self.stretches(over)), measures)
+
+    def stretches(self, values: Tensor) -> list[tuple[int, float]]:
+        """Return means of ``bins`` stretches with their first token; the last takes what is left over."""
+        width = max(1, len(values) // self.bins)
+        starts = [i * width for i in range(self.bins) if i * width < len(values)]
+        ends = [*starts[1:], len(values)]
+        named = (self.continuation_tokens // self.bins * i for i in range(len(starts)))
+        return [(name, values[start:end].mean().item()) for name, start, end in zip(named, starts, ends, strict=True)]
 
 
-class FidelityFree(_Prose):
+class FidelityFree(Prose):
     """Greedy continuation: how many tokens a method writes before its first that is not Full's."""
 
     name = "fidelity_free"
@@ -136,7 +145,7 @@ class FidelityFree(_Prose):
     continuation_tokens = FREE_TOKENS
 
     def _sample(self, index: int, prompt: str, tail: str, name: str) -> Sample:
-        return Sample(index, prompt, "", FREE_TOKENS, None, name)
+        return Sample(index, prompt, "", self.continuation_tokens, None, name)
 
     def compare(self, sample: Sample, completion: Completion, full: Completion) -> Score:
         """Return the number of tokens before the first different one."""
@@ -160,18 +169,7 @@ def first_kept(completion: Completion, full: Completion) -> Tensor:
     return (full.top_ids[:, 0] == completion.top_ids[:, 0]).double()
 
 
-def _stretches(values: Tensor) -> list[tuple[int, float]]:
-    """Return means of ``BINS`` stretches with their first token; the last takes what is left over."""
-    width = max(1, len(values) // BINS)
-    starts = [i * width for i in range(BINS) if i * width < len(values)]
-    ends = [*starts[1:], len(values)]
-    return [
-        (FORCED_TOKENS // BINS * i, values[start:end].mean().item())
-        for i, (start, end) in enumerate(zip(starts, ends, strict=True))
-    ]
-
-
-def _task(kind: type[_Prose]) -> Callable[[Data], Task]:
+def _task(kind: type[Prose]) -> Callable[[Data], Task]:
     return lambda data: kind(data.get("pg19"), data.get("prose"))
 
 
