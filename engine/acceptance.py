@@ -76,7 +76,8 @@ def _walk(placed: PlacedTree, nodes: Tensor, logits: Tensor, sequences: Sequence
         here = logits.gather(1, row[:, None, None].expand(-1, 1, logits.shape[2])).float()
         read.append(here)
         token = sequences.choose(here, torch.stack(chosen, dim=1) if chosen else None, depth)
-        chosen.append(token[:, 0])
+        # A finished row may read anything and choose no token at all.
+        chosen.append(token[:, 0].clamp(0, logits.shape[2] - 1))
         if depth < placed.tree.depth:
             follows = alive[:, placed.parents] & (nodes == token)
             alive = torch.cat((torch.zeros_like(alive[:, :1]), follows), dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from longdecode.kernels.rope import rotate
 
 class Decoder:
     """A Llama-style decoder: RMS norm, rotary grouped-query attention, gated MLP."""
+
+    checkpoint: Path | None = None
+    """Folder that the weights came from; ``None`` for random ones."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, device: torch.device, dtype: torch.dtype):
         self.config = config

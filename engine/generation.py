@@ -182,6 +182,8 @@ def _completions(stepper: Stepper, prompt: Prompt, decode_ms: float) -> list[Com
     logprobs, greedy = sequences.logprobs.tolist(), sequences.greedy.tolist()
     all_reads = reads.mean(dim=0).tolist()
     sparse_reads = _governed_reads(stepper, reads)
+    counted = stepper.proposer.counts() if isinstance(stepper, SpeculativeStepper) else {}
+    drafted = {name: values.tolist() for name, values in counted.items()}
     completions = []
     for row, request in enumerate(prompt.requests):
         forced = len(request.forced_ids)
@@ -201,6 +203,7 @@ def _completions(stepper: Stepper, prompt: Prompt, decode_ms: float) -> list[Com
                 decode_ms=decode_ms,
                 decode_steps=max(0, steps[row] - 1),
                 tokens_per_step=fed / max(1, steps[row] - 1),
+                draft_counts={name: values[row] for name, values in drafted.items()},
                 **(sequences.alternatives.of(row, request) if sequences.alternatives else {}),
             )
         )

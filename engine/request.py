@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,9 +59,9 @@ class Completion:
     ``read_tokens_mean`` is the tokens read per KV head, layer and decode step; ``read_tokens_sparse`` the same over the
     KV heads that do not read everything by rule. The times are those of the whole batch; ``decode_steps`` counts the
     steps that this row took part in (the last token of a row is never fed), ``tokens_per_step`` the tokens that each of
-    them added. Reads are per token. ``top_ids`` and ``top_logprobs`` ``[N, K]`` are the likeliest tokens at the forced
-    places, ``compared_logprobs`` ``[N, K]`` belong to the request's ``compared_ids``; on the CPU, ``None`` where not
-    asked for.
+    them added. Reads are per token. ``draft_counts`` holds counts of the proposer, such as drafts kept from n-grams.
+    ``top_ids`` and ``top_logprobs`` ``[N, K]`` are the likeliest tokens at the forced places, ``compared_logprobs``
+    ``[N, K]`` belong to the request's ``compared_ids``; on the CPU, ``None`` where not asked for.
     """
 
     output_ids: tuple[int, ...]
@@ -73,6 +74,7 @@ class Completion:
     decode_ms: float
     decode_steps: int
     tokens_per_step: float
+    draft_counts: Mapping[str, int] = field(default_factory=dict)
     top_ids: Tensor | None = field(default=None, compare=False, repr=False)
     top_logprobs: Tensor | None = field(default=None, compare=False, repr=False)
     compared_logprobs: Tensor | None = field(default=None, compare=False, repr=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -177,6 +177,10 @@ class Proposer(ABC):
 
     def keep(self, verified: Verified) -> None:  # noqa: B027 (optional hook)
         """React to what was kept of the block."""
+
+    def counts(self) -> Mapping[str, Tensor]:
+        """Return what the proposer has counted so far by name, ``[B]`` each; read once, at the end."""
+        return {}
 
 
 class Speculation(ABC):

@@ -37,7 +37,9 @@ def load_decoder(
         reader = _Reader(folder, target, dtype, stack)
         weights = _read_weights(config, reader)
         reader.refuse_unread()
-    return Decoder(config, weights, target, dtype)
+    decoder = Decoder(config, weights, target, dtype)
+    decoder.checkpoint = folder
+    return decoder
 
 
 def random_decoder(config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype) -> Decoder:

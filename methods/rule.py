@@ -95,6 +95,14 @@ class Rule(ABC):
         return mean_of([self.logits(head, queries, keys) for head in self.group(kv_head)])
 
 
+class ReadsEverything(Rule):
+    """Read everything: of a speculative method, whose drafts change no output, this is what verifies."""
+
+    def reads(self, layer: int, queries: Tensor, keys: Tensor) -> list[Positions]:
+        """Return all positions."""
+        return self.everything(keys)
+
+
 class EvictingRule(Rule):
     """Name the tokens that each KV head keeps, from the attention they received; a dropped token never returns.
 

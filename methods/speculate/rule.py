@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from longdecode.methods.registry import get_method, get_rule
-from longdecode.methods.rule import Positions, Rule
+from longdecode.methods.rule import ReadsEverything
 
 
-class SpeculateRule(Rule):
+class SpeculateRule(ReadsEverything):
     """Read everything: what drafts changes no output."""
-
-    def reads(self, layer: int, queries: Tensor, keys: Tensor) -> list[Positions]:
-        """Return all positions."""
-        return self.everything(keys)
 
     def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
         """Return the drafter's bytes, once for each draft; a drafter without a rule is taken to read none."""

@@ -1,0 +1,160 @@
+"""Tables of n-grams of the text so far, on the device: counts of continuations, and places where the end recurs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.sequences import Sequences
+from longdecode.engine.speculation import Verified
+
+
+class TextOnDevice:
+    """Prompt and output of each row, ``text`` ``[B, S]`` int64 with a spare last column, ``lengths`` ``[B]``."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], sequences: Sequences):
+        device = sequences.tokens.device
+        longest = max(map(len, prompts)) + sequences.longest
+        self.text = torch.full((len(prompts), longest + 1), -1, dtype=torch.int64, device=device)
+        for row, prompt in enumerate(prompts):
+            self.text[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64, device=device)
+        self.lengths = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.int64, device=device)
+        self.add(sequences.tokens[:, None], sequences.counts.clamp(max=1))
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a row has room for."""
+        return self.text.shape[1] - 1
+
+    def add(self, tokens: Tensor, counts: Tensor) -> None:
+        """Append the first ``counts`` (``[B]``) of ``tokens`` ``[B, W]``."""
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        at = torch.where(place < counts[:, None], self.lengths[:, None] + place, self.capacity)
+        self.text.scatter_(1, at.clamp(max=self.capacity), tokens)
+        self.lengths += counts
+
+
+class NgramTable(TextOnDevice):
+    """Counts of the n-grams that end more than ``lag`` tokens before the end of the text.
+
+    Every n-gram's latest occurrence holds its count, so that the table is three columns over the text: the continuation
+    as one integer, the count, and whether a later occurrence exists. Adding compares with the whole text; nothing is
+    sorted in a step and no step waits for the host. The released table compares entries by their count alone and so
+    loses some; a count here is a count.
+
+    Args:
+        prompts: token ids of the prompts; their n-grams are counted first.
+        sequences: the batch, its first tokens emitted.
+        order: ``n``, the first token and those it proposes.
+        lag: newest tokens that the table does not see, so that it proposes nothing that is still penalised.
+        vocab: size of the vocabulary.
+
+    Raises:
+        UnsupportedCellError: ``vocab ** (order - 1)`` is over an int64.
+
+    Source: TokenSwift (arXiv 2502.18890), section 3.3; the lag and the preloaded prompt from its released code.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], sequences: Sequences, order: int, lag: int, vocab: int):
+        if vocab ** (order - 1) >= 1 << 63:
+            raise UnsupportedCellError(
+                f"n-grams of {order} tokens over a vocabulary of {vocab:,} do not fit the table's 64-bit integer"
+            )
+        super().__init__(prompts, sequences)
+        self.order, self.lag, self.vocab = order, lag, vocab
+        self.count = torch.zeros_like(self.text)
+        self.is_latest = torch.zeros_like(self.text, dtype=torch.bool)
+        self.code = torch.zeros_like(self.text)
+        self._count_all()
+
+    def add_verified(self, verified: Verified) -> None:
+        """Append a step's tokens and count the n-grams that the lag sets free."""
+        before = self.lengths.clone()
+        self.add(verified.chosen, verified.kept)
+        index = torch.arange(self.text.shape[1], device=self.text.device)
+        for step in range(verified.chosen.shape[1]):
+            start = (before - self.lag - self.order + 1 + step)[:, None]
+            counted = (start >= 0) & (step < verified.kept[:, None])
+            at = start.clamp(0, self.capacity)
+            code = self._codes(at)
+            same = (self.text == self.text.gather(1, at)) & (self.code == code) & self.is_latest & counted
+            count = torch.where(same, self.count, 0).amax(dim=1, keepdim=True) + 1
+            here = (index == at) & counted
+            self.is_latest.copy_((self.is_latest & ~same) | here)
+            self.count.copy_(torch.where(here, count, self.count))
+            self.code.copy_(torch.where(here, code, self.code))
+
+    def look_up(self, first: Tensor, k: int) -> Tensor:
+        """Return the ``k`` most frequent continuations of ``first`` ``[B]``, of equal ones the latest first.
+
+        Returns:
+            ``[B, k, order - 1]`` int64; token 0 where there are fewer.
+        """
+        size = self.text.shape[1]
+        index = torch.arange(size, device=first.device)
+        known = self.is_latest & (self.text == first[:, None])
+        ranked = torch.where(known, self.count * size + index, -1)
+        score, at = ranked.topk(min(k, size), dim=1)
+        places = torch.arange(1, self.order, device=first.device)
+        found = self.text.gather(1, (at[..., None] + places).clamp(max=self.capacity).flatten(1))
+        found = torch.where(score[..., None] >= 0, found.view(*at.shape, -1), 0)
+        return torch.nn.functional.pad(found, (0, 0, 0, k - found.shape[1]))
+
+    def _codes(self, starts: Tensor) -> Tensor:
+        """Return the continuations after ``starts`` ``[B, N]`` as integers."""
+        code = torch.zeros_like(starts)
+        for step in range(1, self.order):
+            code = code * self.vocab + self.text.gather(1, (starts + step).clamp(max=self.capacity))
+        return code
+
+    def _count_all(self) -> None:
+        """Count the n-grams of the text as it stands."""
+        index = torch.arange(self.text.shape[1], device=self.text.device).expand_as(self.text)
+        self.code.copy_(self._codes(index))
+        counted = index + self.order <= (self.lengths - self.lag)[:, None]
+        for row in range(len(self.text)):
+            grams = torch.stack((self.text[row], self.code[row]))[:, counted[row]]
+            if grams.shape[1]:
+                _, group = grams.unique(dim=1, return_inverse=True)
+                order = group.sort(stable=True).indices
+                ends = torch.cat((group[order][1:] != group[order][:-1], group.new_ones(1, dtype=torch.bool)))
+                at = counted[row].nonzero()[:, 0]
+                self.is_latest[row, at[order[ends]]] = True
+                self.count[row, at] = group.bincount()[group]
+
+
+class SuffixTable(TextOnDevice):
+    """Places in the text where its last tokens stood before.
+
+    Source: Saxena 2023, prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding).
+    """
+
+    def look_up(self, longest: int, tokens: int, k: int) -> Tensor:
+        """Return what followed the ``k`` places that agree with the longest end of the text, the latest ones first.
+
+        Args:
+            longest: tokens compared at most.
+            tokens: tokens returned of each place.
+            k: places.
+
+        Returns:
+            ``[B, k, tokens]`` int64; token 0 past the end, or where no place agrees.
+        """
+        size = self.text.shape[1]
+        index = torch.arange(size, device=self.text.device)
+        agrees = (index < self.lengths[:, None] - 1).expand_as(self.text)
+        score = torch.zeros_like(self.text)
+        for back in range(longest):
+            last = self.text.gather(1, (self.lengths - 1 - back).clamp(min=0)[:, None])
+            earlier = torch.nn.functional.pad(self.text, (back, 0), value=-1)[:, :size]
+            agrees = agrees & (earlier == last) & (self.lengths[:, None] > back)
+            score += agrees
+        ranked = torch.where(score > 0, score * size + index, -1)
+        best, at = ranked.topk(min(k, size), dim=1)
+        places = at[..., None] + torch.arange(1, tokens + 1, device=at.device)
+        found = self.text.gather(1, places.clamp(max=self.capacity).flatten(1)).view(places.shape)
+        valid = (best[..., None] >= 0) & (places < self.lengths[:, None, None])
+        return torch.nn.functional.pad(torch.where(valid, found, 0), (0, 0, 0, k - found.shape[1]))

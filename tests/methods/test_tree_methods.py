@@ -1,0 +1,343 @@
+"""TokenSwift, Medusa and prompt lookup write the text of plain decoding; tables, caches and heads against loops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine import kv_cache
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import CheckpointError, ConfigError, DataUnavailableError, UnsupportedCellError
+from longdecode.engine.generation import Generator, Request, Sampling
+from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.sequences import Sequences
+from longdecode.engine.speculation import Verified
+from longdecode.engine.steppers import SpeculativeStepper, make_stepper
+from longdecode.engine.weights import load_decoder, model_hash, random_decoder
+from longdecode.kernels.decode_attention import naive
+from longdecode.methods import ngram_table
+from longdecode.methods.draft_heads import DraftHeads, load_heads, write_heads
+from longdecode.methods.ngram_table import NgramTable, SuffixTable
+from longdecode.methods.partial_attention import Renewal
+from longdecode.methods.partial_cache import PartialCache
+from longdecode.methods.registry import get_method
+from longdecode.methods.tokenswift.method import TokenSwiftProposer
+
+CONFIG = ModelConfig(
+    family="llama", vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=16, max_positions=4096, rope={"rope_theta": 10_000.0},
+)  # fmt: skip
+MINIATURE = Path(__file__).resolve().parents[2] / "miniature" / "weights"
+METHODS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
+    "tokenswift": ("tokenswift", 40, {"heads": "random:1", "ngrams": 6}),
+    "tokenswift_lag": ("tokenswift", 56, {"heads": "random:1", "ngrams": 3, "tree": "2,2", "ngram_lag": 4}),
+    "medusa": ("medusa", None, {"heads": "random:1"}),
+    "medusa_two_pass": ("medusa", None, {"heads": "random:1", "passes": 2, "ngrams": 4}),
+    "ngram": ("ngram", None, {"places": 3}),
+}
+PENALISED = Sampling(0.9, min_p=0.02, penalty=1.15, penalty_window=24)
+
+
+def build(name: str, config: ModelConfig = CONFIG, **more: Any) -> Any:
+    method, budget, params = METHODS[name]
+    return get_method(method).from_budget(budget, config, **params | more)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    """A random model with queries sharp enough that what is read matters."""
+    made = random_decoder(CONFIG, 3, "cpu", torch.float32)
+    for layer in made.weights.layers:
+        layer.qkv[: CONFIG.num_heads * CONFIG.head_dim] *= 4
+    return made
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), PENALISED], ids=["greedy", "penalised"])
+@pytest.mark.parametrize("name", METHODS)
+def test_the_text_is_that_of_plain_decoding(
+    decoder: Decoder, name: str, sampling: Sampling, random_ids: Callable
+) -> None:
+    lengths = (97, 50, 9)
+    requests = [Request(random_ids(n, 64), 160, random_ids(3 * row, 64), seed=row) for row, n in enumerate(lengths)]
+    generator = Generator(decoder, sampling)
+    want = generator.run(requests, get_method("full").from_budget(None, CONFIG))
+    got = generator.run(requests, build(name))
+    assert [c.output_ids for c in got] == [c.output_ids for c in want]
+    (alone,) = generator.run(requests[1:2], build(name))
+    assert alone.output_ids == want[1].output_ids and len(alone.output_ids) == 160
+    assert max(c.tokens_per_step for c in got) > 1
+
+
+@pytest.mark.parametrize("name", ["tokenswift", "ngram"])
+def test_the_miniature_writes_the_same_text_faster(name: str) -> None:
+    made = load_decoder(MINIATURE, device="cpu", dtype=torch.float32)
+    text = "The ledger entry for oak is 4711. The ledger entry for elm is 1288. " * 6
+    requests = [Request(tuple(text.encode()[: 300 - 40 * row]), 48, seed=row) for row in range(2)]
+    generator = Generator(made, Sampling(0.5, penalty=1.05, penalty_window=64))
+    want = generator.run(requests, get_method("full").from_budget(None, made.config))
+    got = generator.run(requests, build(name, made.config))
+    assert [c.output_ids for c in got] == [c.output_ids for c in want]
+    assert sum(c.tokens_per_step for c in got) / 2 > 1.15
+
+
+def test_faithful_tokenswift_writes_another_text(decoder: Decoder, random_ids: Callable) -> None:
+    """Its law is not the target's, but greedily there is one token to draw."""
+    requests = [Request(random_ids(60, 64), 40, seed=row) for row in range(2)]
+    full = get_method("full").from_budget(None, CONFIG)
+    for mode in ("faithful", "released"):
+        greedy, drawn = (Generator(decoder, sampling) for sampling in (Sampling(), PENALISED))
+        assert [c.output_ids for c in greedy.run(requests, build("tokenswift", mode=mode))] == [
+            c.output_ids for c in greedy.run(requests, full)
+        ]
+        faithful = drawn.run(requests, build("tokenswift", mode=mode))
+        exact = drawn.run(requests, build("tokenswift", noisy_ranks=False))
+        assert [c.output_ids for c in faithful] != [c.output_ids for c in exact]
+        assert sum(c.tokens_per_step for c in faithful) > 1.1 * sum(c.tokens_per_step for c in exact)
+
+
+def plain_choice(q: Tensor, keys: Tensor, budget: int, sinks: int) -> list[int]:
+    """Sinks, then other tokens by descending sum of the group's scores; ``q`` ``[g, D]``, ``keys`` ``[n, D]``."""
+    scores = (keys @ q.sum(dim=0)).tolist()
+    rest = sorted(range(sinks, len(keys)), key=lambda token: -scores[token])
+    return [*range(min(sinks, len(keys))), *rest][:budget]
+
+
+def test_the_partial_cache_follows_the_rule(random_ids: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each KV head stores what a loop over its tokens says, build after build, for rows above and below the budget."""
+    decoder = random_decoder(CONFIG, 3, "cpu", torch.float64)
+    requests = [Request(random_ids(n, 64), 90, seed=n) for n in (90, 51, 9)]
+    method = build("tokenswift")
+    generator = Generator(decoder, PENALISED)
+    prompt = generator.prefill(requests, [method])
+    stepper = make_stepper(decoder, PENALISED, prompt, method)
+    assert isinstance(stepper, SpeculativeStepper) and isinstance(stepper.proposer, TokenSwiftProposer)
+    partial, dense, group = stepper.proposer.partial, stepper.state.dense, CONFIG.group_size
+    assert isinstance(partial, PartialCache) and partial.room == 24
+    built: dict[int, Tensor] = {}
+    see = Renewal.see_layer
+
+    def seen(self: Renewal, layer: int, q: Tensor, state: DecodeState) -> None:
+        built[layer] = q[:, :, 0].clone()
+        see(self, layer, q, state)
+
+    monkeypatch.setattr(Renewal, "see_layer", seen)
+    places = [(layer, row, head) for layer in range(3) for row in range(3) for head in range(2)]
+    (observed,) = prompt.observed.values()
+    slots: dict[tuple[int, int, int], list[int]] = {}
+    since, renewals = [0, 0, 0], 0
+
+    def choose(place: tuple[int, int, int], queries: Tensor, n: int) -> None:
+        layer, row, head = place
+        q = queries[row, head * group : (head + 1) * group]
+        slots[place] = plain_choice(q, dense.k[layer, row, head, :n], 40, 16)
+
+    for place in places:
+        choose(place, observed[place[0]][:, :, 0], len(requests[place[1]].prompt_ids))
+    held = [len(slots[0, row, 0]) for row in range(3)]
+    advance = stepper.plan(stepper.works(60), 60)
+    for done in range(45):
+        before, active = dense.lengths.tolist(), stepper.state.active.tolist()
+        built.clear()
+        advance(done)
+        for row in range(3):
+            if built and 2 * since[row] > 24 and active[row]:
+                renewals += 1
+                since[row], held[row] = 0, min(before[row], 40)
+                for place in places:
+                    if place[1] == row:
+                        choose(place, built[place[0]], before[row])
+            for token in range(before[row], int(dense.lengths[row])):
+                for layer, head in ((layer, head) for layer in range(3) for head in range(2)):
+                    stored = slots[layer, row, head]
+                    if held[row] + since[row] < 40:
+                        stored.append(token)
+                    else:
+                        stored[40 - 1 - since[row]] = token
+                since[row] += 1
+        for layer, row, head in places:
+            keys, values = partial.stored_kv(layer, row, head)
+            torch.testing.assert_close(keys, dense.k[layer, row, head, slots[layer, row, head]])
+            torch.testing.assert_close(values, dense.v[layer, row, head, slots[layer, row, head]])
+    assert renewals >= 3
+
+
+def a_batch(texts: list[list[int]], longest: int) -> Sequences:
+    requests = [Request(tuple(text), longest) for text in texts]
+    return Sequences(requests, Sampling(), torch.ones(len(texts), dtype=torch.bool))
+
+
+@pytest.mark.parametrize(("lag", "vocab"), [(0, 3), (7, 4)])
+def test_the_table_counts_as_a_dictionary_does(lag: int, vocab: int, seed: int) -> None:
+    """Counts, ties by recency and the lag, over texts in which everything recurs; grown in steps of 0 to 3 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    texts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in (60, 9, 1)]
+    sequences = a_batch(texts, 80)
+    sequences.tokens.copy_(torch.tensor([0, 1, 2]))
+    sequences.counts.fill_(1)
+    table = NgramTable(texts, sequences, 3, lag, vocab)
+    texts = [[*text, row] for row, text in enumerate(texts)]
+    for _ in range(25):
+        for row, text in enumerate(texts):
+            counts: Counter[tuple[int, int]] = Counter()
+            last: dict[tuple[int, int], int] = {}
+            first = int(torch.randint(vocab, (), generator=generator))
+            for at in range(len(text) - lag - 2):
+                if text[at] == first:
+                    gram = (text[at + 1], text[at + 2])
+                    counts[gram] += 1
+                    last[gram] = at
+            want = sorted(counts, key=lambda gram: (-counts[gram], -last[gram]))[:4]
+            got = table.look_up(torch.full((3,), first), 4)[row].tolist()
+            assert got == [list(gram) for gram in want] + [[0, 0]] * (4 - len(want))
+        kept = torch.randint(0, 4, (3,), generator=generator)
+        new = torch.randint(vocab, (3, 3), generator=generator)
+        table.add_verified(Verified(kept, kept, new, kept, new))
+        texts = [text + new[row, : int(kept[row])].tolist() for row, text in enumerate(texts)]
+
+
+def test_the_end_of_the_text_is_looked_up(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    texts = [torch.randint(3, (n,), generator=generator).tolist() for n in (40, 12, 2)]
+    sequences = a_batch(texts, 20)
+    sequences.counts.fill_(1)
+    table = SuffixTable(texts, sequences)
+    found = table.look_up(3, 4, 2).tolist()
+    for row, text in enumerate([[*text, 0] for text in texts]):
+
+        def agreement(at: int, text: list[int] = text) -> int:
+            return next((n for n in range(3) if at - n < 0 or text[at - n] != text[-1 - n]), 3)
+
+        places = sorted((at for at in range(len(text) - 1) if agreement(at)), key=lambda at: (-agreement(at), -at))[:2]
+        want = [(text[at + 1 : at + 5] + [0] * 4)[:4] for at in places]
+        assert found[row] == want + [[0] * 4] * (2 - len(want))
+
+
+def test_heads_are_chained_and_the_lm_head_is_read_once(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = load_heads("random:5", "chained", 3, decoder)
+    z = torch.randn(2, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))
+
+    def norm(x: Tensor) -> Tensor:
+        return x / (x.square().mean(dim=-1, keepdim=True) + CONFIG.rms_norm_eps).sqrt()
+
+    for head, state in enumerate(heads.states(z, norm(z))):
+        z = z + norm(z) @ heads.linear[head].T
+        torch.testing.assert_close(state, norm(z))
+    method = build("tokenswift")
+    prompt = Generator(decoder).prefill([Request((1,) * 60, 40)], [method])
+    stepper = make_stepper(decoder, Sampling(), prompt, method)
+    calls: list[tuple[int, ...]] = []
+    logits = decoder.logits
+    monkeypatch.setattr(decoder, "logits", lambda hidden: calls.append(tuple(hidden.shape)) or logits(hidden))
+    stepper.step()
+    assert calls == [(1, 4, 32), (1, 1 + 40 + 18, 32)]
+
+
+def test_heads_of_zero_begin_at_the_models_own_prediction(decoder: Decoder) -> None:
+    norm = torch.rand(CONFIG.hidden_size) + 0.5
+    heads = DraftHeads("chained", 2, CONFIG.hidden_size, CONFIG.rms_norm_eps)
+    heads.initialise("zero", 0, norm)
+    z = torch.randn(3, CONFIG.hidden_size)
+    want = z / (z.square().mean(dim=-1, keepdim=True) + CONFIG.rms_norm_eps).sqrt() * norm
+    for state in heads.states(z, torch.zeros_like(z)):
+        torch.testing.assert_close(state, want)
+
+
+def test_heads_belong_to_their_checkpoint(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> None:
+    ours, other = (
+        load_decoder(tiny_checkpoint(name), device="cpu", dtype=torch.float32) for name in ("llama2", "qwen2")
+    )
+    heads = DraftHeads("chained", 2, ours.config.hidden_size, 1e-5)
+    heads.initialise("normal", 3, ours.weights.final_norm)
+    path = tmp_path / "heads.json"
+    write_heads(path, heads, "tiny", model_hash(tiny_checkpoint("llama2")), {"steps": 1})
+    read = load_heads(str(path), "chained", 2, ours)
+    assert read.linear.equal(heads.linear) and not read.linear.requires_grad
+    for decoder, count, message in (
+        (other, 2, "belongs to a checkpoint of hash"),
+        (ours, 3, "holds 2 chained heads of 48 channels; 3 chained heads of 48 are needed"),
+        (random_decoder(ours.config, 0, "cpu", torch.float32), 2, "this model has random weights"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            load_heads(str(path), "chained", count, decoder)
+    path.with_suffix(".safetensors").write_bytes(b"other")
+    with pytest.raises(CheckpointError, match=r"not the file that heads.json describes"):
+        load_heads(str(path), "chained", 2, ours)
+
+
+def test_bad_input_is_refused(decoder: Decoder) -> None:
+    with pytest.raises(DataUnavailableError, match=r"no chained heads are named; `snakemake tokenswift_train`"):
+        Generator(decoder).run([Request((1, 2), 4)], get_method("tokenswift").from_budget(64, CONFIG))
+    with pytest.raises(DataUnavailableError, match=r"absent.json: no such heads file; `snakemake tokenswift_train`"):
+        Generator(decoder).run([Request((1, 2), 4)], build("medusa", heads="absent.json"))
+    with pytest.raises(ConfigError, match="heads = 'random': a heads file"):
+        build("tokenswift", heads="random")
+    with pytest.raises(ConfigError, match=r"tree = '3,x'; children by depth"):
+        build("tokenswift", tree="3,x")
+    with pytest.raises(ConfigError, match="tree = '9,9,9,9' has 7,381 rows; at most 1,024"):
+        build("medusa", tree="9,9,9,9")
+    with pytest.raises(
+        UnsupportedCellError, match=r"at least 26 tokens \(16 sinks and two steps of 5 tokens\), got 25"
+    ):
+        get_method("tokenswift").from_budget(25, CONFIG)
+    with pytest.raises(UnsupportedCellError, match="vocabulary of 3,000,000 do not fit the table's 64-bit integer"):
+        NgramTable([(1,)], a_batch([[1]], 4), 4, 0, 3_000_000)
+
+
+def moved(part: Any, device: str) -> Any:
+    """A copy of a weights dataclass on another device."""
+    values = {name: getattr(part, name) for name in type(part).__slots__}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            values[name] = value.to(device)
+        elif isinstance(value, list):
+            values[name] = [moved(layer, device) for layer in value]
+    return type(part)(**values)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_never_waits_for_the_host(decoder: Decoder, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of step run on the meta device, whose tensors have no values to look at."""
+    monkeypatch.setattr(kv_cache, "decode_attention", naive.decode_attention)
+    monkeypatch.setattr("longdecode.methods.partial_cache.decode_attention", naive.decode_attention)
+    monkeypatch.setattr(ngram_table.NgramTable, "_count_all", lambda table: None)
+    made = Decoder(CONFIG, moved(decoder.weights, "meta"), torch.device("meta"), torch.float32)
+    method = build(name)
+    prompt = Generator(made).prefill([Request((1,) * 60, 40), Request((2,) * 30, 40)], [method])
+    stepper = make_stepper(made, PENALISED, prompt, method)
+    for work in stepper.works(40):
+        work()
+
+
+@pytest.mark.parametrize("name", ["tokenswift", "medusa", "ngram"])
+def test_a_step_changes_tensors_in_place(decoder: Decoder, name: str) -> None:
+    """A replayed graph reads and writes the addresses that it was captured with."""
+    method = build(name)
+    prompt = Generator(decoder).prefill([Request((1,) * 60, 40)], [method])
+    stepper = make_stepper(decoder, PENALISED, prompt, method)
+    assert isinstance(stepper, SpeculativeStepper)
+
+    def addresses() -> dict[str, int]:
+        owners = {"": stepper.proposer}
+        for part in ("partial", "filler", "table", "renewal"):
+            for owner in list(owners.values()):
+                if (found := getattr(owner, part, None)) is not None:
+                    owners[part] = found
+        transient = ("slot_mapping", "kv_lengths")
+        return {
+            f"{key}.{name}": value.data_ptr()
+            for key, owner in owners.items()
+            for name, value in vars(owner).items()
+            if isinstance(value, torch.Tensor) and name not in transient
+        }
+
+    before = addresses()
+    for work in stepper.works(40) * 2:
+        work()
+    assert len(before) >= 1 and addresses() == before
