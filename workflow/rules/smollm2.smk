@@ -3,8 +3,9 @@ from longdecode.engine.model_cache import cache_root
 # The module that reads the adaptor imports torch, which planning does without.
 SHIPPED = ROOT / "smollm2" / "weights"
 SMOLLM2_CODE = PLAN.folder_hash("smollm2")
+TRAINED = Path("results/smollm2/adaptor")
 ADAPTOR = [
-    str(SHIPPED / name)
+    str((SHIPPED if SHIPPED.is_dir() else TRAINED) / name)
     for name in ("adapter_model.safetensors", "adapter_config.json", "longdecode.json")
 ]
 
@@ -25,7 +26,7 @@ rule smollm2:
 
 
 rule smollm2_long:
-    """SmolLM2-135M-Instruct with the adaptor that ships with the project merged: 128K tokens of context."""
+    """SmolLM2-135M-Instruct with the adaptor merged, the one in smollm2/weights or else one trained here: 128K tokens."""
     input:
         ADAPTOR,
     output:
@@ -42,11 +43,11 @@ rule smollm2_long:
 
 
 rule smollm2_train:
-    """Train the long-context adaptor anew (a GPU; five minutes on an H200); a killed run goes on from its last checkpoint."""
+    """Train the long-context adaptor anew (a GPU; seven minutes on an H200); a killed run goes on from its last checkpoint."""
     input:
         model=f"{cache_root()}/smollm2/model.safetensors",
     output:
-        "results/smollm2/adaptor/adapter_model.safetensors",
+        [str(TRAINED / Path(name).name) for name in ADAPTOR],
     log:
         "results/smollm2/logs/train.log",
     conda:
