@@ -111,6 +111,8 @@ class Plan:
             {path for m, path in run.tuning.records.items() if m in run.models} if run.tuning else ()
         )
         self.overlap = [f"{self.results}/overlap.csv"] if run.identification.overlap else []
+        looked_at = run.retrospection.models if run.retrospection else ()
+        self.retrospection = [f"{self.results}/retrospection/{model}.csv" for model in looked_at]
 
     def require_gpu_limit(self, resources: Iterable[str]) -> None:
         """Require a limit on jobs that share a GPU: without one, Snakemake starts them all at once.
@@ -209,6 +211,17 @@ class Plan:
     def identification_code(self) -> str:
         """Hash of the code that can change roles or overlaps."""
         return self.folder_hash("identification", "engine") if self.role_files or self.overlap else ""
+
+    def retrospection_settings(self, model: str) -> str:
+        """Return all settings that a model's retrospection depends on."""
+        spec = self.run.retrospection
+        labels = self._methods(spec.labels, model) if spec else {}
+        return self._settings(data=self.run.data, model=asdict(self.run.models[model]), spec=spec, labels=labels)
+
+    @cached_property
+    def retrospection_code(self) -> str:
+        """Hash of the code that can change a retrospection."""
+        return self.folder_hash("evals/retrospection", "engine", "methods", "kernels") if self.retrospection else ""
 
     @property
     def threads(self) -> tuple[int, int]:

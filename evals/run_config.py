@@ -19,6 +19,7 @@ from longdecode.evals.common_window import CommonWindow, with_common_windows
 from longdecode.evals.fairness import require_fair, with_tuned_values
 from longdecode.evals.identification_spec import IdentificationSpec
 from longdecode.evals.names import unknown_name
+from longdecode.evals.retrospection.spec import RetrospectionSpec
 from longdecode.evals.tasks.registry import data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
@@ -157,6 +158,7 @@ class RunConfig:
     ] = field(default_factory=dict)
     throughput: ThroughputSpec | None = None
     identification: Annotated[IdentificationSpec, typed.OrNull()] = field(default_factory=IdentificationSpec)
+    retrospection: RetrospectionSpec | None = None
     tuning: TuningSpec | None = None
     common_window: CommonWindow | None = None
     allow_untuned: typed.Flag = False
@@ -236,6 +238,8 @@ class RunConfig:
         if self.throughput is not None:
             self.throughput.check_names((*self.methods, *CEILING_METHODS))
         self.identification.check_names(self.models)
+        if self.retrospection is not None:
+            self.retrospection.check_names(self.models, self.methods)
         if self.common_window is not None:
             wanted = self.common_window.suites or ()
             typed.require_known("suite of this run", wanted, self.suites, "common_window.suites")

@@ -8,6 +8,7 @@ rule report:
         passed=rules.require_instrument.output[0],
         speed=PLAN.speed_tables,
         identification=PLAN.role_files + PLAN.overlap,
+        retrospection=PLAN.retrospection,
         tuning=PLAN.tuned_on,
     output:
         report(

@@ -1,0 +1,12 @@
+"""Measure overlapping selections and the distance of corrected states from Full's."""
+
+from pathlib import Path
+
+from job_log import logged
+
+with logged(snakemake):
+    from longdecode.evals.retrospection.job import measure_retrospection
+    from longdecode.evals.run_config import build_run_config
+
+    config = build_run_config(snakemake.config, "configuration", check_params=False)
+    measure_retrospection(config, snakemake.wildcards.model, Path(snakemake.output[0]))
