@@ -117,11 +117,12 @@ def load_heads(source: str, kind: Kind, count: int, decoder: Decoder) -> DraftHe
     """Return the heads that a method's parameter names, on the decoder's device in its dtype.
 
     Args:
-        source: a heads file (``*.json``), or ``random:<seed>`` for heads that have learned nothing.
+        source: a heads file (``*.json``), of which the first ``count`` heads are taken, or ``random:<seed>`` for heads
+            that have learned nothing.
 
     Raises:
         DataUnavailableError: none are named, or the file is missing; the message names the command that makes one.
-        CheckpointError: the file is broken, is of another kind or number of heads, or belongs to another checkpoint.
+        CheckpointError: the file is broken, is of another kind or has fewer heads, or belongs to another checkpoint.
     """
     check_source(source)
     config = decoder.config
@@ -185,7 +186,8 @@ def _read(path: Path, heads: DraftHeads, decoder: Decoder) -> None:
     from safetensors.torch import load
 
     file = read_description(path)
-    if (file.kind, file.heads, file.hidden_size) != (heads.kind, heads.count, decoder.config.hidden_size):
+    fits = (file.kind, file.hidden_size) == (heads.kind, decoder.config.hidden_size)
+    if not fits or file.heads < heads.count:
         raise CheckpointError(
             f"{path} holds {file.heads} {file.kind} heads of {file.hidden_size} channels; {heads.count} {heads.kind} "
             f"heads of {decoder.config.hidden_size} are needed"
@@ -204,7 +206,7 @@ def _read(path: Path, heads: DraftHeads, decoder: Decoder) -> None:
     data = tensors.read_bytes() if tensors.is_file() else b""
     if hashlib.sha256(data).hexdigest() != file.tensors:
         raise CheckpointError(f"{tensors} is missing, or not the file that {path.name} describes")
-    heads.load_state_dict(load(data))
+    heads.load_state_dict({name: tensor[: heads.count] for name, tensor in load(data).items()})
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,0 +1,63 @@
+"""Define the recipe of a training of draft heads, as ``recipe.yaml`` states it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from longdecode.engine.errors import ConfigError
+
+RECIPE = Path(__file__).resolve().parent / "recipe.yaml"
+Count = Annotated[int, Field(ge=1)]
+Init = Literal["zero", "normal"]
+
+
+class Recipe(BaseModel):
+    """Settings of a training; ``recipe.yaml`` says where they come from.
+
+    A step takes ``sequences`` windows of ``length`` tokens, ``at_once`` of them at a time. ``loss_slice`` bounds the
+    positions whose logits exist at once. ``unseen_windows`` are cut from books that training never reads.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    heads: Mapping[Literal["chained", "medusa"], Count]
+    steps: Count
+    sequences: Count
+    at_once: Count
+    length: Annotated[int, Field(ge=16)]
+    learning_rate: Annotated[float, Field(gt=0)]
+    warmup_steps: Annotated[int, Field(ge=0)]
+    weight_decay: Annotated[float, Field(ge=0)]
+    clip: Annotated[float, Field(gt=0)]
+    seed: int
+    loss_slice: Count
+    save_every: Count
+    log_every: Count
+    unseen_windows: Count
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the rate of a step from 0: a linear warm-up, then half a cosine."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def load_recipe(model: str, path: Path = RECIPE) -> Recipe:
+    """Return the recipe of a model: ``default``, under what its own entry says.
+
+    Raises:
+        ConfigError: the file does not fit the schema.
+    """
+    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        return Recipe.model_validate(raw["default"] | raw.get("models", {}).get(model, {}))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ConfigError(f"{path}: {model}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
