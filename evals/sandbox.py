@@ -131,6 +131,8 @@ def require_sandbox() -> None:
         raise SandboxUnsupportedError(f"no sandbox on {sys.platform}: {INSTALL}, on Linux")
     if filter_program() is None:
         raise SandboxUnsupportedError(f"no sandbox on {os.uname().machine}: it knows x86_64 and aarch64")
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        raise SandboxUnsupportedError("no /proc that lists a process's children: memory could not be watched")
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxUnsupportedError(f"bubblewrap (bwrap) is not on PATH: {INSTALL}")
@@ -256,7 +258,7 @@ def _watch(
             selector.register(descriptor, selectors.EVENT_READ)
         os.set_blocking(feed, False)
         selector.register(feed, selectors.EVENT_WRITE)
-        while selector.get_map() and verdict is None:
+        while verdict is None and (selector.get_map() or process.poll() is None):
             for key, _ in selector.select(_POLL_SECONDS):
                 if key.fd == feed:
                     try:
@@ -278,11 +280,6 @@ def _watch(
             elif now - checked >= _POLL_SECONDS:
                 checked = now
                 verdict = "memory" if _resident_bytes(process.pid) > limits.memory_bytes else None
-    if verdict is None:  # it may have closed its outputs and go on
-        try:
-            process.wait(max(0.0, limits.wall_seconds - (time.monotonic() - started)))
-        except subprocess.TimeoutExpired:
-            verdict = "timeout"
     return verdict, bytes(written[out]), bytes(written[err])
 
 

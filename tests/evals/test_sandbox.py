@@ -135,6 +135,11 @@ ENDED = {
         "memory",
         "for _ in range(6):\n    if os.fork() == 0: break\nheld = bytearray(200 << 20)\ntime.sleep(100)",
     ),
+    "memory_in_silence": (
+        "memory",
+        "os.close(1); os.close(2)\nfor _ in range(6):\n    if os.fork() == 0: break\n"
+        "held = bytearray(200 << 20)\ntime.sleep(100)",
+    ),
     "kills_all": ("failed", "os.kill(1, 9); os.kill(-1, 9); os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)"),
     "kills_its_group": ("failed", "os.killpg(0, 9)"),
     "crash": ("failed", "ctypes.string_at(0)"),
