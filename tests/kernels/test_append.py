@@ -192,11 +192,11 @@ def test_a_block_of_tokens(rng: torch.Generator, rows: int, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("page", "rows"), [(4, 3), (3, 8), (1, 2), (16, 41)])
+@pytest.mark.parametrize(("page", "rows"), [(4, 3), (3, 8), (1, 2), (16, 21)])
 def test_bounds_follow_blocks_of_keys(rng: torch.Generator, page: int, rows: int, path: str) -> None:
     """Block after block into rows of other lengths, one of which stands still: several tokens and firsts of a page."""
     op, where = PATHS[path]
-    size = 3 * rows + 5
+    size = 2 * rows + 5
     pages = -(-size // page)
     k_cache, v_cache = (x.to(where) for x in caches(3, 2, size, 32, torch.float16))
     bounds = PageBounds(*(torch.full((3, 2, pages, 32), NAN, device=where).half() for _ in range(2)))
@@ -205,7 +205,7 @@ def test_bounds_follow_blocks_of_keys(rng: torch.Generator, page: int, rows: int
     slots = torch.full((3, 5), -1)
     slots[1] = torch.arange(5)
     op(*(x.to(where) for x in first), k_cache, v_cache, slots.to(where), bounds=bounds, page_size=page)
-    for _ in range(3):
+    for _ in range(2):
         slots = lengths[:, None] + torch.arange(rows)
         slots[2] = -1
         inputs, _ = token(rng, 3, 2, 2, 32, torch.float16, rows)

@@ -51,13 +51,18 @@ def gated(x: Tensor, gate_up: Tensor) -> Tensor:
     return gate / (1 + (-gate).exp()) * up
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("launch", [None, *LAUNCHES.values()], ids=["naive", *LAUNCHES])
-def test_projections(
-    rng: torch.Generator, launch: Launch | None, shape: tuple[int, int, int], dtype: torch.dtype
-) -> None:
+# Every launch at every shape and in every dtype, not in every combination.
+PROJECTIONS = [
+    (name, shape, list(TOLERANCE)[(place + number) % 3])
+    for number, name in enumerate(["naive", *LAUNCHES])
+    for place, shape in enumerate(SHAPES)
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype"), PROJECTIONS, ids=str)
+def test_projections(rng: torch.Generator, name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Odd sizes, a row of weight that does not start at a vector's edge, bias and none, plain and gated."""
+    launch = LAUNCHES.get(name)
     x, weight, bias = inputs(rng, *shape, dtype)
     where = torch.device("cpu") if launch is None else DEVICE
     on = [t.to(where) for t in (x, weight, bias)]

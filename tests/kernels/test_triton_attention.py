@@ -211,14 +211,14 @@ SPARSE_LAUNCHES = [
 @pytest.mark.parametrize("launch", SPARSE_LAUNCHES, ids=str)
 def test_unequal_lists_share_one_launch(rng: torch.Generator, launch: SparseLaunch, block: int) -> None:
     """Everything, every block, one block, none, only blocks past the length; an empty row; a bias, NaN where unread."""
-    q, k, v, _ = ragged(rng, 2, 5, 2, 16, 200, torch.float32)
-    lengths = torch.tensor([170, 0])
-    k[0, :, 170:], v[0, :, 170:], k[1], v[1] = NAN, NAN, NAN, NAN
-    blocks = -(-200 // block)
+    q, k, v, _ = ragged(rng, 2, 5, 2, 16, 100, torch.float32)
+    lengths = torch.tensor([84, 0])
+    k[0, :, 84:], v[0, :, 84:], k[1], v[1] = NAN, NAN, NAN, NAN
+    blocks = -(-100 // block)
     indices, counts = lists_of_blocks(rng, 2, 5, blocks, blocks, [EVERYTHING, blocks, 1, 0, 2, 3, EVERYTHING])
     indices[0, 4, :2] = torch.tensor([blocks - 1, blocks - 2])
-    bias = torch.randn(2, 5, 200, generator=rng)
-    bias[0, :, 170:], bias[1] = NAN, NAN
+    bias = torch.randn(2, 5, 100, generator=rng)
+    bias[0, :, 84:], bias[1] = NAN, NAN
     check_sparse(q, k, v, lengths, indices, counts, block, bias, launch)
 
 
