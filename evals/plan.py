@@ -113,6 +113,8 @@ class Plan:
         self.overlap = [f"{self.results}/overlap.csv"] if run.identification.overlap else []
         looked_at = run.retrospection.models if run.retrospection else ()
         self.retrospection = [f"{self.results}/retrospection/{model}.csv" for model in looked_at]
+        self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.adaptation.runs.items()}
+        self.locality = [f"{self.results}/locality.csv"] if run.adaptation.locality else []
 
     def require_gpu_limit(self, resources: Iterable[str]) -> None:
         """Require a limit on jobs that share a GPU: without one, Snakemake starts them all at once.
@@ -136,6 +138,8 @@ class Plan:
         path = self.run.models[model].path
         if built := built_model(path):
             return [str(built / "model.safetensors")]
+        if any(path == f"{fork}/model" for fork in self.forks.values()):
+            return [f"{path}/model.safetensors"]
         files = Path(path).glob("*")
         return sorted(str(path) for path in files if path.suffix in (".safetensors", ".json"))
 
@@ -201,6 +205,16 @@ class Plan:
         """Return all settings that a run's roles depend on, and no others."""
         spec = self.run.identification.runs[name]
         return self._settings(data=self.run.data, model=asdict(self.run.models[spec.model]), run=asdict(spec))
+
+    def fork_settings(self, name: str) -> str:
+        """Return all settings that a fork's training depends on, and no others."""
+        spec = self.run.adaptation.runs[name]
+        return self._settings(data=self.run.data, model=asdict(self.run.models[spec.model]), run=asdict(spec))
+
+    @cached_property
+    def adaptation_code(self) -> str:
+        """Hash of the code that can change a fork or its locality."""
+        return self.folder_hash("adaptation", "engine", "methods") if self.forks or self.locality else ""
 
     def folder_hash(self, *folders: str) -> str:
         """Hash the files in folders of the project."""

@@ -14,6 +14,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
+from longdecode.evals.adaptation_spec import AdaptationSpec
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
 from longdecode.evals.common_window import CommonWindow, with_common_windows
 from longdecode.evals.fairness import require_fair, with_tuned_values
@@ -159,6 +160,7 @@ class RunConfig:
     throughput: ThroughputSpec | None = None
     identification: Annotated[IdentificationSpec, typed.OrNull()] = field(default_factory=IdentificationSpec)
     retrospection: RetrospectionSpec | None = None
+    adaptation: Annotated[AdaptationSpec, typed.OrNull()] = field(default_factory=AdaptationSpec)
     tuning: TuningSpec | None = None
     common_window: CommonWindow | None = None
     allow_untuned: typed.Flag = False
@@ -240,6 +242,7 @@ class RunConfig:
         self.identification.check_names(self.models)
         if self.retrospection is not None:
             self.retrospection.check_names(self.models, self.methods)
+        self.adaptation.check_names(self.models, self.methods)
         if self.common_window is not None:
             wanted = self.common_window.suites or ()
             typed.require_known("suite of this run", wanted, self.suites, "common_window.suites")

@@ -125,6 +125,11 @@ class BlockSelection(Offloadable, SelectivePrefill):
         """See ``SelectivePrefill.list_block``."""
         return self.plan.block_size
 
+    @property
+    def forced(self) -> tuple[int, int]:
+        """See ``SelectivePrefill.forced``."""
+        return self.plan.sink, self.plan.window
+
     def index_prompt(self, layer: int, keys: Tensor, values: Tensor) -> PromptIndex:
         """Pool keys and, where there are importance heads, importances."""
         plan, whole = self.plan, torch.full((keys.shape[0],), keys.shape[2], device=keys.device)

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longdecode.engine.errors import CheckpointError, ConfigError
+from longdecode.engine.errors import CheckpointError, ConfigError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.kernels.importance import ImportanceWeights
+from longdecode.kernels.importance import FORMS, ImportanceWeights
 
 TRAIN_COMMAND = "snakemake nosa_train --config profile=nosa"
 _SOURCE = re.compile(r"model|zero|random:\d+")
@@ -23,16 +23,17 @@ class ImportanceHeads:
     number a KV head, and a factor a KV head.
     """
 
-    def __init__(self, delta: Tensor, scale: Tensor):
+    def __init__(self, delta: Tensor, scale: Tensor, form: str = "ed_dma"):
         self.delta = delta.float().contiguous()
         self.scale = scale.float().contiguous()
+        self.form = form
         self._on: dict[torch.device, list[ImportanceWeights]] = {}
 
     def layer(self, layer: int, device: torch.device) -> ImportanceWeights:
         """Return the weights of one layer on a device, copied there once."""
         if device not in self._on:
             delta, scale = self.delta.to(device), self.scale.to(device)
-            self._on[device] = [ImportanceWeights(*pair) for pair in zip(delta, scale, strict=True)]
+            self._on[device] = [ImportanceWeights(*pair, self.form) for pair in zip(delta, scale, strict=True)]
         return self._on[device][layer]
 
 
@@ -47,14 +48,15 @@ def find_heads(source: str, config: ModelConfig, method: str) -> ImportanceHeads
 
     Raises:
         ConfigError: the source is none of these.
-        CheckpointError: the checkpoint has no importance heads, or heads of another shape.
+        UnsupportedCellError: the checkpoint has no importance heads.
+        CheckpointError: the checkpoint's heads have another shape, or cannot be read.
     """
     if not _SOURCE.fullmatch(source):
         raise ConfigError(f"{method}: heads = {source!r}; model, zero or random:<seed> is needed")
     layers, heads, joined = config.num_layers, config.num_kv_heads, config.num_kv_heads * config.head_dim
     if source == "model":
         if not config.importance_file:
-            raise CheckpointError(
+            raise UnsupportedCellError(
                 f"{method}: this checkpoint has no importance heads; `{TRAIN_COMMAND}` trains some, "
                 "heads: zero or heads: random:<seed> run without"
             )
@@ -72,12 +74,12 @@ def read_heads(file: Path, config: ModelConfig) -> ImportanceHeads:
     Raises:
         CheckpointError: the file cannot be read, lacks one of them, or they have another model's shape.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     try:
-        tensors = load_file(file)
-        delta, scale = tensors["delta"], tensors["scale"]
+        with safe_open(str(file), framework="pt", device="cpu") as tensors:
+            delta, scale = tensors.get_tensor("delta"), tensors.get_tensor("scale")
+            form = (tensors.metadata() or {}).get("form", "ed_dma")
     except (OSError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"{file}: importance heads cannot be read: {type(error).__name__}: {error}") from error
     layers, heads, joined = config.num_layers, config.num_kv_heads, config.num_kv_heads * config.head_dim
@@ -86,13 +88,17 @@ def read_heads(file: Path, config: ModelConfig) -> ImportanceHeads:
             f"{file}: importance heads delta {list(delta.shape)} and scale {list(scale.shape)}; "
             f"this model needs {[layers, heads, joined]} and {[layers, heads]}"
         )
-    return ImportanceHeads(delta, scale)
+    if form not in FORMS:
+        raise CheckpointError(f"{file}: importance of form {form!r}; {', '.join(FORMS)} are known")
+    return ImportanceHeads(delta, scale, form)
 
 
-def write_heads(file: Path, delta: Tensor, scale: Tensor) -> None:
+def write_heads(file: Path, delta: Tensor, scale: Tensor, form: str = "ed_dma") -> None:
     """Write importance heads as ``read_heads`` reads them."""
     from safetensors.torch import save_file
 
     tensors = {"delta": delta, "scale": scale}
-    save_file({name: x.detach().to("cpu", torch.float32).contiguous() for name, x in tensors.items()}, file)
+    save_file(
+        {name: x.detach().to("cpu", torch.float32).contiguous() for name, x in tensors.items()}, file, {"form": form}
+    )
     file.chmod(0o644)

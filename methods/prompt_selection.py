@@ -35,6 +35,11 @@ class SelectivePrefill(BudgetedMethod):
     def list_block(self) -> int:
         """Tokens of a block that a selection lists."""
 
+    @property
+    @abstractmethod
+    def forced(self) -> tuple[int, int]:
+        """First and latest blocks that every query reads."""
+
     @abstractmethod
     def index_prompt(self, layer: int, keys: Tensor, values: Tensor) -> PromptIndex:
         """Prepare what the queries of one layer choose by, of keys and values ``[R, Hkv, S, D]`` in order."""

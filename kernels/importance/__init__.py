@@ -5,6 +5,7 @@ from torch import Tensor
 from longdecode.kernels.dispatch import use_triton
 from longdecode.kernels.importance import naive
 from longdecode.kernels.importance.naive import (
+    FORMS,
     Importance,
     ImportanceWeights,
     block_importance,
@@ -13,7 +14,15 @@ from longdecode.kernels.importance.naive import (
 )
 from longdecode.kernels.pooled_keys.naive import Pooling
 
-__all__ = ["Importance", "ImportanceWeights", "append_importance", "block_importance", "ranked", "token_importance"]
+__all__ = [
+    "FORMS",
+    "Importance",
+    "ImportanceWeights",
+    "append_importance",
+    "block_importance",
+    "ranked",
+    "token_importance",
+]
 
 
 def append_importance(

@@ -17,9 +17,11 @@ def append_importance_kernel(
     p_v, p_delta, p_scale, p_lengths, p_tokens, p_blocks, v_batch, v_head, v_dim, t_batch, t_head, b_batch, b_head,
     size, blocks,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, WINDOW: tl.constexpr, STRIDE: tl.constexpr,
-    BLOCK_WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_WINDOW: tl.constexpr, BLOCK_SIZE: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """``e = A_h softplus(Delta_h . v)`` of the newest token; ``E_B = max(E_B, mean e)`` where it completes a window.
+
+    The other forms of ``e`` are those of ``naive.token_importance``.
 
     Grid ``(H, B)``. ``p_v`` ``[B, H, 1, D]`` float32, float16 or bfloat16; ``p_delta`` ``[H, H * D]`` and ``p_scale``
     ``[H]`` float32, contiguous; ``p_lengths`` ``[B]`` int64; ``p_tokens`` ``[B, H, S]`` and ``p_blocks`` ``[B, H, N]``
@@ -36,8 +38,13 @@ def append_importance_kernel(
         p_row = p_delta + (i_head * HEADS + i_other) * DIM + o_dim
         b_sum += b_v * tl.load(p_row, mask=o_dim < DIM, other=0.0)
     x = tl.sum(b_sum, 0)
-    raised = tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+    if FORM == "s_dma":  # noqa: SIM108 - known when compiling
+        raised = 1.0 / (1.0 + tl.exp(-x))
+    else:
+        raised = tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
     own = raised * tl.load(p_scale + i_head)
+    if FORM == "dma":
+        own = tl.exp(own)
     p_tokens += i_batch * t_batch + i_head * t_head
     p_blocks += i_batch * b_batch + i_head * b_head
     place = tl.minimum(length - 1, size - 1)
@@ -70,8 +77,10 @@ def append_importance_gpu(
     batch, heads, _, dim = v.shape
     with torch.cuda.device_of(v):
         append_importance_kernel[(heads, batch)](
-            v, *weights, lengths.contiguous(), tokens, blocks, v.stride(0), v.stride(1), v.stride(3),
-            *tokens.stride()[:2], *blocks.stride()[:2], tokens.shape[2], blocks.shape[2],
+            v, weights.delta, weights.scale, lengths.contiguous(), tokens, blocks,
+            v.stride(0), v.stride(1), v.stride(3), *tokens.stride()[:2], *blocks.stride()[:2],
+            tokens.shape[2], blocks.shape[2],
             HEADS=heads, DIM=dim, BLOCK_DIM=triton.next_power_of_2(dim), WINDOW=pooling.window, STRIDE=pooling.stride,
-            BLOCK_WINDOW=triton.next_power_of_2(pooling.window), BLOCK_SIZE=block_size, num_warps=4,
+            BLOCK_WINDOW=triton.next_power_of_2(pooling.window), BLOCK_SIZE=block_size, FORM=weights.form,
+            num_warps=4,
         )  # fmt: skip

@@ -11,12 +11,15 @@ from torch.nn.functional import softplus
 from longdecode.kernels.layout import accumulator
 from longdecode.kernels.pooled_keys.naive import Pooling, pool_means
 
+FORMS = ("ed_dma", "dma", "s_dma")
+
 
 class ImportanceWeights(NamedTuple):
-    """Importance heads of one layer: ``delta`` ``[Hkv, Hkv * D]`` and ``scale`` ``[Hkv]``."""
+    """Importance heads of one layer: ``delta`` ``[Hkv, Hkv * D]``, ``scale`` ``[Hkv]``, and one of ``FORMS``."""
 
     delta: Tensor
     scale: Tensor
+    form: str = "ed_dma"
 
 
 class Importance(NamedTuple):
@@ -33,6 +36,8 @@ class Importance(NamedTuple):
 def token_importance(v: Tensor, weights: ImportanceWeights) -> Tensor:
     """Return ``e_{j,h} = A_h softplus(Delta_h . v_j)``; ``v_j`` joins the values of all KV heads of token ``j``.
 
+    That is the form ``ed_dma``. ``dma`` is its exponential, ``s_dma`` has a sigmoid in place of softplus.
+
     Args:
         v: ``[B, Hkv, T, D]``, any float dtype.
         weights: of the layer.
@@ -45,8 +50,9 @@ def token_importance(v: Tensor, weights: ImportanceWeights) -> Tensor:
     """
     dtype = accumulator(v.dtype)
     joined = v.transpose(1, 2).flatten(2).to(dtype)
-    raised = softplus(joined @ weights.delta.to(dtype).T) * weights.scale.to(dtype)
-    return raised.transpose(1, 2)
+    raised = joined @ weights.delta.to(dtype).T
+    raised = (raised.sigmoid() if weights.form == "s_dma" else softplus(raised)) * weights.scale.to(dtype)
+    return (raised.exp() if weights.form == "dma" else raised).transpose(1, 2)
 
 
 def ranked(importance: Tensor) -> Tensor:

@@ -83,6 +83,11 @@ class Dma(SelectivePrefill):
         """One token."""
         return 1
 
+    @property
+    def forced(self) -> tuple[int, int]:
+        """See ``SelectivePrefill.forced``."""
+        return self.sink, self.recent
+
     def index_prompt(self, layer: int, keys: Tensor, values: Tensor) -> PromptIndex:
         """See ``SelectivePrefill.index_prompt``."""
         return PromptIndex(bias=token_importance(values, self.heads.layer(layer, values.device)))

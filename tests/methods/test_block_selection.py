@@ -75,7 +75,7 @@ def test_budgets_are_those_of_the_paper_and_of_the_code() -> None:
 
 
 def test_misuse_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no importance heads.*nosa_train"):
+    with pytest.raises(UnsupportedCellError, match=r"no importance heads.*nosa_train"):
         build("nosa", heads="model")
     with pytest.raises(ConfigError, match="random:<seed>"):
         build("nosa", heads="guess")

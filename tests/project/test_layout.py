@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("engine", "kernels", "methods", "identification", "evals", "miniature", "smollm2", "heads", "reporting")
+ROOMS = (
+    "engine", "kernels", "methods", "identification", "adaptation", "evals", "miniature", "smollm2", "heads",
+    "reporting",
+)  # fmt: skip
 TEXT = {".py", ".smk", ".md", ".yaml", ".yml", ".toml", ".lock", ".rst", ".cff", ".html", ".css", ".js", ".json", ""}
 MACHINE_PATH = re.compile(r"(?<![\w./:-])/(?:home|Users|root|work|tmp|mnt|scratch)/[\w.-]+")
 SKIPPED = {"LICENSE"}

@@ -51,3 +51,4 @@ wildcard_constraints:
     label=one_of(RUN.methods),
     model=one_of(RUN.models),
     role_run=one_of(RUN.identification.runs),
+    fork=one_of(RUN.adaptation.runs),

@@ -1,0 +1,124 @@
+"""A checkpoint to be continued: transformers' model with low-rank factors, and the engine's selection in attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longdecode.adaptation.attention import sparse_attention
+from longdecode.engine.config_reader import read_config
+from longdecode.engine.model_config import ModelConfig
+from longdecode.evals.adaptation_spec import AdaptationRun
+from longdecode.kernels.importance import ImportanceWeights, token_importance
+from longdecode.methods.importance_heads import ImportanceHeads
+from longdecode.methods.prompt_selection import SelectivePrefill
+from longdecode.methods.registry import get_method
+
+ATTENTION = "longdecode_fork"
+
+
+class TrainedHeads(ImportanceHeads, nn.Module):
+    """Importance heads as parameters: ``delta`` is drawn, ``scale`` starts at one value.
+
+    At a scale of 0, as released, the first steps train the scale alone; see section 1.5 of the evidence in
+    docs/reproduction-nosa.md.
+    """
+
+    def __init__(self, config: ModelConfig, form: str, scale_init: float, device: torch.device, seed: int):
+        nn.Module.__init__(self)
+        joined = config.num_kv_heads * config.head_dim
+        generator = torch.Generator().manual_seed(seed)
+        delta = torch.randn(config.num_layers, config.num_kv_heads, joined, generator=generator) * joined**-0.5
+        self.delta = nn.Parameter(delta.to(device))
+        self.scale = nn.Parameter(torch.full(delta.shape[:2], scale_init, device=device))
+        self.form = form
+
+    def layer(self, layer: int, device: torch.device) -> ImportanceWeights:
+        """Return the weights of one layer, with their gradient."""
+        return ImportanceWeights(self.delta[layer], self.scale[layer], self.form)
+
+
+class ForkedAttention:
+    """Attention of all layers of a fork: selects by the method's rule without a gradient, then attends with one."""
+
+    def __init__(self, run: AdaptationRun, config: ModelConfig, device: torch.device):
+        self.method: SelectivePrefill | None = None
+        self.heads: TrainedHeads | None = None
+        self.watched: list[tuple[int, Tensor, Tensor]] | None = None
+        """While a list: layer, and the mean overlap of neighbouring queries ``[Hkv]``, whole and without the forced."""
+        if run.attention == "full":
+            return
+        params = {} if run.attention == "infllm2" else {"heads": "zero"}
+        method = get_method(run.attention).from_budget(run.budget, config, **params)
+        assert isinstance(method, SelectivePrefill)
+        self.method = method
+        if params:
+            self.heads = TrainedHeads(config, run.head, run.scale_init, device, run.seed)
+            setattr(method, "heads", self.heads)  # noqa: B010 - the rule ranks by what is being trained
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Attend from ``[B, Hq, T, D]`` to keys and values ``[B, Hkv, T, D]``."""
+        if self.method is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        with torch.autocast(q.device.type, enabled=False):
+            with torch.no_grad():
+                index = self.method.index_prompt(layer, k, v)
+                read = self.method.select_prompt(q, index, 0, q.shape[2])
+                if self.watched is not None:
+                    self.watched.append((layer, *self._overlap(read)))
+            bias = token_importance(v, self.heads.layer(layer, v.device)) if self.heads else None
+            return sparse_attention(q, k, v, read, self.method.list_block, bias, scale)
+
+    def _overlap(self, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the share of its blocks that a query has in common with the one before, for those past the budget."""
+        counts = read.sum(dim=-1)
+        full = (counts[:, :, 1:] == counts.max()) & (counts[:, :, :-1] == counts.max())
+        shared = (read[:, :, 1:] & read[:, :, :-1]).sum(dim=-1)
+        forced = sum(self.method.forced) if self.method else 0
+        whole = shared / counts[:, :, 1:]
+        free = (shared - forced) / (counts[:, :, 1:] - forced)
+        total = full.sum(dim=(0, 2)).clamp(min=1)
+        return (whole * full).sum(dim=(0, 2)) / total, (free * full).sum(dim=(0, 2)) / total
+
+
+def load_fork(run: AdaptationRun, folder: Path, device: torch.device) -> tuple[Any, ForkedAttention]:
+    """Return the peft model of a checkpoint, whose attention is the fork's; what is trained is float32.
+
+    Args:
+        run: settings.
+        folder: the dense checkpoint.
+        device: where it trains.
+    """
+    from peft import LoraConfig, get_peft_model
+    from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION, _attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION).to(device)
+    fork = ForkedAttention(run, read_config(folder), device)
+    for layer in base.model.layers:
+        layer.self_attn.fork = fork
+    lora = LoraConfig(
+        r=run.rank, lora_alpha=2 * run.rank, target_modules="all-linear", lora_dropout=0.0, modules_to_save=["norm"]
+    )
+    torch.manual_seed(run.seed)
+    model = get_peft_model(base, lora)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    model.train()
+    return model, fork
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **more: Any
+) -> tuple[Tensor, None]:
+    """Attend as transformers asks: ``[B, H, T, D]`` in, ``[B, T, Hq, D]`` out; a document is one causal row."""
+    out = module.fork(module.layer_idx, query, key, value, scaling)
+    return out.transpose(1, 2).contiguous(), None

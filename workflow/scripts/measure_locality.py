@@ -1,0 +1,12 @@
+"""Measure the overlap of consecutive steps, and keep the traces."""
+
+from pathlib import Path
+
+from job_log import logged
+
+with logged(snakemake):
+    from longdecode.adaptation.locality import measure_locality
+    from longdecode.evals.run_config import build_run_config
+
+    config = build_run_config(snakemake.config, "configuration", check_params=False)
+    measure_locality(config, Path(snakemake.output.table))

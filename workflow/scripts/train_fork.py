@@ -1,0 +1,12 @@
+"""Train one fork of the configuration; its merged checkpoint is written last."""
+
+from pathlib import Path
+
+from job_log import logged
+
+with logged(snakemake):
+    from longdecode.adaptation.train import run_planned
+    from longdecode.evals.run_config import build_run_config
+
+    config = build_run_config(snakemake.config, "configuration", check_params=False)
+    run_planned(config, snakemake.wildcards.fork, Path(snakemake.output.curve).parent)
