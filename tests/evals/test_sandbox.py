@@ -234,13 +234,14 @@ except OSError as error:
 def test_a_daemon_does_not_outlive_its_program() -> None:
     source = """
 import os, signal, time
+heard, tell = os.pipe()
 if os.fork() == 0:
     os.setsid()
     for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)
     if os.fork() == 0:
-        print("daemon", flush=True); time.sleep(1000)
+        print("daemon", flush=True); os.write(tell, b"!"); time.sleep(1000)
     os._exit(0)
-time.sleep(0.3)
+os.read(heard, 1)
 """
     outcome = run_python(source, limits=QUICK)
     assert (outcome.status, outcome.stdout) == ("ok", b"daemon\n") and outcome.seconds < 20
