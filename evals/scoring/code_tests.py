@@ -8,7 +8,9 @@ its own, as a main program; the seconds are of processor time; tuples within a r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
@@ -16,6 +18,8 @@ from longdecode.evals.datasets.livecodebench import CodeTest
 from longdecode.evals.sandbox import Limits, run_python
 
 LIMITS = Limits(cpu_seconds=6, wall_seconds=40.0, memory_bytes=4 << 30, output_bytes=64 << 20)
+MOST_AT_ONCE = 8
+"""Most tests of a program that run side by side, on half of the processors."""
 _SOLUTION = "/solution.py"
 _NAMES = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
@@ -57,8 +61,8 @@ def extract_code(completion: str) -> str | None:
     return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else None
 
 
-def run_tests(code: str, function: str | None, tests: Iterable[CodeTest], limits: Limits = LIMITS) -> Verdict:
-    """Run a program on tests until it fails one.
+def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits: Limits = LIMITS) -> Verdict:
+    """Run a program on tests until it fails one, a few at a time where there are processors; the verdict is the same.
 
     Args:
         code: the program.
@@ -72,16 +76,22 @@ def run_tests(code: str, function: str | None, tests: Iterable[CodeTest], limits
     """
     driver = _RUN if function is None else _CALL.format(run=_RUN, name=function)
     files = {_SOLUTION: code.encode(errors="replace")}
-    passed = 0
-    for test in tests:
+    same = same_output if function is None else same_result
+
+    def failure(test: CodeTest) -> str | None:
         outcome = run_python(driver, test.given.encode(), limits, files)
         if outcome.status != "ok":
-            return Verdict(False, outcome.status, passed)
-        given = outcome.stdout.decode(errors="replace")
-        right = same_output(given, test.expected) if function is None else same_result(given, test.expected)
-        if not right:
-            return Verdict(False, "wrong", passed)
-        passed += 1
+            return outcome.status
+        return None if same(outcome.stdout.decode(errors="replace"), test.expected) else "wrong"
+
+    at_once = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) // 2))
+    passed = 0
+    with ThreadPoolExecutor(at_once) as pool:
+        for start in range(0, len(tests), at_once):
+            for cause in pool.map(failure, tests[start : start + at_once]):
+                if cause is not None:
+                    return Verdict(False, cause, passed)
+                passed += 1
     return Verdict(passed > 0, None if passed else "no tests", passed)
 
 

@@ -154,7 +154,7 @@ def test_outputs_are_equal_as_lines_or_numbers() -> None:
 
 
 @pytest.mark.usefixtures("contained")
-def test_programs_pass_fail_and_run_out() -> None:
+def test_programs_pass_fail_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     tests = [CodeTest("1 2", "3"), CodeTest("2 2", "4")]
     right = "a, b = map(int, input().split())\nprint(a + b)"
     assert run_tests(right, None, tests).passed
@@ -162,9 +162,11 @@ def test_programs_pass_fail_and_run_out() -> None:
         "from __future__ import annotations\nif __name__ == '__main__': print(reduce(add, map(int, input().split())))"
     )
     assert run_tests(main, None, tests).passed  # names that contest sites import by themselves
-    sum_once = "print(3)"
-    verdict = run_tests(sum_once, None, tests)
-    assert (verdict.passed, verdict.cause, verdict.tests_passed) == (False, "wrong", 1)
+    for processors in (1, 16):  # one by one, and eight side by side
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, count=processors: range(count))
+        verdict = run_tests("print(3)", None, [*tests, CodeTest("x", "3"), *tests])
+        assert (verdict.passed, verdict.cause, verdict.tests_passed) == (False, "wrong", 1)
+    assert run_tests(right, None, tests * 6).tests_passed == 12
     for code, cause in (
         ("while True: pass", "timeout"), ("x = [0] * 10**9", "failed"), ("syntax error", "failed"), ("", "wrong"),
     ):  # fmt: skip
