@@ -18,7 +18,8 @@ from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, qua
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.throughput.spec import KERNELS_JOB
+from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
+from longdecode.evals.throughput.spec import KERNELS_JOB, KernelSpec
 
 SPEED_TABLES = ("speed", "growth", "breakeven", "breakdown", "correction", "over_baselines")
 
@@ -155,8 +156,8 @@ class Plan:
 
     def timed_labels(self, job: str) -> tuple[str, ...]:
         """Return the labels of a throughput job."""
-        decode = self.run.throughput.decode if self.run.throughput else {}
-        return decode[job].methods if job in decode else ()
+        part = self.run.throughput.part(job) if self.run.throughput and job in self.speed_jobs else None
+        return () if part is None or isinstance(part, KernelSpec) else part.methods
 
     def gate_settings(self, label: str) -> str:
         """Return all settings that a gate file depends on."""
@@ -185,15 +186,16 @@ class Plan:
     def speed_settings(self, job: str) -> str:
         """Return all settings that a throughput job's records depend on, and no others."""
         throughput = self.run.throughput
-        timed = None if throughput is None else throughput.kernels if job == KERNELS_JOB else throughput.decode[job]
-        return self._settings(job=repr(timed), methods=self._methods(self.timed_labels(job), job))
+        timed = None if throughput is None else throughput.part(job)
+        model = job if throughput is None else throughput.model_of(job)
+        return self._settings(job=repr(timed), methods=self._methods(self.timed_labels(job), model))
 
     def speed_code(self, job: str) -> str:
         """Hash the code that can change a time of a throughput job."""
         if job == KERNELS_JOB:
             return speed_code_hash("kernels", ())
         named = {self.run.methods[label].method for label in self.timed_labels(job) if label in self.run.methods}
-        return speed_code_hash("decode", {"full", *named})
+        return speed_code_hash(job if job == EQUAL_MEMORY_JOB else "decode", {"full", *named})
 
     def tuning_settings(self, model: str) -> str:
         """Return all settings that a model's tuning record depends on, and no others."""

@@ -8,23 +8,23 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
-Bench = Literal["ceiling", "kernel", "decode"]
+Bench = Literal["ceiling", "kernel", "decode", "offload"]
 Stage = Literal[
     "op", "step", "no_selection", "no_attention", "projections", "correction", "prefill", "setup", "forward_rows",
-    "speculative_step", "draft", "verify", "keep",
+    "speculative_step", "draft", "verify", "keep", "resident", "refetch", "eager", "transfer",
 ]  # fmt: skip
 Weights = Literal["none", "random", "checkpoint"]
 Key = tuple[str | int | None, ...]
 
 FINAL_STATUSES: frozenset[Status] = frozenset({"ok", "unsupported"})
 """Statuses that a resumed job keeps; the others may end better the next time."""
-OP_SIZES = ("full_heads",)
-"""Parameters of a kernel record that are sizes of its op: they tell timings of one op apart."""
+OP_SIZES: Mapping[str, tuple[str, ...]] = {"kernel": ("full_heads",), "offload": ("hit_rate",)}
+"""By bench, parameters of a record that are sizes: they tell timings of one op or label apart."""
 
 
 def op_sizes(bench: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes that an op has beside context, batch and budget; empty for all but some kernels."""
-    return {name: params[name] for name in OP_SIZES if bench == "kernel" and name in params}
+    """Return the sizes beside context, batch and budget: of some kernels, and the hit rate of given selections."""
+    return {name: params[name] for name in OP_SIZES.get(bench, ()) if params.get(name) is not None}
 
 
 def op_sizes_text(bench: str, params: Mapping[str, Any]) -> str | None:

@@ -178,10 +178,10 @@ class RunConfig:
 
     def gated_params(self, label: str) -> list[dict[str, Any]]:
         """Return the sets of parameters that the gate checks for a label: those of the models it runs on, each once."""
-        timed = self.throughput.decode if self.throughput else {}
+        timed = self.throughput.timed_on() if self.throughput else {}
         models = [
             *(self.models if self.suites_of(label) else ()),
-            *(m for m, spec in timed.items() if label in spec.methods),
+            *(m for m, labels in timed.items() if label in labels),
         ]
         found: list[dict[str, Any]] = []
         for params in map(self.methods[label].portable, models):

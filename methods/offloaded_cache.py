@@ -148,7 +148,7 @@ class OffloadedCache(WholeCache):
         self.lane.join(layer)
         queue = self._queue(layer, 0)
         slots = claim_slots(indices, counts, self._residents(layer, self.fetched), queue, self.blocks)
-        copy_blocks(self._host_blocks(layer), self._slot_blocks(layer), queue)
+        copy_blocks(*self.layer_blocks(layer), queue)
         if bias is not None:
             bias = bias.gather(2, self._tokens(layer).clamp(max=bias.shape[2] - 1))
         return sparse_decode_attention(
@@ -170,7 +170,17 @@ class OffloadedCache(WholeCache):
         queue = self._queue(layer, 1)
         claim_slots(indices, counts, self._residents(layer, self.prefetched), queue, self.blocks)
         with self.lane.beside(layer):
-            copy_blocks(self._host_blocks(layer), self._slot_blocks(layer), queue)
+            copy_blocks(*self.layer_blocks(layer), queue)
+
+    def forget(self) -> None:
+        """Count no block but the tails as being on the device."""
+        self.held.fill_(-1)
+        self.used.fill_(-1)
+
+    def layer_blocks(self, layer: int) -> tuple[Pair, Pair]:
+        """Return keys and values of a layer by block ``[N, block_size * D]``: in host memory, and in the slots."""
+        far = self.host
+        return self._in_blocks((far[0][self.at[layer]], far[1][self.at[layer]])), self._in_blocks(self._near(layer))
 
     def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
         """See ``KVCache.fill_layer``."""
@@ -193,8 +203,7 @@ class OffloadedCache(WholeCache):
     def stand_at(self, tokens: Tensor) -> None:
         """See ``KVCache.stand_at``; no block but the tail counts as being on the device."""
         self.positions.copy_(tokens)
-        self.held.fill_(-1)
-        self.used.fill_(-1)
+        self.forget()
 
     def keys(self, layer: int) -> Tensor:
         """See ``WholeCache.keys``; of a layer in host memory a copy."""
@@ -255,13 +264,6 @@ class OffloadedCache(WholeCache):
 
     def _whole(self, layer: int) -> Pair:
         return self.whole_k[self.whole_at[layer]], self.whole_v[self.whole_at[layer]]
-
-    def _slot_blocks(self, layer: int) -> Pair:
-        return self._in_blocks(self._near(layer))
-
-    def _host_blocks(self, layer: int) -> Pair:
-        keys, values = self.host
-        return self._in_blocks((keys[self.at[layer]], values[self.at[layer]]))
 
     def _in_blocks(self, pair: Pair) -> Pair:
         width = self.block_size * self.config.head_dim

@@ -21,6 +21,7 @@ from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.storage import journal_path, read_records, write_records
 from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger, told
+from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
 from longdecode.evals.throughput.spec import KERNELS_JOB, ThroughputSpec
 from longdecode.evals.throughput.speed_job import SpeedJob
 
@@ -39,7 +40,7 @@ def measure_speed(
     """Time a job's cells and write all its records to ``output``.
 
     Args:
-        name: ``kernels``, or a model of the configuration's ``throughput.decode``.
+        name: ``kernels``, ``equal_memory``, or a model of the configuration's ``throughput.decode``.
         output: the parquet file; the journal's place follows from it.
         choose: which cells to run now; all of them when left out. Cells that the journal already has stay as they are.
         leased: the caller holds the GPU's lease.
@@ -96,6 +97,10 @@ def _cells(job: SpeedJob, spec: ThroughputSpec) -> list[SpeedCell]:
     from longdecode.evals.throughput.decode_cells import Labels, decode_cells
     from longdecode.evals.throughput.models import shape_config
 
+    if (shared := spec.equal_memory) is not None and job.name == EQUAL_MEMORY_JOB:
+        from longdecode.evals.throughput.equal_memory_cells import equal_memory_cells
+
+        return equal_memory_cells(job.run, shared, shape_config(shared.model, max(shared.contexts)), job.dtype)
     model = job.run.models.get(job.name)
     config = read_config(resolve_checkpoint(model.path, model.revision)) if model else shape_config(job.name)
     return decode_cells(Labels(job.run, job.name), spec.decode[job.name], config)
@@ -111,10 +116,15 @@ def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequen
     from longdecode.evals.throughput.models import load_model
 
     try:
-        model = load_model(job.run, job.name, job.device, job.dtype, max(cell.context for cell in todo))
+        model = load_model(job.run, spec.model_of(job.name), job.device, job.dtype, max(cell.context for cell in todo))
     except DeviceMemoryError as error:
         for cell in todo:
             ledger.add(job.closed(cell, "random", "oom", str(error)))
+        return
+    if (shared := spec.equal_memory) is not None and job.name == EQUAL_MEMORY_JOB:
+        from longdecode.evals.throughput.equal_memory import EqualMemoryBench
+
+        EqualMemoryBench(job, ledger, model, shared, gate).run()
         return
     DecodeBench(job, ledger, model, spec.decode[job.name], gate).run()
 

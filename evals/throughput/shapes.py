@@ -38,6 +38,23 @@ _QWEN3_8B: dict[str, Any] = {
     "attention_bias": False,
     "hidden_act": "silu",
 }
+# NOSA-8B (MiniCPM4 family; third parties' notes on thunlp/NOSA): 2 KV heads, 16 query heads each.
+_NOSA_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 73448,
+    "hidden_size": 4096,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "hidden_act": "silu",
+}
 # The miniature's heads, for kernels in runs without a large device.
 _MINIATURE: dict[str, Any] = {
     "model_type": "llama",
@@ -55,7 +72,9 @@ _MINIATURE: dict[str, Any] = {
     "attention_bias": False,
     "hidden_act": "silu",
 }
-RAW_SHAPES: dict[str, dict[str, Any]] = {"llama3-8b": _LLAMA3_8B, "qwen3-8b": _QWEN3_8B, "miniature-shape": _MINIATURE}
+RAW_SHAPES: dict[str, dict[str, Any]] = {
+    "llama3-8b": _LLAMA3_8B, "qwen3-8b": _QWEN3_8B, "nosa-8b": _NOSA_8B, "miniature-shape": _MINIATURE,
+}  # fmt: skip
 """Shapes by name, in the format of a config.json."""
 
 

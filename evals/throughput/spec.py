@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import Budget, TokenBudgets
+from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
+from longdecode.evals.throughput.equal_memory_spec import EqualMemorySpec
 from longdecode.evals.throughput.shapes import RAW_SHAPES, shape_names
 
 OPS = (
@@ -187,17 +189,42 @@ class ThroughputSpec:
 
     kernels: Annotated[KernelSpec, typed.OrNull()] = field(default_factory=KernelSpec)
     decode: Annotated[Mapping[typed.Name, DecodeSpec], typed.OrNull()] = field(default_factory=dict)
+    equal_memory: EqualMemorySpec | None = None
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Return names of the jobs: one for ceiling and kernels, one a model."""
-        return (KERNELS_JOB, *self.decode)
+        """Return names of the jobs: one for ceiling and kernels, one a model, one at equal memory."""
+        return (KERNELS_JOB, *self.decode, *((EQUAL_MEMORY_JOB,) if self.equal_memory else ()))
+
+    def part(self, job: str) -> KernelSpec | DecodeSpec | EqualMemorySpec:
+        """Return a job's part of the configuration."""
+        if job == EQUAL_MEMORY_JOB and self.equal_memory is not None:
+            return self.equal_memory
+        return self.kernels if job == KERNELS_JOB else self.decode[job]
+
+    def model_of(self, job: str) -> str:
+        """Return the model or shape that a job times."""
+        part = self.part(job)
+        if isinstance(part, EqualMemorySpec):
+            return part.model
+        return part.shape if isinstance(part, KernelSpec) else job
+
+    def timed_on(self) -> dict[str, tuple[str, ...]]:
+        """Return by model the labels that are timed on it."""
+        found = {model: spec.methods for model, spec in self.decode.items()}
+        if self.equal_memory is not None:
+            model = self.equal_memory.model
+            found[model] = tuple(dict.fromkeys((*found.get(model, ()), *self.equal_memory.methods)))
+        return found
 
     def check_names(self, labels: Iterable[str]) -> None:
         """Refuse labels that the run does not have, as a validator does."""
+        if self.equal_memory is not None:
+            key = "throughput.equal_memory.methods"
+            typed.require_known("method", self.equal_memory.methods, labels, key)
         for model, spec in self.decode.items():
             key = f"throughput.decode.{model}"
-            if model == KERNELS_JOB:
-                raise typed.wrong(f"a model cannot be named {model!r} here; the kernels' job has that name", key)
+            if model in (KERNELS_JOB, EQUAL_MEMORY_JOB):
+                raise typed.wrong(f"a model cannot be named {model!r} here; a job has that name", key)
             typed.require_known("method", spec.methods, labels, f"{key}.methods")
             typed.require_known("method", spec.only, spec.methods, f"{key}.only")

@@ -19,6 +19,7 @@ from longdecode.evals.hashing import file_hashes, hash_texts, speed_code_hash
 from longdecode.evals.records import Provenance, SpeedRecord, SpeedSample, Status, Weights
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.cells import SpeedCell
+from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
 from longdecode.evals.throughput.guard import Guard
 from longdecode.evals.throughput.models import model_hash
 from longdecode.evals.throughput.spec import KERNELS_JOB, ThroughputSpec
@@ -32,7 +33,7 @@ class SpeedJob:
 
     Args:
         run: the configuration.
-        name: a model of its ``throughput.decode``, or ``kernels``.
+        name: a model of its ``throughput.decode``, ``kernels`` or ``equal_memory``.
         device: the device leased for this job.
         keep_going: see ``measure_speed``.
     """
@@ -46,13 +47,13 @@ class SpeedJob:
         self.dtype = resolve_dtype(run.dtype, device)
         self.clock: Clock = clock_for(device)
         self.guard = make_guard(device)
-        self.model_hash = "none" if name == KERNELS_JOB else model_hash(run, name)
+        self.model_hash = "none" if name == KERNELS_JOB else model_hash(run, spec.model_of(name))
         self._origins: dict[tuple[str, str], Provenance] = {}
 
     @property
     def fingerprint(self) -> str:
         """Hash of the settings that all cells share; code and methods are in each record's provenance."""
-        below = self.spec.kernels if self.name == KERNELS_JOB else self.spec.decode[self.name]
+        below = self.spec.part(self.name)
         timed = [below.rounds, getattr(below, "steps", None), getattr(below, "shape", None)]
         parts = [
             self.run.profile, self.name, self.model_hash, self.run.seed, timed, device_name(self.device),
@@ -66,10 +67,11 @@ class SpeedJob:
         if where not in self._origins:
             kernels = self.name == KERNELS_JOB
             spec = None if kernels else self.run.methods.get(cell.label)
+            module = self.name if self.name in (KERNELS_JOB, EQUAL_MEMORY_JOB) else "decode"
             self._origins[where] = provenance.collect(
-                code=speed_code_hash("kernels" if kernels else "decode", () if kernels else (REFERENCE, cell.subject)),
+                code=speed_code_hash(module, () if kernels else (REFERENCE, cell.subject)),
                 model=self.model_hash,
-                data=hash_texts(file_hashes(spec.files_of(self.name))) if spec else "none",
+                data=hash_texts(file_hashes(spec.files_of(self.spec.model_of(self.name)))) if spec else "none",
                 device=self.device,
                 dtype=self.dtype,
             )
@@ -116,7 +118,7 @@ class SpeedJob:
         return SpeedRecord(
             profile=self.run.profile,
             bench=cell.bench,
-            model=self.spec.kernels.shape if cell.bench != "decode" else self.name,
+            model=self.spec.model_of(self.name),
             weights=weights,
             subject=cell.subject,
             label=cell.label,

@@ -30,7 +30,9 @@ _ENDLESS = 1 << 14
 def fill_cache(cache: KVCache, tokens: int, seed: int) -> None:
     """Fill a cache with random normal keys and values, and set its counters as after a prompt of ``tokens`` a row."""
     generator = torch.Generator(cache.device).manual_seed(seed)
-    for tensor in cache.tensors():
+    near = cache.tensors()
+    # Host memory that a GPU reads is filled once, by who reserves it.
+    for tensor in (*near, *cache.host_tensors()) if cache.device.type == "cpu" else near:
         for part in tensor:
             part.normal_(generator=generator)
     cache.stand_at(torch.full_like(cache.positions, tokens))
@@ -46,8 +48,8 @@ def step_block(
     Args:
         cache: filled, of the kind that the method decodes in; several blocks may share it, each after its own reset.
     """
-    stepper = _stepper(decoder, cache, method, context - steps)
-    reset = _resetter(stepper)
+    stepper = new_stepper(decoder, cache, method, context - steps)
+    reset = resetter(stepper)
     advance = captured(stepper.step, decoder.device, reset)
 
     def block() -> None:
@@ -71,8 +73,8 @@ def correction_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, 
     rewrite = correction.mode == "rewrite"
     if rewrite and correction.period > context:
         raise UnsupportedCellError(f"{correction.period} tokens are rewritten; the context has {context}")
-    stepper = cast(CorrectedStepper, _stepper(decoder, cache, method, context - (not rewrite)))
-    reset = _resetter(stepper)
+    stepper = cast(CorrectedStepper, new_stepper(decoder, cache, method, context - (not rewrite)))
+    reset = resetter(stepper)
     correct = captured(stepper.correct, decoder.device, reset)
     return Block(label, correct, reset=reset, keep=(stepper, correct))
 
@@ -94,8 +96,8 @@ def speculation_block(
     rows = method.draft.tree.rows
     if rows >= context:
         raise UnsupportedCellError(f"{rows} tokens are verified; the context has {context}")
-    stepper = cast(SpeculativeStepper, _stepper(decoder, cache, method, context - rows))
-    reset = _resetter(stepper)
+    stepper = cast(SpeculativeStepper, new_stepper(decoder, cache, method, context - rows))
+    reset = resetter(stepper)
     starts = stepper.state.dense.lengths.clone()
     with torch.no_grad():
         nodes = stepper.proposer.propose()
@@ -198,7 +200,7 @@ def captured(
     return capture(work, device)
 
 
-def _stepper(decoder: Decoder, cache: KVCache, method: AttentionMethod, tokens: int) -> Stepper:
+def new_stepper(decoder: Decoder, cache: KVCache, method: AttentionMethod, tokens: int) -> Stepper:
     """Start a method in ``cache`` with ``tokens`` tokens a row, with requests that do not end while it is timed."""
     cache.stand_at(torch.full_like(cache.positions, tokens))
     requests = tuple(Request((0,), max_new_tokens=_ENDLESS) for _ in range(cache.batch))
@@ -219,7 +221,7 @@ def _observed(method: AttentionMethod, shape: CacheShape, tokens: int) -> Observ
     return found
 
 
-def _resetter(stepper: Stepper) -> Callable[[], None]:
+def resetter(stepper: Stepper) -> Callable[[], None]:
     """Return what brings a stepper's counters back to where they are now; keys and values stay as they are."""
     sequences = stepper.sequences
     tensors = [sequences.tokens, sequences.counts, sequences.steps, sequences.active]

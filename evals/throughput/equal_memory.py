@@ -1,0 +1,179 @@
+"""Throughput at equal device memory: each label decodes as many sequences as one memory for keys and values holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.errors import DeviceMemoryError
+from longdecode.engine.host_memory import HostBuffer
+from longdecode.engine.kv_cache import DenseCache, KVCache
+from longdecode.evals.failures import free_memory
+from longdecode.evals.gate import Gate
+from longdecode.evals.records import SpeedRecord
+from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
+from longdecode.evals.throughput.decode_cells import FULL, Labels
+from longdecode.evals.throughput.driven import Driven, decode_block, transfer_blocks
+from longdecode.evals.throughput.equal_memory_spec import EqualMemorySpec
+from longdecode.evals.throughput.models import TimedModel
+from longdecode.evals.throughput.speed_job import SpeedJob
+from longdecode.evals.throughput.step_block import fill_cache, states_of
+from longdecode.evals.throughput.timing import Block
+from longdecode.evals.throughput.wandering import Turnover, wander
+from longdecode.methods.offloaded import Offloadable
+from longdecode.methods.offloaded_cache import OffloadedCache
+
+COPY = "pinned_copy"
+"""Partner of a transfer in its pairs: one copy by the driver, of as many bytes."""
+_FILL_BYTES = 1 << 26
+
+
+class EqualMemoryBench:
+    """Times the open cells, context by context. A call is one token of one sequence, so that ratios are of throughput.
+
+    Every label runs on one decoder, its step a CUDA graph, in pairs with full attention at its own batch.
+    """
+
+    def __init__(self, job: SpeedJob, ledger: SpeedLedger, model: TimedModel, spec: EqualMemorySpec, gate: Gate):
+        self.job, self.ledger, self.model, self.spec, self.gate = job, ledger, model, spec, gate
+        self.labels = Labels(job.run, spec.model)
+        self.full: tuple[int, Block] | None = None
+
+    def run(self) -> None:
+        """Reserve host memory once, then time every open cell; one that cannot run ends as a status."""
+        todo = self.ledger.open(self.ledger.cells)
+        try:
+            self._reserve(todo)
+            for cell in todo:
+                failure: Exception | None = None
+                try:
+                    self._refuse(cell)
+                    self.ledger.add(self._measure(cell))
+                except Exception as error:
+                    failure = error
+                if failure is not None:
+                    self._close(cell, failure)
+                free_memory(self.job.device)
+        finally:
+            self.full = None
+
+    def _reserve(self, cells: Sequence[SpeedCell]) -> None:
+        """Pin the most host memory that a cell needs and fill it, so that all use one region."""
+        need = max((cell.batch * cell.params["host_bytes_per_sequence"] for cell in cells), default=0)
+        if not need or self.job.device.type != "cuda":
+            return
+        try:
+            region = HostBuffer(need, self.job.device).bytes
+        except Exception as error:
+            # The cells that need it will say why.
+            free_memory(self.job.device, error)
+            return
+        values = torch.randn(_FILL_BYTES // self.job.dtype.itemsize, device=self.job.device).to(self.job.dtype)
+        for part in region.split(_FILL_BYTES):
+            part.copy_(values.view(torch.uint8)[: part.numel()], non_blocking=True)
+        torch.cuda.synchronize(self.job.device)
+
+    def _refuse(self, cell: SpeedCell) -> None:
+        """Raise where a label does not conform or not one sequence fits the memory."""
+        if cell.label in self.job.run.methods and (refusal := self.gate.refusal(cell.label, self.spec.model)):
+            raise refusal
+        one, memory = cell.params["device_bytes_per_sequence"], cell.params["memory_bytes"]
+        if one > memory:
+            raise DeviceMemoryError(f"one sequence of {cell.label} needs {one:,} bytes; {memory:,} are for all")
+
+    def _close(self, cell: SpeedCell, error: Exception) -> None:
+        status = self.job.status_or_raise(error)
+        if status is not None:
+            self.ledger.add(self.job.closed(cell, self.model.weights, status, str(error)))
+        free_memory(self.job.device, error)
+
+    def _measure(self, cell: SpeedCell) -> SpeedRecord:
+        if cell.stage == "transfer":
+            return self._transfer(cell)
+        reference = self._reference(cell.context)
+        if cell.label == FULL:
+            return self._timed(cell, reference, reference, {})
+        method = self._method(cell)
+        cache = self._cache(method, cell)
+        driven = self._drive(method, cell)
+        block = decode_block(
+            self.model.decoder, cache, method, cell.label, cell.context, self.spec.steps, driven, cell.stage
+        )
+        return self._timed(cell, block, reference, _fetched(block, cache, cell.batch * self.spec.steps))
+
+    def _timed(self, cell: SpeedCell, block: Block, reference: Block, found: dict[str, Any]) -> SpeedRecord:
+        samples = self.job.time(block, reference, self.spec.rounds)
+        element = self.model.decoder.dtype.itemsize
+        traffic = self._method(cell).traffic(cell.context, element)
+        caches = sum(state.cache.nbytes() for state in states_of(block))
+        record = self.job.timed(
+            cell, self.model.weights, samples, FULL,
+            bytes_min=self.model.read_bytes // cell.batch + traffic.total_bytes,
+            expected_bytes=self.model.resident_bytes + caches,
+        )  # fmt: skip
+        return record.model_copy(update={"params": dict(cell.params) | found})
+
+    def _transfer(self, cell: SpeedCell) -> SpeedRecord:
+        """Time the fetch of a step's missing blocks alone, in pairs with one copy of as many bytes."""
+        cache = self._cache(self._method(cell), cell)
+        if not isinstance(cache, OffloadedCache):
+            raise DeviceMemoryError(f"{cell.label} fetches nothing: its cache is on the device")
+        rates = self.spec.rates(cell.label, self.model.config.num_layers) or (0.9,)
+        missing = round((1 - sum(rates) / len(rates)) * cache.slots * cell.batch * self.model.config.num_kv_heads)
+        fetch, copy, moved = transfer_blocks(cache, max(1, missing), self.job.run.seed)
+        samples = self.job.time(fetch, copy, self.spec.rounds)
+        return self.job.timed(cell, self.model.weights, samples, COPY, bytes_min=moved)
+
+    def _reference(self, context: int) -> Block:
+        """Return full attention's block at a context; the one of the context before is dropped first."""
+        if self.full is None or self.full[0] != context:
+            self.full = None
+            free_memory(self.job.device)
+            method = self.labels.build(FULL, None, self.model.config)
+            cache = DenseCache(self.model.decoder.cache_shape(self.spec.sequences, context))
+            fill_cache(cache, context - self.spec.steps, self.job.run.seed)
+            block = decode_block(self.model.decoder, cache, method, FULL, context, self.spec.steps, None, "step")
+            self.full = context, block
+        return self.full[1]
+
+    def _method(self, cell: SpeedCell) -> AttentionMethod:
+        return self.labels.build(cell.label, cell.budget_tokens, self.model.config)
+
+    def _cache(self, method: AttentionMethod, cell: SpeedCell) -> KVCache:
+        shape = self.model.decoder.cache_shape(cell.batch, cell.context, self.spec.steps + 1)
+        cache = method.make_cache(shape) or DenseCache(shape)
+        fill_cache(cache, cell.context - self.spec.steps, self.job.run.seed)
+        return cache
+
+    def _drive(self, method: AttentionMethod, cell: SpeedCell) -> Driven | None:
+        """Replace a method's selections by drawn ones of the cell's hit rate; ``None`` where it selects for itself."""
+        rate = cell.params.get("hit_rate")
+        if rate is None or not isinstance(method, Offloadable):
+            return None
+        config, steps = self.model.config, self.spec.steps
+        rates = self.spec.rates(cell.label, config.num_layers) if rate == "by layer" else (rate,) * config.num_layers
+        if cell.stage == "resident":
+            rates = (1.0,) * config.num_layers
+        size = method.block_tokens
+        turnover = Turnover(method.listed_blocks, max(1, method.listed_blocks // 4), size)
+        draw = partial(wander, turnover, cell.context - steps - 1, steps + 1, rates or ())
+        lists = (cell.batch, config.num_kv_heads)
+        recall = self.spec.recall if method.looks_ahead else 1.0
+        return Driven(method, draw(lists, self.job.device, self.job.run.seed, recall))
+
+
+def _fetched(block: Block, cache: KVCache, tokens: int) -> dict[str, Any]:
+    """Run a block once more and count what came from host memory for one token of one sequence."""
+    if not isinstance(cache, OffloadedCache):
+        return {"fetched_bytes": 0, "prefetched_bytes": 0}
+    block.reset()
+    before = [int(counter.sum()) for counter in (cache.fetched, cache.prefetched)]
+    block.run()
+    after = [int(counter.sum()) for counter in (cache.fetched, cache.prefetched)]
+    size = 2 * cache.block_size * cache.config.head_dim * cache.shape.dtype.itemsize
+    moved = [(now - then) * size / tokens for now, then in zip(after, before, strict=True)]
+    return {"fetched_bytes": moved[0], "prefetched_bytes": moved[1]}

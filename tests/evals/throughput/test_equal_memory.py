@@ -1,0 +1,141 @@
+"""Throughput at equal memory: batches from bytes, selections of a wanted hit rate, and a whole job on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals import gate
+from longdecode.evals.records import SpeedRecord
+from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.storage import read_records
+from longdecode.evals.throughput.equal_memory_cells import equal_memory_cells
+from longdecode.evals.throughput.measure import measure_speed
+from longdecode.evals.throughput.models import shape_config
+from longdecode.evals.throughput.wandering import Turnover, share_kept, wander
+
+CPU = torch.device("cpu")
+SETTINGS = {
+    "model": "miniature-shape", "contexts": [320, 400], "methods": ["near", "far", "ahead", "dma"], "budget": 64,
+    "sequences": 2, "host_gib": 1, "max_batch": 3, "hits": {"near": 0.8, "far": 0.8, "ahead": [0.7, 0.9]},
+    "sweep": [0.9], "sweep_label": "far", "parts": ["far"], "recall": 0.5, "rounds": 2, "steps": 4,
+}  # fmt: skip
+METHODS = {
+    "full": {},
+    "near": {"method": "infllm2", "params": {"block_size": 8}},
+    "far": {"method": "infllm2", "params": {"block_size": 8, "offload": True}},
+    "ahead": {
+        "method": "nosa",
+        "params": {"block_size": 8, "heads": "random:1", "offload": True, "prefetch": True, "spare_slots": 3},
+    },
+    "dma": {"params": {"heads": "random:1"}},
+}
+
+
+def run_of(**changes: Any) -> RunConfig:
+    values = {
+        "profile": "shared", "device": "cpu", "dtype": "float32", "seed": 1, "budgets": [64], "methods": METHODS,
+        "models": {"none": {"path": "none"}}, "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
+        "throughput": {"equal_memory": {**SETTINGS, **changes}},
+    }  # fmt: skip
+    return build_run_config(values, "test")
+
+
+@pytest.mark.parametrize(("hit", "recall"), [(0.9, 1.0), (0.75, 0.5)])
+def test_selections_have_the_wanted_hit_rate(hit: float, recall: float) -> None:
+    turnover, first = Turnover(16, 4, 8), 60 * 8 + 2
+    drawn = wander(turnover, first, 40, [hit, 1.0], (3, 2), CPU, 7, recall)
+    assert drawn.blocks.shape == (40, 2, 3, 2, 16)
+    assert share_kept(drawn.blocks[:, 0]) == pytest.approx(hit, abs=0.03)
+    assert share_kept(drawn.blocks[:, 1]) == pytest.approx(1 - 1 / 16 / 8, abs=2e-3)
+    for step in range(40):
+        newest = (first + step) // 8
+        lists = drawn.blocks[step].flatten(0, 2)
+        assert all(len(set(one)) == 16 for one in lists.tolist())
+        assert bool(((lists >= 0) & (lists <= newest)).all())
+        for forced in (0, newest, newest - 3):
+            assert bool((lists == forced).any(dim=1).all())
+    fresh = ~(drawn.blocks[1:, :, ..., :, None] == drawn.blocks[:-1, :, ..., None, :]).any(-1)
+    right = drawn.guesses[1:] == drawn.blocks[1:]
+    assert bool(right[~fresh].all())
+    assert float(right[fresh].double().mean()) == pytest.approx(recall, abs=0.08)
+
+
+def test_refuses_what_cannot_be_drawn() -> None:
+    with pytest.raises(ConfigError, match="100 tokens are no more than the 16 blocks"):
+        wander(Turnover(16, 4, 8), 100, 3, [0.9], (1, 1), CPU, 0)
+    with pytest.raises(ConfigError, match=r"0\.05 is below that of independent lists"):
+        wander(Turnover(16, 4, 8), 800, 3, [0.05], (1, 1), CPU, 0)
+    with pytest.raises(ConfigError, match="a window of 15 blocks"):
+        Turnover(16, 15, 8)
+
+
+def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
+    run = run_of()
+    assert run.throughput is not None and run.throughput.equal_memory is not None
+    spec, config = run.throughput.equal_memory, shape_config("miniature-shape")
+    cells = {(c.label, c.context): c for c in equal_memory_cells(run, spec, config, torch.float32) if c.stage == "step"}
+    token = 2 * 12 * 4 * 32 * 4
+    for context in (320, 400):
+        memory = 2 * context * token
+        near, far = cells["near", context].params, cells["far", context].params
+        pooled = near["device_bytes_per_sequence"] - context * token
+        # A key of a window of 4 every 2 tokens, and the sums of those that are being filled.
+        assert context // 2 * token / 2 * 0.9 < pooled < context // 2 * token / 2 * 1.1
+        assert far["device_bytes_per_sequence"] == 8 * 8 * token + pooled
+        assert (near["host_bytes_per_sequence"], far["host_bytes_per_sequence"]) == (0, context * token)
+        assert cells["full", context].batch == 2
+        for label in ("near", "far", "ahead", "dma"):
+            cell = cells[label, context]
+            assert cell.params["memory_bytes"] == memory
+            assert cell.batch == max(1, min(3, memory // cell.params["device_bytes_per_sequence"]))
+
+
+def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "check_method", lambda *args, **kwargs: None)
+    run = run_of(contexts=[320])
+    measure_speed(run, "equal_memory", tmp_path / "speed.parquet", keep_going=False)
+    records = read_records(tmp_path / "speed.parquet", SpeedRecord)
+    found = {(r.label, r.stage, r.params.get("hit_rate")): r for r in records}
+    assert {r.status for r in records} == {"ok"}, [r.reason for r in records if r.status != "ok"]
+    assert len(records) == 5 + 4 + 1
+    block = 2 * 8 * 32 * 4
+    lists = 12 * 4
+
+    def blocks(record: SpeedRecord) -> float:
+        """Blocks that a list fetches in a step."""
+        moved = record.params["fetched_bytes"] + record.params["prefetched_bytes"]
+        return moved / block / lists
+
+    assert blocks(found["far", "step", 0.8]) == pytest.approx(8 * 0.2, rel=0.3)
+    assert blocks(found["far", "step", 0.9]) == pytest.approx(8 * 0.1, rel=0.3)
+    assert blocks(found["far", "refetch", 0.8]) == 7
+    assert blocks(found["far", "resident", 0.8]) < 0.3
+    ahead = found["ahead", "step", "by layer"].params
+    assert 0.3 < ahead["prefetched_bytes"] / (ahead["fetched_bytes"] + ahead["prefetched_bytes"]) < 0.9
+    for label in ("full", "near", "dma"):
+        record = next(r for r in records if r.label == label)
+        assert record.params.get("fetched_bytes", 0) == 0
+    transfer = found["far", "transfer", 0.8]
+    assert transfer.reference == "pinned_copy" and transfer.bytes_min is not None and transfer.bytes_min % block == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"model": "nosa-8"}, "nosa-8b"),
+        ({"methods": ["near", "fat"]}, "far"),
+        ({"parts": ["fare"]}, "far"),
+        ({"contexts": [66]}, "more than budget and steps"),
+        ({"hits": {"near": 1.5}}, "hits"),
+        ({"parts_context": 64}, "nothing is timed there"),
+        ({"sweep_label": "dma"}, "no hit rate"),
+    ],
+)
+def test_bad_settings_are_named(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        run_of(**changes)
