@@ -141,6 +141,27 @@ def test_release_files_that_are_missing_or_broken(release: Path) -> None:
             read_problems(source)
 
 
+def test_the_hub_gives_the_release_file_by_file(release: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def download(repo: str, name: str, *, repo_type: str) -> str:
+        asked.append((repo, name, repo_type))
+        return str(release / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert [problem.question_id for problem in read_problems(Path("hub"))] == ["q0", "q1", "q2", "q3", "q4"]
+    assert asked == [("livecodebench/code_generation_lite", name, "dataset") for name in FILES]
+
+    def offline(*given: Any, **named: Any) -> Any:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    with pytest.raises(DataUnavailableError, match=r"no network; fetch the set with `hf download"):
+        read_problems(Path("hub"))
+
+
 def test_the_last_closed_block_is_the_program() -> None:
     assert extract_code("a\n```python\nfirst\n```\nthen\n```\nx = 1\ny\n```\nend") == "x = 1\ny"
     assert extract_code("```python\ncut off") is None and extract_code("") is None
