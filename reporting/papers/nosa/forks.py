@@ -1,0 +1,197 @@
+"""Read the forks of a run: their trainings, and which model of the run is which fork."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from longdecode.evals.records import Record
+from longdecode.reporting import wording
+from longdecode.reporting.papers import pairs
+from longdecode.reporting.papers.blocks import (
+    Block,
+    Cells,
+    Compared,
+    Comparison,
+    Prose,
+    compared,
+    direction,
+    flips,
+    points_interval,
+    points_text,
+)
+from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.published import PublishedFigure
+from longdecode.reporting.results import REFERENCE_METHOD
+
+Place = tuple[str, int, str]
+"""Suite, context and budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """One fork that the run scored: the run's model, and what it was trained with."""
+
+    name: str
+    model: str
+    attention: str
+    head: str
+
+
+def forks(inputs: PaperInputs) -> list[Fork]:
+    """Return the forks among the run's models, in the configuration's order."""
+    adaptation = inputs.results.config.get("adaptation") or {}
+    runs: Mapping[str, Any] = adaptation.get("runs") or {}
+    shared: Mapping[str, Any] = adaptation.get("defaults") or {}
+    models = inputs.results.config.get("models") or {}
+    found = []
+    for name, given in runs.items():
+        said = {**shared, **(given or {})}
+        path = f"results/{inputs.results.profile}/forks/{said.get('model')}/{name}/model"
+        model = next((m for m, spec in models.items() if str((spec or {}).get("path", "")).rstrip("/") == path), None)
+        if model is not None:
+            found.append(Fork(name, model, str(said.get("attention")), str(said.get("head", "ed_dma"))))
+    return found
+
+
+def fork_of(inputs: PaperInputs, attention: str, head: str = "ed_dma") -> Fork | None:
+    """Return the fork with an attention, and a form of head where it has one."""
+    return next((f for f in forks(inputs) if (f.attention, f.head) == (attention, head)), None)
+
+
+def trainings(inputs: PaperInputs) -> list[Block]:
+    """Return the end of every training, beside the full fork of the same checkpoint."""
+    words = inputs.words("forks")
+    rows = []
+    for path in sorted((inputs.folder / "forks").glob("*/*/curve.csv")):
+        last = pd.read_csv(path).iloc[-1]
+        run = json.loads((path.parent / "run.json").read_text(encoding="utf-8"))
+        said = run["settings"]
+        tokens = int(last["step"]) * said["rows"] * said["length"]
+        shown = [wording.number(last[name], 4) for name in ("prose", "answers")]
+        sure = wording.number(100 * last["sure"], 1)
+        gamma = wording.DASH if pd.isna(last["gamma"]) else wording.number(100 * last["gamma"], 1)
+        head = said["head"] if said["attention"] in ("nosa", "dma") else ""
+        rows.append(
+            [path.parent.name, said["model"], said["attention"], head, f"{tokens / 1e6:.2f} M", *shown, sure, gamma,
+             f"{last['seconds']:.0f} s", str(run["device"])]
+        )  # fmt: skip
+    if not rows:
+        return [Prose(words["text"]), inputs.missing(words["missing"], "train")]
+    heads = ("Fork", "Checkpoint", "Attention", "Head", "Tokens", "Prose", "Answers", "Sure answers, %", "Overlap, %",
+             "Time", "Device")  # fmt: skip
+    return [Prose(words["text"]), Cells(words["caption"], heads, rows, frozenset({4, 5, 6, 7, 8, 9}))]
+
+
+def quality(inputs: PaperInputs) -> list[Block]:
+    """Return every fork and method minus the full fork, and NOSA's fork minus InfLLM-V2's, suite by suite."""
+    words, blocks = inputs.words("quality"), list[Block]()
+    base = fork_of(inputs, "full")
+    for place in places(inputs) if base else []:
+        full = samples(inputs, base.model if base else "", REFERENCE_METHOD, place)
+        rows = []
+        for fork in forks(inputs):
+            for label in _shown(inputs, fork):
+                if ours := samples(inputs, fork.model, label, place):
+                    rows.append(_against(inputs, [fork.name, label], ours, full, _lead(inputs, fork, label), place))
+        if full and rows:
+            caption = words["caption"].format(**_named(place))
+            blocks.append(Comparison(caption, ("Fork", "Method"), rows, "points"))
+        sides = [(fork_of(inputs, name), name) for name in ("nosa", "infllm2")]
+        both = [samples(inputs, fork.model, name, place) for fork, name in sides if fork]
+        if len(both) == 2 and all(both):
+            printed = inputs.published.figure("quality", "nosa", suite="RULER")
+            other = inputs.published.figure("quality", "infllm2", suite="RULER")
+            lead = printed.minus(other) if printed and other and place[0] == "ruler" else None
+            row = _against(inputs, ["NOSA minus InfLLM-V2"], both[0], both[1], lead, place)
+            blocks.append(Comparison(words["over"].format(**_named(place)), ("Difference",), [row], "points"))
+    return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"])])]
+
+
+def heads(inputs: PaperInputs) -> list[Block]:
+    """Return the forms of the importance head: in print, and each NOSA fork with its own."""
+    words, rows = inputs.words("heads"), list[Compared]()
+    where = [place for place in places(inputs) if place[0] == "ruler"]
+    for row in inputs.published.rows("heads"):
+        printed, fork = (
+            inputs.published.figure("heads", "ruler", head=row["head"]),
+            fork_of(inputs, "nosa", row["head"]),
+        )
+        found = samples(inputs, fork.model, "nosa", where[0]) if fork and where else {}
+        if not found:
+            rows.append(compared([row["head"]], printed))
+            continue
+        mean = inputs.estimate(found, "heads", row["head"])
+        bounds = wording.interval(100 * mean.low, 100 * mean.high, 1)
+        value = wording.number(100 * mean.value, 1)
+        rows.append(compared([row["head"]], printed, value, bounds, "other model", "muted", "the order counts"))
+    caption = words["caption"].format(suite="ruler", context=f"{where[0][1]:,}" if where else wording.DASH)
+    found_any = any(row.verdict != "not measured" for row in rows)
+    more = [] if found_any else [inputs.missing(words["missing"])]
+    return [Prose(words["text"]), Comparison(caption, ("Head",), rows, "points"), *more]
+
+
+def parts(inputs: PaperInputs) -> list[Block]:
+    """Return each variant minus NOSA as trained, on NOSA's fork."""
+    words, blocks, fork = inputs.words("parts"), list[Block](), fork_of(inputs, "nosa")
+    for place in places(inputs) if fork else []:
+        own = samples(inputs, fork.model if fork else "", "nosa", place)
+        rows = []
+        for label in inputs.labels("nosa", fork.model if fork else None):
+            if label != "nosa" and own and (varied := samples(inputs, fork.model if fork else "", label, place)):
+                rows.append(_against(inputs, [words["names"].get(label, label)], varied, own, None, place))
+        if rows:
+            blocks.append(Comparison(words["caption"].format(**_named(place)), ("Variant",), rows, "points"))
+    return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"])])]
+
+
+def places(inputs: PaperInputs) -> list[Place]:
+    """Return suite, context and budget of every cell that NOSA was scored in."""
+    table = inputs.results.summary
+    rows = table[(table["kind"] == "nosa") & (table["status"] == "ok") & table["suite"].isin(inputs.spec.suites)]
+    columns = (rows[name].tolist() for name in ("suite", "context", "budget"))
+    return sorted({(str(suite), int(context), str(budget)) for suite, context, budget in zip(*columns, strict=True)})
+
+
+def samples(inputs: PaperInputs, model: str, label: str, place: Place) -> Mapping[pairs.Key, pairs.Sample]:
+    """Return the samples of a label on a model in one place; a method without a budget stands for every budget."""
+    suite, context, budget = place
+
+    def fits(record: Record) -> bool:
+        return record.label == label and record.budget in (budget, "full") and record.unit == "fraction"
+
+    return pairs.scored([record for record in inputs.records(model, [(suite, context)]) if fits(record)])
+
+
+def _shown(inputs: PaperInputs, fork: Fork) -> Sequence[str]:
+    """Return the labels shown for a fork: its own attention; on the full fork every method that needs no training."""
+    if fork.attention != "full":
+        return [fork.attention] if fork.head == "ed_dma" else []
+    table = inputs.results.summary
+    rows = table[(table["model"] == fork.model) & (table["status"] == "ok") & (table["kind"] == table["method"])]
+    return [label for label in inputs.results.labels if label in set(rows["method"]) - {REFERENCE_METHOD}]
+
+
+def _lead(inputs: PaperInputs, fork: Fork, label: str) -> PublishedFigure | None:
+    """Return what is in print for a method minus full attention, for the sign alone."""
+    if (fork.attention, label) != ("nosa", "nosa"):
+        return None
+    ours, full = (inputs.published.figure("reasoning", "average", method=name) for name in ("nosa", "full"))
+    return ours.minus(full) if ours and full else None
+
+
+def _against(
+    inputs: PaperInputs, of: list[str], ours: pairs.Scored, theirs: pairs.Scored, printed: PublishedFigure | None,
+    place: Place,
+) -> Compared:  # fmt: skip
+    gap = inputs.paired(ours, theirs, *of, *place)
+    verdict, level = direction(None if printed is None else printed.value, gap, inputs.alpha)
+    return compared(of, printed, points_text(gap.value), points_interval(gap), verdict, level, flips(gap))
+
+
+def _named(place: Place) -> dict[str, str]:
+    return {"suite": place[0], "context": f"{place[1]:,}", "budget": wording.budget(place[2])}

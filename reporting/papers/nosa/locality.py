@@ -1,0 +1,117 @@
+"""Fill the part on what consecutive steps share, from a run's locality.csv."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from longdecode.reporting import wording
+from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
+from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.nosa.forks import forks
+
+_DRAWS = 2000
+
+
+def locality(inputs: PaperInputs) -> list[Block]:
+    """Return the overlap by method, NOSA's lead, layers, misses by slots and the union."""
+    words, path = inputs.words("locality"), inputs.folder / "locality.csv"
+    if not path.is_file():
+        printed = [_row(inputs, name, None) for name in ("infllm2", "nosa", "shadowkv", "bound")]
+        table = Comparison("In print.", ("Method",), printed, "per cent")
+        return [Prose(words["text"]), table, inputs.missing(words["missing"], "locality")]
+    found = pd.read_csv(path)
+    one = found.iloc[0]
+    about = {"text": one["text"], "context": f"{one['context']:,}", "budget": wording.budget(str(one["budget"]))}
+    by_label = {str(label): rows for label, rows in found.groupby("label", sort=False)}
+    rows = [_row(inputs, str(rows.iloc[0]["method"]), rows, label) for label, rows in by_label.items()]
+    rows += [_row(inputs, name, None) for name in ("shadowkv",) if name not in set(found["method"])]
+    blocks: list[Block] = [
+        Prose(words["text"]),
+        Comparison(words["caption"].format(**about), ("Method",), rows, "per cent"),
+    ]
+    own = {fork.attention: fork.model for fork in forks(inputs) if fork.head == "ed_dma"}
+    sides = [found[(found["method"] == name) & (found["model"] == own.get(name))] for name in ("nosa", "infllm2")]
+    if all(len(side) for side in sides):
+        blocks.append(Comparison(words["gap"], ("Overlap",), _gaps(inputs, *sides), "points"))
+    layers = found.pivot_table(index="layer", columns="label", values="gamma", sort=False)
+    shown = [[wording.number(100 * value, 1) for value in row] for row in layers.to_numpy().tolist()]
+    cells = [[str(layer), *row] for layer, row in zip(layers.index, shown, strict=True)]
+    numeric = frozenset(range(1, len(layers.columns) + 1))
+    blocks.append(Cells(words["layers"], ("Layer", *map(str, layers.columns)), cells, numeric, fold="Layer by layer"))
+    blocks.append(_misses(inputs, by_label, words["misses"]))
+    union = [
+        [label, wording.number(100 * rows["union"].mean(), 1), _quartiles(100 * rows["union"])]
+        for label, rows in by_label.items()
+    ]
+    blocks.append(Cells(words["union"], ("Label", "Mean, %", "Quartiles of heads, %"), union, frozenset({1})))
+    return blocks
+
+
+def mean_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
+    """Return the mean of values and the bootstrap interval of 95 % of it."""
+    rng = np.random.default_rng(seed)
+    draws = rng.choice(values, (_DRAWS, len(values))).mean(axis=1)
+    low, high = np.quantile(draws, (0.025, 0.975))
+    return float(values.mean()), float(low), float(high)
+
+
+def lead(inputs: PaperInputs) -> Compared | None:
+    """Return NOSA's lead over InfLLM-V2 with its interval, for the claims."""
+    path = inputs.folder / "locality.csv"
+    if not path.is_file():
+        return None
+    found = pd.read_csv(path)
+    sides = [found[found["method"] == name] for name in ("nosa", "infllm2")]
+    return _gaps(inputs, *sides)[0] if all(len(side) for side in sides) else None
+
+
+def _row(inputs: PaperInputs, method: str, rows: pd.DataFrame | None, label: str = "") -> Compared:
+    printed = inputs.published.figure("locality", "hit_rate", method=method)
+    if rows is None:
+        return compared([label or method], printed)
+    value, low, high = (100 * x for x in mean_interval(rows["gamma"].to_numpy()))
+    verdict, level = agreement(None if printed is None else printed.value, value, low, high)
+    free, worst = wording.number(100 * rows["gamma_free"].mean(), 1), wording.number(100 * rows["worst"].min(), 1)
+    reason = f"{free} without forced blocks; worst step {worst}; {len(rows)} heads, {rows.iloc[0]['steps']:,} steps"
+    return compared(
+        [label or method], printed, wording.number(value, 1), wording.interval(low, high, 1), verdict, level, reason
+    )
+
+
+def _gaps(inputs: PaperInputs, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Compared]:
+    """Return the lead with and without forced blocks, paired by layer and head."""
+    printed = inputs.published.figure("locality_gap", "points", bound="low")
+    both = ours.merge(theirs, on=["layer", "head"], suffixes=("", "_other"))
+    rows = []
+    for column, name in (("gamma", "all blocks"), ("gamma_free", "blocks that are not forced")):
+        gaps = 100 * (both[column] - both[f"{column}_other"]).to_numpy()
+        value, low, high = mean_interval(gaps)
+        shown = printed if column == "gamma" else None
+        verdict = "above 0" if low > 0 else "below 0" if high < 0 else "cannot be told apart"
+        bounds = wording.interval(low, high, 1, signed=True)
+        reason = f"{len(both)} pairs of layer and head"
+        text = wording.number(value, 1, signed=True)
+        level = "shown" if low > 0 else "worse" if high < 0 else "muted"
+        rows.append(compared([name], shown, text, bounds, verdict, level, reason))  # type: ignore[arg-type]
+    return rows
+
+
+def _misses(inputs: PaperInputs, by_label: dict[str, pd.DataFrame], caption: str) -> Comparison:
+    rows = []
+    for label, table in by_label.items():
+        for column in (name for name in table.columns if name.startswith("misses_") and table[name].notna().all()):
+            slots = int(column.removeprefix("misses_"))
+            near = 63 if slots == 64 else slots
+            of_nosa = str(table.iloc[0]["method"]) == "nosa"
+            printed = inputs.published.figure("slots", "misses", slots=near) if of_nosa else None
+            value, low, high = mean_interval(table[column].to_numpy())
+            verdict, level = agreement(None if printed is None else printed.value, value, low, high)
+            cells = wording.number(value, 2), wording.interval(low, high, 2)
+            rows.append(compared([label, f"{slots:,} slots"], printed, *cells, verdict, level))
+    return Comparison(caption, ("Label", "Resident set"), rows, "blocks a step")
+
+
+def _quartiles(values: pd.Series) -> str:
+    low, high = np.quantile(values, (0.25, 0.75))
+    return wording.interval(float(low), float(high), 1)

@@ -1,0 +1,178 @@
+"""The page of NOSA: forks are found by their paths, differences are paired across them, holes name their command."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from longdecode.evals import curves, summary
+from longdecode.evals.records import Record
+from longdecode.evals.storage import write_records, write_table
+from longdecode.reporting.figure import FigureWriter
+from longdecode.reporting.identity import looks
+from longdecode.reporting.papers.blocks import Compared, Comparison, MissingResult
+from longdecode.reporting.papers.registry import PaperPage, papers_of
+from longdecode.reporting.results import load_results
+
+FORKS = {"full": "full", "infllm2": "infllm2", "nosa": "nosa", "nosa_dma_head": "nosa"}
+RIGHT = {
+    ("dense", "full"): 20, ("fork-full", "full"): 22, ("fork-full", "infllm2"): 8, ("fork-infllm2", "infllm2"): 15,
+    ("fork-nosa", "nosa"): 18, ("fork-nosa", "nosa_no_importance"): 9, ("fork-nosa_dma_head", "nosa"): 13,
+}  # fmt: skip
+"""Samples right, of 24: the first ones."""
+CONFIG: dict[str, Any] = {
+    "profile": "forked",
+    "models": {"dense": {"path": "somewhere"}}
+    | {f"fork-{name}": {"path": f"results/forked/forks/dense/{name}/model"} for name in FORKS},
+    "methods": {
+        "full": {}, "infllm2": {}, "nosa": {},
+        "nosa_no_importance": {"method": "nosa", "suites": ["ruler"], "params": {"heads": "zero"}},
+    },
+    "budgets": [1024],
+    "suites": {"ruler": {"contexts": [4096], "samples": 24}},
+    "adaptation": {
+        "defaults": {"model": "dense"},
+        "runs": {
+            name: {"attention": kind, "head": "dma" if "head" in name else "ed_dma"} for name, kind in FORKS.items()
+        },
+    },
+    "confidence": 0.95, "bootstrap_resamples": 200,
+}  # fmt: skip
+
+
+def scores(lychee_run: ModuleType) -> Iterator[Record]:
+    for (model, label), right in RIGHT.items():
+        spec = CONFIG["methods"][label]
+        for index in range(24):
+            yield Record(
+                profile="forked", model=model, method=spec.get("method", label), label=label,
+                params=spec.get("params", {}), suite="ruler", task="ruler_niah_multikey_2", task_version=1,
+                metric="accuracy", unit="fraction", higher_is_better=True, data_source="generated",
+                budget="full" if label == "full" else "1024", budget_tokens=None if label == "full" else 1024,
+                context=4096, batch=4, seed=0, sample_index=index, status="ok", prompt_sha256=f"p{index}",
+                score=float(index < right), parts=[float(index < right)], provenance=lychee_run.PROVENANCE,
+                measures={"kv_tokens_read": 1024.0, "kv_tokens_read_sparse": 1024.0, "kv_bytes_per_step": 1e6,
+                          "metadata_bytes_per_step": 0.0},
+            )  # fmt: skip
+
+
+def write_run(folder: Path, lychee_run: ModuleType, more: bool) -> Path:
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False), encoding="utf-8")
+    records = list(scores(lychee_run))
+    for place in {(r.model, r.label) for r in records}:
+        mine = [r for r in records if (r.model, r.label) == place]
+        write_records(folder / "records" / place[0] / place[1] / "ruler.parquet", mine, Record)
+    write_table(folder / "summary.csv", summary.summarise(records, summary.Spread(0.95, 200, 0)))
+    write_table(folder / "along_generation.parquet", curves.along_generation(records, 0.95))
+    write_table(folder / "loss_by_position.csv", curves.loss_by_position(records, 0.95))
+    if not more:
+        return folder
+    rows = [
+        {"label": name, "model": f"fork-{name}", "method": name, "text": "books", "context": 8192, "budget": 1024,
+         "layer": layer, "head": head, "steps": 1024, "gamma": base + 0.001 * layer, "gamma_free": base - 0.05,
+         "worst": 0.7, "union": 0.4, "misses_64": 4.0, "misses_80": 1.5}
+        for name, base in (("infllm2", 0.89), ("nosa", 0.94))
+        for layer in range(5)
+        for head in range(2)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "locality.csv", index=False)
+    fork = folder / "forks" / "dense" / "nosa"
+    fork.mkdir(parents=True)
+    settings = {"model": "dense", "attention": "nosa", "head": "ed_dma", "rows": 4, "length": 4096}
+    (fork / "run.json").write_text(json.dumps({"settings": settings, "device": "H200"}), encoding="utf-8")
+    with (fork / "curve.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "loss", "prose", "answers", "sure", "gamma", "seconds"])
+        writer.writerow([250, 1.5, 3.1234, 0.2, 0.955, 0.93, 88])
+    return folder
+
+
+def page(folder: Path) -> PaperPage:
+    labels = list(CONFIG["methods"])
+    writer = FigureWriter(folder / "figures", looks(labels, labels, "full"))
+    results = load_results(folder / "config.yaml", folder)
+    found = papers_of(results, folder, writer, lambda model, suite: "", str, {"nosa": "nosa"})
+    (mine,) = [paper for paper in found if paper.name == "nosa"]
+    return mine
+
+
+def rows_of(block: Comparison) -> dict[tuple[str, ...], Compared]:
+    return {tuple(row.of): row for row in block.rows}
+
+
+@pytest.fixture
+def whole(tmp_path: Path, lychee_run: ModuleType) -> PaperPage:
+    return page(write_run(tmp_path, lychee_run, more=True))
+
+
+def texts(value: object) -> Iterator[str]:
+    """Every text of a page's blocks."""
+    if isinstance(value, str):
+        yield value
+    elif is_dataclass(value):
+        for item in fields(value):
+            yield from texts(getattr(value, item.name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts(item)
+
+
+def test_differences_between_forks_are_paired(whole: PaperPage) -> None:
+    sections = {section.anchor: section for section in whole.paper.sections(whole.inputs)}
+    over_full, lead = [b for b in sections["quality"].blocks if isinstance(b, Comparison)]
+    rows = rows_of(over_full)
+    points = {of: row.measured.replace("\u2212", "-") for of, row in rows.items()}
+    assert points == {
+        ("full", "infllm2"): f"{100 * (8 - 22) / 24:.1f}", ("infllm2", "infllm2"): f"{100 * (15 - 22) / 24:.1f}",
+        ("nosa", "nosa"): f"{100 * (18 - 22) / 24:.1f}",
+    }  # fmt: skip
+    assert "0 won, 4 lost" in rows["nosa", "nosa"].reason
+    # In print 49.6 - 51.6, for the sign.
+    assert rows["nosa", "nosa"].published.replace("\u2212", "-") == "-2.0"
+    assert lead.rows[0].measured == f"+{100 * 3 / 24:.1f}"
+    (variants,) = [b for b in sections["parts"].blocks if isinstance(b, Comparison)]
+    assert variants.rows[0].of == ["all importances 0"] and "0 won, 9 lost" in variants.rows[0].reason
+    (forms,) = [b for b in sections["heads"].blocks if isinstance(b, Comparison)]
+    measured = {of[0]: row.measured for of, row in rows_of(forms).items()}
+    assert measured["ed_dma"] == "75.0" and measured["dma"] == "54.2" and measured["retaining"] == "\u2013"
+
+
+def test_locality_and_training_are_shown(whole: PaperPage) -> None:
+    sections = {section.anchor: section for section in whole.paper.sections(whole.inputs)}
+    shown = [b for b in sections["locality"].blocks if isinstance(b, Comparison)]
+    rows = rows_of(shown[0])
+    assert (
+        rows["nosa",].measured == "94.2"
+        and rows["nosa",].published == "94.4"
+        and rows["nosa",].verdict == "measured lower"
+    )
+    gap = shown[1].rows[0]
+    assert gap.measured == "+5.0" and gap.verdict == "above 0" and gap.published == "5.0"
+    assert rows_of(shown[2])["nosa", "64 slots"].published == "3.58"
+    (claim,) = [row for row in sections["claims"].blocks[1].rows if "Overlap" in row.of[0]]  # type: ignore[union-attr]
+    assert claim.measured == "+5.0"
+    assert {"4.10 M", "3.1234", "95.5", "93.0"} <= set(texts(sections["forks"].blocks[1]))
+
+
+def test_holes_name_the_command_that_fills_them(tmp_path: Path, lychee_run: ModuleType) -> None:
+    paper = page(write_run(tmp_path, lychee_run, more=False))
+    holes = {
+        section.anchor: block.command
+        for section in paper.paper.sections(paper.inputs)
+        for block in section.blocks
+        if isinstance(block, MissingResult)
+    }
+    assert holes["forks"] == "snakemake --cores 8 nosa_train --config profile=forked"
+    assert holes["locality"] == "snakemake --cores 8 nosa_locality --config profile=forked"
+    assert "throughput" in holes
+    assert np.isfinite(paper.published.tables["speedups"].rows[0]["ratio"])
