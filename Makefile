@@ -47,7 +47,7 @@ types: $(STAMP) ## Check types
 	$(BIN)/mypy .ci/write_lock.py workflow/scripts/job_log.py
 
 pytest: $(STAMP) ## Tests alone; ARGS="-k quest" chooses
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 train: $(STAMP) ## Train the miniature anew (needs a GPU; resumes when killed)
 	$(BIN)/python -m snakemake --cores $(CORES) miniature_train

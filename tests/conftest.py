@@ -100,8 +100,18 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+DEAR = ("report", "paper_report")
+"""Fixtures of a session that take seconds to make: with ``--dist loadgroup`` one worker has all tests that ask."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``gpu`` are skipped where torch sees no CUDA device."""
+    """Put slow tests first, tests that share a dear fixture together; skip ``gpu`` where torch sees no CUDA device."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        for name in DEAR:
+            if name in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(name))
     if torch.cuda.is_available():
         return
     for item in items:

@@ -138,6 +138,7 @@ def test_what_does_not_fit_is_refused(
         op(torch.ones(1, 8), weight, *([] if bias is None else [bias]))
 
 
+@pytest.mark.slow
 def test_kernels_around_attention_compile_for_hopper() -> None:
     """In a process of its own: functions decorated under the interpreter cannot be compiled."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

@@ -33,6 +33,7 @@ def test_provenance_names_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.versions["kernels"] == "naive"
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_hopper_without_spills() -> None:
     """In a process of its own: functions decorated under the interpreter cannot be compiled."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

@@ -138,6 +138,7 @@ def test_page_bounds_of_any_launch(rng: torch.Generator) -> None:
         assert got.minimum.cpu().equal(want.minimum) and got.maximum.cpu().equal(want.maximum)
 
 
+@pytest.mark.slow
 def test_selection_compiles_for_hopper_without_spills() -> None:
     """In a process of its own: functions decorated under the interpreter cannot be compiled."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

@@ -81,6 +81,7 @@ def assert_same_but_for_ties(
     assert ties <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.9, penalty=1.2, penalty_window=32)])
 @pytest.mark.parametrize("drafter", ["quest", "streaming", "lychee"])
 def test_500_tokens_are_those_of_dense_decoding(

@@ -206,6 +206,17 @@ INSTRUMENT = {
 }
 
 
+@pytest.fixture
+def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave figures empty, for tests of words: drawing is more than half of a report's time."""
+
+    def draw(path: Path, *rest: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+        path.write_text("<svg/>", encoding="utf-8")
+        return (1, 1), (1, 1)
+
+    monkeypatch.setattr("longdecode.reporting.figure._draw", draw)
+
+
 @pytest.fixture(scope="session")
 def report(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the made-up run."""

@@ -158,6 +158,7 @@ def test_verdicts_stand_for_each_context_and_for_every_context(pages: dict[str, 
     assert "answers lost" in words and "one-sided test" in words and "at its longest context" not in words
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_the_front_page_counts_the_timing_samples_of_the_page_it_links(run_folder: Path, tmp_path: Path) -> None:
     """A label that runs on a part of the configuration stays off the overview, not out of the count."""
     config = yaml.safe_load((run_folder / "config.yaml").read_text(encoding="utf-8"))

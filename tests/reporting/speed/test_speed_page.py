@@ -186,6 +186,7 @@ def test_times_alone_make_a_report(speed_only: Path) -> None:
     assert "2026-03-09 10:00:00" in words(speed_only / "provenance.html")
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_a_run_of_kernels_alone_makes_a_report(speed_run: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("profile: kernels\n", encoding="utf-8")
     speed_run.write_speed(tmp_path)
@@ -199,6 +200,7 @@ def test_a_run_of_kernels_alone_makes_a_report(speed_run: ModuleType, tmp_path: 
     assert all((tmp_path / "report" / link).is_file() for link in links(tmp_path / "report"))
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_what_nobody_watched_is_not_called_undisturbed(speed_run: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("profile: unwatched\n", encoding="utf-8")
     table = speed_run.write_speed(tmp_path)
@@ -208,6 +210,7 @@ def test_what_nobody_watched_is_not_called_undisturbed(speed_run: ModuleType, tm
     assert f"{ran} of {ran} timings were not watched" in text and "clocks held" not in text
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_a_timing_without_a_good_sample_is_a_hole(speed_run: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("profile: noisy\n", encoding="utf-8")
     table = speed_run.write_speed(tmp_path)
