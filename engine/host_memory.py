@@ -15,6 +15,8 @@ from longdecode.engine.errors import HostMemoryError, PinnedMemoryError
 
 RESERVE_BYTES = 1 << 30
 """Host memory that is left to everything else."""
+SMALL_BYTES = 1 << 28
+"""Sizes whose rounding up to a power of two does not matter."""
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
@@ -102,8 +104,8 @@ def _take(nbytes: int) -> Tensor:
 
 
 def _pinned(nbytes: int) -> Tensor:
-    """Return pinned memory of just this size: torch's allocator rounds up to a power of two, registering does not."""
-    if nbytes & (nbytes - 1) == 0:
+    """Return pinned memory: from torch's allocator, which rounds up to a power of two, where that wastes little."""
+    if nbytes <= SMALL_BYTES or nbytes & (nbytes - 1) == 0:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     region = torch.empty(nbytes, dtype=torch.uint8)
     runtime = torch.cuda.cudart()

@@ -62,10 +62,15 @@ class EqualMemoryBench:
             self.full = None
 
     def _reserve(self, cells: Sequence[SpeedCell]) -> None:
-        """Pin the most host memory that a cell needs and fill it, so that all use one region."""
+        """Pin the most host memory that a cell needs and fill it, so that all use one region.
+
+        A power of two where the configuration allows it: that much torch's own allocator pins in one piece.
+        """
         need = max((cell.batch * cell.params["host_bytes_per_sequence"] for cell in cells), default=0)
         if not need or self.job.device.type != "cuda":
             return
+        rounded = 1 << (need - 1).bit_length()
+        need = rounded if rounded <= self.spec.host_gib << 30 else need
         try:
             region = HostBuffer(need, self.job.device).bytes
         except Exception as error:
@@ -122,7 +127,7 @@ class EqualMemoryBench:
         cache = self._cache(self._method(cell), cell)
         if not isinstance(cache, OffloadedCache):
             raise DeviceMemoryError(f"{cell.label} fetches nothing: its cache is on the device")
-        rates = self.spec.rates(cell.label, self.model.config.num_layers) or (0.9,)
+        rates = cell.params["layer_hits"] or (0.9,)
         missing = round((1 - sum(rates) / len(rates)) * cache.slots * cell.batch * self.model.config.num_kv_heads)
         fetch, copy, moved = transfer_blocks(cache, max(1, missing), self.job.run.seed)
         samples = self.job.time(fetch, copy, self.spec.rounds)
@@ -151,16 +156,15 @@ class EqualMemoryBench:
 
     def _drive(self, method: AttentionMethod, cell: SpeedCell) -> Driven | None:
         """Replace a method's selections by drawn ones of the cell's hit rate; ``None`` where it selects for itself."""
-        rate = cell.params.get("hit_rate")
-        if rate is None or not isinstance(method, Offloadable):
-            return None
         config, steps = self.model.config, self.spec.steps
-        rates = self.spec.rates(cell.label, config.num_layers) if rate == "by layer" else (rate,) * config.num_layers
+        rates = cell.params["layer_hits"] or self.spec.rates(cell.label, config.num_layers)
+        if rates is None or not isinstance(method, Offloadable):
+            return None
         if cell.stage == "resident":
             rates = (1.0,) * config.num_layers
         size = method.block_tokens
         turnover = Turnover(method.listed_blocks, max(1, method.listed_blocks // 4), size)
-        draw = partial(wander, turnover, cell.context - steps - 1, steps + 1, rates or ())
+        draw = partial(wander, turnover, cell.context - steps - 1, steps + 1, rates)
         lists = (cell.batch, config.num_kv_heads)
         recall = self.spec.recall if method.looks_ahead else 1.0
         return Driven(method, draw(lists, self.job.device, self.job.run.seed, recall))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.errors import LongDecodeError
+from longdecode.engine.errors import DataUnavailableError, LongDecodeError
 from longdecode.engine.kv_cache import CacheShape, DenseCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.budgets import FULL_BUDGET
@@ -53,7 +53,8 @@ def equal_memory_cells(
             if context == spec.parts_context and label in spec.parts:
                 cells += [replace(cell, stage=stage) for stage in get_args(Part)]
             if context == spec.parts_context and label == spec.sweep_label:
-                cells += [replace(cell, params={**cell.params, "hit_rate": rate}) for rate in spec.sweep]
+                every = [(rate, [rate] * config.num_layers) for rate in spec.sweep]
+                cells += [replace(cell, params={**cell.params, "hit_rate": r, "layer_hits": all_}) for r, all_ in every]
     return list({cell.key: cell for cell in cells}.values())
 
 
@@ -68,16 +69,21 @@ def _cell(
         one = Footprint(0, 0)  # timing the cell will meet the same error and record it
     most = [spec.max_batch, memory // max(1, one.device), (spec.host_gib << 30) // max(1, one.host)]
     batch = spec.sequences if label == FULL else max(1, min(most))
+    given = spec.hits.get(label)
     params = {
-        **labels.params(label), "hit_rate": _rate(spec, label), "memory_bytes": memory,
+        **labels.params(label), "hit_rate": given if given is None or isinstance(given, float) else "by layer",
+        "layer_hits": None if given is None else _rates(spec, label, config), "memory_bytes": memory,
         "device_bytes_per_sequence": one.device, "host_bytes_per_sequence": one.host, "host_gib": spec.host_gib,
     }  # fmt: skip
     return SpeedCell("offload", labels.method_name(label), label, "step", context, batch, budget, params)
 
 
-def _rate(spec: EqualMemorySpec, label: str) -> float | str | None:
-    given = spec.hits.get(label)
-    return "by layer" if isinstance(given, tuple) else given
+def _rates(spec: EqualMemorySpec, label: str, config: ModelConfig) -> list[float] | None:
+    """Return a label's hit rate of each layer; ``None`` where they were not measured, as timing will meet again."""
+    try:
+        return list(spec.rates(label, config.num_layers) or ())
+    except DataUnavailableError:
+        return None
 
 
 def _held(kept: Any) -> int:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 from pydantic import Field, model_validator
 
+from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import Budget
 from longdecode.evals.throughput.shapes import shape_names
@@ -22,9 +24,10 @@ Rate = Annotated[float, Field(strict=True, gt=0, le=1)]
 class EqualMemorySpec:
     """Full attention and other labels, each with as many sequences as one memory for keys and values holds.
 
-    ``memory``: that of ``sequences`` whole sequences at each context. ``host_gib`` is taken once and used by all
-    labels. ``hits``: by label, the share of a list that the step before listed, one for all layers or one by layer (a
-    recorded list of other length is spread over the layers). A label that is not named there selects for itself.
+    The memory is that of ``sequences`` whole sequences at each context. ``host_gib`` is taken once and used by all
+    labels. ``hits``: by label, the share of a list that the step before listed: one number, one by layer, or a label
+    of ``locality``, a ``locality.csv`` that was measured on real text. A list of another length is spread over the
+    model's layers. A label that is not named there selects for itself.
     ``sweep``: hit rates that ``sweep_label`` is timed at besides. ``parts``: labels whose pieces are timed one by one.
     Both at ``parts_context``. ``recall``: of labels that prefetch, the share of new blocks that the guess names.
     """
@@ -36,7 +39,8 @@ class EqualMemorySpec:
     sequences: typed.Count = 4
     host_gib: typed.Count = 64
     max_batch: typed.Count = 64
-    hits: Annotated[Mapping[str, Rate | tuple[Rate, ...]], typed.OrNull()] = field(default_factory=dict)
+    hits: Annotated[Mapping[str, Rate | tuple[Rate, ...] | str], typed.OrNull()] = field(default_factory=dict)
+    locality: typed.Folder | None = None
     sweep: Annotated[tuple[Rate, ...], typed.OrNull(tuple)] = ()
     sweep_label: str = ""
     parts: Annotated[tuple[str, ...], typed.OrNull(tuple)] = ()
@@ -51,11 +55,30 @@ class EqualMemorySpec:
         return Budget(self.budget)
 
     def rates(self, label: str, layers: int) -> tuple[float, ...] | None:
-        """Return a label's hit rate of each layer; ``None`` where it selects for itself."""
+        """Return a label's hit rate of each layer; ``None`` where it selects for itself.
+
+        Raises:
+            DataUnavailableError: the rates were measured and the file does not have them.
+        """
         given = self.hits.get(label)
         if given is None or isinstance(given, float):
             return None if given is None else (given,) * layers
-        return tuple(given[layer * len(given) // layers] for layer in range(layers))
+        rates = self._measured(given) if isinstance(given, str) else given
+        return tuple(rates[layer * len(rates) // layers] for layer in range(layers))
+
+    def _measured(self, label: str) -> tuple[float, ...]:
+        """Return the mean overlap of consecutive steps of each layer, at the longest context that was measured."""
+        path = self.locality
+        if path is None or not path.is_file():
+            raise DataUnavailableError(
+                f"no measured hit rates at {path}; `snakemake nosa_locality --config profile=nosa` makes them"
+            )
+        table = pd.read_csv(path)
+        rows = table[table["label"] == label]
+        if rows.empty:
+            raise DataUnavailableError(f"{path} has no label {label!r}, only {', '.join(sorted(set(table['label'])))}")
+        rows = rows[rows["context"] == rows["context"].max()]
+        return tuple(round(float(rate), 4) for rate in rows.groupby("layer")["gamma"].mean())
 
     @model_validator(mode="before")
     @classmethod

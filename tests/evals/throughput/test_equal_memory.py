@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, DataUnavailableError
 from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
@@ -93,6 +93,25 @@ def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
             cell = cells[label, context]
             assert cell.params["memory_bytes"] == memory
             assert cell.batch == max(1, min(3, memory // cell.params["device_bytes_per_sequence"]))
+
+
+def test_hit_rates_come_from_a_measured_table(tmp_path: Path) -> None:
+    table = tmp_path / "locality.csv"
+    table.write_text(
+        "label,context,layer,head,gamma\nfork,64,0,0,0.1\nfork,128,0,0,0.8\nfork,128,0,1,0.9\nfork,128,1,0,0.6\n"
+        "other,128,0,0,0.2\n"
+    )
+    run = run_of(hits={"near": "fork", "far": 0.8}, locality=str(table))
+    assert run.throughput is not None and run.throughput.equal_memory is not None
+    spec = run.throughput.equal_memory
+    assert spec.rates("near", 3) == (0.85, 0.85, 0.6) and spec.rates("far", 2) == (0.8, 0.8)
+    assert spec.rates("dma", 2) is None
+    config = shape_config("miniature-shape")
+    cells = {c.label: c for c in equal_memory_cells(run, spec, config, torch.float32)}
+    assert cells["near"].params["layer_hits"] == [0.85] * 6 + [0.6] * 6
+    table.unlink()
+    with pytest.raises(DataUnavailableError, match="nosa_locality"):
+        spec.rates("near", 3)
 
 
 def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
