@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from longdecode.reporting.papers.blocks import Block, Compared, Prose
-from longdecode.reporting.papers.inputs import PaperInputs
+from functools import partial
+
 from longdecode.reporting.papers.nosa.forks import heads, parts, quality, trainings
 from longdecode.reporting.papers.nosa.locality import lead, locality
-from longdecode.reporting.papers.printed import printed_only
 from longdecode.reporting.papers.sections.claims import Claim, Claims
+from longdecode.reporting.papers.sections.equal_memory import EqualMemory
 from longdecode.reporting.papers.sections.method import method
 from longdecode.reporting.papers.spec import declare
 
-
-def not_measured(inputs: PaperInputs) -> Compared | None:
-    """Return nothing: the throughput part says what was measured."""
-    return None
-
-
-def throughput(inputs: PaperInputs) -> list[Block]:
-    """Return what is in print on throughput at equal device memory, and the command that measures it."""
-    words = inputs.words("throughput")
-    tables = [printed_only(inputs.published, name) for name in ("speedups", "throughput", "engine")]
-    return [Prose(words["text"]), *tables, inputs.missing(words["missing"], "throughput")]
-
+THROUGHPUT = EqualMemory(
+    "throughput", "speedups", {"full": "full", "infllm2": "infllm2_offload", "shadowkv": "shadowkv"},
+    ("nosa_offload", "nosa_spare32", "nosa_prefetch"), ("throughput", "engine"),
+)  # fmt: skip
 
 CLAIMS = Claims(
     [
         *(
             Claim(f"Decode throughput over {words}, at equal device memory", "speedups", "ratio", {"baseline": name},
-                  not_measured)
+                  partial(THROUGHPUT.claimed, baseline=name))
             for name, words in (("full", "full attention"), ("infllm2", "InfLLM-V2"), ("shadowkv", "ShadowKV"))
         ),
         Claim("Overlap of steps over InfLLM-V2's, points", "locality_gap", "points", {"bound": "low"}, lead),
@@ -49,6 +41,6 @@ PAPER = declare(
         "heads": [heads],
         "parts": [parts],
         "locality": [locality],
-        "throughput": [throughput],
+        "throughput": [THROUGHPUT],
     },
 )

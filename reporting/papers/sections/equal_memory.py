@@ -1,0 +1,224 @@
+"""Show throughput at equal device memory: labels side by side, what each piece brings, and theory beside times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from longdecode.reporting import wording
+from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
+from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.printed import printed_only
+from longdecode.reporting.wording import DASH, number, short_tokens
+
+_PARTS = {
+    "resident": "nothing to fetch: every listed block is on the device",
+    "step": "the step",
+    "refetch": "without the diff: every listed block is fetched",
+    "eager": "without the CUDA graph",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EqualMemory:
+    """Fill the part on throughput at equal device memory, from the rows of the bench ``offload``.
+
+    Args:
+        part: key of its words: ``text``, ``missing`` and ``reason``.
+        table: published ratios, by ``baseline``.
+        rivals: by baseline, the label of this run that stands for it.
+        best: labels of the paper's method, of which the fastest at a context is compared.
+        printed: further published tables.
+    """
+
+    part: str
+    table: str
+    rivals: dict[str, str]
+    best: tuple[str, ...]
+    printed: tuple[str, ...] = ()
+
+    def __call__(self, inputs: PaperInputs) -> list[Block]:
+        """Return the paragraph, for each model the tables that its rows can fill, and what else is in print."""
+        words = inputs.words(self.part)
+        rows = offload_rows(inputs)
+        found: list[Block] = [Prose(words["text"])]
+        for model, mine in rows.groupby("model", sort=False) if len(rows) else ():
+            about = inputs.timed(str(model))
+            found += [self._ratios(inputs, mine, about), throughput_table(mine, about)]
+            found += [*parts_tables(mine, about), *rates_tables(mine, about)]
+        left = self.printed if len(rows) else (self.table, *self.printed)
+        found += [printed_only(inputs.published, name) for name in left]
+        return found if len(rows) else [*found, inputs.missing(words["missing"], "throughput")]
+
+    def claimed(self, inputs: PaperInputs, baseline: str) -> Compared | None:
+        """Return the largest ratio over a baseline at any context, beside the one in print."""
+        rows = offload_rows(inputs)
+        found = [ratio for ratio in self._all(_steps(rows), baseline) if ratio is not None] if len(rows) else []
+        return self._row(inputs, baseline, max(found, key=lambda ratio: ratio.value)) if found else None
+
+    def _ratios(self, inputs: PaperInputs, rows: pd.DataFrame, about: str) -> Comparison:
+        """Return how many times as many tokens a second the method decodes, over each baseline at each context."""
+        steps = _steps(rows)
+        table = [
+            compared(["", "", name, ""], inputs.published.figure(self.table, "ratio", baseline=name))
+            if ratio is None
+            else self._row(inputs, name, ratio)
+            for name in self.rivals
+            for ratio in self._all(steps, name) or [None]
+        ]
+        caption = f"Tokens a second at equal device memory, the method's fastest label over another. {about}"
+        return Comparison(caption, ("Context", "Label", "Over", "Batches"), table, "times")
+
+    def _all(self, steps: pd.DataFrame, baseline: str) -> list[Ratio | None]:
+        """Return the ratio over a baseline at each context that has both."""
+        found: list[Ratio | None] = []
+        for _, here in steps.groupby("context"):
+            ours, other = here[here["label"].isin(self.best)], here[here["label"] == self.rivals[baseline]]
+            if ours.empty or other.empty:
+                continue
+            mine, theirs = ours.sort_values("median_us").iloc[0], other.iloc[0]
+            value, low, high = (float(mine[name]) for name in ("ratio", "ratio_low", "ratio_high"))
+            if theirs["label"] != "full":  # both were timed in pairs with full attention
+                value, low, high = value / float(theirs["ratio"]), float("nan"), float("nan")
+            found.append(Ratio(mine, theirs, value, low, high))
+        return found
+
+    def _row(self, inputs: PaperInputs, baseline: str, ratio: Ratio) -> Compared:
+        printed = inputs.published.figure(self.table, "ratio", baseline=baseline)
+        mine, other = ratio.mine, ratio.other
+        batches = f"{mine['batch']} over {other['batch']}"
+        of = [short_tokens(int(mine["context"])), str(mine["label"]), str(other["label"]), batches]
+        verdict, level = agreement(None if printed is None else printed.value, ratio.value, ratio.low, ratio.high)
+        reason = inputs.words(self.part)["reason"] if printed else ""
+        span = wording.interval(ratio.low, ratio.high, 2) if pd.notna(ratio.low) else ""
+        return compared(of, printed, wording.ratio(ratio.value), span, verdict, level, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Hold two rows of one context and the ratio of their throughputs, with its interval where they are a pair."""
+
+    mine: pd.Series
+    other: pd.Series
+    value: float
+    low: float
+    high: float
+
+
+def offload_rows(inputs: PaperInputs) -> pd.DataFrame:
+    """Return the rows of the bench ``offload`` that have times, with their parameters as columns."""
+    table = pd.DataFrame() if inputs.speed is None else inputs.speed.table
+    rows = table[(table["bench"] == "offload") & (table["status"] == "ok")] if len(table) else table
+    if rows.empty:
+        return pd.DataFrame()
+    told = pd.DataFrame([_told(params) for params in rows["params"]], index=rows.index)
+    return pd.concat([rows, told], axis=1)
+
+
+def throughput_table(rows: pd.DataFrame, about: str) -> Cells:
+    """Return every label at every context: batch, bytes, tokens a second, and the floor that the bus sets."""
+    copied = _copy_rate(rows)
+    cells = [
+        [
+            short_tokens(int(row["context"])), str(row["label"]), f"{int(row['batch'])}",
+            wording.gigabytes(row["memory_bytes"]), wording.gigabytes(row["host_bytes"] * row["batch"]),
+            _share(row["hit_rate"]), number(row["median_us"] * row["batch"] / 1e3, 2),
+            number(1e6 / row["median_us"], 0), wording.megabytes(row["fetched"] * row["batch"]),
+            number(row["fetched"] / row["median_us"] / 1e3, 1) if row["fetched"] else DASH,
+            number(row["fetched"] * row["batch"] / copied / 1e3, 2) if copied and row["fetched"] else DASH,
+        ]
+        for _, row in _steps(rows).iterrows()
+    ]  # fmt: skip
+    heads = (
+        "Context", "Label", "Batch", "Device memory for keys and values", "On the host", "Hit rate", "Step, ms",
+        "Tokens a second", "Fetched a step", "GB/s over the step", "Floor of the bus, ms",
+    )  # fmt: skip
+    return Cells(f"Throughput at equal device memory. {about}", heads, cells, frozenset({2, *range(5, 11)}))
+
+
+def parts_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
+    """Yield, for each label that was taken apart, its step without one piece, and how much of a transfer is hidden."""
+    for label, mine in rows[rows["stage"] == "transfer"].groupby("label", sort=False):
+        transfer = mine.iloc[0]
+        here = rows[(rows["context"] == transfer["context"]) & (rows["stage"].isin(_PARTS))]
+        own = here[(here["label"] == label) & (here["asked"] == transfer["asked"])]
+        times = {str(row["stage"]): float(row["median_us"]) * float(row["batch"]) / 1e3 for _, row in own.iterrows()}
+        cells = [
+            [_PARTS[stage], number(times[stage], 2), wording.ratio(times[stage] / times["step"])]
+            for stage in _PARTS
+            if stage in times and "step" in times
+        ]
+        alone = float(transfer["median_us"]) * float(transfer["batch"]) / 1e3
+        rate, share = float(transfer["gb_per_s"]), float(transfer["ratio"])
+        fetch = f"its transfers alone: {number(rate, 1)} GB/s, {wording.percent(share)} % of one copy"
+        cells.append([fetch, number(alone, 2), wording.ratio(alone / times["step"]) if "step" in times else DASH])
+        for _, row in here[(here["stage"] == "step") & (here["label"] != label) & (here["fetched"] > 0)].iterrows():
+            if row["subject"] == transfer["subject"]:
+                step = float(row["median_us"]) * float(row["batch"]) / 1e3
+                cells.append([f"{row['label']}, batch {row['batch']}", number(step, 2), _hidden(row, rows)])
+        caption = f"Pieces of a step of {label} at {short_tokens(int(transfer['context']))}, batch {transfer['batch']}."
+        heads = ("Piece", "ms", "Of the step; of the longer of computing and transfer")
+        yield Cells(f"{caption} {about}", heads, cells, frozenset({1, 2}))
+
+
+def rates_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
+    """Yield, for each label at several hit rates, measured throughput beside that of computing and copying in turn."""
+    copied, steps = _copy_rate(rows), rows[rows["stage"] == "step"]
+    for (label, context), mine in steps.groupby(["label", "context"], sort=False):
+        still = rows[(rows["label"] == label) & (rows["context"] == context) & (rows["stage"] == "resident")]
+        if len(mine) < 2 or still.empty or not copied:
+            continue
+        compute = float(still.iloc[0]["median_us"])
+        cells = []
+        for _, row in mine.sort_values("hit_rate").iterrows():
+            theory = compute + float(row["fetched"]) / copied
+            measured = float(row["median_us"])
+            texts = (number(1e6 / theory, 0), number(1e6 / measured, 0), wording.ratio(theory / measured))
+            cells.append([_share(row["hit_rate"]), *texts])
+        caption = (
+            f"Tokens a second of {label} by hit rate, {short_tokens(int(str(context)))}, batch {mine.iloc[0]['batch']}"
+        )
+        theory_words = "computing, then all blocks at a copy's rate"
+        heads = ("Hit rate", f"In theory ({theory_words})", "Measured", "Measured over theory")
+        yield Cells(f"{caption}. {about}", heads, cells, frozenset(range(4)))
+
+
+def _steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps at each label's own hit rate."""
+    steps = rows[rows["stage"] == "step"]
+    return steps.drop_duplicates(["context", "label"]) if len(steps) else steps
+
+
+def _told(params: Any) -> dict[str, Any]:
+    told = json.loads(params)
+    hits = told.get("layer_hits") or []
+    return {
+        "asked": str(told.get("hit_rate")),
+        "hit_rate": sum(hits) / len(hits) if hits else float("nan"),
+        "memory_bytes": told.get("memory_bytes", 0),
+        "host_bytes": told.get("host_bytes_per_sequence", 0),
+        "fetched": told.get("fetched_bytes", 0) + told.get("prefetched_bytes", 0),
+    }
+
+
+def _copy_rate(rows: pd.DataFrame) -> float | None:
+    """Return the rate of a plain copy from pinned memory, bytes a microsecond, from the transfers' pairs."""
+    found = rows[(rows["stage"] == "transfer") & rows["ratio"].notna()]
+    return float((found["gb_per_s"] * 1e3 / found["ratio"]).max()) if len(found) else None
+
+
+def _hidden(row: pd.Series, rows: pd.DataFrame) -> str:
+    """Return a step over the longer of computing and transferring at its batch, per token of the taken-apart label."""
+    still, copied = rows[(rows["stage"] == "resident") & (rows["context"] == row["context"])], _copy_rate(rows)
+    if still.empty or not copied:
+        return DASH
+    longer = max(float(still.iloc[0]["median_us"]), float(row["fetched"]) / copied)
+    return wording.ratio(float(row["median_us"]) / longer)
+
+
+def _share(value: Any) -> str:
+    return DASH if pd.isna(value) else number(float(value), 3)

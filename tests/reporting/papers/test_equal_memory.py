@@ -1,0 +1,90 @@
+"""The part on throughput at equal device memory, from times made by hand."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from longdecode.reporting.papers.blocks import Cells, Comparison, MissingResult
+from longdecode.reporting.papers.nosa.page import PAPER, THROUGHPUT
+from longdecode.reporting.papers.sections.equal_memory import EqualMemory
+
+GIB = 1 << 30
+
+
+def row(
+    label: str, stage: str, us: float, batch: int, fetched: float = 0.0, hit: float | None = None, **more: Any
+) -> dict:
+    """A timing of a token: full takes 2,000 us at 4 sequences in all of them."""
+    params = {
+        "hit_rate": hit, "layer_hits": None if hit is None else [hit] * 2, "memory_bytes": 8 * GIB,
+        "host_bytes_per_sequence": 2 * GIB if fetched else 0, "fetched_bytes": 0.75 * fetched,
+        "prefetched_bytes": 0.25 * fetched,
+    }  # fmt: skip
+    found = {
+        "bench": "offload", "model": "nosa-8b", "subject": label.split("_")[0], "label": label, "stage": stage,
+        "context": 65536, "batch": batch, "status": "ok", "median_us": us, "ratio": 2000 / us,
+        "ratio_low": 1990 / us, "ratio_high": 2010 / us, "gb_per_s": 1.0, "params": json.dumps(params),
+    }  # fmt: skip
+    return found | more
+
+
+ROWS = [
+    row("full", "step", 2000, 4),
+    row("infllm2_offload", "step", 560, 32, 14e6, 0.889),
+    row("nosa_offload", "step", 400, 32, 7e6, 0.944),
+    row("nosa_offload", "resident", 250, 32, 0, 0.944),
+    row("nosa_offload", "refetch", 2400, 32, 120e6, 0.944),
+    row("nosa_offload", "eager", 900, 32, 7e6, 0.944),
+    row("nosa_offload", "transfer", 140, 32, 0, 0.944, ratio=0.9, gb_per_s=49.5),
+    row("nosa_offload", "step", 520, 32, 12.5e6, 0.9),
+    row("nosa_prefetch", "step", 275, 30, 7e6, 0.944),
+]
+
+
+def inputs_of(rows: list[dict[str, Any]]) -> Any:
+    speed = SimpleNamespace(table=pd.DataFrame(rows, columns=list(ROWS[0])))
+    return SimpleNamespace(
+        speed=speed, published=PAPER.published, words=lambda part: PAPER.words[part], timed=lambda model: "About.",
+        missing=lambda what, command: MissingResult(what, command),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def blocks() -> list[Any]:
+    return list(THROUGHPUT(inputs_of(ROWS)))
+
+
+def test_ratios_take_the_fastest_label_and_stand_beside_print(blocks: list[Any]) -> None:
+    ratios = next(block for block in blocks if isinstance(block, Comparison))
+    by = {row.of[2]: row for row in ratios.rows}
+    assert (by["full"].measured, by["full"].published.split()[-1]) == ("7.27", "5.04")
+    assert by["full"].of == ["64K", "nosa_prefetch", "full", "30 over 4"]
+    assert by["infllm2_offload"].measured == "2.04" and by["infllm2_offload"].interval == ""
+    assert by["shadowkv"].measured == "–"
+    assert THROUGHPUT.claimed(inputs_of(ROWS), "full").measured == "7.27"
+    assert THROUGHPUT.claimed(inputs_of(ROWS), "shadowkv") is None
+
+
+def test_tables_say_what_was_moved_and_what_each_piece_brings(blocks: list[Any]) -> None:
+    throughput, parts, rates = (block for block in blocks if isinstance(block, Cells))
+    nosa = next(cells for cells in throughput.rows if cells[1] == "nosa_offload")
+    # 400 us a token of 32 sequences; 7 MB a token; a copy moves 49.5 / 0.9 GB/s.
+    assert nosa[2:] == ["32", "8.59", "68.7", "0.944", "12.80", "2,500", "224", "17.5", "4.07"]
+    words = {cells[0]: cells[1:] for cells in parts.rows}
+    assert words["without the CUDA graph"] == ["28.80", "2.25"]
+    assert words["nothing to fetch: every listed block is on the device"] == ["8.00", "0.62"]
+    assert next(value for name, value in words.items() if "transfers alone" in name)[0] == "4.48"
+    assert words["nosa_prefetch, batch 30"] == ["8.25", "1.10"]
+    assert [cells[0] for cells in rates.rows] == ["0.900", "0.944"]
+    # 250 + 12.5e6 / 55,000 bytes a microsecond is 477 us.
+    assert rates.rows[0][1:] == ["2,095", "1,923", "0.92"]
+
+
+def test_without_times_the_part_says_how_to_make_them() -> None:
+    found = list(EqualMemory("throughput", "speedups", {"full": "full"}, ("nosa",))(inputs_of([])))
+    assert isinstance(found[-1], MissingResult) and "not measured" in found[-1].what
