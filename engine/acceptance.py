@@ -106,13 +106,13 @@ def _by_paths(placed: PlacedTree, nodes: Tensor, logits: Tensor, sequences: Sequ
     first = sampling.processed(logits[:, 0], sequences.history()) if released else kept[:, 0]
     chance = placed.along_paths(kept.log_softmax(dim=2), tokens)
     if released:
-        draft = tokens[:, placed.path_rows[0, 1], None]
+        draft = tokens[:, placed.path_rows[0, 1], None].clamp(min=0)
         chance[:, 0, 0] = first.log_softmax(dim=1).gather(1, draft)[:, 0]
     forced, is_forced = (part[:, None] for part in sequences.forced_ahead(depth + 1))
     drafts = tokens[:, placed.path_rows[:, 1:]]
     certain = torch.where(drafts == forced[..., :-1], 0.0, -torch.inf)
     chance = torch.where(is_forced[..., :-1], certain.to(chance.dtype), chance)
-    inside = torch.arange(depth, device=nodes.device) < placed.path_lengths[:, None]
+    inside = (torch.arange(depth, device=nodes.device) < placed.path_lengths[:, None]) & (drafts >= 0)
     place = sequences.prompt_lengths + sequences.counts
     paths = len(placed.path_rows)
     noise = uniform_noise(sequences.seeds + _PATH_NOISE, place, paths * (depth + 1)).view(batch, paths, depth + 1)
@@ -124,7 +124,8 @@ def _by_paths(placed: PlacedTree, nodes: Tensor, logits: Tensor, sequences: Sequ
     if released:
         after = torch.where((taken[:, None] == 0) & (longest == 0), first, after)
     missed = tokens.gather(1, path.gather(1, (longest + 1).clamp(max=depth)))
-    has_missed = longest < placed.path_lengths[taken][:, None]
+    has_missed = (longest < placed.path_lengths[taken][:, None]) & (missed >= 0)
+    missed = missed.clamp(min=0)
     after = after.scatter(1, missed, torch.where(has_missed, -torch.inf, after.gather(1, missed)))
     if sampling.temperature > 0:
         after = after.double() + gumbel_noise(sequences.seeds + _BONUS_NOISE, place, vocab)

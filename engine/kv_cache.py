@@ -331,6 +331,19 @@ class DenseCache(WholeCache):
             )
             tensor.scatter_(3, target, tensor.gather(3, source))
 
+    def takes_over(self, width: int) -> bool:
+        """See ``KVCache.takes_over``."""
+        return True
+
+    def take_over(self, k: Tensor, v: Tensor, starts: Tensor, kept: Tensor) -> None:
+        """See ``KVCache.take_over``."""
+        place = torch.arange(k.shape[3], device=self.device)
+        slots = (starts[:, None] + place).clamp(max=self.capacity - 1)[None, :, None].expand(k.shape[:4])
+        taken = (place < kept[:, None])[None, :, None].expand(k.shape[:4])
+        write_tokens(self.k, slots, k, taken)
+        write_tokens(self.v, slots, v, taken)
+        self.stand_at(starts + kept)
+
     def window(self, starts: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return a copy of what ``width`` slots from ``starts`` (``[B]``) on hold, ``[L, B, Hkv, width, D]``."""
         slots = starts[:, None] + torch.arange(width, device=self.device)

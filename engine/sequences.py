@@ -63,13 +63,13 @@ class Sequences:
         self.alternatives = Alternatives(requests, self.longest, device) if self.scores_forced else None
         self.active.copy_(self.totals > 0)
 
-    def choose(self, logits: Tensor, drafts: Tensor | None = None, ahead: int = 0) -> Tensor:
+    def choose(self, logits: Tensor, drafts: Tensor | None = None, ahead: int | Tensor = 0) -> Tensor:
         """Choose the tokens that follow a block; forced ones stand where they are due.
 
         Args:
             logits: ``[B, T, V]`` float32; row ``t`` follows the newest token and the first ``ahead + t`` drafts.
-            drafts: ``[B, ahead + T - 1]`` int64, or ``None`` where that is nothing.
-            ahead: drafts before the block's first row.
+            drafts: ``[B, ahead + T - 1]`` int64 or wider, or ``None`` where that is nothing.
+            ahead: drafts before the block's first row; of each row ``[B]`` int64 where they differ.
 
         Returns:
             ``[B, T]`` int64.
@@ -86,7 +86,7 @@ class Sequences:
         drawn = self.sampling.choose(logits.reshape(-1, vocab), seeds, positions, history)
         return torch.where(is_forced, forced, drawn.view(batch, width))
 
-    def forced_ahead(self, width: int, ahead: int = 0) -> tuple[Tensor, Tensor]:
+    def forced_ahead(self, width: int, ahead: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """Return the forced tokens of the next ``width`` places, ``[B, width]``, and where tokens are forced (bool)."""
         index = self._index(width, ahead)
         forced = self.forced.gather(1, index.clamp(max=self.forced.shape[1] - 1))
@@ -115,6 +115,10 @@ class Sequences:
     def history(self) -> Tensor | None:
         """Return the tokens before the next draw, ``[B, W]``, ``None`` where the sampling depends on none."""
         return self._history(1, None, 0)
+
+    def history_at(self, drafts: Tensor, ahead: Tensor) -> Tensor | None:
+        """Return the tokens before the draw that follows the first ``ahead`` ``[B]`` of ``drafts``, ``[B, W]``."""
+        return self._history(1, drafts, ahead)
 
     def history_of(self, placed: PlacedTree, tokens: Tensor) -> Tensor | None:
         """Return the tokens before the draw after each row of a tree, ``[B * T, W]``; ``tokens`` ``[B, T]``."""
@@ -172,21 +176,27 @@ class Sequences:
         self.active.logical_and_(~done)
         return recorded
 
-    def _index(self, width: int, ahead: int = 0) -> Tensor:
+    def _index(self, width: int, ahead: int | Tensor = 0) -> Tensor:
         """Places in the continuation of ``width`` tokens, ``[B, T]``, the first ``ahead`` places after the next."""
-        if width == 1 and not ahead:
+        if isinstance(ahead, int) and width == 1 and not ahead:
             return self.counts[:, None]
-        return self.counts[:, None] + torch.arange(ahead, ahead + width, device=self.counts.device)
+        first = self.counts + ahead
+        return first[:, None] + torch.arange(width, device=self.counts.device)
 
-    def _history(self, width: int, drafts: Tensor | None, ahead: int) -> Tensor | None:
+    def _history(self, width: int, drafts: Tensor | None, ahead: int | Tensor) -> Tensor | None:
         """The tokens before each draw, ``[B * T, W]``, where the sampling depends on them."""
         if not self.history_tokens:
             return None
-        places = self.counts[:, None] + torch.arange(self.history_tokens, device=self.counts.device)
-        window = self.text.gather(1, places)
+        places = torch.arange(self.history_tokens, device=self.counts.device)
+        window = self.text.gather(1, self.counts[:, None] + places)
         if drafts is not None:
             window = torch.cat((window, drafts), dim=1)
-        return window.unfold(1, self.history_tokens, 1)[:, ahead : ahead + width].reshape(-1, self.history_tokens)
+        if isinstance(ahead, int):
+            rows = window.unfold(1, self.history_tokens, 1)[:, ahead : ahead + width]
+        else:
+            first = ahead[:, None] + torch.arange(width, device=ahead.device)
+            rows = window.gather(1, (first[..., None] + places).flatten(1))
+        return rows.reshape(-1, self.history_tokens)
 
 
 class Alternatives:

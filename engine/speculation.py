@@ -127,7 +127,7 @@ class PlacedTree:
     def along_paths(self, values: Tensor, tokens: Tensor) -> Tensor:
         """Return the values ``[B, T, V]`` of each path's next token, ``[B, P, depth]``; ``tokens`` is ``[B, T]``."""
         batch = torch.arange(len(values), device=values.device)[:, None, None]
-        return values[batch, self.path_rows[:, :-1], tokens[:, self.path_rows[:, 1:]]]
+        return values[batch, self.path_rows[:, :-1], tokens[:, self.path_rows[:, 1:]].clamp(min=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(self) -> Tensor:
-        """Return the tokens of rows 1 .. of the tree, ``[B, T - 1]`` int64."""
+        """Return the tokens of rows 1 .. of the tree, ``[B, T - 1]`` int64; -1 drafts nothing in a row."""
 
     def refresh_due(self) -> bool:
         """Return true where the next step is of the second kind; may look at the device, seldom."""

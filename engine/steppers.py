@@ -172,7 +172,7 @@ class SpeculativeStepper(Stepper):
         Returns:
             Hidden states ``[B, T, H]`` and logits ``[B, T, V]``.
         """
-        tokens = torch.cat((self.sequences.tokens[:, None], nodes), dim=1)
+        tokens = torch.cat((self.sequences.tokens[:, None], nodes.clamp(min=0)), dim=1)
         positions = starts[:, None] + self.placed.depths
         block = TokenBlock(tokens, positions, self.placed.mask, starts, reads="dense")
         method = _Watched(self.proposer, self.decoder) if self.proposer.refreshing else self.method

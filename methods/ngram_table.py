@@ -91,7 +91,7 @@ class NgramTable(TextOnDevice):
         """Return the ``k`` most frequent continuations of ``first`` ``[B]``, of equal ones the latest first.
 
         Returns:
-            ``[B, k, order - 1]`` int64; token 0 where there are fewer.
+            ``[B, k, order - 1]`` int64; -1 where there are fewer.
         """
         size = self.text.shape[1]
         index = torch.arange(size, device=first.device)
@@ -100,8 +100,8 @@ class NgramTable(TextOnDevice):
         score, at = ranked.topk(min(k, size), dim=1)
         places = torch.arange(1, self.order, device=first.device)
         found = self.text.gather(1, (at[..., None] + places).clamp(max=self.capacity).flatten(1))
-        found = torch.where(score[..., None] >= 0, found.view(*at.shape, -1), 0)
-        return torch.nn.functional.pad(found, (0, 0, 0, k - found.shape[1]))
+        found = torch.where(score[..., None] >= 0, found.view(*at.shape, -1), -1)
+        return torch.nn.functional.pad(found, (0, 0, 0, k - found.shape[1]), value=-1)
 
     def _codes(self, starts: Tensor) -> Tensor:
         """Return the continuations after ``starts`` ``[B, N]`` as integers."""
@@ -141,7 +141,7 @@ class SuffixTable(TextOnDevice):
             k: places.
 
         Returns:
-            ``[B, k, tokens]`` int64; token 0 past the end, or where no place agrees.
+            ``[B, k, tokens]`` int64; -1 past the end, or where no place agrees.
         """
         size = self.text.shape[1]
         index = torch.arange(size, device=self.text.device)
@@ -157,4 +157,4 @@ class SuffixTable(TextOnDevice):
         places = at[..., None] + torch.arange(1, tokens + 1, device=at.device)
         found = self.text.gather(1, places.clamp(max=self.capacity).flatten(1)).view(places.shape)
         valid = (best[..., None] >= 0) & (places < self.lengths[:, None, None])
-        return torch.nn.functional.pad(torch.where(valid, found, 0), (0, 0, 0, k - found.shape[1]))
+        return torch.nn.functional.pad(torch.where(valid, found, -1), (0, 0, 0, k - found.shape[1]), value=-1)

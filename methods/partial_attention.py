@@ -13,6 +13,7 @@ from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.kv_cache import CacheShape, KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
+from longdecode.engine.speculation import Proposer, Verified
 from longdecode.kernels.token_score import token_logits
 from longdecode.methods.partial_cache import PartialCache, most_important
 from longdecode.methods.prefill_scores import LatestQueries
@@ -131,6 +132,37 @@ class Renewal:
         """Set the counters of the rows that were built from the tokens before ``starts``."""
         self.cache.held.copy_(torch.where(self.rows, starts.clamp(max=self.cache.budget), self.cache.held))
         self.cache.newer.masked_fill_(self.rows, 0)
+
+
+class RenewingProposer(Proposer):
+    """A proposer that drafts over a partial cache and has it built anew in time."""
+
+    renewal: Renewal | None = None
+
+    def renew(self, method: PartialAttention, state: DecodeState, verifier: DecodeState) -> None:
+        """Watch over the cache of ``state``; one that holds everything needs nothing."""
+        if isinstance(state.cache, PartialCache):
+            self.renewal = Renewal(method, state.cache, verifier, self.tree.depth)
+            self.refreshes = True
+
+    def refresh_due(self) -> bool:
+        """See ``Proposer.refresh_due``."""
+        return self.renewal is not None and self.renewal.due()
+
+    def see_layer(self, layer: int, q: Tensor, state: DecodeState) -> None:
+        """See ``Proposer.see_layer``."""
+        if self.renewal is not None:
+            self.renewal.see_layer(layer, q, state)
+
+    def begin_renewal(self) -> None:
+        """Note what to build, at the beginning of a step."""
+        if self.renewal is not None and self.refreshing:
+            self.renewal.begin()
+
+    def end_renewal(self, verified: Verified) -> None:
+        """Count what was built, before verified tokens are taken over."""
+        if self.renewal is not None and self.refreshing:
+            self.renewal.end(verified.starts)
 
 
 def _chunk_means(keys: Tensor, stored: Tensor, chunk: int) -> Tensor:

@@ -17,11 +17,11 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.engine.request import Prompt
 from longdecode.engine.sequences import Sequences
-from longdecode.engine.speculation import AcceptRule, Proposer, Speculation, Verified
+from longdecode.engine.speculation import AcceptRule, Speculation, Verified
 from longdecode.engine.token_block import TokenBlock
 from longdecode.methods.draft_heads import DraftHeads, check_source, heads_bytes, load_heads
 from longdecode.methods.ngram_table import NgramTable
-from longdecode.methods.partial_attention import PartialAttention, Renewal
+from longdecode.methods.partial_attention import PartialAttention, RenewingProposer
 from longdecode.methods.partial_cache import PartialCache
 from longdecode.methods.speculative import SpeculativeMethod, parse_tree
 from longdecode.methods.tree_drafts import TreeDrafter, TreeDrafts
@@ -124,7 +124,7 @@ class TokenSwiftDraft(Speculation):
         return TokenSwiftProposer(decoder, state, self.method, draft_state, heads, filler)
 
 
-class TokenSwiftProposer(Proposer):
+class TokenSwiftProposer(RenewingProposer):
     """One draft pass, heads, ranks and n-grams; the partial cache follows what is verified."""
 
     def __init__(
@@ -141,35 +141,23 @@ class TokenSwiftProposer(Proposer):
         self.tree = filler.drafts.tree
         self.states = (state,)
         self.partial = cast(PartialCache, state.cache) if state.cache is not verifier.cache else None
-        self.renewal = Renewal(method, self.partial, verifier, self.tree.depth) if self.partial is not None else None
-        self.refreshes = self.partial is not None
+        self.renew(method, state, verifier)
 
     def propose(self) -> Tensor:
         """See ``Proposer.propose``."""
         state, sequences = self.state, self.filler.sequences
         state.active.copy_(self.verifier.active)
-        if self.renewal is not None and self.refreshing:
-            self.renewal.begin()
+        self.begin_renewal()
         block = TokenBlock(sequences.tokens[:, None], state.cache.positions[:, None])
         hidden = self.decoder.forward(block, state, self.method)[:, 0]
         state.accept()
         rows = [hidden, *self.heads.states(state.residual[:, 0], hidden)]
         return self.filler.fill(self.decoder.logits(torch.stack(rows, dim=1)))
 
-    def refresh_due(self) -> bool:
-        """See ``Proposer.refresh_due``."""
-        return self.renewal is not None and self.renewal.due()
-
-    def see_layer(self, layer: int, q: Tensor, state: DecodeState) -> None:
-        """See ``Proposer.see_layer``."""
-        if self.renewal is not None:
-            self.renewal.see_layer(layer, q, state)
-
     def keep(self, verified: Verified) -> None:
         """See ``Proposer.keep``; the drafted token's keys and values go, the verified ones are taken over."""
-        if self.partial is not None and self.renewal is not None:
-            if self.refreshing:
-                self.renewal.end(verified.starts)
+        if self.partial is not None:
+            self.end_renewal(verified)
             k, v = self.verifier.dense.window(verified.starts, self.tree.depth + 1)
             self.partial.take_over(k, v, verified.starts, verified.kept)
         self.filler.keep(verified)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,7 @@ from longdecode.kernels.decode_attention import naive
 from longdecode.methods import ngram_table
 from longdecode.methods.draft_heads import DraftHeads, load_heads, write_heads
 from longdecode.methods.ngram_table import NgramTable, SuffixTable
-from longdecode.methods.partial_attention import Renewal
+from longdecode.methods.partial_attention import PartialAttention, Renewal
 from longdecode.methods.partial_cache import PartialCache
 from longdecode.methods.registry import get_method
 from longdecode.methods.tokenswift.method import TokenSwiftProposer
@@ -41,6 +43,10 @@ METHODS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "medusa": ("medusa", None, {"heads": "random:1"}),
     "medusa_two_pass": ("medusa", None, {"heads": "random:1", "passes": 2, "ngrams": 4}),
     "ngram": ("ngram", None, {"places": 3}),
+    "triforce": ("triforce", 40, {"window": 32, "chunk": 5}),
+    "triforce_released": ("triforce", 40, {"window": 32, "inner": "released", "rounds": 2}),
+    "triforce_residual": ("triforce", 500, {"inner": "residual", "rounds": 2}),
+    "triforce_chain": ("triforce", 48, {"drafter": "none", "rounds": 2}),
 }
 PENALISED = Sampling(0.9, min_p=0.02, penalty=1.15, penalty_window=24)
 
@@ -65,13 +71,29 @@ def test_the_text_is_that_of_plain_decoding(
     decoder: Decoder, name: str, sampling: Sampling, random_ids: Callable
 ) -> None:
     lengths = (97, 50, 9)
-    requests = [Request(random_ids(n, 64), 160, random_ids(3 * row, 64), seed=row) for row, n in enumerate(lengths)]
+    requests = [Request(random_ids(n, 64), 64, random_ids(3 * row, 64), seed=row) for row, n in enumerate(lengths)]
+    assert_same_text(decoder, name, requests, sampling)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("LONGDECODE_LONG_TESTS" not in os.environ, reason="minutes; LONGDECODE_LONG_TESTS=1 runs it")
+@pytest.mark.parametrize("sampling", [Sampling(), PENALISED], ids=["greedy", "penalised"])
+@pytest.mark.parametrize("name", METHODS)
+def test_2000_tokens_are_those_of_plain_decoding(
+    decoder: Decoder, name: str, sampling: Sampling, random_ids: Callable
+) -> None:
+    requests = [Request(random_ids(n, 64), 2000, seed=row) for row, n in enumerate((97, 50, 9))]
+    assert_same_text(decoder, name, requests, sampling)
+
+
+def assert_same_text(decoder: Decoder, name: str, requests: list[Request], sampling: Sampling) -> None:
+    """Batch and single rows write what dense attention writes, in fewer steps."""
     generator = Generator(decoder, sampling)
     want = generator.run(requests, get_method("full").from_budget(None, CONFIG))
     got = generator.run(requests, build(name))
     assert [c.output_ids for c in got] == [c.output_ids for c in want]
     (alone,) = generator.run(requests[1:2], build(name))
-    assert alone.output_ids == want[1].output_ids and len(alone.output_ids) == 160
+    assert alone.output_ids == want[1].output_ids and len(alone.output_ids) == requests[1].max_new_tokens
     assert max(c.tokens_per_step for c in got) > 1
 
 
@@ -168,6 +190,43 @@ def test_the_partial_cache_follows_the_rule(random_ids: Callable, monkeypatch: p
     assert renewals >= 3
 
 
+def test_chunks_are_chosen_by_their_mean_key(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    q, keys = (torch.randn(2, n, m, 16, generator=generator, dtype=torch.float64) for n, m in ((4, 1), (2, 37)))
+    method, lengths = PartialAttention(CONFIG, 15, 5, 5, 1), torch.tensor([37, 22])
+    keys[1, :, 22:] = float("nan")
+    found = method.choose(q, keys, lengths)
+    for row, head in ((row, head) for row in range(2) for head in range(2)):
+        length, query = int(lengths[row]), q[row, 2 * head : 2 * head + 2, 0].sum(dim=0)
+        chunks = [range(first, min(first + 5, length)) for first in range(0, length, 5)]
+        means = [float(keys[row, head, list(chunk)].mean(dim=0) @ query) for chunk in chunks]
+        order = [0, *sorted(range(1, len(chunks)), key=lambda chunk: -means[chunk])]
+        want = [token for chunk in order for token in chunks[chunk]][:15]
+        assert found[row, head].tolist() == want
+
+
+def test_another_checkpoint_drafts_for_the_retrieval_cache(tiny_checkpoint: Callable[..., Path]) -> None:
+    """One with the same weights is always right; one with another vocabulary or too short a context is refused."""
+    path = tiny_checkpoint("llama3")
+    made = load_decoder(path, device="cpu", dtype=torch.float32)
+    method = get_method("triforce").from_budget(200, made.config, drafter=str(path), rounds=2)
+    requests = [Request((3,) * n, 26, seed=n) for n in (40, 23)]
+    for sampling in (Sampling(), Sampling(1.0)):
+        generator = Generator(made, sampling)
+        want = generator.run(requests, get_method("full").from_budget(None, made.config))
+        got = generator.run(requests, method)
+        assert [c.output_ids for c in got] == [c.output_ids for c in want]
+        assert [c.tokens_per_step for c in got] == [5.0, 5.0]
+        assert got[0].draft_counts == {"inner_rounds": 10, "inner_accepted": 10}
+    with pytest.raises(UnsupportedCellError, match="a context of 256 tokens, up to 264 are needed"):
+        Generator(made).run(
+            [Request((3,) * 40, 216)], get_method("triforce").from_budget(200, made.config, drafter=str(path), rounds=4)
+        )
+    other = random_decoder(CONFIG, 0, "cpu", torch.float32)
+    with pytest.raises(UnsupportedCellError, match="a vocabulary of 97, the verifier 64"):
+        Generator(other).run(requests, get_method("triforce").from_budget(200, CONFIG, drafter=str(path)))
+
+
 def a_batch(texts: list[list[int]], longest: int) -> Sequences:
     requests = [Request(tuple(text), longest) for text in texts]
     return Sequences(requests, Sampling(), torch.ones(len(texts), dtype=torch.bool))
@@ -195,7 +254,7 @@ def test_the_table_counts_as_a_dictionary_does(lag: int, vocab: int, seed: int) 
                     last[gram] = at
             want = sorted(counts, key=lambda gram: (-counts[gram], -last[gram]))[:4]
             got = table.look_up(torch.full((3,), first), 4)[row].tolist()
-            assert got == [list(gram) for gram in want] + [[0, 0]] * (4 - len(want))
+            assert got == [list(gram) for gram in want] + [[-1, -1]] * (4 - len(want))
         kept = torch.randint(0, 4, (3,), generator=generator)
         new = torch.randint(vocab, (3, 3), generator=generator)
         table.add_verified(Verified(kept, kept, new, kept, new))
@@ -215,8 +274,8 @@ def test_the_end_of_the_text_is_looked_up(seed: int) -> None:
             return next((n for n in range(3) if at - n < 0 or text[at - n] != text[-1 - n]), 3)
 
         places = sorted((at for at in range(len(text) - 1) if agreement(at)), key=lambda at: (-agreement(at), -at))[:2]
-        want = [(text[at + 1 : at + 5] + [0] * 4)[:4] for at in places]
-        assert found[row] == want + [[0] * 4] * (2 - len(want))
+        want = [(text[at + 1 : at + 5] + [-1] * 4)[:4] for at in places]
+        assert found[row] == want + [[-1] * 4] * (2 - len(want))
 
 
 def test_heads_are_chained_and_the_lm_head_is_read_once(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
