@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longdecode.engine.errors import DeviceMemoryError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.slots import read_tokens, write_tokens
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
@@ -39,6 +40,11 @@ class StepSlots:
     tensor: Tensor
     slots: Tensor
     rows: Tensor
+
+    @property
+    def index(self) -> Tensor:
+        """The slots as an index of the tensor, ``[N, 1, D]``."""
+        return self.slots[:, None, None].expand(-1, 1, self.tensor.shape[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +165,6 @@ class KVCache(ABC):
     def take_over(self, k: Tensor, v: Tensor, starts: Tensor, kept: Tensor) -> None:
         """Store the first ``kept`` (``[B]``) verified tokens from position ``starts`` (``[B]``) on; stand after them.
 
-        What earlier steps stored from ``starts`` on is written over or was undone; other rows' tokens stay.
 
         Args:
             k: rotated keys ``[L, B, Hkv, W, D]`` of the positions ``starts ..``.
@@ -186,13 +191,13 @@ class KVCache(ABC):
 
     def before_step(self) -> Undo:
         """Save what the next step of one token overwrites, so that ``undo`` can take the step back."""
-        written = [(at, at.tensor.gather(1, _wide(at))) for at in self.step_slots()]
+        written = [(at, at.tensor.gather(1, at.index)) for at in self.step_slots()]
         return Undo(written, [(tensor, tensor.clone(), axis) for tensor, axis in self.counters()])
 
     def undo(self, saved: Undo, rows: Tensor) -> None:
         """Take a step back for ``rows`` (``[B]`` bool)."""
         for at, old in saved.written:
-            index = _wide(at)
+            index = at.index
             at.tensor.scatter_(1, index, torch.where(rows[at.rows][:, None, None], old, at.tensor.gather(1, index)))
         for tensor, old, axis in saved.counters:
             back = rows.view(-1, *[1] * (tensor.dim() - axis - 1))
@@ -338,38 +343,21 @@ class DenseCache(WholeCache):
     def take_over(self, k: Tensor, v: Tensor, starts: Tensor, kept: Tensor) -> None:
         """See ``KVCache.take_over``."""
         place = torch.arange(k.shape[3], device=self.device)
-        slots = (starts[:, None] + place).clamp(max=self.capacity - 1)[None, :, None].expand(k.shape[:4])
-        taken = (place < kept[:, None])[None, :, None].expand(k.shape[:4])
-        write_tokens(self.k, slots, k, taken)
-        write_tokens(self.v, slots, v, taken)
+        slots, taken = (starts[:, None] + place).clamp(max=self.capacity - 1), place < kept[:, None]
+        slots, taken = (part[None, :, None].expand(k.shape[:4]) for part in (slots, taken))
+        for stored, new in ((self.k, k), (self.v, v)):
+            write_tokens(stored, slots, new, taken)
         self.stand_at(starts + kept)
 
     def window(self, starts: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return a copy of what ``width`` slots from ``starts`` (``[B]``) on hold, ``[L, B, Hkv, width, D]``."""
-        slots = starts[:, None] + torch.arange(width, device=self.device)
-        index = slots.clamp(max=self.capacity - 1)[None, :, None, :, None]
-        index = index.expand(*self.k.shape[:3], width, self.k.shape[4])
-        return self.k.gather(3, index), self.v.gather(3, index)
+        slots = (starts[:, None] + torch.arange(width, device=self.device)).clamp(max=self.capacity - 1)
+        return read_tokens(self.k, slots), read_tokens(self.v, slots)
 
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``; in order of slots."""
         stored = int(self.lengths[row])
         return self.k[layer, row, head, :stored], self.v[layer, row, head, :stored]
-
-
-def write_tokens(stored: Tensor, slots: Tensor, new: Tensor, taken: Tensor) -> None:
-    """Write the tokens of ``new`` ``[..., W, D]`` where ``taken`` ``[..., W]`` to ``slots`` ``[..., W]`` of ``stored``.
-
-    The slots of a list are distinct; those of tokens that are not taken keep what they hold.
-    """
-    axis = stored.dim() - 2
-    index = slots[..., None].expand(new.shape)
-    stored.scatter_(axis, index, torch.where(taken[..., None], new, stored.gather(axis, index)))
-
-
-def _wide(at: StepSlots) -> Tensor:
-    """The slots as an index of their tensor, ``[N, 1, D]``."""
-    return at.slots[:, None, None].expand(-1, 1, at.tensor.shape[2])
 
 
 def store_heads(

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads, write_tokens
+from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.slots import write_tokens
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds

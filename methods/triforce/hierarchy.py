@@ -13,6 +13,7 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.sampling import gumbel_noise, uniform_noise
 from longdecode.engine.sequences import Sequences
+from longdecode.engine.slots import read_tokens
 from longdecode.engine.speculation import DraftTree, Verified
 from longdecode.engine.token_block import TokenBlock
 from longdecode.methods.partial_attention import PartialAttention, RenewingProposer
@@ -115,9 +116,7 @@ class Hierarchy(RenewingProposer):
         """Return keys and values of the block just run, ``[L, B, Hkv, 2, D]``."""
         cache = self.state.cache
         assert isinstance(cache, DenseCache | PartialCache)
-        index = cache.slot_mapping[None, :, None, :, None]
-        index = index.expand(*cache.k.shape[:3], 2, cache.k.shape[4])
-        return cache.k.gather(3, index), cache.v.gather(3, index)
+        return read_tokens(cache.k, cache.slot_mapping), read_tokens(cache.v, cache.slot_mapping)
 
     def _by_chance(
         self, small: Tensor, logits: Tensor, draft: Tensor, drafts: Tensor, count: Tensor

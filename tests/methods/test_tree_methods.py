@@ -1,10 +1,8 @@
-"""TokenSwift, Medusa and prompt lookup write the text of plain decoding; tables, caches and heads against loops."""
+"""TokenSwift, Medusa and prompt lookup write the text of plain decoding; caches and heads against loops."""
 
 from __future__ import annotations
 
 import os
-
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,11 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import CheckpointError, ConfigError, DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request, Sampling
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.sequences import Sequences
-from longdecode.engine.speculation import Verified
 from longdecode.engine.steppers import SpeculativeStepper, make_stepper
 from longdecode.engine.weights import load_decoder, model_hash, random_decoder
 from longdecode.kernels.decode_attention import naive
 from longdecode.methods import ngram_table
 from longdecode.methods.draft_heads import DraftHeads, load_heads, write_heads
-from longdecode.methods.ngram_table import NgramTable, SuffixTable
 from longdecode.methods.partial_attention import PartialAttention, Renewal
 from longdecode.methods.partial_cache import PartialCache
 from longdecode.methods.registry import get_method
@@ -227,57 +222,6 @@ def test_another_checkpoint_drafts_for_the_retrieval_cache(tiny_checkpoint: Call
         Generator(other).run(requests, get_method("triforce").from_budget(200, CONFIG, drafter=str(path)))
 
 
-def a_batch(texts: list[list[int]], longest: int) -> Sequences:
-    requests = [Request(tuple(text), longest) for text in texts]
-    return Sequences(requests, Sampling(), torch.ones(len(texts), dtype=torch.bool))
-
-
-@pytest.mark.parametrize(("lag", "vocab"), [(0, 3), (7, 4)])
-def test_the_table_counts_as_a_dictionary_does(lag: int, vocab: int, seed: int) -> None:
-    """Counts, ties by recency and the lag, over texts in which everything recurs; grown in steps of 0 to 3 tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    texts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in (60, 9, 1)]
-    sequences = a_batch(texts, 80)
-    sequences.tokens.copy_(torch.tensor([0, 1, 2]))
-    sequences.counts.fill_(1)
-    table = NgramTable(texts, sequences, 3, lag, vocab)
-    texts = [[*text, row] for row, text in enumerate(texts)]
-    for _ in range(25):
-        for row, text in enumerate(texts):
-            counts: Counter[tuple[int, int]] = Counter()
-            last: dict[tuple[int, int], int] = {}
-            first = int(torch.randint(vocab, (), generator=generator))
-            for at in range(len(text) - lag - 2):
-                if text[at] == first:
-                    gram = (text[at + 1], text[at + 2])
-                    counts[gram] += 1
-                    last[gram] = at
-            want = sorted(counts, key=lambda gram: (-counts[gram], -last[gram]))[:4]
-            got = table.look_up(torch.full((3,), first), 4)[row].tolist()
-            assert got == [list(gram) for gram in want] + [[-1, -1]] * (4 - len(want))
-        kept = torch.randint(0, 4, (3,), generator=generator)
-        new = torch.randint(vocab, (3, 3), generator=generator)
-        table.add_verified(Verified(kept, kept, new, kept, new))
-        texts = [text + new[row, : int(kept[row])].tolist() for row, text in enumerate(texts)]
-
-
-def test_the_end_of_the_text_is_looked_up(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    texts = [torch.randint(3, (n,), generator=generator).tolist() for n in (40, 12, 2)]
-    sequences = a_batch(texts, 20)
-    sequences.counts.fill_(1)
-    table = SuffixTable(texts, sequences)
-    found = table.look_up(3, 4, 2).tolist()
-    for row, text in enumerate([[*text, 0] for text in texts]):
-
-        def agreement(at: int, text: list[int] = text) -> int:
-            return next((n for n in range(3) if at - n < 0 or text[at - n] != text[-1 - n]), 3)
-
-        places = sorted((at for at in range(len(text) - 1) if agreement(at)), key=lambda at: (-agreement(at), -at))[:2]
-        want = [(text[at + 1 : at + 5] + [-1] * 4)[:4] for at in places]
-        assert found[row] == want + [[-1] * 4] * (2 - len(want))
-
-
 def test_heads_are_chained_and_the_lm_head_is_read_once(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = load_heads("random:5", "chained", 3, decoder)
     z = torch.randn(2, CONFIG.hidden_size, generator=torch.Generator().manual_seed(0))
@@ -345,8 +289,6 @@ def test_bad_input_is_refused(decoder: Decoder) -> None:
         UnsupportedCellError, match=r"at least 26 tokens \(16 sinks and two steps of 5 tokens\), got 25"
     ):
         get_method("tokenswift").from_budget(25, CONFIG)
-    with pytest.raises(UnsupportedCellError, match="vocabulary of 3,000,000 do not fit the table's 64-bit integer"):
-        NgramTable([(1,)], a_batch([[1]], 4), 4, 0, 3_000_000)
 
 
 def moved(part: Any, device: str) -> Any:
