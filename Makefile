@@ -17,7 +17,7 @@ TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean
+.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ train: $(STAMP) ## Train the miniature anew (needs a GPU; resumes when killed)
 
 bench-compare: $(STAMP) ## Time this tree against REV=<rev>, alternating, on one machine (BENCH=config/tiny.yaml on a CPU)
 	$(BIN)/python -m longdecode.evals.throughput.compare --rev $(REV) --config $(BENCH) $(ARGS)
+
+verify: $(STAMP) ## Check that results and pages of PROFILE are as they were written
+	$(BIN)/python -m longdecode.evals.manifest verify $(wildcard results/$(PROFILE) reports/$(PROFILE))
+
+manifest: $(STAMP) ## Write the manifests of PROFILE anew, for evidence that was put together by hand
+	$(BIN)/python -m longdecode.evals.manifest write $(wildcard results/$(PROFILE) reports/$(PROFILE))
 
 schema: $(STAMP) ## Write workflow/schemas/config.schema.yaml from the configuration's types
 	$(BIN)/python -m longdecode.evals.run_config > workflow/schemas/config.schema.yaml

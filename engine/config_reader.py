@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +24,17 @@ _SCALED_ROPE_KEYS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
+_ROPE_NUMBERS = frozenset(
+    (
+        "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast",
+        "beta_slow", "attention_factor",
+    )
+)  # fmt: skip
+_MOST = {
+    "num_hidden_layers": 1024, "num_attention_heads": 1024, "num_key_value_heads": 1024, "head_dim": 4096,
+    "hidden_size": 1 << 20, "intermediate_size": 1 << 22, "vocab_size": 1 << 24, "max_position_embeddings": 1 << 28,
+}  # fmt: skip
+"""Limits that no model comes near: a larger number is a damaged file."""
 
 
 def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> Path:
@@ -40,6 +52,7 @@ def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> P
     folder = built or Path(path_or_id).expanduser()
     if folder.is_dir():
         return folder
+    _refuse_odd_folder(folder, str(path_or_id))
     if built is not None:
         raise CheckpointError(
             f"{path_or_id} is not built yet; `snakemake {built.name.replace('-', '_')}` writes {built}"
@@ -61,6 +74,17 @@ def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> P
         ) from error
 
 
+def _refuse_odd_folder(folder: Path, given: str) -> None:
+    """Refuse a path that is there and no folder, and one whose first part is a folder here: neither is a hub id."""
+    if folder.is_symlink() and not folder.exists():
+        raise CheckpointError(f"{given} is a link that leads nowhere; a checkpoint folder is needed")
+    if folder.exists():
+        raise CheckpointError(f"{given} is a file; the folder of a checkpoint is needed")
+    parts = Path(given).parts
+    if len(parts) > 1 and Path(parts[0]).expanduser().is_dir():
+        raise CheckpointError(f"no checkpoint folder at {given} (seen from {Path.cwd()})")
+
+
 def read_config(folder: Path) -> ModelConfig:
     """Read ``config.json`` of a checkpoint folder.
 
@@ -69,14 +93,28 @@ def read_config(folder: Path) -> ModelConfig:
         UnsupportedFamilyError: the architecture is not one the engine implements.
     """
     file = folder / "config.json"
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder} has no config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
+    if not file.exists() and not file.is_symlink():
+        raise CheckpointError(f"{folder} has no config.json")
     importance = folder / IMPORTANCE_FILE
-    return replace(parse_config(raw, str(file)), importance_file=str(importance) if importance.is_file() else "")
+    found = parse_config(read_json(file), str(file))
+    return replace(found, importance_file=str(importance) if importance.is_file() else "")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a file of a checkpoint that holds one JSON object.
+
+    Raises:
+        CheckpointError: it is missing, unreadable, not JSON, or something else than an object.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON: {' '.join(str(error).split())[:200]}") from error
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds a {type(content).__name__}, expected a JSON object")
+    return content
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
@@ -87,16 +125,16 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         UnsupportedFamilyError: the architecture is not one the engine implements.
     """
     family = raw.get("model_type")
-    if family not in SUPPORTED_FAMILIES:
+    if not isinstance(family, str) or family not in SUPPORTED_FAMILIES:
         raise UnsupportedFamilyError(
             f"{source}: model family {family!r} is not supported; supported: {', '.join(SUPPORTED_FAMILIES)}"
         )
     _refuse_unimplemented(raw, family, source)
     heads = _positive_int(raw, "num_attention_heads", source)
     hidden = _positive_int(raw, "hidden_size", source)
-    kv_heads = raw.get("num_key_value_heads") or heads
+    kv_heads = _positive_int(raw, "num_key_value_heads", source, heads)
     # transformers' own defaults for a config that leaves head_dim out.
-    head_dim = raw.get("head_dim") or (128 if family == "qwen3" else hidden // heads)
+    head_dim = _positive_int(raw, "head_dim", source, 128 if family == "qwen3" else hidden // heads)
     if heads % kv_heads:
         raise CheckpointError(f"{source}: {heads} query heads are not a multiple of {kv_heads} KV heads")
     if head_dim % 2:
@@ -114,7 +152,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=_max_positions(trained, rope),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_positive(raw, "rms_norm_eps", source, 1e-6),
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,
@@ -126,10 +164,10 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
 def _refuse_unimplemented(raw: Mapping[str, Any], family: str, source: str) -> None:
     """Raise for variants of a supported family whose arithmetic the decoder does not have."""
     reasons = []
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+    if quantized := raw.get("quantization_config"):
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, Mapping) else repr(quantized)[:40]
         reasons.append(f"quantized weights ({method}); supported: unquantized float weights")
-    if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or ()):
+    if raw.get("use_sliding_window") or "sliding_attention" in str(raw.get("layer_types")):
         reasons.append("sliding-window attention; supported: full attention in every layer")
     if any(raw.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         reasons.append("mixture of experts; supported: dense MLPs")
@@ -145,10 +183,14 @@ def _refuse_unimplemented(raw: Mapping[str, Any], family: str, source: str) -> N
 
 def _rope_parameters(raw: Mapping[str, Any], trained: int, source: str) -> dict[str, Any]:
     """Normalize both notations: ``rope_parameters`` (one dict) and ``rope_theta`` beside ``rope_scaling``."""
-    rope = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+    rope: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(given := raw.get(key) or {}, Mapping):
+            raise CheckpointError(f"{source}: {key} is {_shown(given)}, expected an object")
+        rope |= given
     rope_type = rope.pop("rope_type", None) or rope.get("type") or "default"
     rope.pop("type", None)
-    if rope_type not in SUPPORTED_ROPE_TYPES:
+    if not isinstance(rope_type, str) or rope_type not in SUPPORTED_ROPE_TYPES:
         raise UnsupportedFamilyError(
             f"{source}: rotary embedding {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}"
         )
@@ -156,12 +198,14 @@ def _rope_parameters(raw: Mapping[str, Any], trained: int, source: str) -> dict[
         raise UnsupportedFamilyError(f"{source}: partial rotary embeddings are not supported; supported: whole heads")
     rope = {key: value for key, value in rope.items() if value is not None}
     rope["rope_type"] = rope_type
-    rope.setdefault("rope_theta", float(raw.get("rope_theta") or 10_000.0))
+    rope.setdefault("rope_theta", _positive(raw, "rope_theta", source, 10_000.0))
     if rope_type != "default":
         rope.setdefault("original_max_position_embeddings", raw.get("original_max_position_embeddings") or trained)
         missing = [key for key in _SCALED_ROPE_KEYS[rope_type] if key not in rope]
         if missing:
             raise CheckpointError(f"{source}: rotary embedding {rope_type!r} lacks {', '.join(missing)}")
+    for key in _ROPE_NUMBERS & rope.keys():
+        _positive(rope, key, f"{source}: rotary embedding")
     return rope
 
 
@@ -172,8 +216,24 @@ def _max_positions(trained: int, rope: Mapping[str, Any]) -> int:
     return max(trained, int(rope["factor"] * rope["original_max_position_embeddings"]))
 
 
-def _positive_int(raw: Mapping[str, Any], key: str, source: str) -> int:
+def _positive_int(raw: Mapping[str, Any], key: str, source: str, default: int | None = None) -> int:
     value = raw.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"{source}: {key} is {value!r}, expected a positive integer")
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST[key]:
+        raise CheckpointError(f"{source}: {key} is {_shown(value)}, expected a positive integer up to {_MOST[key]:,}")
     return value
+
+
+def _positive(raw: Mapping[str, Any], key: str, source: str, default: float | None = None) -> float:
+    value = raw.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise CheckpointError(f"{source}: {key} is {_shown(value)}, expected a positive number")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -55,3 +55,7 @@ class ScoreTimeoutError(LongDecodeError):
 
 class StorageError(LongDecodeError):
     """A file could not be written in full, for lack of room or permission; nothing half-written is left."""
+
+
+class LockError(LongDecodeError):
+    """A lock cannot be had: somebody else holds it, or the place has no locks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, resolve_checkpoint
+from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, read_json, resolve_checkpoint
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import CheckpointError
 from longdecode.engine.layer_weights import DecoderWeights, LayerWeights
 from longdecode.engine.model_config import ModelConfig
 
+_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+"""Dtypes by their names in safetensors files; the others are not supported."""
 _INDEX = "model.safetensors.index.json"
 
 
@@ -40,6 +41,20 @@ def load_decoder(
     decoder = Decoder(config, weights, target, dtype)
     decoder.checkpoint = folder
     return decoder
+
+
+def check_checkpoint(folder: Path) -> ModelConfig:
+    """Check config.json and the names, shapes and dtypes of the weights without reading their numbers.
+
+    Raises:
+        CheckpointError, UnsupportedFamilyError: as of ``load_decoder``, but for numbers that are not finite.
+    """
+    config = read_config(folder)
+    with ExitStack() as stack:
+        reader = _HeaderReader(folder, torch.device("meta"), torch.float32, stack)
+        _read_weights(config, reader)
+        reader.refuse_unread()
+    return config
 
 
 def random_decoder(config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype) -> Decoder:
@@ -87,18 +102,26 @@ def model_hash(path: Path) -> str:
     """
     digest = hashlib.sha256()
     for file in sorted([path / "config.json", *_weight_files(path)]):
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
+        try:
+            digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                while block := stream.read(1 << 22):
+                    digest.update(block)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     return digest.hexdigest()
 
 
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint, by its index where it has one."""
     index = folder / _INDEX
-    if index.is_file():
-        files = sorted({folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    if index.exists() or index.is_symlink():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise CheckpointError(f"{index} has no weight_map from tensors to files")
+        if outside := sorted(name for name in set(weight_map.values()) if Path(name).name != name):
+            raise CheckpointError(f"{index} names files outside its folder: {', '.join(outside[:3])}")
+        files = sorted({folder / name for name in weight_map.values()})
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise CheckpointError(f"{index} names files that are not there: {', '.join(missing)}")
@@ -126,7 +149,7 @@ class _Reader:
                 continue
             try:
                 handle = stack.enter_context(safe_open(str(file), framework="pt", device="cpu"))
-            except SafetensorError as error:
+            except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
             self.handles.update(dict.fromkeys(handle.keys(), handle))
         self.unread = {name for name in self.handles if not name.endswith("rotary_emb.inv_freq")}
@@ -134,13 +157,25 @@ class _Reader:
     def __call__(self, name: str, *shape: int) -> Tensor:
         if name not in self.handles:
             raise CheckpointError(f"{self.folder} has no tensor {name!r}")
-        tensor = self.handles[name].get_tensor(name)
+        tensor = self.read(name)
         if tuple(tensor.shape) != shape:
             raise CheckpointError(f"{self.folder}: {name} is {list(tensor.shape)}, config.json implies {list(shape)}")
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise CheckpointError(f"{self.folder}: {name} is {tensor.dtype}; supported: bfloat16, float16, float32")
         self.unread.discard(name)
-        return tensor.to(self.device, self.dtype)
+        return self.placed(name, tensor)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor as stored."""
+        tensor: Tensor = self.handles[name].get_tensor(name)
+        return tensor
+
+    def placed(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor on the device; one that holds NaN or inf there would index and score at random."""
+        moved = tensor.to(self.device, self.dtype)
+        if not bool(torch.isfinite(moved).all()):
+            raise CheckpointError(f"{self.folder}: {name} holds NaN or inf as {self.dtype}, so no number may be shown")
+        return moved
 
     def fused(self, names: Iterator[tuple[str, int]], *rest: int) -> Tensor:
         """Several tensors stacked along their rows."""
@@ -151,6 +186,20 @@ class _Reader:
         if self.unread:
             names = sorted(self.unread)
             raise CheckpointError(f"{self.folder}: {len(names)} tensors fit no part of the model: {names[:5]}")
+
+
+class _HeaderReader(_Reader):
+    """Names, shapes and dtypes alone."""
+
+    def read(self, name: str) -> Tensor:
+        """A tensor of the stored shape and dtype, without numbers."""
+        part = self.handles[name].get_slice(name)
+        dtype = _STORED.get(part.get_dtype(), torch.int8)
+        return torch.zeros(part.get_shape(), dtype=dtype, device="meta")
+
+    def placed(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor itself: it has no numbers to look at."""
+        return tensor
 
 
 def _read_weights(config: ModelConfig, read: _Reader) -> DecoderWeights:

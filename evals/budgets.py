@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, PlainValidator
 from typing_extensions import TypedDict
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.config_values import Count, Distinct, wrong
+from longdecode.evals.config_values import MOST, Count, Distinct, wrong
 
 _BYTES = "bytes="
 
@@ -68,11 +68,11 @@ def _budget(value: Any) -> Budget:
             return Budget(share, of_bytes=True)
         raise wrong(f"bytes: {share!r}; a share of the bytes that Full reads (0 < float <= 1) is needed")
     fraction = isinstance(value, float) and 0 < value <= 1
-    if fraction or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if fraction or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST):
         return Budget(value)
     raise wrong(
-        f"{value!r}; a fraction of the context (0 < float <= 1), tokens (whole, >= 1) or bytes, as {{bytes: 0.25}}, is "
-        "needed"
+        f"{value!r}; a fraction of the context (0 < float <= 1), tokens (whole, 1 to {MOST:,}) or bytes, as {{bytes: "
+        "0.25}}, is needed"
     )
 
 

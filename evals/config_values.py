@@ -15,6 +15,7 @@ from longdecode.evals.names import unknown_name
 
 T = TypeVar("T")
 _REFUSED = "refused"
+_MOST_SHOWN = 400
 
 
 def wrong(problem: str, key: str = "") -> PydanticCustomError:
@@ -82,18 +83,20 @@ def _folder(value: Any) -> Any:
 
 
 Flag = Annotated[bool, Field(strict=True)]
-Whole = Annotated[int, Field(strict=True, ge=0)]
-Count = Annotated[int, Field(strict=True, ge=1)]
-Rounds = Annotated[int, Field(strict=True, ge=2)]
+MOST = 1 << 24
+"""Limit of contexts, budgets, samples and other counts: far above any model's context, far below what overflows."""
+Whole = Annotated[int, Field(strict=True, ge=0, le=(1 << 63) - 1)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST)]
+Rounds = Annotated[int, Field(strict=True, ge=2, le=100_000)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-Text = Annotated[str, Field(strict=True, min_length=1)]
-Name = Annotated[str, Field(strict=True, pattern="^[A-Za-z0-9][A-Za-z0-9_.+-]*$")]
+Text = Annotated[str, Field(strict=True, min_length=1, max_length=1000)]
+Name = Annotated[str, Field(strict=True, pattern="^[A-Za-z0-9][A-Za-z0-9_.+-]*$", max_length=80)]
 """A text that can name a folder."""
 Folder = Annotated[Path, BeforeValidator(_folder)]
 Distinct = BeforeValidator(distinct)
 _Some = Field(min_length=1, json_schema_extra={"uniqueItems": True})
 Sizes = Annotated[tuple[Count, ...], _Some, Distinct]
-Length = Annotated[int, Field(strict=True, ge=64)]
+Length = Annotated[int, Field(strict=True, ge=64, le=MOST)]
 """A context in tokens that is timed or trained at."""
 Contexts = Annotated[tuple[Length, ...], _Some, Distinct]
 Names = Annotated[tuple[Text, ...], _Some, Distinct]
@@ -120,7 +123,9 @@ def read(kind: type[T], values: Any, source: str, context: Mapping[str, Any] | N
         where = [str(part) for part in error["loc"] if not isinstance(part, int) and part != "[key]"]
         problem = _problem(error, where, adapter)
         key = ".".join([*where, *filter(None, [error.get("ctx", {}).get("key")])])
-        raise ConfigError(f"{source}: {key or 'the file'}: {problem}") from None
+        raise ConfigError(f"{source}: {_clipped(key) or 'the file'}: {_clipped(problem, _MOST_SHOWN)}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: the file: a value that holds itself") from None
 
 
 def _problem(error: Mapping[str, Any], where: list[str], adapter: TypeAdapter[Any]) -> str:
@@ -139,6 +144,12 @@ def _problem(error: Mapping[str, Any], where: list[str], adapter: TypeAdapter[An
         case "too_short":
             return f"is {given!r}; at least one entry is needed"
     return f"is {given!r}; {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _clipped(text: str, most: int = 120) -> str:
+    """Return text as one line that fits a terminal; the end is kept, which says what is allowed."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most // 2]} ... {line[-most // 2 :]}"
 
 
 def _keys_at(schema: Mapping[str, Any], where: list[str]) -> list[str]:

@@ -24,10 +24,12 @@ from longdecode.evals.fairness import TuningGuard
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.journal import Journal
 from longdecode.evals.ledger import Ledger
+from longdecode.evals.manifest import results_root, seal
 from longdecode.evals.names import unknown_name
 from longdecode.evals.quality_job import LabelJob, QualityJob
 from longdecode.evals.records import Provenance, Record
 from longdecode.evals.run_config import RunConfig
+from longdecode.evals.settings import quality_settings
 from longdecode.evals.storage import journal_path, read_records, write_records
 from longdecode.evals.tasks.base import Sample, Task
 
@@ -68,7 +70,9 @@ def evaluate_suite(
             lines.append(_open(LabelJob(job, label), output, refusal, stack))
         _Evaluation(job, lines).all_cells()
         for line, output in zip(lines, outputs.values(), strict=True):
-            write_records(output, line.ledger.final(), Record, line.label.fingerprint)
+            settings = quality_settings(config, model, suite, line.label.label)
+            write_records(output, line.ledger.final(), Record, line.label.fingerprint, settings)
+        seal(results_root(next(iter(outputs.values()))), outputs.values())
 
 
 class _Line(NamedTuple):

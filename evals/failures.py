@@ -6,7 +6,13 @@ import gc
 
 import torch
 
-from longdecode.engine.errors import DataUnavailableError, DeviceMemoryError, GateError, UnsupportedCellError
+from longdecode.engine.errors import (
+    CheckpointError,
+    DataUnavailableError,
+    DeviceMemoryError,
+    GateError,
+    UnsupportedCellError,
+)
 from longdecode.evals.records import Status
 
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
@@ -20,7 +26,7 @@ def status_of(error: Exception) -> Status | None:
         return "oom"
     if isinstance(error, UnsupportedCellError):
         return "unsupported"
-    if isinstance(error, GateError):
+    if isinstance(error, GateError | CheckpointError):  # a damaged checkpoint ends its own cells, not the run
         return "failed_gate"
     return "data_unavailable" if isinstance(error, DataUnavailableError) else None
 

@@ -13,6 +13,7 @@ from longdecode.engine.device import device_name
 from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.evals import provenance
 from longdecode.evals.hashing import gate_code_hash
+from longdecode.evals.manifest import seal
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.storage import replacing
 from longdecode.methods.conformance import check_method
@@ -80,6 +81,7 @@ class Gate:
         path = self.folder / f"{label}.json"
         with replacing(path) as temporary:
             temporary.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        seal(self.folder.parent, [path])
 
     def refusal(self, label: str, model: str) -> Exception | None:
         """Return the error that bars a label from the cells of a model: of its file, or of a check made now.

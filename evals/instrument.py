@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from longdecode.engine.errors import GateError
 from longdecode.evals.budgets import token_share
+from longdecode.evals.manifest import seal
+from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import InstrumentSpec, RunConfig
-from longdecode.evals.storage import read_folder, replacing
+from longdecode.evals.storage import read_records, replacing
 from longdecode.evals.tasks.registry import suite_tasks
 
 LOOKUP_SUITES = ("mini_recall", "mini_longgen")
@@ -47,7 +49,8 @@ def check_instrument(config: RunConfig, records_dir: Path, output: Path) -> None
         GateError: a check failed; the message lists each failure with its numbers.
     """
     # Earlier configurations of the profile may have left records of labels or suites that this one no longer has.
-    records = [r for r in read_folder(records_dir, Record) if r.label in config.methods and r.suite in config.suites]
+    paths = [file.path(records_dir) for file in record_files(config)]
+    records = [record for path in paths if path.exists() for record in read_records(path, Record)]
     checks = {model: run_checks(config.instrument, [r for r in records if r.model == model]) for model in config.models}
     failures = [(model, check) for model in checks for check in checks[model] if check.outcome == "failed"]
     content = {
@@ -56,6 +59,7 @@ def check_instrument(config: RunConfig, records_dir: Path, output: Path) -> None
         "checks": [{"model": model, **asdict(check)} for model in checks for check in checks[model]],
     }
     _write_json(output, content)
+    seal(output.parent, [output])
     if failures:
         lines = [f"  {model}: {check.name}: {check.requires}; got {check.numbers}" for model, check in failures]
         raise GateError("\n".join([f"{len(failures)} instrument checks failed (see {output}):", *lines]))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from longdecode.evals.journal import Journal
+from longdecode.evals.migrations import RecordSchemaError
 from longdecode.evals.records import FINAL_STATUSES, BaseRecord, Key
 
 
@@ -35,6 +36,9 @@ class Ledger(Generic[C, R]):
         kept: known records from outside the journal, such as those of an earlier output.
         wanted: the cells to run now; all by default. The others keep what is known of them.
         on_add: called with each record once it is on disk.
+
+    Raises:
+        RecordSchemaError: a known record has a sample number that its cell does not.
     """
 
     def __init__(
@@ -60,6 +64,11 @@ class Ledger(Generic[C, R]):
         for record in (*kept, *journal.records):
             lasting = record.status in FINAL_STATUSES or record.index >= 0
             if lasting and record.key in by_key and valid(by_key[record.key], record):
+                if record.index >= (most := samples(by_key[record.key])):
+                    raise RecordSchemaError(
+                        f"{journal.path}: sample {record.index} of {record.key}, which has {most}; move this journal "
+                        "and its parquet file away to start anew"
+                    )
                 self._take(record)
 
     def missing(self, cell: C, indices: Iterable[int]) -> frozenset[int]:

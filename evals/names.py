@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -12,3 +13,17 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.0)
     nearest = f"; nearest valid name: {near[0]!r}" if near else ""
     return f"unknown {kind} {given!r}{nearest} (valid: {', '.join(names) or 'none'})"
+
+
+def slug(text: str) -> str:
+    """Return a name that is safe as file name and anchor."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def colliding(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return two names that would have one page, or ``None``."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (first := seen.setdefault(slug(name), name)) != name:
+            return first, name
+    return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +14,19 @@ from typing import Any
 
 import yaml
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.disk import writing
+from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.file_lock import FileLock, LockHeldError
 from longdecode.engine.model_cache import built_model
 from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, quality_code_hash, speed_code_hash
 from longdecode.evals.names import unknown_name
+from longdecode.evals.record_files import record_files
 from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.settings import narrowed, quality_settings
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
 from longdecode.evals.throughput.spec import KERNELS_JOB, KernelSpec
+from longdecode.evals.yaml_file import read_yaml
 
 SPEED_TABLES = ("speed", "growth", "breakeven", "breakdown", "correction", "over_baselines")
 
@@ -43,6 +50,19 @@ def retyped(value: Any) -> Any:
     if isinstance(value, list):
         return [retyped(entry) for entry in value]
     return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def read_files(files: Iterable[str | Path]) -> None:
+    """Read configuration files as this project does, which refuses what Snakemake's reader takes in silence.
+
+    Raises:
+        SystemExit: a file is no YAML, has a key twice or an alias that holds itself.
+    """
+    try:
+        for file in files:
+            read_yaml(Path(os.path.relpath(file)))
+    except ConfigError as error:
+        raise SystemExit(f"ConfigError: {error}") from None
 
 
 def checked(
@@ -73,33 +93,36 @@ def checked(
         raise SystemExit(f"ConfigError: {error}") from None
 
 
+CLUSTER_THREADS = 8
+"""Threads of a job on a cluster, where the profile does not say."""
+
+
 class Plan:
     """The jobs of a run.
 
     Args:
         run: the configuration.
         root: the project's folder.
-        cores: what ``--cores`` gives, where it is known.
+        cores: what ``--cores`` gives; ``None`` where jobs run on a cluster.
+        on_cluster: tells whether jobs run elsewhere, which is known once jobs are planned.
     """
 
-    def __init__(self, run: RunConfig, root: Path, cores: int | None = None):
+    def __init__(
+        self, run: RunConfig, root: Path, cores: int | None = None, on_cluster: Callable[[], bool] = lambda: False
+    ):
+        self._on_cluster = on_cluster
         self.run = run
         self.root = root
         self.cores = cores
         self.results = f"results/{run.profile}"
         self.report = f"reports/{run.profile}"
-        self.gpus = int(_wants_gpu(run.device))
         self.suite_labels = {
             suite: labels
             for suite in run.suites
             if (labels := [label for label in run.methods if suite in run.suites_of(label)])
         }
-        self.records = [
-            f"{self.results}/records/{model}/{label}/{suite}.parquet"
-            for model in run.models
-            for suite, labels in self.suite_labels.items()
-            for label in labels
-        ]
+        self.record_files = record_files(run)
+        self.records = [str(file.path(Path(self.results) / "records")) for file in self.record_files]
         self.speed_jobs = run.throughput.jobs if run.throughput else ()
         self.speed_records = [f"{self.results}/speed/{job}.parquet" for job in self.speed_jobs]
         self.speed_tables = [f"{self.results}/{name}.csv" for name in SPEED_TABLES] if self.speed_jobs else []
@@ -117,18 +140,52 @@ class Plan:
         self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.adaptation.runs.items()}
         self.locality = [f"{self.results}/locality.csv"] if run.adaptation.locality else []
 
+    def hold_profile(self) -> None:
+        """Lock the profile for as long as this process lives: two runs of one name would mix their results.
+
+        Raises:
+            SystemExit: another run holds it; the message says who, where and since when.
+        """
+        folder = Path(self.results)
+        try:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(folder / ".lock")
+            self._lock.acquire(" ".join(sys.argv[1:])[:200])
+        except LockHeldError as error:
+            raise SystemExit(
+                f"LockHeldError: profile {self.run.profile!r} is being run by {error.holder}; wait "
+                "until it ends, or give this run a name of its own: --config profile=NAME"
+            ) from None
+        except LongDecodeError as error:
+            raise SystemExit(f"{type(error).__name__}: {error}") from None
+
     def require_gpu_limit(self, resources: Iterable[str]) -> None:
         """Require a limit on jobs that share a GPU: without one, Snakemake starts them all at once.
 
         Raises:
             SystemExit: jobs use a GPU and ``gpu`` is not among the limited resources.
         """
-        if self.gpus and "gpu" not in resources:
+        if self._has_gpu and "gpu" not in resources:
             raise SystemExit(
                 f"{self.run.source}: device {self.run.device!r} needs a GPU limit: add --resources gpu=1 (a "
                 "--resources option replaces the one in profiles/default/config.yaml)"
             )
 
+    def gpus(self, wildcards: object = None) -> int:
+        """Return how many GPUs a job asks for; on a cluster ``auto`` asks for one, whatever this machine has."""
+        return int(self.run.device != "cpu" if self._on_cluster() else self._has_gpu)
+
+    @property
+    def made(self) -> list[str]:
+        """Files that rules of this run make and that its configuration names."""
+        return [*self.role_files, *(f"{fork}/model/model.safetensors" for fork in self.forks.values())]
+
+    @cached_property
+    def _has_gpu(self) -> bool:
+        return _wants_gpu(self.run.device)
+
+    @functools.cache  # noqa: B019
     def model_files(self, model: str) -> list[str]:
         """Return the files of a local checkpoint, whose change makes new records; none for a hub id or a shape.
 
@@ -151,8 +208,12 @@ class Plan:
 
     def gate_files(self, labels: Iterable[str]) -> list[str]:
         """Return the gate files that say whether labels conform."""
-        gates = {self.run.gate_of(label) for label in labels if label in self.run.methods}
+        gates = {self._gate_of(label) for label in labels if label in self.run.methods}
         return [f"{self.results}/gate/{label}.json" for label in sorted(gates)]
+
+    @functools.cache  # noqa: B019
+    def _gate_of(self, label: str) -> str:
+        return self.run.gate_of(label)
 
     def timed_labels(self, job: str) -> tuple[str, ...]:
         """Return the labels of a throughput job."""
@@ -167,20 +228,23 @@ class Plan:
         """Hash the code that conformance of a label runs."""
         return gate_code_hash(self.run.methods[label].method)
 
-    def suite_settings(self, model: str, suite: str) -> str:
-        """Return all settings that the records of a model and suite depend on, and no others."""
-        return self._settings(
-            data=self.run.data,
-            methods=self._methods(self.suite_labels[suite], model),
-            budgets={label: [b.text for b in self.run.budgets_of(label)] for label in self.suite_labels[suite]},
-            model=asdict(self.run.models[model]),
-            suite=asdict(self.run.suites[suite]),
-        )
+    def suite_settings(self, model: str, suite: str, label: str | None = None, context: int | None = None) -> str:
+        """Return all settings that the records of a job depend on, and no others.
 
-    def suite_code(self, suite: str) -> str:
-        """Hash the code that can change a score of a suite under any of its labels."""
+        Args:
+            label: the one label of a small job; all of the suite's without it.
+            context: the one context of a small job.
+        """
+        run = narrowed(self.run, suite, context)
+        labels = self.suite_labels[suite] if label is None else [label]
+        return self._settings(labels={name: quality_settings(run, model, suite, name) for name in labels})
+
+    @functools.cache  # noqa: B019
+    def suite_code(self, suite: str, label: str | None = None) -> str:
+        """Hash the code that can change a score of a suite under its labels, or under one."""
         tasks = {type(get_task(name)).__module__ for name in self.run.suites[suite].tasks}
-        methods = {self.run.methods[label].method for label in self.suite_labels[suite]}
+        labels = self.suite_labels[suite] if label is None else [label]
+        methods = {self.run.methods[name].method for name in labels}
         return hash_texts(quality_code_hash(method, task) for method in sorted(methods) for task in sorted(tasks))
 
     def speed_settings(self, job: str) -> str:
@@ -243,12 +307,15 @@ class Plan:
     def threads(self) -> tuple[int, int]:
         """Threads that a job asks of Snakemake, and that torch gets, so that jobs fill the machine once.
 
-        ``--cores 8`` on two processors runs two jobs of four declared threads, each with one torch thread.
+        ``--cores 8`` on two processors runs two jobs of four declared threads, each with one torch thread. Without
+        ``--cores``, as on a cluster, this machine's processors say nothing: ``CLUSTER_THREADS``, or the profile's
+        ``set-threads``.
         """
+        if self.cores is None:
+            return CLUSTER_THREADS, CLUSTER_THREADS
         processors = _processors()
-        cores = self.cores or processors
-        threads = max(1, cores // processors)
-        return threads, max(1, threads * processors // cores)
+        threads = max(1, self.cores // processors)
+        return threads, max(1, threads * processors // self.cores)
 
     @property
     def speed_threads(self) -> tuple[int, int]:
@@ -257,7 +324,9 @@ class Plan:
         On a CPU it asks for all, as jobs side by side would slow each other, and computes with all but one: threads
         that wait for each other lose tenfold where anything else needs their processor.
         """
-        return self.threads if self.gpus else (self.cores or _processors(), max(1, _processors() - 1))
+        if self.gpus() or self.cores is None:
+            return self.threads
+        return self.cores, max(1, _processors() - 1)
 
     def _methods(self, labels: Iterable[str], model: str) -> dict[str, Any]:
         known = {label: self.run.methods[label] for label in labels if label in self.run.methods}

@@ -15,7 +15,13 @@ from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.config_reader import read_config, resolve_checkpoint
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_dtype, sm_clock_mhz
-from longdecode.engine.errors import ContextLimitError, GateError, ScoreTimeoutError, UnsupportedCellError
+from longdecode.engine.errors import (
+    CheckpointError,
+    ContextLimitError,
+    GateError,
+    ScoreTimeoutError,
+    UnsupportedCellError,
+)
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
@@ -47,9 +53,13 @@ class QualityJob:
         self.spec = config.suites[suite]
         self.device = device
         self.dtype = resolve_dtype(config.dtype, device)
-        self.folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
-        self.model_config = read_config(self.folder)
-        self.model_hash = provenance.checkpoint_hash(self.folder)
+        self.failure: CheckpointError | None = None
+        try:
+            self.folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
+            self.model_config = read_config(self.folder)
+            self.model_hash = provenance.checkpoint_hash(self.folder)
+        except CheckpointError as error:
+            self.failure, self.model_hash = error, "unreadable"
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -85,11 +95,14 @@ class QualityJob:
         """Make all samples of a task at a context.
 
         Raises:
+            CheckpointError: the checkpoint cannot be read.
             ContextLimitError: the model was not trained for this context.
             UnsupportedCellError: the task goes through a chat template and the model has none, or it does not fit the
                 context.
             DataUnavailableError: the task's data is not here.
         """
+        if self.failure is not None:
+            raise self.failure
         if context > self.model_config.max_positions:
             limit = self.model_config.max_positions
             raise ContextLimitError(f"context {context} is over the model's limit of {limit} tokens")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
 Bench = Literal["ceiling", "kernel", "decode", "offload"]
@@ -15,6 +15,11 @@ Stage = Literal[
 ]  # fmt: skip
 Weights = Literal["none", "random", "checkpoint"]
 Key = tuple[str | int | None, ...]
+_Index = Annotated[int, Field(strict=True, ge=-1)]
+_Size = Annotated[int, Field(strict=True, ge=1)]
+_Number = Annotated[float, Field(strict=True)]
+_ROUNDING = 1e-9
+"""A share that is a mean of shares may exceed 1 by this."""
 
 FINAL_STATUSES: frozenset[Status] = frozenset({"ok", "unsupported"})
 """Statuses that a resumed job keeps; the others may end better the next time."""
@@ -109,6 +114,9 @@ class Record(BaseRecord):
     """
 
     schema_version: int = 3
+    context: _Size
+    batch: _Size
+    budget: Annotated[str, Field(pattern="^(full|[0-9]+|(bytes=)?[0-9.]+(e-[0-9]+)?)$")]
     method: str
     suite: str
     task: str
@@ -117,13 +125,21 @@ class Record(BaseRecord):
     unit: str
     higher_is_better: bool
     data_source: Literal["generated", "real"]
-    sample_index: int
+    sample_index: _Index
     prompt_sha256: str | None = None
     output_ids: list[int] | None = None
     output_text: str | None = None
-    score: float | None = None
-    parts: list[float] | None = None
+    score: _Number | None = None
+    parts: list[_Number] | None = None
     finish_reason: str | None = None
+
+    @model_validator(mode="after")
+    def _values_fit(self) -> Self:
+        if self.score is not None and self.unit == "fraction" and not -_ROUNDING <= self.score <= 1 + _ROUNDING:
+            raise ValueError(f"score {self.score} is no fraction")
+        if self.sample_index >= 0 and self.status not in ("ok", "timeout"):
+            raise ValueError(f"sample {self.sample_index} with status {self.status!r}, which closes a cell")
+        return self
 
     @property
     def key(self) -> Key:

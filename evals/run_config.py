@@ -19,12 +19,13 @@ from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
 from longdecode.evals.common_window import CommonWindow, with_common_windows
 from longdecode.evals.fairness import require_fair, with_tuned_values
 from longdecode.evals.identification_spec import IdentificationSpec
-from longdecode.evals.names import unknown_name
+from longdecode.evals.names import colliding, unknown_name
 from longdecode.evals.retrospection.spec import RetrospectionSpec
 from longdecode.evals.tasks.registry import data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
 from longdecode.evals.tuning_spec import TUNING_SUITE, TuningSpec
+from longdecode.evals.yaml_file import merged, read_yaml
 from longdecode.methods.card import Card
 from longdecode.methods.registry import get_method, load_card, method_names
 
@@ -40,6 +41,8 @@ __all__ = [
     "schema_text",
 ]
 
+REFERENCE_METHOD = "full"
+"""The method that every difference is taken to."""
 TaskName = Annotated[typed.Text, typed.known("task", task_names)]
 
 
@@ -153,7 +156,13 @@ class RunConfig:
     seed: typed.Whole = 0
     instrument: Annotated[InstrumentSpec, typed.OrNull()] = field(default_factory=InstrumentSpec)
     confidence: Annotated[float, Field(strict=True, ge=0.5, le=0.9999)] = 0.95
-    bootstrap_resamples: Annotated[int, Field(strict=True, ge=100)] = 2000
+    bootstrap_resamples: Annotated[int, Field(strict=True, ge=100, le=1_000_000)] = 2000
+    jobs: Annotated[
+        Literal["suite", "cell"], Field(description="One job a model and suite, or one a label, suite and context.")
+    ] = "suite"
+    earlier_evidence: Annotated[
+        Literal["refuse", "show"], Field(description="Results of other code than today's: refuse them, or show them.")
+    ] = "refuse"
     data: Annotated[
         Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
     ] = field(default_factory=dict)
@@ -218,6 +227,10 @@ class RunConfig:
                 name: _over({"tasks": list(default_tasks(name))} if name in suite_names() else {}, entry)
                 for name, entry in suites.items()
             }
+        instrument = values.get("instrument")
+        for key in ("full_label", "streaming_label", "quest_label"):
+            if isinstance(instrument, Mapping) and key in instrument and isinstance(methods, Mapping):
+                typed.require_known("label", [str(instrument[key])], map(str, methods), f"instrument.{key}")
         throughput = values.get("throughput")
         if isinstance(throughput, Mapping) and isinstance(decode := throughput.get("decode"), Mapping):
             for model in decode:
@@ -252,7 +265,25 @@ class RunConfig:
             )
         if self.tuning is not None:
             typed.require_known("model", self.tuning.records, self.models, "tuning.records")
+        if any(map(self.suites_of, self.methods)) and all(s.method != REFERENCE_METHOD for s in self.methods.values()):
+            raise typed.wrong(
+                f"none of {', '.join(self.methods)} is {REFERENCE_METHOD!r}, the baseline of every difference; add "
+                f"`{REFERENCE_METHOD}: {{}}`",
+                "methods",
+            )
+        self._refuse_colliding()
         return self
+
+    def _refuse_colliding(self) -> None:
+        """Refuse names that differ only where file names do not: one page would overwrite the other."""
+        for key, names in (("models", self.models), ("methods", self.methods), ("suites", self.suites)):
+            if pair := colliding(names):
+                raise typed.wrong(f"{pair[0]!r} and {pair[1]!r} would have one page; rename one of them", key)
+        for key, names in (("methods", self.methods), ("suites", self.suites)):
+            if pair := colliding(f"{model} {name}" for model in self.models for name in names):
+                raise typed.wrong(
+                    f"{pair[0]!r} and {pair[1]!r} (model and name) would have one figure; rename one", key
+                )
 
 
 def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -266,14 +297,8 @@ def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None
         ConfigError: the file is missing or no YAML, or a name or value in it is wrong; the message gives file, key,
             value and the nearest valid name.
     """
-    source = Path(path)
-    try:
-        values = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{source}: no such configuration file") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not YAML: {error}") from error
-    return build_run_config(_merge(values, overrides) if overrides else values, str(source))
+    values = read_yaml(Path(path))
+    return build_run_config(merged(values, overrides) if overrides else values, str(path))
 
 
 def build_run_config(values: Any, source: str, *, check_params: bool = True, check_fairness: bool = False) -> RunConfig:
@@ -291,6 +316,14 @@ def build_run_config(values: Any, source: str, *, check_params: bool = True, che
     if check_fairness:
         require_fair(with_tuned_values(run))
     return with_tuned_values(run)
+
+
+def granted(run: RunConfig, gpus: int) -> RunConfig:
+    """Return the run as a job has it: ``auto`` is CUDA where the job asked for a GPU, the CPU where it did not.
+
+    A node that gives a job no GPU then refuses it, instead of computing on its processors for days.
+    """
+    return replace(run, device="cuda" if gpus else "cpu") if run.device == "auto" else run
 
 
 def schema_text() -> str:
@@ -341,14 +374,6 @@ def _over(implied: Mapping[str, Any], entry: Any) -> Any:
         **implied,
         **{key: value for key, value in (entry or {}).items() if value is not None or key not in implied},
     }
-
-
-def _merge(base: Any, over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base or {})
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -15,26 +16,40 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from longdecode.engine.disk import writing
 from longdecode.evals.migrations import RecordSchemaError, load_record
 from longdecode.evals.records import BaseRecord, Provenance, SpeedSample
 
 R = TypeVar("R", bound=BaseRecord)
-_FINGERPRINT = b"fingerprint"
+_FINGERPRINT, _SETTINGS, _CHECKSUM = b"fingerprint", b"settings", b"checksum"
 _SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 _AS_JSON = ("params", "launch", "provenance")
 
 
-def write_records(path: Path, records: Iterable[R], kind: type[R], fingerprint: str | None = None) -> None:
-    """Write records to ``path``.
+def write_records(
+    path: Path,
+    records: Iterable[R],
+    kind: type[R],
+    fingerprint: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write records to ``path``, with a checksum over all of them.
 
     Args:
         kind: ``Record`` or ``SpeedRecord``.
         fingerprint: of the job, kept with the file so that the job can take its records up again.
+        settings: what the records were made under, kept with the file for ``stamped_settings``.
+
+    Raises:
+        StorageError: the disk refuses the file; the old one is still there.
     """
-    rows = [_row(record) for record in records]
-    schema = arrow_schema(kind).with_metadata({_FINGERPRINT: fingerprint} if fingerprint else None)
-    with replacing(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary, compression="zstd", compression_level=19)
+    table = pa.Table.from_pylist([_row(record) for record in records], schema=arrow_schema(kind))
+    stamps = {_FINGERPRINT: fingerprint.encode() if fingerprint else b""}
+    stamps[_SETTINGS] = json.dumps(settings, sort_keys=True).encode() if settings else b""
+    kept = {name: value for name, value in stamps.items() if value}
+    table = table.replace_schema_metadata(kept | {_CHECKSUM: _checksum(table.to_pylist(), kept)})
+    with replacing(path, table.nbytes) as temporary:
+        pq.write_table(table, temporary, compression="zstd", compression_level=19, write_page_checksum=True)
 
 
 def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> list[R]:
@@ -44,17 +59,39 @@ def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> l
         fingerprint: where given, a file that is missing or was written under another one counts as empty.
 
     Raises:
-        RecordSchemaError: the file is not parquet, has no schema version, or one that cannot be migrated.
+        RecordSchemaError: the file is not parquet, does not match its checksum, has no schema version, or one that
+            cannot be migrated.
     """
     if fingerprint is not None and not path.exists():
         return []
+    remedy = f"remove it (`rm {path}`) and run again: it is written anew from its journal, or computed again"
     try:
-        table = pq.read_table(path)
-    except pa.ArrowInvalid as error:
-        raise RecordSchemaError(f"{path}: not a parquet file of records: {error}") from error
-    if fingerprint is not None and (table.schema.metadata or {}).get(_FINGERPRINT) != fingerprint.encode():
+        table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
+        rows = table.to_pylist()
+    except FileNotFoundError:
+        raise RecordSchemaError(f"{path}: no such file; run again to make it") from None
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        raise RecordSchemaError(f"{path}: not a parquet file of records ({_first_line(error)}); {remedy}") from error
+    stamps = table.schema.metadata or {}
+    kept = {name: stamps[name] for name in (_FINGERPRINT, _SETTINGS) if name in stamps}
+    if _CHECKSUM in stamps and stamps[_CHECKSUM] != _checksum(rows, kept):
+        raise RecordSchemaError(f"{path}: the records do not match their checksum: damaged or edited; {remedy}")
+    if fingerprint is not None and stamps.get(_FINGERPRINT) != fingerprint.encode():
         return []
-    return [load_record(_fields(row, path), str(path), kind) for row in table.to_pylist()]
+    return [load_record(_fields(row, path), str(path), kind) for row in rows]
+
+
+def stamped_settings(path: Path) -> dict[str, Any] | None:
+    """Return the settings that the records of a file were made under; ``None`` of a file that does not say.
+
+    Raises:
+        RecordSchemaError: the file is not parquet.
+    """
+    try:
+        stamps = pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RecordSchemaError(f"{path}: not a parquet file of records ({_first_line(error)})") from error
+    return json.loads(stamps[_SETTINGS]) if _SETTINGS in stamps else None
 
 
 def read_folder(folder: Path, kind: type[R]) -> list[R]:
@@ -88,24 +125,49 @@ def journal_path(output: Path) -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary file that takes the place of ``path`` when the block ends well, and is removed otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def replacing(path: Path, needed_bytes: int | None = None) -> Iterator[Path]:
+    """Give a temporary file that takes the place of ``path`` when the block ends well, and is removed otherwise.
+
+    Args:
+        needed_bytes: about how large it will be, for the error's line.
+
+    Raises:
+        StorageError: the disk refuses the file.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with writing(path, needed_bytes):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.replace(path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame as CSV, or as zstd parquet where the name says so."""
-    with replacing(path) as temporary:
+    with replacing(path, int(frame.memory_usage(deep=True).sum())) as temporary:
         if path.suffix == ".parquet":
             frame.to_parquet(temporary, index=False, compression="zstd")
         else:
             frame.to_csv(temporary, index=False, float_format="%.9g", lineterminator="\n")
+
+
+def _checksum(rows: Iterable[Mapping[str, Any]], stamps: Mapping[bytes, bytes]) -> bytes:
+    """Hash stored rows and the stamps of their file."""
+    digest = hashlib.sha256()
+    for name, value in sorted(stamps.items()):
+        digest.update(name + b"\0" + value + b"\n")
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest().encode()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _arrow(annotation: Any) -> pa.DataType:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from longdecode.engine.config_reader import read_json
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 
 
@@ -89,15 +89,20 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         CheckpointError: the folder holds no tokenizer that can be read.
     """
     file = folder / "tokenizer.json"
+    if file.is_symlink() and not file.exists():
+        raise CheckpointError(f"{file} is a link that leads nowhere")
     if file.is_file():
-        return TextTokenizer(Tokenizer.from_file(str(file)), folder)
+        try:
+            return TextTokenizer(Tokenizer.from_file(str(file)), folder)
+        except Exception as error:  # the library raises bare exceptions of its own
+            raise CheckpointError(f"{file}: not a tokenizer that can be read: {_first_line(error)}") from error
     from transformers import AutoTokenizer  # seconds to import, so only where an older format needs it
 
     try:
         return TextTokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{folder}: no tokenizer.json and no other tokenizer that can be read: {error}"
+            f"{folder}: no tokenizer.json and no other tokenizer that can be read: {_first_line(error)}"
         ) from error
 
 
@@ -111,7 +116,7 @@ def eos_ids(folder: Path) -> frozenset[int]:
     """
     for name in ("generation_config.json", "config.json"):
         file = folder / name
-        value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        value = read_json(file).get("eos_token_id") if file.exists() else None
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
@@ -124,8 +129,12 @@ def eos_ids(folder: Path) -> frozenset[int]:
 def _may_chat(folder: Path) -> bool:
     """Return true where the folder's files mention a chat template."""
     config = folder / "tokenizer_config.json"
-    named = config.is_file() and "chat_template" in json.loads(config.read_text(encoding="utf-8"))
+    named = config.is_file() and "chat_template" in read_json(config)
     return named or (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file()
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join((str(error).splitlines() or [type(error).__name__])[0].split())[:200]
 
 
 def _is_byte_level(tokenizer: TextTokenizer) -> bool:

@@ -105,6 +105,10 @@ class BudgetedMethod(AttentionMethod):
         return 2 * self.config.num_kv_heads * self.config.head_dim * bytes_per_element
 
 
+MOST_WHOLE = (1 << 31) - 1
+"""Largest whole number of a parameter; kernels count in 32 bits."""
+
+
 def build_params(method: str, params_type: type, overrides: Mapping[str, Any]) -> Any:
     """Make a method's ``Params`` from overrides, each checked against its field's type and constraints.
 
@@ -118,6 +122,8 @@ def build_params(method: str, params_type: type, overrides: Mapping[str, Any]) -
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
             nearest = f"; nearest valid name: {near[0]!r}" if near else ""
             raise ConfigError(f"{method} has no parameter {name!r}{nearest} (valid: {', '.join(names) or 'none'})")
+        if isinstance(value, int) and abs(value) > MOST_WHOLE:
+            raise ConfigError(f"{method}: {name} = {value!r}: at most {MOST_WHOLE:,} is possible")
         try:
             TypeAdapter(hints[name]).validate_python(value, strict=True)
         except ValidationError as error:

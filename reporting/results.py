@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.budgets import token_share
 from longdecode.evals.common_window import with_common_windows
+from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.storage import read_folder, read_records
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
@@ -194,7 +196,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
             ``speed.csv`` and ``speed/`` where time was measured.
 
     Raises:
-        ReportError: there is neither a summary with a row nor a time.
+        ReportError: there is neither a summary with a row nor a time, or every cell failed.
         RecordSchemaError: a record file cannot be read by this code.
     """
     text = config_path.read_text(encoding="utf-8")
@@ -207,6 +209,8 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
     if summary.empty and speed is None:
         raise ReportError(f"{summary_path}: the summary has no row")
     records = _records(config, results_dir / "records")
+    if summary_path.exists() and speed is None and not (summary["status"] == "ok").any():
+        raise ReportError(_nothing_ran(summary_path, records))
     kinds = {record.label: record.method for record in records}
     summary["kind"] = summary["method"].map(lambda label: kinds.get(label, label))
     summary["share"] = [_share(text, tokens / context) for text, tokens, context in _budgets(summary)]
@@ -229,13 +233,23 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
 
 def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:
     """The records of the jobs that the configuration names: a narrower run beside an older one shows its own only."""
+    small = config.get("jobs") == "cell"
     paths = [
-        folder / model / label / f"{suite}.parquet"
+        RecordFile(model, label, suite, context).path(folder)
         for model in config.get("models") or {}
         for label in config.get("methods") or {}
-        for suite in config.get("suites") or {}
+        for suite, spec in (config.get("suites") or {}).items()
+        for context in (spec["contexts"] if small else (None,))
     ]
     return [record for path in paths if path.exists() for record in read_records(path, Record)]
+
+
+def _nothing_ran(path: Path, records: Sequence[Record]) -> str:
+    counts = Counter(record.status for record in records)
+    reasons = Counter((record.reason or "no reason given").splitlines()[0] for record in records)
+    told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    most = f"; most often: {reasons.most_common(1)[0][0]}" if reasons else ""
+    return f"{path}: every cell failed ({told}), so there is nothing to publish{most}"
 
 
 def _budgets(summary: pd.DataFrame) -> Iterable[tuple[str, float, int]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from longdecode.evals.budgets import bytes_share
+from longdecode.evals.names import slug as slug
 
 NARROW = "\u202f"
 MINUS = "\u2212"
@@ -15,15 +15,10 @@ STATUS_WORDS = {
     "oom": "did not fit the device's memory",
     "unsupported": "the method or task cannot run at this budget, context or model",
     "timeout": "took longer than allowed",
-    "failed_gate": "failed a correctness gate, so no number may be shown",
+    "failed_gate": "failed a correctness gate, or the checkpoint is damaged, so no number may be shown",
     "disturbed": "clocks dropped or another process used the device in every sample, so no number may be shown",
     "data_unavailable": "the data set was not on the machine",
 }
-
-
-def slug(text: str) -> str:
-    """A name that is safe as file name and anchor."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def is_fraction(unit: str) -> bool:

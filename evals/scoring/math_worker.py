@@ -12,8 +12,8 @@ import resource
 import signal
 import sys
 
-MEMORY_BYTES = 4 << 30
-"""Address space of the worker: a tower of exponents asks for all there is."""
+MEMORY_BYTES = 1 << 30
+"""Address space of the worker: a tower of exponents asks for all there is. The packages take 0.3 GB of it."""
 START_SECONDS = 60.0
 """Processor time that loading SymPy may take; one or two seconds as a rule."""
 

@@ -12,13 +12,15 @@ from pathlib import Path
 import torch
 
 from longdecode.engine.device import resolve_device
-from longdecode.engine.errors import ConfigError, DeviceMemoryError
+from longdecode.engine.errors import CheckpointError, ConfigError, DeviceMemoryError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.journal import Journal
+from longdecode.evals.manifest import results_root, seal
 from longdecode.evals.names import unknown_name
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig
+from longdecode.evals.settings import speed_settings
 from longdecode.evals.storage import journal_path, read_records, write_records
 from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger, told
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
@@ -82,7 +84,8 @@ def measure_speed(
                 gc.freeze()
                 job.guard.wait_until_idle()
                 _time(job, spec, ledger, todo, Gate(run, leased_device, gate_folder(output)))
-            write_records(output, ledger.final(), SpeedRecord, job.fingerprint)
+            write_records(output, ledger.final(), SpeedRecord, job.fingerprint, speed_settings(run, name))
+            seal(results_root(output), [output])
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
             return ledger.fresh
 
@@ -117,9 +120,10 @@ def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequen
 
     try:
         model = load_model(job.run, spec.model_of(job.name), job.device, job.dtype, max(cell.context for cell in todo))
-    except DeviceMemoryError as error:
+    except (DeviceMemoryError, CheckpointError) as error:
+        status = job.status_or_raise(error) or "failed_gate"
         for cell in todo:
-            ledger.add(job.closed(cell, "random", "oom", str(error)))
+            ledger.add(job.closed(cell, "random" if status == "oom" else "checkpoint", status, str(error)))
         return
     if (shared := spec.equal_memory) is not None and job.name == EQUAL_MEMORY_JOB:
         from longdecode.evals.throughput.equal_memory import EqualMemoryBench

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -11,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from longdecode.engine import gpu_lease
+from longdecode.engine import file_lock, gpu_lease
 from longdecode.engine.device import device_name, resolve_device, resolve_dtype, sm_clock_mhz
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, LockError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.timer import Timer
 
@@ -92,7 +96,7 @@ def test_processes_get_gpus_of_their_own(locks: Path, capsys: pytest.CaptureFixt
             threading.Timer(0.3, holder.kill).start()
             with lease_gpu(CUDA, uuids=["a", "b"], poll_seconds=0.02) as late:
                 assert late.index == 0
-        assert capsys.readouterr().err.count("waiting for a free GPU") == 1
+        assert capsys.readouterr().err.count(f"waiting for a free GPU: cuda:0 by process {holder.pid} of ") == 1
         with lease_gpu(CUDA, uuids=["a", "b"]) as again:
             assert again.index == 0, "leases end with their block"
     finally:
@@ -106,7 +110,38 @@ def test_an_index_leases_that_gpu(locks: Path) -> None:
     assert [file.name for file in locks.iterdir()] == ["gpu-b.lock"]
 
 
-def test_the_lock_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(gpu_lease.LOCK_FOLDER_VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert gpu_lease.lock_folder() == tmp_path / "longdecode"
+def test_the_locks_of_a_host_are_for_all_its_users(locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sticky folder and files of mode 0666 whatever the umask is; a folder of one user alone is refused."""
+    before = os.umask(0o077)
+    try:
+        with lease_gpu(CUDA, uuids=["a"]):
+            assert stat.filemode(locks.stat().st_mode) == "drwxrwxrwt"
+            assert stat.filemode((locks / "gpu-a.lock").stat().st_mode) == "-rw-rw-rw-"
+            held = (locks / "gpu-a.lock").read_text()
+            assert f"process {os.getpid()} of " in held and f" on {socket.gethostname()} since " in held
+    finally:
+        os.umask(before)
+    locks.chmod(0o755)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    monkeypatch.setattr(gpu_lease, "_SETTLING_SECONDS", 0.1)
+    with pytest.raises(LockError, match=rf"{locks} is not open to all users.*chmod 1777"), lease_gpu(CUDA, uuids=["a"]):
+        pass
+    monkeypatch.setenv(gpu_lease.LOCK_FOLDER_VARIABLE, str(locks / "gpu-a.lock"))
+    with pytest.raises(LockError, match="is no folder"), lease_gpu(CUDA, uuids=["a"]):
+        pass
+    monkeypatch.delenv(gpu_lease.LOCK_FOLDER_VARIABLE)
+    assert gpu_lease.lock_folder() == Path(os.sep, "tmp", "longdecode-gpu")
+
+
+def test_a_lock_that_cannot_be_had_is_a_typed_error(locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(handle: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with lease_gpu(CUDA, uuids=["a"]):
+        pass
+    (locks / "gpu-b.lock").symlink_to("gpu-a.lock")
+    with pytest.raises(LockError, match=r"gpu-b\.lock cannot be opened"), lease_gpu(CUDA, uuids=["b"]):
+        pass
+    monkeypatch.setattr(file_lock.fcntl, "flock", no_locks)
+    with pytest.raises(LockError, match="No locks available; a file system with flock"), lease_gpu(CUDA, uuids=["a"]):
+        pass

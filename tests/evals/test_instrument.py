@@ -143,16 +143,23 @@ def test_writing_is_checked_only_where_a_threshold_names_it(records: list[Record
     assert outcomes(written, full_min_by_task={"mini_book_write": 0.5})["full_solves/mini_book_write/2048"] == "failed"
 
 
+def write_all(folder: Path, records: list[Record]) -> None:
+    """Write records where a run has them: a file a label and suite."""
+    for label, suite in {(record.label, record.suite) for record in records}:
+        own = [record for record in records if (record.label, record.suite) == (label, suite)]
+        write_records(folder / "tiny" / label / f"{suite}.parquet", own, Record)
+
+
 def test_the_outcome_is_written_whether_or_not_checks_fail(
     records: list[Record], config_values: dict[str, Any], tmp_path: Path
 ) -> None:
     config = build_run_config(config_values, "c")
     output = tmp_path / "out" / "instrument.json"
-    write_records(tmp_path / "records" / "tiny" / "a.parquet", records, Record)
+    write_all(tmp_path / "records", records)
     check_instrument(config, tmp_path / "records", output)
     assert json.loads(output.read_text())["passed"] is True
     bad = changed(records, {"task": "mini_book_loss", "context": 4096}, score=7.5)
-    write_records(tmp_path / "records" / "tiny" / "a.parquet", bad, Record)
+    write_all(tmp_path / "records", bad)
     with pytest.raises(GateError, match=r"tiny: loss_falls_with_position: .*7\.5"):
         check_instrument(config, tmp_path / "records", output)
     written = json.loads(output.read_text())
@@ -167,7 +174,7 @@ def test_records_of_a_label_that_the_configuration_no_longer_has_play_no_part(
 ) -> None:
     config = build_run_config(config_values | {"methods": {"full": {}}}, "c")
     left_over = changed([r for r in records if r.label == "streaming"], {"label": "streaming"}, score=1.0)
-    write_records(tmp_path / "records" / "now.parquet", [r for r in records if r.label == "full"], Record)
-    write_records(tmp_path / "records" / "before.parquet", left_over, Record)
+    write_all(tmp_path / "records", [r for r in records if r.label == "full"])
+    write_all(tmp_path / "records", left_over)
     check_instrument(config, tmp_path / "records", tmp_path / "instrument.json")
     assert json.loads((tmp_path / "instrument.json").read_text())["passed"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -52,7 +53,7 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_overwritten(tmp_path: Path, rec
     assert read(path) == records[:2]
     write(path, records[2:])
     assert read(path) == records
-    assert all(json.loads(line) for line in path.read_bytes().split(b"\n")[:-1])
+    assert all(json.loads(line.partition(b" ")[2]) for line in path.read_bytes().split(b"\n")[:-1])
 
 
 @pytest.mark.parametrize("lost", [slice(0, 40), slice(10, 200), slice(0, -1)])
@@ -97,13 +98,72 @@ def test_a_cut_header_starts_the_journal_anew(tmp_path: Path, records: list[Reco
     assert read(path) == records
 
 
-def test_a_broken_line_in_the_middle_is_refused(tmp_path: Path, records: list[Record]) -> None:
+def damages(lines: list[bytes]) -> dict[str, list[bytes]]:
+    """Every kind of damage before the last line: flipped bits, edits, lines lost, doubled, moved or of another file."""
+    edited = lines[1].replace(b'"score":0.1111111111111111', b'"score":0.9')
+    assert edited != lines[1]
+    flips = {
+        f"bit {bit} of byte {at}": [
+            *lines[:1],
+            lines[1][:at] + bytes([lines[1][at] ^ 1 << bit]) + lines[1][at + 1 :],
+            *lines[2:],
+        ]
+        for at in range(0, len(lines[1]) - 1, max(1, len(lines[1]) // 29))
+        for bit in (at % 8,)
+    }
+    return flips | {
+        "cut": [lines[0], lines[1][:9] + b"\n", *lines[2:]],
+        "edited score": [lines[0], edited, *lines[2:]],
+        "lost line": [lines[0], *lines[2:]],
+        "doubled line": [*lines[:2], *lines[1:]],
+        "moved line": [lines[0], lines[2], lines[1], *lines[3:]],
+        "zeros": [lines[0], bytes(len(lines[1]) - 1) + b"\n", *lines[2:]],
+        "lost header": lines[1:],
+    }
+
+
+def test_damage_before_the_last_line_is_refused_with_its_line_and_a_remedy_that_works(
+    tmp_path: Path, make_record: Maker
+) -> None:
     path = tmp_path / "job.jsonl"
+    records = [make_record(sample_index=i, score=i / 9, output_text="text " * 9) for i in range(8)]
     write(path, records)
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([lines[0], lines[1][:9] + b"\n", *lines[2:]]))
-    with pytest.raises(JournalError, match=r"job\.jsonl:2"):
-        read(path)
+    for kind, damaged in damages(lines).items():
+        path.write_bytes(b"".join(damaged))
+        with pytest.raises(JournalError, match=r"job\.jsonl:[1234]: .*checksum.*`truncate -s \d+ ") as caught:
+            read(path)
+        assert "\n" not in str(caught.value), kind
+        remedy = str(caught.value).split("`")[1]
+        subprocess.run(remedy.split(), check=True)
+        assert read(path) in ([], records[:2], records[:4]), kind
+
+
+def test_a_journal_of_the_older_format_is_set_aside(tmp_path: Path, make_record: Maker) -> None:
+    path = tmp_path / "job.jsonl"
+    path.write_text('{"fingerprint": "f"}\n[]\n')
+    assert read(path) == [] and (tmp_path / "job.jsonl.stale-1").exists()
+
+
+def test_a_full_disk_leaves_whole_batches_and_one_line(tmp_path: Path, records: list[Record]) -> None:
+    """The limit on a file's size stands for a disk that fills up: in both, ``write`` takes a part and then refuses."""
+    path = tmp_path / "job.jsonl"
+    write(path, records[:2])
+    limit = path.stat().st_size + 100
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from longdecode.evals.journal import Journal\n"
+        "from longdecode.evals.records import Record\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+        "with Journal(Path(sys.argv[1]), 'f', Record) as journal:\n"
+        "    try:\n        journal.append(*journal.records)\n    except Exception as error:\n"
+        "        print(type(error).__name__, error)\n"
+    )
+    env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    said = subprocess.run([sys.executable, "-c", code, str(path)], env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith(f"StorageError {path} could not be written: File too large; "), said
+    assert "bytes are needed" in said.stdout and said.stdout.count("\n") == 1
+    assert read(path) == records[:2]
 
 
 def test_another_fingerprint_sets_the_journal_aside(tmp_path: Path, records: list[Record]) -> None:
@@ -118,7 +178,11 @@ def test_another_fingerprint_sets_the_journal_aside(tmp_path: Path, records: lis
 def other_journal(path: Path, record: Record, **changes: Any) -> None:
     """Write a journal whose record differs from the schema."""
     fields = record.model_dump(mode="json") | changes
-    path.write_text(json.dumps({"fingerprint": "f"}) + "\n" + json.dumps([fields]) + "\n")
+    digest, lines = "", []
+    for text in (json.dumps({"fingerprint": "f", "format": 2}), json.dumps([fields])):
+        digest = hashlib.blake2b((digest + text).encode(), digest_size=8).hexdigest()
+        lines.append(f"{digest} {text}\n")
+    path.write_text("".join(lines))
 
 
 @pytest.mark.parametrize("version", [0, 99, None, True])
@@ -131,9 +195,14 @@ def test_a_schema_without_a_migration_is_refused(tmp_path: Path, make_record: Ma
 
 def test_a_record_that_does_not_fit_its_schema_is_refused(tmp_path: Path, make_record: Maker) -> None:
     path = tmp_path / "job.jsonl"
-    other_journal(path, make_record(), sample=3)
-    with pytest.raises(RecordSchemaError, match="sample"):
-        read(path)
+    for changes in (
+        {"sample": 3}, {"sample_index": -2}, {"sample_index": "0"}, {"score": float("nan")}, {"score": None},
+        {"score": "0.5"}, {"score": 1.5}, {"status": "oom"}, {"status": "fine"}, {"sample_index": -1},
+        {"parts": [float("inf")]}, {"budget": "0.1x"}, {"context": 0}, {"batch": 0},
+    ):  # fmt: skip
+        other_journal(path, make_record(), **changes)
+        with pytest.raises(RecordSchemaError, match=r"job\.jsonl:2: field "):
+            read(path)
 
 
 def test_two_processes_cannot_write_one_journal(tmp_path: Path) -> None:

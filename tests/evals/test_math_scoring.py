@@ -197,19 +197,62 @@ def test_what_does_not_end_is_given_up_and_the_next_is_marked() -> None:
         assert not impatient.equal("2", "3")
 
 
-def test_a_worker_that_dies_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def worker_of(checker: MathChecker) -> int:
+    """Id of the process that compares: within the sandbox it is the last of its line."""
+    assert checker.equal("1", "1") and checker._worker is not None
+    pid = checker._worker.pid
+    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        pid = int(children[-1])
+    return pid
+
+
+def test_a_worker_that_dies_or_stands_still_is_replaced_and_the_question_asked_again() -> None:
+    with MathChecker(wall_seconds=1.5) as one:
+        os.kill(worker_of(one), signal.SIGKILL)
+        assert one.equal("1", "1") and not one.equal("1", "2")
+        os.kill(worker_of(one), signal.SIGSTOP)
+        began = time.monotonic()
+        assert one.equal("2", "4/2")
+        assert 1.4 < time.monotonic() - began < 60
+
+
+def test_what_kills_two_workers_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     with MathChecker() as one:
-        assert one.equal("1", "1")
-        assert one._worker is not None
-        os.kill(one._worker.pid, signal.SIGKILL)
-        one._worker.wait()
-        with pytest.raises(ScoreTimeoutError, match="ended with code -9"):
+        started = one._started
+
+        def doomed() -> Any:
+            worker = started()
+            os.kill(worker.pid, signal.SIGKILL)
+            return worker
+
+        monkeypatch.setattr(one, "_started", doomed)
+        with pytest.raises(ScoreTimeoutError, match=r"failed twice: it ended with code -9"):
             one.equal("1", "1")
-        assert one.equal("1", "1")
-    monkeypatch.setattr(math_checker, "_SOURCE_ROOT", Path("nowhere"))
-    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(math_checker, "_SOURCE_ROOT", Path("/usr/share"))
     with MathChecker() as lost, pytest.raises(CheckerError, match=r"does not start.*longdecode"):
         lost.equal("1", "1")
+
+
+def test_memory_is_bounded() -> None:
+    with MathChecker(deadline_seconds=5) as one:
+        pid = worker_of(one)
+        with pytest.raises(ScoreTimeoutError):
+            one.equal("7", "2^{2^{2^{40}}}", OFFICIAL)
+        assert one.equal("2", "\\sqrt{4}")
+        status = Path(f"/proc/{pid}/status")
+        if status.exists():  # it lived through it
+            peak = next(line for line in status.read_text().splitlines() if line.startswith("VmPeak"))
+            assert int(peak.split()[1]) << 10 <= 1 << 30
+
+
+def test_the_worker_has_no_network_and_no_files_of_the_host() -> None:
+    if not math_checker.is_sandboxed():
+        pytest.skip("no bubblewrap here: the worker is an ordinary process with limits")
+    with MathChecker() as one:
+        pid = worker_of(one)
+        routes = Path(f"/proc/{pid}/net/dev").read_text()
+        assert [line.split(":")[0].strip() for line in routes.splitlines()[2:]] == ["lo"]
+        assert not (Path(f"/proc/{pid}/root") / "etc").exists()
 
 
 def test_marking_needs_no_more_than_the_last_box(shared_data: Path, checker: MathChecker) -> None:

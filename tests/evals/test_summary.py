@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from longdecode.evals import curves, stats, summary
+from longdecode.evals import curves, manifest, stats, summary
 from longdecode.evals.records import Provenance, Record
 from longdecode.evals.storage import read_records, write_records, write_table
 
@@ -96,7 +96,7 @@ def test_a_cell_that_could_not_run_is_a_hole() -> None:
 
 
 def test_a_cell_with_one_lost_sample_has_no_value() -> None:
-    lost = record(label="quest", sample_index=1, status="oom", score=None)
+    lost = record(label="quest", sample_index=-1, status="oom", score=None)
     row = only(summary.summarise([*cell([1.0, 0.0]), record(label="quest"), lost], SPREAD), method="quest")
     assert (row["status"], row["n"]) == ("oom", 1)
     assert pd.isna(row["value"])
@@ -159,7 +159,9 @@ def test_holm_runs_over_the_methods_of_one_table() -> None:
     labels = {"a": 0.05, "b": 0.1, "c": 0.4}
     records = cell(full.tolist())
     for (label, drop), budget in product(labels.items(), ("0.1", "0.2")):
-        records += cell((full - drop * rng.random(12)).tolist(), label=label, budget=budget, higher_is_better=False)
+        records += cell(
+            (full - drop * rng.random(12)).tolist(), label=label, budget=budget, higher_is_better=False, unit="nats"
+        )
     frame = summary.summarise(records, SPREAD)
     for budget in ("0.1", "0.2"):
         raw = [
@@ -232,7 +234,7 @@ def test_perfect_scores_made_of_questions_are_bounded_by_their_number() -> None:
 
 def test_repeats_of_a_prompt_are_one_problem() -> None:
     values = np.random.default_rng(time.time_ns()).normal(size=12)
-    once = cell(values.tolist(), higher_is_better=False)
+    once = cell(values.tolist(), higher_is_better=False, unit="nats")
     thrice = [r.model_copy(update={"seed": seed}) for seed in range(3) for r in once]
     one = only(summary.summarise(once, SPREAD), method="full")
     many = only(summary.summarise(thrice, SPREAD), method="full")
@@ -287,6 +289,7 @@ budgets: [0.1]
 suites: {mini_longgen: {contexts: [2048], samples: 12}}
 confidence: 0.8
 bootstrap_resamples: 300
+earlier_evidence: show
 """
 
 
@@ -310,6 +313,7 @@ def test_write_summary_reads_parquet_and_writes_table_and_curves(tmp_path: Path)
         write_records(paths[-1], rows, Record)
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG, encoding="utf-8")
+    manifest.seal(tmp_path, paths)
     summary.write_summary(config, paths, tmp_path / "summary.csv")
     found = pd.read_csv(tmp_path / "summary.csv")
     assert found["method"].tolist() == ["full", "quest"] and (found["status"] == "ok").all()

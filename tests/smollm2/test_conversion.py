@@ -72,7 +72,7 @@ def test_a_full_disk_leaves_the_old_folder_and_nothing_else(tmp_path: Path) -> N
     target.mkdir()
     (target / "config.json").write_text("old")
     for error in (OSError(errno.ENOSPC, "No space left on device"), RuntimeError("I/O: No space left on device")):
-        with pytest.raises(StorageError, match=r"model could not be written.*MB are free"), whole_folder(target) as new:
+        with pytest.raises(StorageError, match=r"model could not be written.*are free"), whole_folder(target) as new:
             (new / "config.json").write_text("half")
             raise error
     with pytest.raises(ValueError, match="other"), whole_folder(target):

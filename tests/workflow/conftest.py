@@ -66,7 +66,7 @@ def write_config(tmp_path: Path) -> Callable[..., Path]:
         values: dict[str, Any] = {
             "profile": "trial",
             "device": "cpu",
-            "models": {"random": {"path": "checkpoint"}},
+            "models": {"random": {"path": "miniature/weights"}},
             "methods": {"full": {}, "quest": {}},
             "budgets": [0.25, 0.5],
             "suites": {"mini_recall": {"contexts": [1024], "samples": 4, "batch": 1, "tasks": ["mini_recall_single"]}},

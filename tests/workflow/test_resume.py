@@ -37,7 +37,7 @@ def test_twice_killed_run_ends_with_the_same_numbers(
     command: Any, environment: dict[str, str], snakemake: Any, write_config: Any, tmp_path: Path, checkpoint: Path
 ) -> None:
     """First kill: the workflow and its jobs. Second: the workflow alone, whose orphaned job the third run waits for."""
-    path = str(write_config(models={"random": {"path": str(checkpoint)}}, methods={"quest": {}}))
+    path = str(write_config(models={"random": {"path": str(checkpoint)}}, budgets=[0.25]))
     journals = tmp_path / "results" / "trial" / "journal"
     log_path = tmp_path / "killed.log"
     for lines, kill in ((3, os.killpg), (5, os.kill)):

@@ -22,7 +22,7 @@ rule train_fork:
     threads: PLAN.threads[0]
     resources:
         gpu=PLAN.gpus,
-        torch_threads=PLAN.threads[1],
+        torch_threads=torch_threads,
     params:
         settings=lambda wildcards: PLAN.fork_settings(wildcards.fork),
         code=PLAN.adaptation_code,
@@ -55,7 +55,7 @@ if PLAN.locality:
         threads: PLAN.threads[0]
         resources:
             gpu=PLAN.gpus,
-            torch_threads=PLAN.threads[1],
+            torch_threads=torch_threads,
         params:
             settings=repr(RUN.adaptation.locality),
             code=PLAN.adaptation_code,

@@ -13,7 +13,18 @@ os.environ.update(
     PYTHONPATH=os.pathsep.join(filter(None, [SOURCES, os.getenv("PYTHONPATH")]))
 )
 
-from longdecode.evals.plan import Plan, checked, config_path, retyped
+from longdecode.engine.errors import LongDecodeError
+from longdecode.evals.plan import Plan, checked, config_path, read_files, retyped
+from longdecode.evals.preflight import check, look
+
+
+def refusing(act, *given, **named) -> None:
+    """Do a check whose error is all that the user sees."""
+    try:
+        act(*given, **named)
+    except LongDecodeError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+
 
 if not workflow.configfiles:
 
@@ -24,6 +35,8 @@ GIVEN = dict(workflow.config_settings.config)
 FIRST = (
     workflow.is_main_process
 )  # a job's own process takes for granted what the first one has checked
+if FIRST:
+    read_files(workflow.configfiles)
 update_config(config, retyped(GIVEN))
 # Snakemake tells targets after parsing only; tuning makes what the check asks for.
 TUNING = "tune" in sys.argv[1:]
@@ -34,11 +47,27 @@ RUN = checked(
     check_params=FIRST,
     check_fairness=FIRST and not TUNING,
 )
-PLAN = Plan(RUN, ROOT, workflow.cores)
+CORES = (
+    workflow.resource_settings.cores
+)  # none on a cluster; `workflow.cores` would refuse
+PLAN = Plan(RUN, ROOT, CORES, lambda: workflow.non_local_exec or workflow.remote_exec)
 if FIRST:
     PLAN.require_gpu_limit(workflow.global_resources)
+    refusing(look, RUN, PLAN.made)
+
+
+onstart:
+    """Hold the profile while this workflow lives, and look closely at what its jobs will need."""
+    PLAN.hold_profile()
+    refusing(check, RUN, PLAN.made, device=workflow.local_exec)
+
 
 RESULTS, REPORT = PLAN.results, PLAN.report
+
+
+def torch_threads(wildcards, threads) -> int:
+    """Return torch's threads of a job: its share of this machine, or all that a cluster gave it."""
+    return threads if CORES is None or workflow.remote_exec else PLAN.threads[1]
 
 
 def one_of(names) -> str:
@@ -46,8 +75,23 @@ def one_of(names) -> str:
     return "|".join(map(re.escape, names)) or "none"
 
 
+SMALL = RUN.jobs == "cell"
+PART = "{{model}}/{{label}}/{suite}.{{context}}" if SMALL else "{{model}}/{suite}"
+
+
+def labels_of(wildcards, labels) -> list[str]:
+    """Return the labels of a job."""
+    return [wildcards.label] if SMALL else list(labels)
+
+
+def part_of(wildcards) -> tuple:
+    """Return the label and context of a small job."""
+    return (wildcards.label, int(wildcards.context)) if SMALL else ()
+
+
 wildcard_constraints:
     job=one_of(PLAN.speed_jobs),
+    context=r"\d+",
     label=one_of(RUN.methods),
     model=one_of(RUN.models),
     role_run=one_of(RUN.identification.runs),

@@ -9,7 +9,7 @@ rule gate:
     threads: PLAN.threads[0]
     resources:
         gpu=PLAN.gpus,
-        torch_threads=PLAN.threads[1],
+        torch_threads=torch_threads,
     params:
         settings=lambda wildcards: PLAN.gate_settings(wildcards.label),
         code=lambda wildcards: PLAN.gate_code(wildcards.label),
@@ -18,7 +18,8 @@ rule gate:
 
 
 # One job a model and suite: labels, contexts, samples and budgets are loops inside, so that the model is loaded once and
-# one prefill serves all labels. Earlier outputs are updated, because what still holds in them is not run again.
+# one prefill serves all labels. With `jobs: cell` one job a label, suite and context, so that many GPUs are used.
+# Earlier outputs are updated, because what still holds in them is not run again.
 for SUITE, LABELS in PLAN.suite_labels.items():
 
     rule:
@@ -27,32 +28,38 @@ for SUITE, LABELS in PLAN.suite_labels.items():
         input:
             model=lambda wildcards: PLAN.model_files(wildcards.model),
             methods=lambda wildcards, labels=LABELS: PLAN.method_files(
-                labels, wildcards.model
+                labels_of(wildcards, labels), wildcards.model
             ),
-            gates=PLAN.gate_files(LABELS),
+            gates=lambda wildcards, labels=LABELS: PLAN.gate_files(
+                labels_of(wildcards, labels)
+            ),
         output:
             update(
-                expand(
+                f"{RESULTS}/records/{{model}}/{{label}}/{SUITE}.{{context}}.parquet"
+                if SMALL
+                else expand(
                     f"{RESULTS}/records/{{{{model}}}}/{{label}}/{SUITE}.parquet",
                     label=LABELS,
                 )
             ),
         log:
-            f"{RESULTS}/logs/evaluate/{{model}}/{SUITE}.log",
+            f"{RESULTS}/logs/evaluate/{PART.format(suite=SUITE)}.log",
         benchmark:
-            f"{RESULTS}/benchmarks/evaluate/{{model}}/{SUITE}.tsv"
+            f"{RESULTS}/benchmarks/evaluate/{PART.format(suite=SUITE)}.tsv"
         conda:
             "../envs/longdecode.yaml"
         threads: PLAN.threads[0]
         resources:
             gpu=PLAN.gpus,
-            torch_threads=PLAN.threads[1],
+            torch_threads=torch_threads,
         params:
             suite=SUITE,
-            labels=LABELS,
+            labels=lambda wildcards, labels=LABELS: labels_of(wildcards, labels),
             settings=lambda wildcards, suite=SUITE: PLAN.suite_settings(
-                wildcards.model, suite
+                wildcards.model, suite, *part_of(wildcards)
             ),
-            code=lambda wildcards, suite=SUITE: PLAN.suite_code(suite),
+            code=lambda wildcards, suite=SUITE: PLAN.suite_code(
+                suite, *part_of(wildcards)[:1]
+            ),
         script:
             "../scripts/evaluate_suite.py"

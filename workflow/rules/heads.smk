@@ -27,7 +27,7 @@ rule train_heads:
     threads: PLAN.threads[0]
     resources:
         gpu=PLAN.gpus,
-        torch_threads=PLAN.threads[1],
+        torch_threads=torch_threads,
     params:
         path=lambda wildcards: RUN.models[wildcards.model].path,
         revision=lambda wildcards: RUN.models[wildcards.model].revision,

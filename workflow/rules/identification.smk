@@ -22,7 +22,7 @@ rule train_roles:
     threads: PLAN.threads[0]
     resources:
         gpu=PLAN.gpus,
-        torch_threads=PLAN.threads[1],
+        torch_threads=torch_threads,
     params:
         settings=lambda wildcards: PLAN.role_settings(wildcards.role_run),
         code=PLAN.identification_code,
@@ -45,7 +45,7 @@ if PLAN.overlap:
         threads: PLAN.threads[0]
         resources:
             gpu=PLAN.gpus,
-            torch_threads=PLAN.threads[1],
+            torch_threads=torch_threads,
         params:
             settings=repr(RUN.identification.overlap),
             code=PLAN.identification_code,

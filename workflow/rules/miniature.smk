@@ -6,7 +6,7 @@ rule miniature_train:
         "results/miniature/logs/train.log",
     conda:
         "../envs/longdecode.yaml"
-    threads: workflow.cores or 8
+    threads: CORES or 8
     resources:
         gpu=1,
     params:

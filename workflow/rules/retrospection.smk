@@ -19,7 +19,7 @@ if PLAN.retrospection:
         threads: PLAN.threads[0]
         resources:
             gpu=PLAN.gpus,
-            torch_threads=PLAN.threads[1],
+            torch_threads=torch_threads,
         params:
             settings=lambda wildcards: PLAN.retrospection_settings(wildcards.model),
             code=PLAN.retrospection_code,

@@ -52,7 +52,7 @@ rule smollm2_train:
         "results/smollm2/logs/train.log",
     conda:
         "../envs/longdecode.yaml"
-    threads: workflow.cores or 8
+    threads: CORES or 8
     resources:
         gpu=1,
     params:

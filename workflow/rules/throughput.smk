@@ -17,7 +17,9 @@ rule throughput:
     threads: PLAN.speed_threads[0]
     resources:
         gpu=PLAN.gpus,
-        torch_threads=PLAN.speed_threads[1],
+        torch_threads=lambda wildcards, threads: (
+            threads if CORES is None else PLAN.speed_threads[1]
+        ),
     params:
         settings=lambda wildcards: PLAN.speed_settings(wildcards.job),
         code=lambda wildcards: PLAN.speed_code(wildcards.job),

@@ -20,7 +20,7 @@ rule tune_model:
     threads: PLAN.threads[0]
     resources:
         gpu=PLAN.gpus,
-        torch_threads=PLAN.threads[1],
+        torch_threads=torch_threads,
     params:
         settings=lambda wildcards: PLAN.tuning_settings(wildcards.model),
     script:

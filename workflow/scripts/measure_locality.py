@@ -6,7 +6,7 @@ from job_log import logged
 
 with logged(snakemake):
     from longdecode.adaptation.locality import measure_locality
-    from longdecode.evals.run_config import build_run_config
+    from longdecode.evals.run_config import build_run_config, granted
 
-    config = build_run_config(snakemake.config, "configuration", check_params=False)
+    config = granted(build_run_config(snakemake.config, "configuration", check_params=False), snakemake.resources.gpu)
     measure_locality(config, Path(snakemake.output.table))

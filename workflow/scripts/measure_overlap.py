@@ -5,8 +5,8 @@ from pathlib import Path
 from job_log import logged
 
 with logged(snakemake):
-    from longdecode.evals.run_config import build_run_config
+    from longdecode.evals.run_config import build_run_config, granted
     from longdecode.identification.overlap import measure_overlap
 
-    config = build_run_config(snakemake.config, "configuration", check_params=False)
+    config = granted(build_run_config(snakemake.config, "configuration", check_params=False), snakemake.resources.gpu)
     measure_overlap(config, Path(snakemake.output[0]))

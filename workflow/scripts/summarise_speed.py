@@ -8,5 +8,6 @@ with logged(snakemake):
     from longdecode.evals.run_config import load_run_config
     from longdecode.evals.throughput.summary import write_speed_summary
 
+    config = Path(snakemake.input.config)
     records = [Path(path) for path in snakemake.input.records]
-    write_speed_summary(records, Path(snakemake.output.speed), load_run_config(snakemake.input.config))
+    write_speed_summary(records, Path(snakemake.output.speed), load_run_config(config), config)

@@ -6,7 +6,7 @@ from job_log import logged
 
 with logged(snakemake):
     from longdecode.adaptation.train import run_planned
-    from longdecode.evals.run_config import build_run_config
+    from longdecode.evals.run_config import build_run_config, granted
 
-    config = build_run_config(snakemake.config, "configuration", check_params=False)
+    config = granted(build_run_config(snakemake.config, "configuration", check_params=False), snakemake.resources.gpu)
     run_planned(config, snakemake.wildcards.fork, Path(snakemake.output.curve).parent)

@@ -7,5 +7,9 @@ import yaml
 from job_log import logged
 
 with logged(snakemake):
+    from longdecode.evals.storage import replacing
+
     text = yaml.safe_dump(json.loads(snakemake.params.config), sort_keys=False)
-    Path(snakemake.output[0]).write_text(text, encoding="utf-8")
+    path = Path(snakemake.output[0])
+    with replacing(path, len(text)) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,127 @@
+"""Look at all that a run names before any of its jobs starts: checkpoints, role files, data folders, the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path
+
+from longdecode.engine.config_reader import read_config, resolve_checkpoint
+from longdecode.engine.errors import CheckpointError, ConfigError, LongDecodeError, StorageError, UnsupportedCellError
+from longdecode.engine.model_cache import built_model
+from longdecode.evals.run_config import RunConfig
+
+
+def look(run: RunConfig, made: Collection[str] = ()) -> None:
+    """Check what takes no time: that folders and files are there, and config.json of each local checkpoint.
+
+    Args:
+        run: the configuration.
+        made: files that the run itself makes, such as role files.
+
+    Raises:
+        ConfigError: the message names the configuration, the key and what is wrong with the file.
+    """
+    for model, folder in _local_models(run, made):
+        _blamed(run, f"models.{model}", partial(_config_and_tokenizer, folder))
+    for label, spec in run.methods.items():
+        for model in run.models:
+            for path in spec.files_of(model):
+                if str(path) not in made and not path.is_file():
+                    what = "is a folder" if path.is_dir() else "no such file"
+                    wanted = f"{path}: {what}, and no rule of this run makes it"
+                    raise ConfigError(f"{run.source}: methods.{label}: {wanted}")
+    for name, place in run.data.items():
+        if place is not None and not place.exists() and not _may_be_hub_data(place):
+            raise ConfigError(f"{run.source}: data.{name}: no such folder: {place}")
+
+
+def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) -> None:
+    """Check what needs torch: names and shapes of weights, tokenizers, methods at their budgets, the device.
+
+    Args:
+        run: the configuration, which ``look`` has passed.
+        made: files that the run itself makes.
+        device: the jobs run on this machine, so that its devices count.
+
+    Raises:
+        ConfigError: the message names the configuration, the key and what is wrong.
+        StorageError: results cannot be written here.
+    """
+    from longdecode.engine.device import resolve_device
+    from longdecode.engine.weights import check_checkpoint
+    from longdecode.evals.tokenizing import eos_ids, load_tokenizer
+
+    if device:
+        _blamed(run, "device", partial(resolve_device, run.device))
+    for model, folder in _local_models(run, made):
+        for act in (check_checkpoint, load_tokenizer, eos_ids):
+            _blamed(run, f"models.{model}", partial(act, folder))
+        for label in run.methods:
+            if not {str(path) for path in run.methods[label].files_of(model)} & set(made):
+                _blamed(run, f"methods.{label}", partial(_build, run, model, label))
+    _refuse_locked_place(Path("results") / run.profile)
+
+
+def _build(run: RunConfig, model: str, label: str) -> None:
+    """Build a label's method at each of its budgets, as its jobs will."""
+    from longdecode.methods.registry import get_method
+
+    config = read_config(resolve_checkpoint(run.models[model].path))
+    method = get_method(run.methods[label].method)
+    for budget in run.budgets_of(label):
+        for context in sorted({context for suite in run.suites_of(label) for context in run.suites[suite].contexts}):
+            try:
+                method.from_budget(budget.tokens(context), config, **run.methods[label].params_of(model))
+            except UnsupportedCellError:
+                continue  # a status of its cell
+
+
+def _local_models(run: RunConfig, made: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """Yield the models whose folder is named or found here; not those that a rule builds or the hub has."""
+    for model, spec in run.models.items():
+        path = Path(spec.path).expanduser()
+        if built_model(spec.path) or any(Path(name).is_relative_to(path) for name in made):
+            continue
+        parts = path.parts
+        beside = len(parts) > 1 and Path(parts[0]).is_dir()
+        if _is_path(spec.path) or path.exists() or path.is_symlink() or beside or len(parts) > 2:
+            yield model, path
+
+
+def _config_and_tokenizer(folder: Path) -> None:
+    found = resolve_checkpoint(folder)
+    read_config(found)
+    if not any(found.glob("tokenizer*")) and not any(found.glob("vocab*")):
+        raise CheckpointError(f"{found} has no tokenizer (tokenizer.json)")
+
+
+def _blamed(run: RunConfig, key: str, act: Callable[[], object]) -> None:
+    """Do a check and name the configuration's key in its error."""
+    try:
+        act()
+    except StorageError:
+        raise
+    except LongDecodeError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith(f"{run.source}: ") else f"{run.source}: {key}: {text}") from None
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith((os.sep, ".", "~"))
+
+
+def _may_be_hub_data(place: Path) -> bool:
+    """Return whether a missing folder may name data on the hub: ``hub``, or ``org/name``."""
+    org_and_name = len(place.parts) == 2 and not place.is_absolute() and not Path(place.parts[0]).is_dir()
+    return str(place) == "hub" or org_and_name
+
+
+def _refuse_locked_place(folder: Path) -> None:
+    place = folder.absolute()
+    existing = next(path for path in (place, *place.parents) if path.exists())
+    if not existing.is_dir():
+        raise StorageError(f"{folder} could not be written: {existing} is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise StorageError(f"{folder} could not be written: {existing} is read-only for this user")

@@ -1,0 +1,290 @@
+"""Bad configurations and checkpoints: one line each, with file and key, before a job starts, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from longdecode.engine.errors import LongDecodeError
+from longdecode.evals import preflight
+from longdecode.evals.plan import Plan
+from longdecode.evals.run_config import build_run_config
+from longdecode.evals.yaml_file import parse_yaml, read_yaml
+
+HUGE, LONG = 10**12, "x" * 300
+BASE = """
+profile: trial
+device: cpu
+models: {tiny: {path: checkpoint}}
+methods: {full: {}, quest: {}, lychee: {params: {roles: spread, retrieval_heads: 2}}}
+budgets: [0.5, 64]
+suites:
+  mini_recall: {contexts: [256], samples: 2, batch: 2, tasks: [mini_recall_single]}
+"""
+
+VALUES: list[tuple[str, Any]] = [
+    ("profile", LONG), ("profile", ""), ("profile", "a/b"), ("profile", ".."), ("profile", None), ("profile", 3),
+    ("profile", "a b"), ("profile", "a\nb"), ("profile", ["x"]),
+    ("seed", 2**70), ("seed", -1), ("seed", 1.5), ("seed", "0"), ("seed", True), ("seed", None), ("seed", [1]),
+    ("device", "cuda:7"), ("device", "gpu"), ("device", "cuda:x"), ("device", 0), ("device", "tpu"), ("device", "cuda"),
+    ("dtype", "int8"), ("dtype", 32), ("dtype", ""), ("dtype", ["float32"]),
+    ("budgets", [HUGE]), ("budgets", [0]), ("budgets", [-1]), ("budgets", [1.01]), ("budgets", [float("inf")]),
+    ("budgets", [float("nan")]), ("budgets", []), ("budgets", None), ("budgets", 0.5), ("budgets", {"a": 1}),
+    ("budgets", ["half"]), ("budgets", [0.5, 0.5]), ("budgets", [None]), ("budgets", [2**64]),
+    ("bootstrap_resamples", 10**9), ("bootstrap_resamples", 0), ("bootstrap_resamples", "many"),
+    ("confidence", 1.0), ("confidence", 0), ("confidence", float("nan")), ("confidence", "0.95"),
+    ("models", {}), ("models", None), ("models", ["tiny"]), ("models/tiny", {}), ("models/tiny", None),
+    ("models/tiny/path", ""), ("models/tiny/path", 5), ("models/tiny/path", "/nowhere/at/all"),
+    ("models/tiny/path", "checkpoint/config.json"),
+    ("models/tiny/path", "file.txt"), ("models/tiny/path", "loop"), ("models/tiny/path", "dangling"),
+    ("models/tiny/path", LONG * 5), ("models/tiny/path", "checkpoint/missing"), ("models/tiny/path", "../checkpoint"),
+    ("models/tiny/revision", 7), ("models/tiny/revison", "main"), (f"models/{LONG}", {"path": "checkpoint"}),
+    ("models/a:b", {"path": "checkpoint"}), ("models/Tiny", {"path": "checkpoint"}),
+    ("methods", {}), ("methods", None), ("methods", "full"), ("methods", {"quest": {}}), ("methods/qest", {}),
+    ("methods/Full", {"method": "full"}),
+    ("methods", {"full": {}, "q_a": {"method": "quest"}, "q.a": {"method": "quest"}}),
+    (f"methods/{LONG}", {"method": "full"}),
+    ("methods/m", {"method": "nothing"}), ("methods/m", {"method": ["full"]}), ("methods/m", 3), ("methods/m", ["x"]),
+    ("methods/quest/params", {"page_size": 0}), ("methods/quest/params", {"page_size": HUGE * HUGE}),
+    ("methods/quest/params", {"page_size": "16"}), ("methods/quest/params", {"page": 16}),
+    ("methods/quest/params", [1]),
+    ("methods/quest/params", 5), ("methods/full/budgets", [0.5]), ("methods/quest/budgets", [HUGE]),
+    ("methods/quest/suites", ["mini_book"]), ("methods/quest/suites", "all"), ("methods/quest/by_model", {"other": {}}),
+    ("methods/quest/by_model", {"tiny": {"pages": 1}}), ("methods/quest/by_model", ["tiny"]),
+    ("methods/lychee/params", {"roles": "roles.txt"}), ("methods/lychee/params", {"roles": "missing.json"}),
+    ("methods/lychee/params", {"roles": "words.json"}), ("methods/lychee/params", {"roles": "broken.json"}),
+    ("methods/lychee/params", {"roles": "folder.json"}),
+    ("methods/lychee/params", {"roles": 3}), ("methods/lychee/params", {"roles": ""}),
+    ("methods/tidal", {"params": {"reselect_layer": "6"}}), ("methods/streaming", {"params": {"sinks": -4}}),
+    ("suites", {}), ("suites", None), ("suites", []), ("suites/mini_recal", {}), ("suites/mini_recall", None),
+    ("suites/mini_recall/contexts", []), ("suites/mini_recall/contexts", [HUGE]), ("suites/mini_recall/contexts", [-5]),
+    ("suites/mini_recall/contexts", ["256"]), ("suites/mini_recall/contexts", 256),
+    ("suites/mini_recall/contexts", [256, 256]), ("suites/mini_recall/contexts", [256.5]),
+    ("suites/mini_recall/samples", 0), ("suites/mini_recall/samples", HUGE), ("suites/mini_recall/samples", "2"),
+    ("suites/mini_recall/samples", None), ("suites/mini_recall/batch", -1), ("suites/mini_recall/batch", HUGE),
+    ("suites/mini_recall/tasks", ["none"]), ("suites/mini_recall/tasks", [None]), ("suites/mini_recall/tasks", "all"),
+    ("suites/mini_recall/tasks", []), ("suites/mini_recall/sample", 1), ("suites/mini_recall", [1, 2]),
+    ("instrument", {"full_label": "ful"}), ("instrument", {"quest_label": "nobody"}), ("instrument", {"full_min": 2}),
+    ("instrument", {"streaming_label": "streaming"}), ("instrument", {"fall_task": "x"}), ("instrument", "off"),
+    ("instrument", {"full_min_by_task": {"x": 1}}), ("instrument", {"full_min": float("nan")}),
+    ("data", {"books": "x"}), ("data", {"pg19": "/nowhere"}), ("data", {"pg19": "./nowhere"}), ("data", {"pg19": 5}),
+    ("data", ["pg19"]), ("data", {"pg19": ""}),
+    ("throughput", {"decode": {"other": {"contexts": [512], "batches": [1], "budgets": [64]}}}), ("throughput", 5),
+    ("throughput", {"decode": {"tiny": {"contexts": [512], "batches": [HUGE], "budgets": [64]}}}),
+    ("throughput", {"kernels": {"contexts": [1], "batches": [1], "budgets": [64]}}), ("throughput", {"kernel": {}}),
+    ("throughput", {"decode": {"tiny": {"contexts": [512], "batches": [1], "budgets": [64], "rounds": 10**9}}}),
+    ("identification", {"runs": {"r": {"model": "other", "target_heads": 2, "contexts": [64]}}}),
+    ("identification", {"runs": {"r": {"model": "tiny", "target_heads": 0, "contexts": [64]}}}),
+    ("identification", {"runs": {"r": {"model": "tiny", "target_heads": 2, "contexts": [HUGE]}}}),
+    ("identification", {"runs": 5}), ("jobs", "many"), ("earlier_evidence", "yes"), ("seeds", 1), ("source", "x"),
+]  # fmt: skip
+
+TEXTS = {
+    "not YAML": "profile: [1", "a list": "- a\n- b", "a word": "hello", "empty": "", "a tab": "a:\n\t- b",
+    "NUL": "a: \0",
+    "a key twice": BASE + "profile: other\n", "a nested key twice": BASE.replace("quest: {}", "quest: {}, quest: {}"),
+    "an alias of itself": BASE + "data: &a {pg19: *a}\n", "a list in itself": BASE.replace("[0.5, 64]", "&b [*b]"),
+    "a merge of itself": BASE + "data: &c {<<: *c}\n", "an unknown anchor": BASE + "seed: *nobody\n",
+    "an object": BASE + "seed: !!python/object/apply:os.system [echo]\n", "a set": BASE + "seed: !!set {a}\n",
+    "a date": BASE + "seed: 2024-01-01\n", "no such day": BASE + "seed: 2024-99-99\n",
+    "binary": BASE + "seed: !!binary x\n",
+    "deep": BASE + "data: " + "{a: " * 200 + "1" + "}" * 200, "very deep": BASE + "data: " + "[" * 5000 + "]" * 5000,
+    "laughs": BASE + "data:\n  a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"  {b}: &{b} [{','.join(f'*{a}' for _ in range(9))}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    ),
+    "a list as key": BASE + "? [a]\n: 1\n", "a number as key": BASE + "5: 1\n", "null as key": BASE + "~: 1\n",
+    "two documents": BASE + "---\na: 1\n", "a key without value": BASE.replace("profile: trial", "profile:"),
+    "digits without end": BASE + "seed: " + "9" * 5000 + "\n", "too large": BASE + "#" * (1 << 21),
+}  # fmt: skip
+
+CONFIG: list[tuple[str, Any]] = [
+    (key, value)
+    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings")
+    for value in ([32], "thirty-two", 0, -1, 1.5, None, True, 10**15)
+] + [
+    ("num_key_value_heads", [2]), ("num_key_value_heads", "two"), ("num_key_value_heads", 3),
+    ("num_key_value_heads", -2),
+    ("head_dim", [8]), ("head_dim", "eight"), ("head_dim", 7), ("intermediate_size", {}), ("intermediate_size", "wide"),
+    ("rms_norm_eps", "small"), ("rms_norm_eps", [1e-5]), ("rms_norm_eps", 0), ("rms_norm_eps", float("nan")),
+    ("rope_theta", "high"), ("rope_theta", -1.0), ("rope_theta", [1]), ("rope_scaling", [1]), ("rope_scaling", "yarn"),
+    ("rope_scaling", {"rope_type": "yarn", "factor": "4"}), ("rope_scaling", {"rope_type": "yarn"}),
+    ("rope_scaling", {"rope_type": ["yarn"]}), ("rope_scaling", {"rope_type": "new"}),
+    ("rope_parameters", {"rope_type": "llama3", "factor": 0}), ("model_type", ["llama"]), ("model_type", None),
+    ("model_type", "gpt2"), ("quantization_config", "int4"), ("quantization_config", {"quant_method": "gptq"}),
+    ("num_experts", 8), ("auto_map", {"AutoModel": "x"}), ("hidden_act", "gelu"), ("use_sliding_window", True),
+    ("layer_types", ["sliding_attention"]), ("partial_rotary_factor", 0.5), ("partial_rotary_factor", "half"),
+]  # fmt: skip
+
+
+CALLED = {
+    "num_key_value_heads": "", "num_attention_heads": "heads", "quantization_config": "quantized", "rope_scaling": "r",
+    "rope_parameters": "factor", "model_type": "family", "num_experts": "experts", "hidden_act": "activation",
+    "use_sliding_window": "sliding", "layer_types": "sliding", "partial_rotary_factor": "rotary",
+}  # fmt: skip
+"""Words of the message where the key itself is not named."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a good configuration and checkpoint, and the odd files that cases name; it is the current one."""
+    shutil.copytree(byte_checkpoint, tmp_path / "checkpoint")
+    for name, text in (
+        ("file.txt", "x"),
+        ("roles.txt", "{}"),
+        ("words.json", '{"roles": "all"}'),
+        ("broken.json", "{"),
+    ):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dangling").symlink_to("nothing")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(text: str) -> None:
+    """Do all that a workflow does before its first job."""
+    Path("run.yaml").write_text(text)
+    config = build_run_config(read_yaml(Path("run.yaml")), "run.yaml")
+    made = Plan(config, Path()).made
+    preflight.look(config, made)
+    preflight.check(config, made)
+
+
+def listing(place: Path) -> set[tuple[str, int]]:
+    return {
+        (str(path), path.lstat().st_mtime_ns) for path in place.rglob("*") if path.name != "run.yaml" and path != place
+    }
+
+
+def fault(place: Path, text: str, key: str = "") -> str:
+    """Return what is wrong with the refusal of a bad input: nothing, for one line with file and key in two seconds."""
+    before, began = listing(place), time.process_time()
+    try:
+        run(text)
+    except LongDecodeError as error:
+        line = str(error)
+    except Exception as error:
+        return f"{key}: {type(error).__name__}: {error}"
+    else:
+        return f"{key}: accepted: {text[-300:]}"
+    if not line.startswith("run.yaml:") or "\n" in line or len(line) > 1500:
+        return f"{key}: not one line that begins with the file: {line}"
+    if time.process_time() - began > 2:
+        return f"{key}: took {time.process_time() - began:.1f} s: {line}"
+    if missing := [part for part in key.split("/") if len(part) < 80 and part not in line]:
+        return f"{key}: names no {missing}: {line}"
+    return "" if listing(place) == before else f"{key}: something was written"
+
+
+def edited(key: str, value: Any) -> str:
+    values = parse_yaml(BASE, "base")
+    *parents, last = key.split("/")
+    inner = values
+    for name in parents:
+        inner = inner[name]
+    inner[last] = value
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def test_the_base_is_good(place: Path) -> None:
+    run(BASE)
+
+
+def test_bad_values(place: Path) -> None:
+    faults = [fault(place, edited(key, value), key.partition("/")[0]) for key, value in VALUES]
+    assert not list(filter(None, faults))
+
+
+def test_bad_texts(place: Path) -> None:
+    assert not [f"{name}{said}" for name, text in TEXTS.items() if (said := fault(place, text))]
+
+
+def test_bad_config_json(place: Path) -> None:
+    file = place / "checkpoint" / "config.json"
+    good = json.loads(file.read_text())
+    faults = []
+    for key, value in CONFIG:
+        file.write_text(json.dumps(good | {key: value}))
+        faults.append(fault(place, BASE, f"models.tiny/checkpoint/config.json/{CALLED.get(key, key)}"))
+    assert not list(filter(None, faults))
+
+
+def damages(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Name and act of every damage to a checkpoint's files."""
+    config, weights, tokenizer = (folder / name for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    index = folder / "model.safetensors.index.json"
+    raw, tensors = weights.read_bytes(), load_file(weights)
+    norm = "model.norm.weight"
+
+    def saved(changes: dict[str, torch.Tensor | None]) -> Callable[[], object]:
+        kept = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
+        return lambda: save_file(kept, weights, metadata={"format": "pt"})
+
+    for text in ("", "{", "[]", "null", "5", '"x"', "{" * 9999, "\x00", '{"a": 1,}'):
+        yield "config.json", lambda text=text: config.write_text(text)
+    yield "config.json", lambda: config.write_bytes(b"\xff\xfe{}")
+    yield "config.json", config.unlink
+    yield "config.json", lambda: (config.unlink(), config.symlink_to("config.json"))
+    yield "config.json", lambda: (config.unlink(), config.mkdir())
+    for text in ("", "{", "[]", "null", "{}", '{"model": 5}', '{"version": "1.0", "model": {"type": "none"}}'):
+        yield "tokenizer.json", lambda text=text: tokenizer.write_text(text)
+    yield "tokenizer", tokenizer.unlink
+    yield "tokenizer", lambda: (tokenizer.unlink(), tokenizer.symlink_to("tokenizer.json"))
+    for text in ("{}", "[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 5}}', '{"weight_map": {"a": "../x"}}'):
+        yield "index", lambda text=text: index.write_text(text)
+    yield "index", lambda: index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    yield "index", lambda: index.symlink_to(index.name)
+    yield "model.safetensors", lambda: weights.write_bytes(b"")
+    yield "model.safetensors", lambda: weights.write_bytes(raw[:100])
+    yield "model.safetensors", lambda: weights.write_bytes(raw[:-8])
+    yield "model.safetensors", lambda: weights.write_bytes(struct.pack("<Q", 1 << 60) + raw[8:])
+    yield "model.safetensors", lambda: weights.write_bytes(raw[:8] + b"{" * (len(raw) - 8))
+    yield "model.safetensors", lambda: (weights.unlink(), weights.symlink_to(weights.name))
+    yield "no weights", weights.unlink
+    yield "may run code", lambda: weights.rename(folder / "pytorch_model.bin")
+    yield norm, saved({norm: None})
+    yield norm, saved({norm: torch.ones(31)})
+    yield norm, saved({norm: torch.ones(32, dtype=torch.int32)})
+    yield norm, saved({norm: torch.ones(32, dtype=torch.float8_e4m3fn)})
+    yield "fit no part", saved({"model.layers.7.mlp.up_proj.weight": torch.ones(3)})
+    yield "generation_config.json", lambda: (folder / "generation_config.json").write_text("{")
+    yield "eos_token_id", lambda: (folder / "generation_config.json").write_text('{"eos_token_id": "end"}')
+
+
+def test_damaged_checkpoints(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, good = place / "checkpoint", tmp_path_factory.mktemp("good") / "checkpoint"
+    shutil.copytree(folder, good)
+    faults = []
+    for number in range(len(list(damages(folder)))):
+        shutil.rmtree(folder)
+        shutil.copytree(good, folder)
+        named, act = list(damages(folder))[number]
+        act()
+        faults.append(fault(place, BASE, f"models.tiny/{named}"))
+    assert not list(filter(None, faults))
+
+
+def test_a_read_only_place_is_named(place: Path) -> None:
+    (place / "results").mkdir(mode=0o555)
+    if os.access(place / "results", os.W_OK):  # root writes everywhere
+        (place / "results").rmdir()
+        (place / "results").write_text("a file")
+    Path("run.yaml").write_text(BASE)
+    with pytest.raises(LongDecodeError, match=r"results/trial could not be written: .*results"):
+        run(BASE)
+
+
+def test_there_are_200_of_them(place: Path) -> None:
+    assert len(VALUES) + len(TEXTS) + len(CONFIG) + len(list(damages(place / "checkpoint"))) >= 200

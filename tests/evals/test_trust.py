@@ -1,0 +1,189 @@
+"""Results that changed since they were written, or were made otherwise than they stand, are refused by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from longdecode.evals import comparable, manifest, summary
+from longdecode.evals.comparable import SettingsError
+from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.manifest import ManifestError
+from longdecode.evals.record_files import record_files
+from longdecode.evals.records import Record
+from longdecode.evals.run_config import build_run_config
+from longdecode.evals.settings import narrowed, quality_settings
+from longdecode.evals.storage import read_records, write_records
+from longdecode.reporting.results import ReportError, load_results
+
+
+@pytest.fixture
+def values(config_values: dict[str, Any]) -> dict[str, Any]:
+    """A run of one suite whose four cells a label take a second."""
+    config_values["suites"].pop("mini_book")
+    config_values["suites"]["mini_recall"] |= {"contexts": [256], "samples": 2, "tasks": ["mini_recall_single"]}
+    return config_values
+
+
+@pytest.fixture
+def finished(tmp_path: Path, values: dict[str, Any]) -> Callable[..., tuple[Path, list[Path]]]:
+    """Runner of a configuration up to its records; gives back the configuration's file and the records'."""
+
+    def run(**changes: Any) -> tuple[Path, list[Path]]:
+        root = tmp_path / "results" / "tiny"
+        config_path = root / "config.yaml"
+        root.mkdir(parents=True, exist_ok=True)
+        config_path.write_text(yaml.safe_dump(copy.deepcopy(values) | changes))
+        config = build_run_config(yaml.safe_load(config_path.read_text()), "c")
+        files = record_files(config)
+        for file in files:
+            output = {file.label: file.path(root / "records")}
+            evaluate_suite(narrowed(config, file.suite, file.context), file.model, file.suite, output)
+        manifest.seal(root, [config_path])
+        return config_path, [file.path(root / "records") for file in files]
+
+    return run
+
+
+def test_a_run_is_summarised_and_any_change_to_its_files_is_found(finished: Any) -> None:
+    config, records = finished()
+    root = config.parent
+    table = root / "summary.csv"
+    summary.write_summary(config, records, table)
+    assert manifest.problems(root, config=config) == []
+
+    def refuses(message: str, **given: Any) -> None:
+        with pytest.raises(ManifestError, match=message) as caught:
+            manifest.require(root, **given)
+        assert "\n" not in str(caught.value)
+
+    before = table.read_bytes()
+    table.write_bytes(before.replace(b"quest", b"quesy") + b" ")
+    refuses(r"summary\.csv: changed since it was written .*rm ")
+    table.write_bytes(before[:-2] + bytes([before[-2] ^ 1]) + before[-1:])  # as long as before
+    refuses(r"summary\.csv: changed since it was written")
+    table.write_bytes(before)
+    parquet = records[0].read_bytes()
+    records[0].unlink()
+    refuses(rf"{records[0].name}: missing")
+    with pytest.raises(ManifestError, match="missing"):
+        summary.write_summary(config, records, table)
+    records[0].write_bytes(parquet)
+    stranger = records[0].with_name("mini_other.parquet")
+    stranger.write_bytes(parquet)
+    refuses(r"mini_other\.parquet: not in .*manifest\.txt")
+    stranger.unlink()
+    manifest.require(root, config=config)
+    config.write_text(config.read_text() + "confidence: 0.9\n")
+    manifest.seal(root, [config])
+    refuses("made under another configuration", files=[table], config=config)
+
+
+def test_pages_are_bound_to_their_results(tmp_path: Path) -> None:
+    results, pages = tmp_path / "results" / "x", tmp_path / "reports" / "x"
+    for folder, name in ((results, "summary.csv"), (pages, "index.html")):
+        folder.mkdir(parents=True)
+        (folder / name).write_text("a")
+        manifest.rewrite(folder)
+    manifest.main(["verify", str(results), str(pages)])
+    (results / "summary.csv").write_text("b")
+    manifest.rewrite(results)
+    with pytest.raises(ManifestError, match="built from other results"):
+        manifest.require(pages)
+    (pages / "manifest.txt").write_text("junk\n")
+    with pytest.raises(ManifestError, match=r"manifest\.txt:1: not a line"):
+        manifest.require(pages)
+    with pytest.raises(SystemExit):
+        (results / "summary.csv").unlink()
+        manifest.main(["verify", str(results)])
+
+
+OTHER_SETTINGS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"dtype": "bfloat16"}, 'dtype "float32"'),
+    ({"seed": 6}, "seed 5"),
+    ({"profile": "other"}, 'profile "tiny"'),
+    ({"budgets": [0.25]}, 'budgets ["0.5", "64"]'),
+    ({"methods": {"full": {}, "streaming": {"params": {"sinks": 2}}}}, "params"),
+    (
+        {"suites": {"mini_recall": {"contexts": [256], "samples": 3, "batch": 2, "tasks": ["mini_recall_single"]}}},
+        "suite",
+    ),
+)
+
+
+def test_records_of_other_settings_are_refused_with_their_file(finished: Any, values: dict[str, Any]) -> None:
+    config, records = finished(dtype="float32")
+    for changes, names in OTHER_SETTINGS:
+        config.write_text(yaml.safe_dump(copy.deepcopy(values) | {"dtype": "float32"} | changes))
+        with pytest.raises(SettingsError, match=r"\.parquet: made with .*; run again, ") as caught:
+            summary.write_summary(config, records, config.parent / "summary.csv")
+        assert names in str(caught.value) and "\n" not in str(caught.value)
+        assert not (config.parent / "summary.csv").exists()
+
+
+def test_records_of_other_code_data_or_weights_are_refused(finished: Any) -> None:
+    config_path, records = finished()
+    config = build_run_config(yaml.safe_load(config_path.read_text()), "c")
+    found = {path: read_records(path, Record) for path in records}
+    comparable.require_comparable(config, found)
+    last = records[-1]
+    for name, value, says in (
+        ("code_hash", "0" * 64, "scored with other code"),
+        ("data_hash", "0" * 64, "its data"),
+        ("model_hash", "0" * 64, "its weights"),
+        ("dtype", "float16", "its dtype"),
+    ):
+        origin = found[last][0].provenance.model_copy(update={name: value})
+        changed = [record.model_copy(update={"provenance": origin}) for record in found[last]]
+        with pytest.raises(SettingsError, match=rf"{last.name}: .*{says}"):
+            comparable.require_comparable(config, found | {last: changed})
+    unstamped = config_path.parent / "records" / "old.parquet"
+    write_records(unstamped, found[last], Record)
+    with pytest.raises(SettingsError, match=r"old\.parquet"):
+        comparable.require_same_settings(config, unstamped, quality_settings(config, "tiny", "mini_recall", "full"))
+
+
+def test_small_jobs_give_the_records_of_large_ones(finished: Any, values: dict[str, Any]) -> None:
+    values["suites"]["mini_recall"]["contexts"] = [256, 320]
+
+    def scores(paths: list[Path]) -> dict[Any, Any]:
+        return {
+            (r.label, *r.key, r.index): (r.output_ids, r.score) for path in paths for r in read_records(path, Record)
+        }
+
+    config, large = finished()
+    together = scores(large)
+    values["profile"] = "small"
+    config, small = finished(jobs="cell")
+    assert len(small) == 2 * len(large) and scores(small) == together
+    summary.write_summary(config, small, config.parent / "summary.csv")
+    assert load_results(config, config.parent).summary["context"].nunique() == 2
+
+
+def test_a_run_of_which_every_cell_failed_says_so(
+    finished: Any, values: dict[str, Any], tmp_path: Path, byte_checkpoint: Path
+) -> None:
+    """NaN in the weights: statuses of the model's cells, no crash, nothing published."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "nan"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_bytes((byte_checkpoint / name).read_bytes())
+    tensors = load_file(byte_checkpoint / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 4] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    values["models"] = {"broken": {"path": str(folder)}}
+    config, records = finished()
+    found = [record for path in records for record in read_records(path, Record)]
+    assert {record.status for record in found} == {"failed_gate"}
+    assert all("down_proj.weight holds NaN or inf" in str(record.reason) for record in found)
+    summary.write_summary(config, records, config.parent / "summary.csv")
+    with pytest.raises(ReportError, match=r"every cell failed \(3 failed_gate\).*holds NaN"):
+        load_results(config, config.parent)
