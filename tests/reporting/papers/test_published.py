@@ -25,7 +25,7 @@ def test_averages_of_complete_rows_are_those_in_print() -> None:
 
 
 def test_every_paper_loads_with_its_figures() -> None:
-    assert {"lychee", "nosa"} <= set(paper_names())
+    assert {"lychee", "nosa", "retro"} <= set(paper_names())
     assert all(load_paper(name).method == name for name in paper_names())
     paper = load_paper("lychee")
     published = paper.published
