@@ -21,6 +21,8 @@ class SelfDraft(Speculation):
     Source: Chen et al. 2024, MagicDec (arXiv 2408.11049), self-speculation with a sparse KV cache.
     """
 
+    method: AttentionMethod
+
     def __init__(self, method: AttentionMethod, tokens: int):
         self.method = method
         self.tree = DraftTree.chain(tokens)

@@ -16,7 +16,7 @@ from longdecode.engine.request import Prompt
 from longdecode.engine.sequences import Sequences
 
 if TYPE_CHECKING:
-    from longdecode.engine.attention import Traffic
+    from longdecode.engine.attention import AttentionMethod, Traffic
     from longdecode.engine.decoder import Decoder
     from longdecode.engine.prefill import PrefillObserver
 
@@ -188,6 +188,8 @@ class Speculation(ABC):
 
     tree: DraftTree
     rule: AcceptRule = "exact"
+    method: AttentionMethod | None = None
+    """Attention of what drafts, where it is the verifying model's."""
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,6 @@ import torch
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ContextLimitError, DeviceMemoryError
 from longdecode.engine.kv_cache import DenseCache, KVCache
-from longdecode.engine.self_draft import SelfDraft
 from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.gate import Gate
 from longdecode.evals.records import Key, SpeedRecord
@@ -140,7 +139,7 @@ class _Place:
             return measure_stock_loop(self.job, self.model, reference, cell, self.spec.rounds)
         if cell.stage == "setup":
             method = self._method(cell)
-            method = method.draft.method if isinstance(method.draft, SelfDraft) else method
+            method = (method.draft and method.draft.method) or method
             block = setup_block(method, self._cache_for(method), cell.label, self.context - self.spec.steps)
             return self.job.timed(cell, self.model.weights, self.job.time(block, None, SETUP_ROUNDS), None)
         if cell.label == FULL and cell.stage == "step":

@@ -203,7 +203,7 @@ def captured(
 def new_stepper(decoder: Decoder, cache: KVCache, method: AttentionMethod, tokens: int) -> Stepper:
     """Start a method in ``cache`` with ``tokens`` tokens a row, with requests that do not end while it is timed."""
     cache.stand_at(torch.full_like(cache.positions, tokens))
-    requests = tuple(Request((0,), max_new_tokens=_ENDLESS) for _ in range(cache.batch))
+    requests = tuple(Request((0,) * tokens, max_new_tokens=_ENDLESS) for _ in range(cache.batch))
     logits = torch.zeros(cache.batch, decoder.config.vocab_size, dtype=torch.float32, device=decoder.device)
     observed = _observed(method, cache.shape, tokens) if method.draft else {}
     with torch.no_grad():

@@ -75,6 +75,8 @@ class TokenSwift(SpeculativeMethod):
 class TokenSwiftDraft(Speculation):
     """A tree by ranks of the model's and the heads' logits, and chains of n-grams from its first token."""
 
+    method: PartialAttention
+
     def __init__(self, params: TokenSwiftParams, config: ModelConfig, budget: int):
         self.params, self.config = params, config
         levels = parse_tree("tokenswift", params.tree)

@@ -77,6 +77,8 @@ class TriForce(SpeculativeMethod):
 class TriForceDraft(Speculation):
     """A chain of ``2 * rounds`` tokens."""
 
+    method: PartialAttention
+
     def __init__(self, params: TriForceParams, config: ModelConfig, budget: int):
         self.params, self.config = params, config
         self.tree = DraftTree.chain(2 * params.rounds)
