@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -20,15 +18,12 @@ def overlap(choices: PageChoices, lag: int) -> tuple[Tensor, Tensor]:
 
     Source: RetroAttention (arXiv 2508.09001), figure 2b; the restriction to pages that existed is this project's.
     """
-    shares = ([], [])  # type: tuple[list[Tensor], list[Tensor]]
-    for step in range(lag, len(choices.top)):
-        known = _pages_before(choices, step - lag)
-        for layer, now in enumerate(choices.top[step]):
-            loaded = now & known
-            total = loaded.sum(dim=2).double()
-            for found, earlier in zip(shares, (choices.top, choices.following), strict=True):
-                found.append((loaded & earlier[step - lag][layer]).sum(dim=2).double() / total.clamp(min=1))
-    top, following = (torch.stack(found).mean(dim=(0, 2)) for found in shares)
+    loaded = choices.top[lag:] & _in_use(choices)[:-lag]
+    total = loaded.sum(dim=-1).double().clamp(min=1)
+    top, following = (
+        ((loaded & earlier[:-lag]).sum(dim=-1).double() / total).mean(dim=(0, 1, 3))
+        for earlier in (choices.top, choices.following)
+    )
     return top, following
 
 
@@ -40,15 +35,13 @@ def effective_budget(choices: PageChoices, steps: int) -> Tensor:
 
     Source: RetroAttention (arXiv 2508.09001), figure 2c; the formula is inferred.
     """
-    ratios = []
-    for step in range(len(choices.top) - steps):
-        known = _pages_before(choices, step)
-        for layer, own in enumerate(choices.top[step]):
-            union = own.clone()
-            for later in range(step + 1, step + steps + 1):
-                union |= choices.top[later][layer] & known
-            ratios.append(union.sum(dim=2).double() / own.sum(dim=2).double())
-    return torch.stack(ratios).mean(dim=(0, 2))
+    last = len(choices.top) - steps
+    union = torch.zeros_like(choices.top[:last])
+    for ahead in range(steps + 1):
+        union |= choices.top[ahead : ahead + last]
+    union &= _in_use(choices)[:last]
+    own = choices.top[:last].sum(dim=-1).double()
+    return (union.sum(dim=-1).double() / own).mean(dim=(0, 1, 3))
 
 
 def distances(trace: Trace, full: Trace, window: int) -> dict[str, Tensor]:
@@ -82,8 +75,7 @@ def loss_gaps(trace: Trace, full: Trace) -> list[tuple[int, Tensor]]:
     return [(end, part.mean(dim=0)) for end, part in zip(ends, parts, strict=True)]
 
 
-def _pages_before(choices: PageChoices, step: int) -> Tensor:
-    """Return the pages in use at a step, ``[B, 1, P]`` bool."""
-    pages: Sequence[Tensor] = choices.top[step]
-    places = torch.arange(pages[0].shape[2], device=pages[0].device)
-    return (places < choices.used[step][:, None])[:, None]
+def _in_use(choices: PageChoices) -> Tensor:
+    """Return the pages in use by step, ``[T, 1, B, 1, P]`` bool."""
+    places = torch.arange(choices.top.shape[-1], device=choices.top.device)
+    return (places < choices.used[..., None])[:, None, :, None]

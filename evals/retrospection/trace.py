@@ -37,14 +37,15 @@ class Trace:
 
 @dataclass(slots=True)
 class PageChoices:
-    """Pages chosen and nearly chosen: ``top`` and ``following`` by step and layer ``[B, Hkv, P]`` bool.
+    """Pages chosen and nearly chosen by ``T`` steps in ``L`` sparse layers.
 
-    ``following`` are the ranks ``k + 1 .. 2 k`` of a list of ``k``. ``used`` ``[B]`` by step counts the pages in use.
+    ``top`` and ``following`` ``[T, L, B, Hkv, P]`` bool; ``following`` are the ranks ``k + 1 .. 2 k`` of a list of
+    ``k``. ``used`` ``[T, B]`` int64 counts the pages in use.
     """
 
-    top: list[list[Tensor]]
-    following: list[list[Tensor]]
-    used: list[Tensor]
+    top: Tensor
+    following: Tensor
+    used: Tensor
 
 
 @torch.no_grad()
@@ -82,15 +83,14 @@ def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Te
 @torch.no_grad()
 def record_pages(decoder: Decoder, prompt: Prompt, method: PagedMethod, tokens: Tensor) -> PageChoices:
     """Decode ``tokens`` ``[B, T]`` and keep which pages every step chose, and which it would have chosen next."""
-    state = method.start(prompt)
-    found = PageChoices([], [], [])
+    state, steps, used = method.start(prompt), [], []
     for step in range(tokens.shape[1]):
-        found.top.append([])
-        found.following.append([])
-        with _selections(method, found):
+        with _selections(method) as layers:
             decoder.step(tokens[:, step], state, method)
-        found.used.append(method.pages_of(state).used.clone())
-    return found
+        steps.append([torch.stack(part) for part in zip(*layers, strict=True)])
+        used.append(method.pages_of(state).used.clone())
+    top, following = (torch.stack(part) for part in zip(*steps, strict=True))
+    return PageChoices(top, following, torch.stack(used))
 
 
 @contextmanager
@@ -112,23 +112,21 @@ def _outputs(method: AttentionMethod) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _selections(method: PagedMethod, found: PageChoices) -> Iterator[None]:
-    """Collect the pages that each sparse layer chooses while inside."""
-    choose = method.select
+def _selections(method: PagedMethod) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Collect the pages that each sparse layer chooses, and would have chosen next, while inside."""
+    choose, found = method.select, list[tuple[Tensor, Tensor]]()
 
     def recorded(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         chosen = choose(layer, q, state)
         if chosen is not None:
             pages = method.pages_of(state)
             scores = page_score(q, pages.bounds[layer], pages.used, group=method.params.group_score)
-            top, following = chosen_and_next(chosen, scores)
-            found.top[-1].append(top)
-            found.following[-1].append(following)
+            found.append(chosen_and_next(chosen, scores))
         return chosen
 
     vars(method)["select"] = recorded
     try:
-        yield
+        yield found
     finally:
         del vars(method)["select"]
 

@@ -28,18 +28,12 @@ def rng(seed: int) -> torch.Generator:
 @pytest.fixture
 def choices(rng: torch.Generator) -> PageChoices:
     """Random selections whose rows grow by a page now and then."""
-    found = PageChoices([], [], [])
-    for step in range(STEPS):
-        used = torch.tensor([6 + step // 2, 8 + step // 3])
-        known = torch.arange(PAGES) < used[:, None, None]
-        draws = torch.rand(LAYERS, 2, BATCH, HEADS, PAGES, generator=rng) < 0.45
-        top = [draws[layer, 0] & known for layer in range(LAYERS)]
-        for mask in top:
-            mask[..., 0] = True
-        found.top.append(top)
-        found.following.append([draws[layer, 1] & known & ~top[layer] for layer in range(LAYERS)])
-        found.used.append(used)
-    return found
+    steps = torch.arange(STEPS)
+    used = torch.stack((6 + steps // 2, 8 + steps // 3), dim=1)
+    known = (torch.arange(PAGES) < used[..., None])[:, None, :, None]
+    draws = torch.rand(2, STEPS, LAYERS, BATCH, HEADS, PAGES, generator=rng) < 0.45
+    draws[0, ..., 0] = True
+    return PageChoices(draws[0] & known, draws[1] & known & ~draws[0], used)
 
 
 def pages(mask: Tensor, row: int, head: int) -> set[int]:

@@ -38,7 +38,7 @@ PAPER = declare(
     title="RetroAttention",
     method="retro",
     rivals=("quest", "selection_reuse", "page_union", "streaming", "tova"),
-    suites=("mini_longgen", "mini_reason"),
+    suites=("mini_longgen",),
     parts={
         "claims": [CLAIMS],
         "method": [method],
