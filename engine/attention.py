@@ -274,6 +274,9 @@ class AttentionMethod(ABC):
         """Read everything that the cache stores of ``layer``; shapes as in ``attend``."""
         return state.cache.attend(layer, q, state.block.mask, state.kv_tokens_read[layer])
 
+    def settle(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
+        """Set the method's state as long after the prompt: a step that is timed does all that a step may have to do."""
+
     def after_step(self, state: DecodeState) -> None:  # noqa: B027 (optional hook)
         """React to a finished block, before lengths advance."""
 

@@ -207,9 +207,11 @@ def new_stepper(decoder: Decoder, cache: KVCache, method: AttentionMethod, token
     logits = torch.zeros(cache.batch, decoder.config.vocab_size, dtype=torch.float32, device=decoder.device)
     observed = _observed(method, cache.shape, tokens) if method.draft else {}
     with torch.no_grad():
-        return make_stepper(
+        stepper = make_stepper(
             decoder, Sampling(), Prompt(requests, cache, logits, 0.0, observed), method, keep_prompt=False
         )
+    method.settle(stepper.state)
+    return stepper
 
 
 def _observed(method: AttentionMethod, shape: CacheShape, tokens: int) -> Observed:

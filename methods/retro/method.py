@@ -189,6 +189,10 @@ class Retro(PagedMethod):
         """Return Quest's pages of the newest row; dense in the first layers."""
         return self.choose(layer, q, state)
 
+    def settle(self, state: DecodeState) -> None:
+        """Let the window be full."""
+        state.method_state.first.sub_(self.window).clamp_(min=0)
+
     def after_step(self, state: DecodeState) -> None:
         """Move the window on by one token."""
         if self.window > 1:

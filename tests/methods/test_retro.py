@@ -112,6 +112,9 @@ def test_the_window_keeps_what_the_paper_says(inputs: Inputs, window: int) -> No
     kept = state.method_state
     heads = (window - 1) * 3 * CONFIG.num_layers * CONFIG.num_heads
     assert kept.outputs.numel() == heads * CONFIG.head_dim and kept.lse.numel() == heads
+    method.settle(state)  # as a step is timed: every row of the window works
+    state.begin(method.step_block(inputs.fed[:, 0], state), method)
+    assert bool((kept.limits > 0).all()) and bool((state.dense.slot_mapping >= 0).all())
     both = method.traffic(200, 2).metadata_bytes - build("quest").traffic(200, 2).metadata_bytes
     assert both == heads // 3 * (2 * CONFIG.head_dim + 4)
     assert method.traffic(200, 2).kv_bytes == build("quest").traffic(200, 2).kv_bytes
