@@ -30,11 +30,8 @@ class Driven:
 
     def __init__(self, method: AttentionMethod, wander: Wander):
         self.wander, self.early = wander, False
-        steps, _, batch, heads, listed = wander.blocks.shape
-        device = wander.blocks.device
-        self.steps = steps
-        self.cursor = torch.full((1,), -1, dtype=torch.int64, device=device)
-        self.counts = torch.full((batch, heads), listed, dtype=torch.int64, device=device)
+        self.steps = len(wander.blocks)
+        self.cursor = torch.full((1,), -1, dtype=torch.int64, device=wander.blocks.device)
         self._choose, self._before, self._ahead = method.select, method.before_step, method.look_ahead
         vars(method).update(select=self.select, before_step=self.before_step, look_ahead=self.look_ahead)
 
@@ -51,8 +48,8 @@ class Driven:
         """Choose, and return the given list instead."""
         chosen = self._choose(layer, q, state)
         lists = self.wander.guesses if self.early else self.wander.blocks
-        given = lists[:, layer].index_select(0, self.cursor)[0]
-        return None if chosen is None else replace(chosen, indices=given, counts=self.counts)
+        given, counts = (part[:, layer].index_select(0, self.cursor)[0] for part in (lists, self.wander.counts))
+        return None if chosen is None else replace(chosen, indices=given, counts=counts)
 
     def look_ahead(self, layer: int, q: Tensor, state: DecodeState) -> None:
         """Let the method look ahead with the guesses."""

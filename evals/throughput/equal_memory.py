@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from longdecode.evals.throughput.decode_cells import FULL, Labels
 from longdecode.evals.throughput.driven import Driven, decode_block, transfer_blocks
 from longdecode.evals.throughput.equal_memory_spec import EqualMemorySpec
 from longdecode.evals.throughput.models import TimedModel
+from longdecode.evals.throughput.replayed import replay
 from longdecode.evals.throughput.speed_job import SpeedJob
 from longdecode.evals.throughput.step_block import fill_cache, states_of
 from longdecode.evals.throughput.timing import Block
@@ -156,18 +156,20 @@ class EqualMemoryBench:
 
     def _drive(self, method: AttentionMethod, cell: SpeedCell) -> Driven | None:
         """Replace a method's selections by drawn ones of the cell's hit rate; ``None`` where it selects for itself."""
-        config, steps = self.model.config, self.spec.steps
+        config, steps, device, seed = self.model.config, self.spec.steps, self.job.device, self.job.run.seed
+        trace = self.spec.trace(cell.label) if isinstance(cell.params["hit_rate"], str) else None
         rates = cell.params["layer_hits"] or self.spec.rates(cell.label, config.num_layers)
-        if rates is None or not isinstance(method, Offloadable):
+        if (rates is None and trace is None) or not isinstance(method, Offloadable):
             return None
-        if cell.stage == "resident":
-            rates = (1.0,) * config.num_layers
-        size = method.block_tokens
-        turnover = Turnover(method.listed_blocks, max(1, method.listed_blocks // 4), size)
-        draw = partial(wander, turnover, cell.context - steps - 1, steps + 1, rates)
-        lists = (cell.batch, config.num_kv_heads)
+        lists, first = (cell.batch, config.num_kv_heads), cell.context - steps - 1
         recall = self.spec.recall if method.looks_ahead else 1.0
-        return Driven(method, draw(lists, self.job.device, self.job.run.seed, recall))
+        listed, size = method.listed_blocks, method.block_tokens
+        if trace is not None and cell.stage != "resident":
+            newest = torch.arange(first, first + steps + 1) // size
+            return Driven(method, replay(trace, newest, config.num_layers, lists, listed, device, recall, seed))
+        rates = (1.0,) * config.num_layers if cell.stage == "resident" or rates is None else rates
+        turnover = Turnover(listed, max(1, listed // 4), size)
+        return Driven(method, wander(turnover, first, steps + 1, rates, lists, device, seed, recall))
 
 
 def _fetched(block: Block, cache: KVCache, tokens: int) -> dict[str, Any]:

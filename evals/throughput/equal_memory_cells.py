@@ -69,19 +69,25 @@ def _cell(
         one = Footprint(0, 0)  # timing the cell will meet the same error and record it
     most = [spec.max_batch, memory // max(1, one.device), (spec.host_gib << 30) // max(1, one.host)]
     batch = spec.sequences if label == FULL else max(1, min(most))
-    given = spec.hits.get(label)
     params = {
-        **labels.params(label), "hit_rate": given if given is None or isinstance(given, float) else "by layer",
-        "layer_hits": None if given is None else _rates(spec, label, config), "memory_bytes": memory,
+        **labels.params(label), "hit_rate": _kind(spec, label), "layer_hits": _rates(spec, label, config),
+        "memory_bytes": memory,
         "device_bytes_per_sequence": one.device, "host_bytes_per_sequence": one.host, "host_gib": spec.host_gib,
     }  # fmt: skip
     return SpeedCell("offload", labels.method_name(label), label, "step", context, batch, budget, params)
 
 
+def _kind(spec: EqualMemorySpec, label: str) -> float | str | None:
+    given = spec.hits.get(label)
+    if (trace := spec.trace(label)) is not None:
+        return f"trace {trace.stem}"
+    return given if given is None or isinstance(given, float) else "by layer"
+
+
 def _rates(spec: EqualMemorySpec, label: str, config: ModelConfig) -> list[float] | None:
-    """Return a label's hit rate of each layer; ``None`` where they were not measured, as timing will meet again."""
+    """Return a label's hit rate of each layer; ``None`` where it has none, or none was measured: timing meets that."""
     try:
-        return list(spec.rates(label, config.num_layers) or ())
+        return list(spec.rates(label, config.num_layers) or ()) or None
     except DataUnavailableError:
         return None
 

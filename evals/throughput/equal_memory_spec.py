@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -27,7 +28,8 @@ class EqualMemorySpec:
     The memory is that of ``sequences`` whole sequences at each context. ``host_gib`` is taken once and used by all
     labels. ``hits``: by label, the share of a list that the step before listed: one number, one by layer, or a label
     of ``locality``, a ``locality.csv`` that was measured on real text. A list of another length is spread over the
-    model's layers. A label that is not named there selects for itself.
+    model's layers. The path of a recorded trace (``.npz``) stands for its own selections. A label that is not named
+    there selects for itself.
     ``sweep``: hit rates that ``sweep_label`` is timed at besides. ``parts``: labels whose pieces are timed one by one.
     Both at ``parts_context``. ``recall``: of labels that prefetch, the share of new blocks that the guess names.
     """
@@ -54,13 +56,18 @@ class EqualMemorySpec:
         """Return the budget of every label that takes one."""
         return Budget(self.budget)
 
+    def trace(self, label: str) -> Path | None:
+        """Return the recorded trace that a label replays, if any."""
+        given = self.hits.get(label)
+        return Path(given) if isinstance(given, str) and given.endswith(".npz") else None
+
     def rates(self, label: str, layers: int) -> tuple[float, ...] | None:
         """Return a label's hit rate of each layer; ``None`` where it selects for itself.
 
         Raises:
             DataUnavailableError: the rates were measured and the file does not have them.
         """
-        given = self.hits.get(label)
+        given = self.hits.get(label) if self.trace(label) is None else None
         if given is None or isinstance(given, float):
             return None if given is None else (given,) * layers
         rates = self._measured(given) if isinstance(given, str) else given

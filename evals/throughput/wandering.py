@@ -28,10 +28,14 @@ class Turnover:
 
 @dataclass(frozen=True, slots=True)
 class Wander:
-    """Selections of ``T`` steps, ``blocks`` ``[T, L, B, Hkv, N]`` int64; ``guesses`` are those made in advance."""
+    """Selections of ``T`` steps, ``blocks`` ``[T, L, B, Hkv, N]`` int64; ``guesses`` are those made in advance.
+
+    ``counts`` ``[T, L, B, Hkv]`` int64 says how many leading entries are valid.
+    """
 
     blocks: Tensor
     guesses: Tensor
+    counts: Tensor
 
     def hit_rate(self) -> float:
         """Return the mean share of a list that the step before listed too."""
@@ -78,7 +82,8 @@ def wander(
         for hit in hits
     ]
     chosen = torch.stack(found, dim=1)
-    return Wander(chosen, _guess(chosen, first_token // turnover.block_tokens, recall, generator))
+    counts = torch.full(chosen.shape[:-1], turnover.listed, dtype=torch.int64, device=device)
+    return Wander(chosen, guessed(chosen, first_token // turnover.block_tokens, recall, generator), counts)
 
 
 def share_kept(chosen: Tensor) -> float:
@@ -123,7 +128,7 @@ def _forgetting(turnover: Turnover, hit: float, blocks: int, device: torch.devic
     return 1 - 10**-low
 
 
-def _guess(chosen: Tensor, newest: int, recall: float, generator: torch.Generator) -> Tensor:
+def guessed(chosen: Tensor, newest: int, recall: float, generator: torch.Generator) -> Tensor:
     """Return lists in which the new blocks of a step are named with probability ``recall``, else any older one."""
     if recall >= 1:
         return chosen

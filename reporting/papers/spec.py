@@ -56,7 +56,7 @@ class PaperSpec:
         if speed is None:
             return bool(inputs.labels(self.method))
         ops = speed.table["subject"].astype(str)
-        timed = any(speed.kind(label) == self.method for label in speed.labels)
+        timed = bool((ops == self.method).any())
         return timed or bool(inputs.labels(self.method)) or bool(self.kernel and ops.str.startswith(self.kernel).any())
 
     def sections(self, inputs: PaperInputs) -> Sequence[Section]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -22,6 +22,7 @@ from longdecode.engine.request import Prompt
 from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.failures import status_of
+from longdecode.kernels.host_fetch.naive import seen_from
 from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.offloaded_cache import OffloadedCache
 from longdecode.methods.registry import get_method
@@ -237,6 +238,42 @@ def test_a_generation_is_the_same(
             assert got.output_ids == expected.output_ids
             assert got.forced_logprobs == expected.forced_logprobs
             assert got.read_tokens_mean == expected.read_tokens_mean
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["infllm2", "nosa"])
+def test_equals_the_device_from_graphs(
+    random_ids: Callable[..., tuple[int, ...]], name: str, dtype: torch.dtype
+) -> None:
+    """By the kernels (bfloat16) and by torch through unified addresses (float64), through ends of blocks."""
+    cuda = torch.device("cuda")
+    config = replace(CONFIG, hidden_size=128, head_dim=32)
+    decoder = random_decoder(config, 1, cuda, dtype)
+    requests = [Request(random_ids(length, 40), 60, random_ids(9, 40)) for length in (301, 170, 96)]
+    plain = {"heads": "random:3"} if name == "nosa" else {}
+    build = get_method(name).from_budget
+    want = Generator(decoder, cuda_graph=True).run(requests, build(128, config, block_size=16, **plain))
+    for knobs in ({}, {"prefetch": True}, {"prefetch": True, "spare_slots": 3}):
+        method = build(128, config, block_size=16, **plain, offload=True, **knobs)
+        for graph in (False, True):
+            found = Generator(decoder, cuda_graph=graph).run(requests, method)
+            for got, expected in zip(found, want, strict=True):
+                assert got.output_ids == expected.output_ids
+                assert got.forced_logprobs == expected.forced_logprobs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nbytes", [1 << 20, 3 << 28], ids=["from torch", "registered"])
+def test_pinned_memory_is_seen_by_the_device(nbytes: int) -> None:
+    buffer = HostBuffer(nbytes, torch.device("cuda"))
+    assert buffer.bytes.is_pinned()
+    seen = seen_from(buffer.bytes[64:128], torch.device("cuda"))
+    seen.fill_(7)
+    torch.cuda.synchronize()
+    assert buffer.bytes[64:128].tolist() == [7] * 64
+    del seen, buffer
+    host_memory.release_idle_regions()
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

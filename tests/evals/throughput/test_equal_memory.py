@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from longdecode.adaptation.traces import EMPTY, Trace
 from longdecode.engine.errors import ConfigError, DataUnavailableError
 from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
@@ -16,9 +18,17 @@ from longdecode.evals.storage import read_records
 from longdecode.evals.throughput.equal_memory_cells import equal_memory_cells
 from longdecode.evals.throughput.measure import measure_speed
 from longdecode.evals.throughput.models import shape_config
+from longdecode.evals.throughput.replayed import replay
 from longdecode.evals.throughput.wandering import Turnover, share_kept, wander
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def rng_ids(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
 SETTINGS = {
     "model": "miniature-shape", "contexts": [320, 400], "methods": ["near", "far", "ahead", "dma"], "budget": 64,
     "sequences": 2, "host_gib": 1, "max_batch": 3, "hits": {"near": 0.8, "far": 0.8, "ahead": [0.7, 0.9]},
@@ -112,6 +122,34 @@ def test_hit_rates_come_from_a_measured_table(tmp_path: Path) -> None:
     table.unlink()
     with pytest.raises(DataUnavailableError, match="nosa_locality"):
         spec.rates("near", 3)
+
+
+def test_a_trace_is_replayed_block_by_block(tmp_path: Path, rng_ids: np.random.Generator) -> None:
+    """Lists are those of the recording, whose newest block is the newest of the replay."""
+    ids = np.stack([np.sort(rng_ids.permutation(30)[:6]) for _ in range(12 * 3 * 2 * 2)]).reshape(12, 3, 2, 2, 6)
+    ids[..., 5] = 30 + np.arange(12)[:, None, None, None] // 5  # the newest block
+    ids[3:, 1, :, 0, 0] = EMPTY
+    trace = Trace(ids.astype(np.uint16), {"label": "fork"})
+    trace.write(tmp_path / "fork.npz")
+    newest = torch.tensor([90] * 6 + [91] * 4)
+    found = replay(tmp_path / "fork.npz", newest, 6, (3, 4), 7, CPU)
+    assert found.blocks.shape == (10, 6, 3, 4, 6)
+    for step in range(10):
+        for layer, row, head in np.ndindex(6, 3, 4):
+            want = ids[step + row // 2, layer // 2, row % 2, head // 2]
+            listed = [int(b) for b in want[want != EMPTY]]
+            listed = [int(newest[step]) if block == max(listed) else block for block in listed]
+            count = int(found.counts[step, layer, row, head])
+            assert sorted(found.blocks[step, layer, row, head, :count].tolist()) == sorted(listed)
+    for changes, problem in (
+        ({"newest": torch.arange(12)}, "13 steps are needed, the trace has 12"),
+        ({"listed": 5}, "6 blocks a list are needed, the replay takes 5"),
+        ({"newest": torch.tensor([20])}, "33 blocks are needed, the replay takes 20"),
+        ({"path": tmp_path / "none.npz"}, "nosa_locality"),
+    ):
+        given = {"path": tmp_path / "fork.npz", "newest": newest, "layers": 6, "lists": (3, 4), "listed": 7} | changes
+        with pytest.raises((ConfigError, DataUnavailableError), match=problem):
+            replay(**given, device=CPU)
 
 
 def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
