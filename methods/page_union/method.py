@@ -82,8 +82,16 @@ class PageUnion(PagedMethod):
         width = min(chosen_at.shape[2], choices.pages.width * self.params.window)
         indices = torch.zeros(*member.shape[:2], width + 1, device=q.device, dtype=torch.int64)
         place = torch.arange(member.shape[2], device=q.device).expand_as(order)
-        indices.scatter_(2, torch.where(member, order - 1, width), place)
-        return Selection(indices[..., :width], order[..., -1], block_size=self.params.page_size, uneven=True)
+        # A finished row of a draft chooses several times at one position.
+        indices.scatter_(2, torch.where(member, (order - 1).clamp(max=width), width), place)
+        counts = order[..., -1].clamp(max=width)
+        return Selection(indices[..., :width], counts, block_size=self.params.page_size, uneven=True)
+
+    def after_rewrite(self, state: DecodeState, starts: Tensor, width: int) -> None:
+        """Forget, beside the bounds, what tokens chose that are no longer there."""
+        super().after_rewrite(state, starts, width)
+        chosen_at = state.method_state.chosen_at
+        chosen_at.masked_fill_(chosen_at >= state.dense.lengths[:, None, None], -1)
 
 
 METHOD = PageUnion

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.run_config import build_run_config
-from longdecode.methods.registry import get_method
+from longdecode.methods.registry import get_method, load_card, method_names
 
 CONFIG = ModelConfig(
     family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=6, num_heads=4, num_kv_heads=2,
@@ -119,6 +119,25 @@ def test_every_drafter_with_stops_forced_tokens_and_ends_inside_a_block(
         for ours, theirs in zip(got, want, strict=True):
             assert ours.forced_logprobs == pytest.approx(theirs.forced_logprobs, abs=2e-4)
             assert ours.forced_greedy == theirs.forced_greedy
+
+
+@pytest.mark.parametrize("drafter", [name for name in method_names() if load_card(name).kind == "attention"])
+def test_every_attention_method_drafts_or_says_why_not(drafter: str, shallow: Decoder, random_ids: Callable) -> None:
+    """The table of lossless drafters has a row for each method of the registry."""
+    if drafter in DRAFTERS:
+        return
+    params = dict(load_card(drafter).conformance.params)
+    try:
+        method = get_method("speculate").from_budget(
+            64, shallow.config, drafter=drafter, draft_tokens=3, drafter_params=params
+        )
+    except (UnsupportedCellError, ConfigError) as error:
+        assert drafter in ("full", "retro"), error
+        return
+    requests = [Request(random_ids(n, CONFIG.vocab_size), 24, seed=n) for n in (150, 70)]
+    generator = Generator(shallow, Sampling(1.0, penalty=1.2, penalty_window=32))
+    want = generator.run(requests, get_method("full").from_budget(None, shallow.config))
+    assert texts(generator.run(requests, method)) == texts(want)
 
 
 def test_a_drafter_that_reads_everything_is_always_right(decoder: Decoder, random_ids: Callable) -> None:
