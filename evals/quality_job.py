@@ -156,7 +156,9 @@ class LabelJob:
 
     @functools.cached_property
     def cells(self) -> list[Cell]:
-        """Every cell, context by context, task by task, budget by budget."""
+        """Every cell, context by context, task by task, budget by budget; none on a model that the label leaves out."""
+        if not self.spec.runs_on(self.job.model):
+            return []
         return [
             Cell(task, context, budget)
             for context in self.job.spec.contexts

@@ -59,7 +59,8 @@ class MethodSpec:
     """A registered method under the label that tables print, with the parameters that differ from its defaults.
 
     ``suites`` and ``budgets`` restrict a label to a part of the run, as ablations want it; ``None`` runs it everywhere,
-    no suite leaves it to the throughput tests alone. ``by_model`` lays parameters of single models over the others:
+    no suite leaves it to the throughput tests alone. ``models`` names the models that it is scored on, ``None`` all:
+    a fork of a checkpoint runs what it was trained for. ``by_model`` lays parameters of single models over the others:
     head roles, say, are a model's own. ``tuned`` holds, by model, the values of the run's tuning records, which the
     label's own parameters override.
     """
@@ -68,6 +69,7 @@ class MethodSpec:
     params: Annotated[Mapping[str, Any], typed.OrNull()] = field(default_factory=dict)
     suites: Annotated[tuple[str, ...], typed.Distinct] | None = None
     budgets: Budgets | None = None
+    models: Annotated[typed.Names, typed.OrNull()] | None = None
     by_model: Annotated[Mapping[str, Mapping[str, Any]], typed.OrNull()] = field(default_factory=dict)
     tuned: SkipJsonSchema[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
@@ -85,6 +87,10 @@ class MethodSpec:
     def is_ablation(self) -> bool:
         """True for a label that runs on a part of the run only, to learn about its method."""
         return bool(self.suites or self.budgets)
+
+    def runs_on(self, model: str) -> bool:
+        """Return true where the label is scored on a model."""
+        return self.models is None or model in self.models
 
     def own_params(self, model: str) -> dict[str, Any]:
         """Return the parameters that the configuration gives on one model."""
@@ -189,7 +195,7 @@ class RunConfig:
         """Return the sets of parameters that the gate checks for a label: those of the models it runs on, each once."""
         timed = self.throughput.timed_on() if self.throughput else {}
         models = [
-            *(self.models if self.suites_of(label) else ()),
+            *(m for m in (self.models if self.suites_of(label) else ()) if self.methods[label].runs_on(m)),
             *(m for m, labels in timed.items() if label in labels),
         ]
         found: list[dict[str, Any]] = []
@@ -248,6 +254,7 @@ class RunConfig:
         for label, spec in self.methods.items():
             typed.require_known("model", spec.by_model, models, f"methods.{label}.by_model")
             typed.require_known("suite of this run", spec.suites or (), self.suites, f"methods.{label}.suites")
+            typed.require_known("model", spec.models or (), self.models, f"methods.{label}.models")
         for name, suite in self.suites.items():
             typed.require_known(f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks")
         if self.throughput is not None:
@@ -333,7 +340,8 @@ def schema_text() -> str:
         "title": "A configuration of LongDecode; `make schema` writes this file from evals/run_config.py.",
     }
     schema = head | _untitled(TypeAdapter(RunConfig).json_schema())
-    del schema["$defs"]["IdentificationRun"]["required"]  # the shared defaults may hold them
+    for shared in ("IdentificationRun", "AdaptationRun"):
+        del schema["$defs"][shared]["required"]  # the shared defaults may hold them
     return yaml.safe_dump(schema, sort_keys=False, default_flow_style=None, width=120)
 
 

@@ -190,3 +190,17 @@ def test_the_committed_schema_is_what_the_types_say(config_values: dict[str, Any
                 jsonschema.validate(values, schema)
         with pytest.raises(ConfigError, match=r"'zzz'.*valid: "):
             build_run_config(values, "c")
+
+
+def test_a_label_runs_on_the_models_it_names(config_values: dict[str, Any]) -> None:
+    """Its gate checks the parameters of those models alone; a model that is not there is refused."""
+    values = copy.deepcopy(config_values)
+    values["models"]["other"] = {"path": "elsewhere"}
+    label = next(name for name in values["methods"] if name != "full")
+    values["methods"][label] = {**(values["methods"][label] or {}), "models": ["other"]}
+    run = build_run_config(values, "c.yaml")
+    assert run.methods[label].runs_on("other") and not run.methods[label].runs_on("tiny")
+    assert run.methods["full"].runs_on("tiny")
+    values["methods"][label]["models"] = ["othre"]
+    with pytest.raises(ConfigError, match=rf"methods\.{label}\.models.*'other'"):
+        build_run_config(values, "c.yaml")
