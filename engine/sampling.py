@@ -23,8 +23,9 @@ class Sampling:
     ``top_p`` keeps the smallest set of most probable tokens whose probabilities sum to at least ``top_p``; ``min_p``
     keeps the tokens at least ``min_p`` times as probable as the most probable one; ``eta`` keeps those with a
     probability of at least ``min(eta, sqrt(eta) * exp(-entropy))``. All look at the distribution after the
-    temperature, and a token must pass all. ``penalty`` divides positive logits of the last ``penalty_window`` tokens,
-    prompt included, and multiplies negative ones; 1 leaves them.
+    temperature, and a token must pass all. Min-p and eta leave the ``min_tokens`` most probable tokens in, whatever
+    their probability: 20 in TokenSwift's released code. ``penalty`` divides positive logits of the last
+    ``penalty_window`` tokens, prompt included, and multiplies negative ones; 1 leaves them.
 
     Source: Keskar et al. 2019, CTRL (arXiv 1909.05858), section 4.1, with the sign rule of its released code; Hewitt
     et al. 2022 (arXiv 2210.15191), eta sampling.
@@ -36,6 +37,7 @@ class Sampling:
     eta: float = 0.0
     penalty: float = 1.0
     penalty_window: int = 1024
+    min_tokens: int = 1
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -47,8 +49,9 @@ class Sampling:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected a number from 0 to 1")
         if not (math.isfinite(self.penalty) and self.penalty >= 1):
             raise ConfigError(f"penalty is {self.penalty}, expected a finite number of 1 or more")
-        if self.penalty_window < 1:
-            raise ConfigError(f"penalty_window is {self.penalty_window}, expected 1 token or more")
+        for name in ("penalty_window", "min_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 1 token or more")
 
     @property
     def history_tokens(self) -> int:
@@ -88,7 +91,7 @@ class Sampling:
         if self.temperature == 0:
             index = torch.arange(logits.shape[1], device=logits.device)
             return logits.masked_fill(index != argmax(logits)[:, None], -torch.inf)
-        return filtered_logits(logits / self.temperature, self.top_p, self.min_p, self.eta)
+        return filtered_logits(logits / self.temperature, self.top_p, self.min_p, self.eta, self.min_tokens)
 
     def _penalised(self, logits: Tensor, history: Tensor | None) -> Tensor:
         return penalised(logits, history, self.penalty) if self.penalty > 1 and history is not None else logits
@@ -102,7 +105,7 @@ def penalised(logits: Tensor, history: Tensor, penalty: float) -> Tensor:
     return padded.scatter(1, index, torch.where(seen > 0, seen / penalty, seen * penalty))[:, :-1]
 
 
-def filtered_logits(logits: Tensor, top_p: float, min_p: float, eta: float = 0.0) -> Tensor:
+def filtered_logits(logits: Tensor, top_p: float, min_p: float, eta: float = 0.0, min_tokens: int = 1) -> Tensor:
     """Logits ``[N, V]`` with minus infinity where a rule leaves a token out; the most probable always stays."""
     kept = logits
     if top_p < 1:
@@ -113,13 +116,18 @@ def filtered_logits(logits: Tensor, top_p: float, min_p: float, eta: float = 0.0
         kept = kept.masked_fill(outside, -torch.inf)
     if min_p > 0:
         floor = logits.amax(dim=-1, keepdim=True) + math.log(min_p)
-        kept = kept.masked_fill(logits < floor, -torch.inf)
+        kept = kept.masked_fill(logits < floor.minimum(_last_of(logits, min_tokens)), -torch.inf)
     if eta > 0:
         logprobs = logits.log_softmax(dim=-1)
         entropy = -(logprobs.exp() * logprobs).sum(dim=-1, keepdim=True)
-        floor = (0.5 * math.log(eta) - entropy).clamp(max=math.log(eta)).minimum(logprobs.amax(dim=-1, keepdim=True))
+        floor = (0.5 * math.log(eta) - entropy).clamp(max=math.log(eta)).minimum(_last_of(logprobs, min_tokens))
         kept = kept.masked_fill(logprobs < floor, -torch.inf)
     return kept
+
+
+def _last_of(values: Tensor, count: int) -> Tensor:
+    """The smallest of each row's ``count`` largest values, ``[N, 1]``."""
+    return values.amax(dim=-1, keepdim=True) if count == 1 else values.topk(min(count, values.shape[-1])).values[:, -1:]
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:

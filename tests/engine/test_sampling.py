@@ -108,3 +108,15 @@ def test_filters_keep_what_their_definitions_keep(top_p: float, min_p: float, se
 def test_values_out_of_range_are_refused(arguments: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="expected"):
         Sampling(*arguments)
+
+
+@pytest.mark.parametrize("rule", [{"min_p": 0.5}, {"eta": 0.9}])
+def test_a_floor_of_tokens_stays_whatever_its_probability(rule: dict[str, float], seed: int) -> None:
+    logits = 5 * torch.randn(6, 30, generator=torch.Generator().manual_seed(seed))
+    strict = filtered_logits(logits, 1.0, rule.get("min_p", 0.0), rule.get("eta", 0.0))
+    kept = filtered_logits(logits, 1.0, rule.get("min_p", 0.0), rule.get("eta", 0.0), 7)
+    for row in range(6):
+        best = set(logits[row].topk(7).indices.tolist())
+        allowed = {i for i, value in enumerate(strict[row].tolist()) if value > -torch.inf}
+        assert {i for i, value in enumerate(kept[row].tolist()) if value > -torch.inf} == best | allowed
+        assert len(allowed) < 7
