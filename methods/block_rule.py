@@ -73,8 +73,8 @@ class BlockRule(Rule):
 
     def windows(self, tokens: Tensor) -> Tensor:
         """Return the mean of every whole window of ``tokens`` ``[n, ...]``."""
-        starts = range(0, len(tokens) - self.window + 1, self.stride)
-        return torch.stack([tokens[at : at + self.window].mean(dim=0) for at in starts]) if starts else tokens[:0]
+        whole = len(tokens) >= self.window
+        return tokens.unfold(0, self.window, self.stride).mean(dim=-1) if whole else tokens[:0]
 
     def by_block(self, windows: Sequence[float], n: int, nothing: float) -> list[float]:
         """Return for each block the largest of the windows that share a token with it."""
