@@ -91,9 +91,9 @@ class Generator:
         capacity = prompt.cache.shape.capacity
         if capacity < (need := _capacity(prompt.requests, (method,))):
             raise ConfigError(f"{method.name} needs {need} slots a row, the prompt was prefilled with {capacity}")
-        with _memory_guard(device, prompt.cache.batch, capacity):
+        with memory_guard(device, prompt.cache.batch, capacity):
             steps = max(request.continuation_tokens for request in prompt.requests) - 1
-            graph = self._wants_graph(steps)
+            graph = self.wants_graph(steps)
             if graph:
                 self._warm_up(prompt, method, steps, keep_prompt)
             stepper = make_stepper(self.decoder, self.sampling, prompt, method, keep_prompt=keep_prompt)
@@ -117,7 +117,7 @@ class Generator:
         decoded = capacity - min(len(request.prompt_ids) for request in requests)
         shape = self.decoder.cache_shape(len(requests), capacity, decoded)
         observers = {observer.key: observer for method in methods for observer in method.observers()}
-        with _memory_guard(self.decoder.device, len(requests), capacity):
+        with memory_guard(self.decoder.device, len(requests), capacity):
             cache = (owner.make_cache(shape) if owner else None) or DenseCache(shape)
             with Timer(self.decoder.device) as timer:
                 logits, observed = self.decoder.prefill(
@@ -147,7 +147,8 @@ class Generator:
         for step in reversed(saved):
             cache.undo(step, torch.ones_like(cache.positions, dtype=torch.bool))
 
-    def _wants_graph(self, steps: int) -> bool:
+    def wants_graph(self, steps: int) -> bool:
+        """Return whether ``steps`` decode steps are captured as a CUDA graph."""
         if self.decoder.device.type != "cuda" or steps < 1:
             return False
         return steps >= GRAPH_FROM_STEPS if self.cuda_graph is None else self.cuda_graph
@@ -221,7 +222,7 @@ def _governed_reads(stepper: Stepper, reads: Tensor) -> list[float]:
 
 
 @contextmanager
-def _memory_guard(device: torch.device, batch: int, capacity: int) -> Iterator[None]:
+def memory_guard(device: torch.device, batch: int, capacity: int) -> Iterator[None]:
     """Turn the allocator's failure into a status of the cell."""
     try:
         yield

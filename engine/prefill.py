@@ -146,3 +146,14 @@ class PrefillState:
         if self._scratch is None:
             raise RuntimeError("a cache that is not dense needs room for one whole layer")
         return self._scratch
+
+
+class WholePrompt(PrefillState):
+    """A prefill that gives back every token's state, not the last one's alone; all rows are equally long."""
+
+    def outputs(self, streams: list[Stream], pieces: tuple[Piece, ...]) -> Stream:
+        """Return the sum of residual and delta of all tokens, ``[B, T, H]``."""
+        groups: dict[int, list[Tensor]] = {}
+        for (residual, delta), piece in zip(streams, pieces, strict=True):
+            groups.setdefault(piece.rows.start, []).append(residual if delta is None else residual + delta)
+        return torch.cat([torch.cat(columns, dim=1) for columns in groups.values()]), None

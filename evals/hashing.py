@@ -16,7 +16,7 @@ BOOKKEEPING = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
         "engine.plugins", "evals.common_window", "evals.config_values", "evals.fairness", "evals.tuning_spec",
-        "evals.hashing", "evals.identification_spec", "evals.journal",
+        "evals.generation.spec", "evals.hashing", "evals.identification_spec", "evals.journal",
         "evals.ledger", "evals.migrations", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
         "evals.storage", "evals.tasks.registry", "evals.throughput.spec", "methods.card", "methods.conformance",
         "methods.conformance_bench", "methods.conformance_rules", "methods.registry", "methods.rule",

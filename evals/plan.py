@@ -137,6 +137,8 @@ class Plan:
         self.overlap = [f"{self.results}/overlap.csv"] if run.identification.overlap else []
         looked_at = run.retrospection.models if run.retrospection else ()
         self.retrospection = [f"{self.results}/retrospection/{model}.csv" for model in looked_at]
+        writing = run.generation.runs if run.generation else ()
+        self.generation = [f"{self.results}/generation/{name}.parquet" for name in writing]
         self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.adaptation.runs.items()}
         self.locality = [f"{self.results}/locality.csv"] if run.adaptation.locality else []
 
@@ -302,6 +304,23 @@ class Plan:
     def retrospection_code(self) -> str:
         """Hash of the code that can change a retrospection."""
         return self.folder_hash("evals/retrospection", "engine", "methods", "kernels") if self.retrospection else ""
+
+    def generation_labels(self, name: str) -> tuple[str, ...]:
+        """Return the labels that a run of long generation needs."""
+        return self.run.generation.runs[name].named if self.run.generation else ()
+
+    def generation_settings(self, name: str) -> str:
+        """Return all settings that the texts of a run depend on."""
+        spec = self.run.generation
+        labels = self._methods(self.generation_labels(name), spec.runs[name].model) if spec else {}
+        model = asdict(self.run.models[spec.runs[name].model]) if spec else {}
+        about = [repr(spec.runs[name]), repr(spec.samplers)] if spec else []
+        return self._settings(data=self.run.data, model=model, run=about, labels=labels)
+
+    @cached_property
+    def generation_code(self) -> str:
+        """Hash of the code that can change a long text."""
+        return self.folder_hash("evals/generation", "engine", "methods", "kernels") if self.generation else ""
 
     @property
     def threads(self) -> tuple[int, int]:

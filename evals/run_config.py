@@ -18,6 +18,7 @@ from longdecode.evals.adaptation_spec import AdaptationSpec
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
 from longdecode.evals.common_window import CommonWindow, with_common_windows
 from longdecode.evals.fairness import require_fair, with_tuned_values
+from longdecode.evals.generation.spec import GenerationSpec
 from longdecode.evals.identification_spec import IdentificationSpec
 from longdecode.evals.names import colliding, unknown_name
 from longdecode.evals.retrospection.spec import RetrospectionSpec
@@ -175,6 +176,7 @@ class RunConfig:
     throughput: ThroughputSpec | None = None
     identification: Annotated[IdentificationSpec, typed.OrNull()] = field(default_factory=IdentificationSpec)
     retrospection: RetrospectionSpec | None = None
+    generation: GenerationSpec | None = None
     adaptation: Annotated[AdaptationSpec, typed.OrNull()] = field(default_factory=AdaptationSpec)
     tuning: TuningSpec | None = None
     common_window: CommonWindow | None = None
@@ -197,6 +199,7 @@ class RunConfig:
         models = [
             *(m for m in (self.models if self.suites_of(label) else ()) if self.methods[label].runs_on(m)),
             *(m for m, labels in timed.items() if label in labels),
+            *(self.generation.models_of(label) if self.generation else ()),
         ]
         found: list[dict[str, Any]] = []
         for params in map(self.methods[label].portable, models):
@@ -262,6 +265,8 @@ class RunConfig:
         self.identification.check_names(self.models)
         if self.retrospection is not None:
             self.retrospection.check_names(self.models, self.methods)
+        if self.generation is not None:
+            self.generation.check_names(self.models, self.methods)
         self.adaptation.check_names(self.models, self.methods)
         if self.common_window is not None:
             wanted = self.common_window.suites or ()

@@ -28,8 +28,8 @@ from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import resolve_device, resolve_dtype
 from longdecode.engine.errors import CheckpointError
-from longdecode.engine.prefill import PrefillState
-from longdecode.engine.token_block import Piece, Stream, TokenBlock
+from longdecode.engine.prefill import WholePrompt
+from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.weights import load_decoder, model_hash
 from longdecode.evals.provenance import revision
 from longdecode.evals.tokenizing import load_tokenizer
@@ -38,17 +38,6 @@ from longdecode.heads.recipe import RECIPE, Init, Recipe, load_recipe
 from longdecode.methods.draft_heads import DraftHeads, Kind, write_heads
 
 RANKS = ("top1", "top2", "top3")
-
-
-class WholeWindow(PrefillState):
-    """A prefill that gives back every token's state, not the last one's alone."""
-
-    def outputs(self, streams: list[Stream], pieces: tuple[Piece, ...]) -> Stream:
-        """Return the sum of residual and delta of all tokens, ``[B, T, H]``; all rows are equally long."""
-        groups: dict[int, list[Tensor]] = {}
-        for (residual, delta), piece in zip(streams, pieces, strict=True):
-            groups.setdefault(piece.rows.start, []).append(residual if delta is None else residual + delta)
-        return torch.cat([torch.cat(columns, dim=1) for columns in groups.values()]), None
 
 
 class HeadTrainer:
@@ -140,7 +129,7 @@ class HeadTrainer:
         """
         decoder, length = self.decoder, tokens.shape[1]
         cache = decoder.new_cache(len(tokens), length)
-        state = WholeWindow(cache, [length] * len(tokens), tokens.numel())
+        state = WholePrompt(cache, [length] * len(tokens), tokens.numel())
         block = TokenBlock(tokens, torch.arange(length, device=decoder.device)[None])
         normed = decoder.forward(block, state, DenseAttention((), decoder.config))
         before, after = state.residual.float(), normed.float()

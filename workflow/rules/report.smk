@@ -9,6 +9,7 @@ rule report:
         speed=PLAN.speed_tables,
         identification=PLAN.role_files + PLAN.overlap,
         retrospection=PLAN.retrospection,
+        generation=PLAN.generation,
         tuning=PLAN.tuned_on,
     output:
         report(
