@@ -71,21 +71,26 @@ class NgramTable(TextOnDevice):
         self._count_all()
 
     def add_verified(self, verified: Verified) -> None:
-        """Append a step's tokens and count the n-grams that the lag sets free."""
-        before = self.lengths.clone()
+        """Append a step's tokens and count the n-grams that the lag sets free, all in one look at the text."""
+        place = torch.arange(verified.chosen.shape[1], device=self.text.device)
+        starts = self.lengths[:, None] - self.lag - self.order + 1 + place
         self.add(verified.chosen, verified.kept)
-        index = torch.arange(self.text.shape[1], device=self.text.device)
-        for step in range(verified.chosen.shape[1]):
-            start = (before - self.lag - self.order + 1 + step)[:, None]
-            counted = (start >= 0) & (step < verified.kept[:, None])
-            at = start.clamp(0, self.capacity)
-            code = self._codes(at)
-            same = (self.text == self.text.gather(1, at)) & (self.code == code) & self.is_latest & counted
-            count = torch.where(same, self.count, 0).amax(dim=1, keepdim=True) + 1
-            here = (index == at) & counted
-            self.is_latest.copy_((self.is_latest & ~same) | here)
-            self.count.copy_(torch.where(here, count, self.count))
-            self.code.copy_(torch.where(here, code, self.code))
+        counted = (starts >= 0) & (place < verified.kept[:, None])
+        at = torch.where(counted, starts, self.capacity)
+        first, code = self.text.gather(1, at), self._codes(at)
+        known = (self.text[:, None] == first[..., None]) & (self.code[:, None] == code[..., None])
+        known &= self.is_latest[:, None] & counted[..., None]
+        before = torch.where(known, self.count[:, None], 0).amax(dim=2)
+        self.is_latest.logical_and_(~known.any(dim=1))
+        # The step's own n-grams may be equal to one another.
+        equal = (first[:, :, None] == first[:, None]) & (code[:, :, None] == code[:, None])
+        equal &= counted[:, :, None] & counted[:, None]
+        earlier = (equal & (place < place[:, None])).sum(dim=2)
+        last = ~(equal & (place > place[:, None])).any(dim=2)
+        self.is_latest.scatter_(1, at, last & counted)
+        self.count.scatter_(1, at, before + earlier + 1)
+        self.code.scatter_(1, at, code)
+        self.is_latest[:, -1] = False
 
     def look_up(self, first: Tensor, k: int) -> Tensor:
         """Return the ``k`` most frequent continuations of ``first`` ``[B]``, of equal ones the latest first.
