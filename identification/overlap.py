@@ -26,8 +26,7 @@ from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.identification.artefacts import write_csv
 
 COLUMNS = ("model", "task", "context", "k_tokens", "layer", "head_kind", "head", "mean_overlap", "n")
-HEAD_KINDS = ("kv", "query")
-"""A KV head scores with its group's mean query; a query head with its own."""
+"""``head_kind`` is ``kv`` or ``query``: a KV head scores with its group's mean query, a query head with its own."""
 
 
 @dataclass(slots=True)

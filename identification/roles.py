@@ -1,4 +1,4 @@
-"""From scores to roles: exactly as many retrieval heads as asked for, and how alike two maps are."""
+"""From scores to roles: exactly as many retrieval heads as asked for."""
 
 from __future__ import annotations
 
@@ -19,20 +19,3 @@ def projected(scores: Scores, target_heads: int, first_layer: int) -> Roles:
     return tuple(
         tuple(layer < first_layer or (layer, head) in chosen for head in range(heads)) for layer in range(len(scores))
     )
-
-
-def jaccard(first: Roles, second: Roles, first_layer: int) -> float:
-    """Retrieval heads that two maps share, over those that either has, from ``first_layer`` up."""
-    one, two = (
-        {(layer, head) for layer, row in enumerate(roles) if layer >= first_layer for head, on in enumerate(row) if on}
-        for roles in (first, second)
-    )
-    return len(one & two) / len(one | two) if one | two else 1.0
-
-
-def rank_correlation(first: Scores, second: Scores, first_layer: int) -> float:
-    """Spearman's correlation of two score tables from ``first_layer`` up."""
-    from scipy.stats import spearmanr
-
-    flat = [[value for row in scores[first_layer:] for value in row] for scores in (first, second)]
-    return float(spearmanr(*flat).statistic)

@@ -31,7 +31,6 @@ CEILING_METHODS = ("free_selection",)
 """Labels that the decode bench knows without a method of that name: see ``ceilings``."""
 KERNELS_JOB = "kernels"
 """The job that times the kernels and the device's read bandwidth; the other jobs are named after their models."""
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)

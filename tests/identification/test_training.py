@@ -15,7 +15,7 @@ from longdecode.engine.weights import load_decoder
 from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.identification.artefacts import CURVE_COLUMNS, FILES, GATE_COLUMNS
 from longdecode.identification.data.miniature import MiniPasskey
-from longdecode.identification.roles import jaccard, projected, rank_correlation
+from longdecode.identification.roles import projected
 from longdecode.identification.train import main, train_roles
 from longdecode.identification.trainer import Trainer
 from longdecode.methods.head_roles import read_role_file, resolve_roles
@@ -97,16 +97,11 @@ def test_training_finds_the_heads_that_matter(byte_model: Path) -> None:
         assert {(layer, head) for layer in (1, 2) for head in (0, 1) if found[layer][head]} == planted, kind
 
 
-def test_roles_are_projected_and_compared() -> None:
+def test_roles_are_projected() -> None:
     table = [[0.1, 0.2], [0.9, 0.5], [0.5, 0.7]]
     assert projected(table, 4, 1) == ((True, True), (True, False), (False, True))
     assert projected(table, 5, 1) == ((True, True), (True, True), (False, True))  # a tie goes to the lower layer
     assert projected(table, 2, 0) == ((False, False), (True, False), (False, True))
-    other = projected([[0, 0], [0.9, 0.8], [0.1, 0.2]], 4, 1)
-    assert jaccard(projected(table, 4, 1), other, 1) == pytest.approx(1 / 3)
-    assert jaccard(other, other, 1) == 1.0
-    assert rank_correlation(table, table, 1) == pytest.approx(1.0)
-    assert rank_correlation(table, [[0, 0], [0.1, 0.5], [0.4, 0.2]], 1) < 0
 
 
 def test_runs_that_do_not_fit_the_model_are_refused(byte_model: Path) -> None:
