@@ -108,7 +108,11 @@ class EqualMemoryBench:
         block = decode_block(
             self.model.decoder, cache, method, cell.label, cell.context, self.spec.steps, driven, cell.stage
         )
-        return self._timed(cell, block, reference, _fetched(block, cache, cell.batch * self.spec.steps))
+        traffic = method.traffic(cell.context, self.model.decoder.dtype.itemsize)
+        found = {"fetched_bytes": traffic.host_bytes, "prefetched_bytes": 0}
+        if isinstance(cache, OffloadedCache):
+            found = _fetched(block, cache, cell.batch * self.spec.steps)
+        return self._timed(cell, block, reference, found)
 
     def _timed(self, cell: SpeedCell, block: Block, reference: Block, found: dict[str, Any]) -> SpeedRecord:
         samples = self.job.time(block, reference, self.spec.rounds)
@@ -172,10 +176,8 @@ class EqualMemoryBench:
         return Driven(method, wander(turnover, first, steps + 1, rates, lists, device, seed, recall))
 
 
-def _fetched(block: Block, cache: KVCache, tokens: int) -> dict[str, Any]:
+def _fetched(block: Block, cache: OffloadedCache, tokens: int) -> dict[str, Any]:
     """Run a block once more and count what came from host memory for one token of one sequence."""
-    if not isinstance(cache, OffloadedCache):
-        return {"fetched_bytes": 0, "prefetched_bytes": 0}
     block.reset()
     before = [int(counter.sum()) for counter in (cache.fetched, cache.prefetched)]
     block.run()

@@ -86,7 +86,7 @@ class ShadowCache(KVCache):
         return ShadowLayer(
             make((shape.batch, shape.capacity, plan.rank)),
             make((*heads, plan.rank, dim)),
-            torch.zeros(*heads, self.most_chunks, device=shape.device, dtype=torch.int64),
+            torch.arange(self.most_chunks, device=shape.device).repeat(*heads, 1),
             make((*heads, self.most_chunks, dim)),
             *empty_pair((*heads, plan.outliers * plan.chunk, dim), shape),
             *empty_pair((*heads, recent, dim), shape),

@@ -76,7 +76,9 @@ class ShadowKV(BudgetedMethod):
         read = min(context_tokens, recent + (outliers + chosen) * plan.chunk)
         numbers = (before - outliers) * heads * dim + heads * plan.rank * (chosen * plan.chunk + dim)
         metadata = self.config.num_layers * numbers * bytes_per_element
-        return replace(self.layered_traffic(context_tokens, read, metadata, bytes_per_element), at_most=True)
+        traffic = self.layered_traffic(context_tokens, read, metadata, bytes_per_element)
+        values = self.config.num_layers * heads * chosen * plan.chunk * dim * bytes_per_element
+        return replace(traffic, at_most=True, host_bytes=values if self.params.offload else 0)
 
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
         """Choose chunks by the largest probability that a query head of the group gives their landmark, and read."""

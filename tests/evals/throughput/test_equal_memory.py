@@ -30,7 +30,8 @@ def rng_ids(seed: int) -> np.random.Generator:
 
 
 SETTINGS = {
-    "model": "miniature-shape", "contexts": [320, 400], "methods": ["near", "far", "ahead", "dma"], "budget": 64,
+    "model": "miniature-shape", "contexts": [320, 400], "budget": 64,
+    "methods": ["near", "far", "ahead", "dma", "shadow"],
     "sequences": 2, "host_gib": 1, "max_batch": 3, "hits": {"near": 0.8, "far": 0.8, "ahead": [0.7, 0.9]},
     "sweep": [0.9], "sweep_label": "far", "parts": ["far"], "recall": 0.5, "rounds": 2, "steps": 4,
 }  # fmt: skip
@@ -43,6 +44,7 @@ METHODS = {
         "params": {"block_size": 8, "heads": "random:1", "offload": True, "prefetch": True, "spare_slots": 3},
     },
     "dma": {"params": {"heads": "random:1"}},
+    "shadow": {"method": "shadowkv", "params": {"offload": True}},
 }
 
 
@@ -159,7 +161,7 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
     records = read_records(tmp_path / "speed.parquet", SpeedRecord)
     found = {(r.label, r.stage, r.params.get("hit_rate")): r for r in records}
     assert {r.status for r in records} == {"ok"}, [r.reason for r in records if r.status != "ok"]
-    assert len(records) == 5 + 4 + 1
+    assert len(records) == 6 + 4 + 1
     block = 2 * 8 * 32 * 4
     lists = 12 * 4
 
@@ -177,6 +179,8 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
     for label in ("full", "near", "dma"):
         record = next(r for r in records if r.label == label)
         assert record.params.get("fetched_bytes", 0) == 0
+    # Six of the seven chunks that fit 64 tokens go by score or stay as outliers, of which one; values alone.
+    assert found["shadow", "step", None].params["fetched_bytes"] == 5 * 8 * 12 * 4 * 32 * 4
     transfer = found["far", "transfer", 0.8]
     assert transfer.reference == "pinned_copy" and transfer.bytes_min is not None and transfer.bytes_min % block == 0
 
