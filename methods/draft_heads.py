@@ -16,6 +16,7 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import CheckpointError, ConfigError, DataUnavailableError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import model_hash
+from longdecode.kernels.add_rms_norm import add_rms_norm
 
 Kind = Literal["chained", "medusa"]
 INIT_STD = 0.02
@@ -97,6 +98,8 @@ class DraftHeads(torch.nn.Module):
         return found
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return add_rms_norm(None, x, weight, self.eps)[0]  # one launch, which has no gradient
         wide = x.float() if x.dtype != torch.float64 else x
         wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
         return wide.to(x.dtype) * weight
