@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
-from longdecode.engine.model_cache import built_model
+from longdecode.engine.model_cache import BUILT_MODELS, built_model
 from longdecode.engine.model_config import ModelConfig
 
 IMPORTANCE_FILE = "importance.safetensors"
@@ -54,9 +54,8 @@ def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> P
         return folder
     _refuse_odd_folder(folder, str(path_or_id))
     if built is not None:
-        raise CheckpointError(
-            f"{path_or_id} is not built yet; `snakemake {built.name.replace('-', '_')}` writes {built}"
-        )
+        target = built.name.replace("-", "_") if built.name in BUILT_MODELS else built / "model.safetensors"
+        raise CheckpointError(f"{path_or_id} is not built yet; `snakemake {target}` writes {built}")
     if not _HUB_ID.fullmatch(str(path_or_id)):
         raise CheckpointError(f"no checkpoint folder at {folder}, and the name is not a hub id either")
     from huggingface_hub import hf_hub_download, snapshot_download

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 BUILT_MODELS = ("smollm2", "smollm2-long")
+MINIATURE_SEED = re.compile(r"miniature-seed([0-9]+)")
+"""Names of further miniatures, each trained from a seed of its own."""
 
 
 def cache_root() -> Path:
@@ -15,4 +18,4 @@ def cache_root() -> Path:
 
 def built_model(name: str) -> Path | None:
     """Return where a built model lies, present or not, or ``None`` where ``name`` is no built model."""
-    return cache_root() / name if name in BUILT_MODELS else None
+    return cache_root() / name if name in BUILT_MODELS or MINIATURE_SEED.fullmatch(name) else None

@@ -16,9 +16,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from longdecode.engine.errors import LongDecodeError
 from longdecode.evals import stats
 from longdecode.evals.records import Record
 from longdecode.evals.storage import read_folder, write_table
+
+
+class DifferentDataError(LongDecodeError):
+    """Two runs that were made on different prompts cannot be compared."""
+
 
 CONFIDENCE = 0.95
 RESAMPLES = 4000
@@ -34,13 +40,15 @@ def agreement(first: Iterable[Record], second: Iterable[Record]) -> pd.DataFrame
     the score's own unit, with a bootstrap interval over prompts, whose budgets are resampled together.
 
     Raises:
-        ValueError: one sample number stands for two prompts.
+        DifferentDataError: one sample number stands for two prompts, or the runs share no sample.
     """
     one, other = ({_key(record): record for record in records if record.status == "ok"} for records in (first, second))
+    if one and other and not one.keys() & other.keys():
+        raise DifferentDataError(f"the runs share no sample: one begins with {min(one)}, the other with {min(other)}")
     groups: dict[tuple[str, str, str, str], list[_Sample]] = defaultdict(list)
     for key in sorted(one.keys() & other.keys()):
         if one[key].prompt_sha256 != other[key].prompt_sha256:
-            raise ValueError(f"the runs have different prompts at {key}")
+            raise DifferentDataError(f"the runs have different prompts at {key}; compare runs of one data set and seed")
         groups[key[:4]].append(key)
     rows = []
     for group, keys in groups.items():

@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,13 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=None, help="in the place of the curriculum's")
     options = parser.parse_args(arguments)
+    curriculum = load_curriculum(options.curriculum)
+    if options.seed is not None:
+        curriculum = replace(curriculum, seed=options.seed)
     library = Library(book_folder(options.books) if options.books else None)
-    folder = train(
-        load_curriculum(options.curriculum), options.output, library, torch.device(options.device), options.workers
-    )
+    folder = train(curriculum, options.output, library, torch.device(options.device), options.workers)
     print(folder)
 
 

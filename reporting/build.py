@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
 from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
-from longdecode.reporting import checkpoint, curves, families, quality, setups, tables, traffic, verdicts, wording
+from longdecode.reporting import (
+    checkpoint,
+    curves,
+    data_files,
+    environment,
+    fair_play,
+    families,
+    index,
+    quality,
+    samples,
+    setups,
+    tables,
+    traffic,
+    transfer,
+    verdicts,
+    wording,
+)  # fmt: skip
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers.registry import PaperPage, papers_of
@@ -28,6 +44,8 @@ from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
 from longdecode.reporting.staleness import measured_before
 
 _HERE = Path(__file__).parent
+SHOWN_SAMPLES = 3
+"""Samples of a cell that the report shows; ``python -m longdecode.reporting.samples`` writes all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,9 @@ class SuiteSection:
     position: list[Figure]
     by_task: Figure | None
     tables: list[tables.ScoreTable]
+    grids: list[verdicts.Grid]
+    example: samples.Reading | None
+    lost: list[tuple[samples.Cell, list[tuple[int, int]], list[samples.Reading]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +92,7 @@ def build_report(config_path: Path, results_dir: Path, output_dir: Path) -> None
     output_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=f".{output_dir.name}.") as scratch:
         _Build(results, Path(results_dir), Path(scratch)).everything()
-        _publish(Path(scratch), output_dir)
+        data_files.publish(Path(scratch), output_dir)
 
 
 class _Build:
@@ -97,14 +118,19 @@ class _Build:
         self.words: Mapping[str, Any] = yaml.safe_load((_HERE / "families.yaml").read_text("utf-8"))
         self.featured = families.featured(self.listed, self.kinds, self.words["featured"])
         self.families = families.by_family(self.listed, self.kinds, self.words["families"])
-        self.environment = _environment()
-        pages = {label: self.kinds[label] for label in self.labels}
-        self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, pages)
+        self.suite_families = {name: str(words["family"]) for name, words in suites.items() if "family" in words}
+        self.play = fair_play.fair_play(self.main, results_dir, self.suite_families)
+        self.reader = samples.SampleReader(results)
+        self.source = os.path.relpath(results_dir.resolve(), folder.resolve()).replace(os.sep, "/")
+        self.environment = environment.make_environment()
+        paged = {label: self.kinds[label] for label in self.labels}
+        self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, paged)
         self.common = self._common()
 
     def everything(self) -> None:
         """Write every page."""
-        shutil.copyfile(_HERE / "templates" / "style.css", self.folder / "style.css")
+        for name in ("style.css", "tables.js"):
+            shutil.copyfile(_HERE / "templates" / name, self.folder / name)
         self._index()
         for suite in self.results.suites:
             self._suite(suite)
@@ -112,44 +138,48 @@ class _Build:
             self._method(label)
         if self.results.has_quality:
             self._traffic()
+            self._fair_play()
+            self._transfer()
         if self.results.speed is not None:
             self._speed(self.results.speed)
         for paper in self.papers:
             self._paper(paper)
         self._provenance()
+        self._data()
         self._figure_index()
 
     def _index(self) -> None:
-        results = self.main
-        drawn = results.without(set(results.labels) - self.featured)
-        boards = [
-            (model, verdicts.board(results, model), quality.overview(drawn, self.figures, model, self._about(model)))
-            for model in results.models
-        ]
-        swept = [label for label in results.labels if results.kind(label) != REFERENCE_METHOD]
-        counts = results.summary.loc[(results.summary["status"] == "ok") & (results.summary["task"] != ALL_TASKS), "n"]
-        few, many = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
-        units = {grid.topic.unit for _, grids, _ in boards for grid in grids}
         self._page(
             "index.html", "index.html", "Overview",
-            f"{_subjects(results)} of {wording.listing(swept or self.listed)} against full attention.",
-            boards=boards,
-            swept=swept,
-            holes=tables.holes(self.results.records),
-            record_count=len(self.results.records),
-            cell_count=int((self.results.summary["task"] != ALL_TASKS).sum()),
-            ablations=[label for label in self.labels if label in results.ablations],
-            samples=wording.plural(many, "sample") if few == many else f"{few:,} to {many:,} samples",
-            devices=sorted(set(results.summary["device"])),
-            budgets=_budgets(results),
-            contexts=[f"{context:,}" for context in sorted(set(results.summary["context"]))],
-            margin=wording.listing(sorted({verdicts.margin(unit) for unit in units}, key=len)),
-            has_losses=bool(results.losses),
+            f"{_subjects(self.main)} of {wording.listing(self.listed)} against full attention.",
+            ablations=[label for label in self.labels if label in self.results.ablations],
             words={**self.suite_words, **self.task_words},
+            tuning=index.tuning_words(self.play),
+            **index.index_values(
+                self.results, self.main, self.figures, self.models, self.featured, self.suite_families, self._about,
+                self._timed_name,
+            ),
+        )  # fmt: skip
+
+    def _fair_play(self) -> None:
+        self._page(
+            "fair-play.html", "fair-play.html", "Fair play", "What was tuned, with what effort and on what.",
             matched=setups.matched(self.results),
-            setups=setups.timed_setups(results),
-            headlines=speed_page.headlines(results.speed, self._timed_name) if results.speed is not None else [],
-            speed=speed_page.facts(self.results.speed, self._timed_name) if self.results.speed is not None else None,
+        )  # fmt: skip
+
+    def _transfer(self) -> None:
+        small = [name for name, words in self.models.items() if words.miniature]
+        labels = {label for label in self.main.labels if self.main.kind(label) != REFERENCE_METHOD}
+        self._page(
+            "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
+            found=transfer.transfer(self.main, small, labels),
+        )  # fmt: skip
+
+    def _data(self) -> None:
+        self._page(
+            "data.html", "data.html", "Data", "Every table of the run as a file, and every table of the report.",
+            files=data_files.files(self.results_dir, self.source), score_pages=self.results.suites,
+            first_model=next(iter(self.results.models), ""), model_count=len(self.results.models),
         )  # fmt: skip
 
     def _suite(self, suite: str) -> None:
@@ -175,9 +205,15 @@ class _Build:
                     ),
                     quality.by_task(results, self.figures, model, suite, about) if has_mean else None,
                     [tables.score_table(results, topic) for topic in (topics if has_mean else []) + tasks],
+                    verdicts.board(results, model, suite=suite),
+                    self.reader.example(model, suite, [label for label in results.labels if label in self.featured]),
+                    [
+                        (cell, self.reader.lost(cell), self.reader.read(cell, 0, SHOWN_SAMPLES))
+                        for cell in self.reader.cells(model, suite, [x for x in results.labels if x in self.featured])
+                    ],
                 )
             )
-        names = {topic.task for model in results.models for topic in results.tasks(model, suite)}
+        names = {t.task for model in results.models for t in results.tasks(model, suite)}
         self._page(
             "suite.html",
             f"suite-{wording.slug(suite)}.html",
@@ -188,6 +224,12 @@ class _Build:
             task_texts=[(task, text) for task, text in self.task_words.items() if task in names],
             sections=sections,
         )
+        if any(section.lost for section in sections):
+            self._page(
+                "samples.html", f"samples-{wording.slug(suite)}.html", f"Samples of {suite}",
+                f"Samples of {suite} that Full answers and a method does not.", suite=suite, sections=sections,
+                shown_samples=SHOWN_SAMPLES,
+            )  # fmt: skip
 
     def _method(self, label: str) -> None:
         results = self.results.without(self.results.ablations - {label})
@@ -232,10 +274,11 @@ class _Build:
         )  # fmt: skip
 
     def _speed(self, speed: Speed) -> None:
+        values = speed_page.speed_page(speed, self.figures, self._timed_name, self.main.speed or speed)
         self._page(
-            "speed.html", "speed.html", "Speed", "Step times and speedups, beside the floor that memory sets.",
-            **speed_page.speed_page(speed, self.figures, self._timed_name, self.main.speed or speed),
-        )  # fmt: skip
+            "speed.html", "speed.html", "Speed", "Step times and speedups, beside the floor that memory sets.", **values
+        )
+        self._page("speed_tables.html", "speed-tables.html", "Every timing", "All steps, stages and kernels.", **values)
 
     def _timed_name(self, model: str) -> str:
         return self.timed[model].short
@@ -284,7 +327,7 @@ class _Build:
         writer.writerow(["name", "title", "svg", "data", "caption"])
         for f in self.figures.written:
             writer.writerow([f.name, f.title, f.wide, f.data, f.caption])
-        (self.folder / "figures" / "index.csv").write_text(text.getvalue(), encoding="utf-8")
+        (self.folder / "figures" / "index.csv").write_text(text.getvalue(), "utf-8")
 
     def _common(self) -> dict[str, Any]:
         """Return what every page may use."""
@@ -298,13 +341,19 @@ class _Build:
             "families": self.families,
             "featured": self.featured,
             "papers": self.papers,
+            "play": self.play,
+            "source": self.source,
+            "csv": [name for name in ("summary.csv", "speed.csv") if (self.results_dir / name).exists()],
+            "cite": data_files.citation(results),
             "with_page": set(self.labels),
             "has_quality": results.has_quality,
             "has_speed": results.speed is not None,
             "stale": measured_before(results.records, results.speed_records, results.ablations),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list({**self.models, **self.timed}.values()),
-            "data_line": _data_line({record.data_source for record in results.records if record.status == "ok"}),
+            "data_line": data_files.data_line(
+                {record.data_source for record in results.records if record.status == "ok"}
+            ),
             "checks": checks,
             "passed": outcomes["passed"],
             "failed": outcomes["failed"],
@@ -323,32 +372,6 @@ class _Build:
         page = self.environment.get_template(template)
         text = page.render(**self.common, page=name, heading=heading, description=description, **values)
         (self.folder / name).write_text(text, encoding="utf-8")
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    names = ("slug", "budget", "score", "score_interval", "gap", "gap_interval", "unit_label", "difference_unit")
-    environment.filters |= {name: getattr(wording, name) for name in (*names, "short_tokens")} | {
-        "numbers": _numbers,
-        "margin": verdicts.margin,
-    }
-    return environment
-
-
-def _numbers(value: Any) -> str:
-    """The numbers of a check, readable: nested mappings flattened, four significant digits."""
-    if isinstance(value, Mapping):
-        parts = (
-            f"{key} ({_numbers(entry)})" if isinstance(entry, Mapping) else f"{key}: {_numbers(entry)}"
-            for key, entry in value.items()
-        )
-        return "; ".join(parts)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(_numbers(entry) for entry in value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _kinds(results: Results) -> dict[str, str]:
@@ -373,28 +396,5 @@ def _subjects(results: Results) -> str:
     return wording.listing(found).capitalize()
 
 
-def _budgets(results: Results) -> list[str]:
-    swept = results.summary[results.summary["kind"] != REFERENCE_METHOD].sort_values("share")
-    return [wording.budget(text) for text in dict.fromkeys(swept["budget"])]
-
-
-def _data_line(sources: set[str]) -> str:
-    words = {"generated": "generated by the project", "real": "real texts"}
-    return wording.listing([words.get(source, source) for source in sorted(sources)])
-
-
 def _made(figures: Any) -> list[Figure]:
     return [figure for figure in figures if figure is not None]
-
-
-def _publish(made: Path, target: Path) -> None:
-    """Move a finished report into place, file by file, the front page last; remove what it no longer has."""
-    files = sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file())
-    for name in sorted(files, key=lambda path: path == Path("index.html")):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        (made / name).replace(target / name)
-    pages = ("suite-*.html", "method-*.html", "paper-*.html", "traffic.html", "speed.html", "figures/*")
-    ours = [path for pattern in pages for path in target.glob(pattern)]
-    for path in ours:
-        if path.relative_to(target) not in files:
-            path.unlink()

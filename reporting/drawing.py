@@ -14,7 +14,7 @@ from longdecode.reporting.identity import FAINT, MUTED, Look
 from longdecode.reporting.wording import percent
 
 _DODGE = 0.008
-_LETTER_IN = 0.053
+_LETTER_IN = 0.061
 _LABEL_IN = 0.5
 
 
@@ -134,7 +134,7 @@ def note(axes: Axes, text: str, short: str) -> None:
     chosen = text if width_in > _LETTER_IN * len(text) + _LABEL_IN else short
     axes.annotate(
         chosen, (1, 1), xycoords="axes fraction", xytext=(0, 5), textcoords="offset points", ha="right", va="bottom",
-        size=7, color=MUTED, style="italic",
+        size=9, color=MUTED, style="italic",
     )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def unit_note(axes: Axes, text: str) -> None:
         xycoords="axes fraction",
         textcoords="offset points",
         color=MUTED,
-        size=7.5,
+        size=9,
         va="bottom",
     )
 
@@ -157,7 +157,16 @@ def level(axes: Axes, value: float, text: str, *, below: bool = False) -> None:
     axes.axhline(value, color=FAINT, linewidth=1.0)
     axes.annotate(
         text, (1 if below else 0, value), xycoords=("axes fraction", "data"), xytext=(-3, -9) if below else (3, 4),
-        textcoords="offset points", size=7, color=MUTED, ha="right" if below else "left",
+        textcoords="offset points", size=9, color=MUTED, ha="right" if below else "left",
+    )  # fmt: skip
+
+
+def limit(axes: Axes, value: float, text: str) -> None:
+    """Draw a limit as a dash-dotted upright line with its meaning written beside its foot."""
+    axes.axvline(value, color=MUTED, linewidth=1.2, linestyle="-.")
+    axes.annotate(
+        text, (value, 0), xycoords=("data", "axes fraction"), xytext=(-4, 4), textcoords="offset points", size=9,
+        color=MUTED, ha="right",
     )  # fmt: skip
 
 

@@ -27,17 +27,17 @@ from longdecode.reporting.identity import DARK, FAINT, GRID, INK, MUTED, PAPER, 
 
 _FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
 NARROW_VIEW = "narrow"
-_WIDE, _PHONE, _BETWEEN = 7.8, 4.1, 0.3
-_LEFT, _RIGHT, _BOTTOM, _GAP = 0.5, 0.12, 0.44, 0.42
+_WIDE, _PHONE, _BETWEEN = 7.8, 3.72, 0.3
+_LEFT, _RIGHT, _BOTTOM, _GAP = 0.54, 0.12, 0.5, 0.44
 _SETTINGS = {
     "svg.fonttype": "none",
     "svg.hashsalt": "longdecode",
     "font.family": "DejaVu Sans",
-    "font.size": 8.0,
-    "axes.titlesize": 8.5,
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "axes.titlecolor": INK,
-    "axes.labelsize": 8.0,
+    "axes.labelsize": 9.0,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": FAINT,
     "axes.linewidth": 0.7,
@@ -56,8 +56,8 @@ _SETTINGS = {
     "xtick.labelcolor": MUTED,
     "ytick.color": FAINT,
     "ytick.labelcolor": MUTED,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
+    "xtick.labelsize": 9.0,
+    "ytick.labelsize": 9.0,
     "xtick.minor.size": 0,
     "ytick.major.size": 0,
     "text.color": INK,
@@ -65,7 +65,7 @@ _SETTINGS = {
     "lines.markersize": 4.5,
     "lines.markeredgewidth": 1.1,
     "legend.frameon": False,
-    "legend.fontsize": 8.0,
+    "legend.fontsize": 9.0,
 }
 
 
@@ -193,7 +193,7 @@ class Grid:
     @property
     def top(self) -> float:
         """Height of the legend."""
-        return 0.1 + 0.19 * self.legend_rows
+        return 0.1 + 0.21 * self.legend_rows
 
     @property
     def height(self) -> float:
@@ -219,7 +219,7 @@ def _draw(
     """
     count, height = len(panels), layout.panel_in or 1.75
     columns = math.ceil(count / math.ceil(count / layout.wide))
-    width = (min(_WIDE, 4.2 * count) - _RIGHT) / columns - _LEFT
+    width = (min(_WIDE, _PHONE * count) - _RIGHT) / columns - _LEFT
     fitting = max(1, int((_PHONE - _RIGHT) / (_LEFT + width)))
     title_in = 0.3 + 0.14 * (layout.title_lines - 1)
     views = []
@@ -253,7 +253,7 @@ def _surround(canvas: Canvas, grid: Grid, left: float, looks: Sequence[Look], x_
     width, height = canvas.get_size_inches()
     middle = left + (_LEFT + grid.width - _RIGHT) / 2
     canvas.text(
-        middle / width, 1 - (grid.height - 0.05) / height, x_label, ha="center", va="bottom", color=MUTED, size=8
+        middle / width, 1 - (grid.height - 0.05) / height, x_label, ha="center", va="bottom", color=MUTED, size=9
     )
     columns, _ = _legend_shape(looks, grid.width)
     handles = _row_by_row([_handle(look) for look in looks], columns)
@@ -285,9 +285,9 @@ def _pixels(grid: Grid) -> tuple[int, int]:
 
 
 def _legend_shape(looks: Sequence[Look], width_in: float) -> tuple[int, int]:
-    """Columns and rows of a legend that fits the width; a letter of the legend's font is about 0.065 inches wide."""
+    """Columns and rows of a legend that fits the width; a letter of the legend's font is about 0.073 inches wide."""
     longest = max((len(look.label) for look in looks), default=1)
-    columns = max(1, min(len(looks), int(width_in / (0.48 + 0.065 * longest))))
+    columns = max(1, min(len(looks), int(width_in / (0.5 + 0.073 * longest))))
     return columns, math.ceil(len(looks) / columns)
 
 

@@ -14,6 +14,9 @@ from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic
 from longdecode.reporting.traffic import cells
 
+CEILING = 0.98
+"""A task on which both sides score more is too easy to tell them apart."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -37,6 +40,8 @@ class Row:
     n: str
     status: str
     note: int | None
+    budget_text: str
+    ceiling: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class ScoreTable:
     """The scores of one topic: a group of rows for each context, and what the footnotes say.
 
     ``measured``, ``flips``, ``cut`` and ``late`` say whether any row has reads, answers won or lost against Full,
-    generations that the length limit cut off, and completions that could not be scored in time.
+    generations that the length limit cut off, and completions that could not be scored in time; ``ceiling`` whether
+    both sides of any comparison are over 98 %.
     """
 
     topic: Topic
@@ -55,6 +61,7 @@ class ScoreTable:
     flips: bool
     cut: bool
     late: bool
+    ceiling: bool
 
     @property
     def columns(self) -> int:
@@ -97,6 +104,7 @@ def score_table(results: Results, topic: Topic) -> ScoreTable:
         flips=any(line.lost for _, lines in groups for line in lines),
         cut=bool((rows["truncated"] > 0).any()),
         late=bool((rows["n_timeout"] > 0).any()),
+        ceiling=any(line.ceiling for _, lines in groups for line in lines),
     )  # fmt: skip
 
 
@@ -206,7 +214,14 @@ def _row(results: Results, lost: Sequence[Record], topic: Topic, row: pd.Series,
         n=f"{int(row['n']):,}",
         status=row["status"],
         note=note,
+        budget_text=str(row["budget"]),
+        ceiling=compared and is_ceiling(unit, row["value"], row["value"] - row["diff_to_full"]),
     )
+
+
+def is_ceiling(unit: str, value: float, full: float) -> bool:
+    """Tell whether both sides of a comparison score so high that the task cannot tell them apart."""
+    return wording.is_fraction(unit) and min(value, full) > CEILING
 
 
 def _mean_note(results: Results, topic: Topic) -> str:

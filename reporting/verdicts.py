@@ -85,9 +85,9 @@ class Grid:
         return sorted(found, key=lambda v: v.read[1] if v.read else 1.0)
 
 
-def board(results: Results, model: str, labels: Sequence[str] | None = None) -> list[Grid]:
-    """Return the grid of every topic of a model that has a number."""
-    return [grid(results, topic, labels) for topic in results.topics(model) if results.contexts(topic)]
+def board(results: Results, model: str, labels: Sequence[str] | None = None, suite: str | None = None) -> list[Grid]:
+    """Return the grid of every topic of a model, or of one of its suites, that has a number."""
+    return [grid(results, topic, labels) for topic in results.topics(model, suite) if results.contexts(topic)]
 
 
 def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) -> Grid:

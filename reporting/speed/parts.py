@@ -117,7 +117,7 @@ def _bars_panel(rows: pd.DataFrame, place: Place, most: int) -> Callable[[Axes],
             name = label if text == "full" else f"{label}, {budget(text)}"
             axes.annotate(
                 f"{name}: {milliseconds(step)} ms", (0, -number_ + 0.18), xytext=(0, 2), textcoords="offset points",
-                size=7.5, color=INK, va="bottom",
+                size=9, color=INK, va="bottom",
             )  # fmt: skip
             if pd.notna(floor):
                 axes.vlines(floor, -number_ - 0.26, -number_ + 0.26, color=INK, linewidth=1.6)

@@ -47,6 +47,15 @@ class Group:
     size: str
     lines: list[Line]
 
+    @property
+    def folded(self) -> list[tuple[str, int | None, list[Line]]]:
+        """The lines without a number, gathered by status and footnote."""
+        found: dict[tuple[str, int | None], list[Line]] = {}
+        for line in self.lines:
+            if line.status != "ok":
+                found.setdefault((line.status, line.note), []).append(line)
+        return [(*key, lines) for key, lines in found.items()]
+
 
 @dataclass(frozen=True, slots=True)
 class SpeedTable:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longdecode.evals.agreement import agreement, main, within_floor
+from longdecode.evals.agreement import DifferentDataError, agreement, main, within_floor
 from longdecode.evals.records import Record
 from longdecode.evals.storage import write_records
 
@@ -51,7 +51,7 @@ def test_a_shift_beyond_the_floor_is_found(run: Callable, seed: int) -> None:
 def test_different_prompts_are_not_compared(run: Callable) -> None:
     one = run(np.full(3, 0.5))
     other = [record.model_copy(update={"prompt_sha256": "else"}) for record in one]
-    with pytest.raises(ValueError, match="different prompts"):
+    with pytest.raises(DifferentDataError, match="different prompts"):
         agreement(one, other)
 
 

@@ -1,3 +1,6 @@
+from longdecode.engine.model_cache import cache_root
+
+
 rule miniature_train:
     """Train the reference model anew (a GPU; seven minutes on an H200); a killed run goes on from its last checkpoint."""
     output:
@@ -7,6 +10,24 @@ rule miniature_train:
     conda:
         "../envs/longdecode.yaml"
     threads: CORES or 8
+    resources:
+        gpu=1,
+    params:
+        books=RUN.data.get("pg19"),
+        code=PLAN.folder_hash("miniature"),
+    script:
+        "../scripts/train_miniature.py"
+
+
+rule miniature_seed:
+    """Train one more miniature from another seed (a GPU; seven minutes on an H200): a model `{path: miniature-seed1}` asks for it."""
+    output:
+        f"{cache_root()}/miniature-seed{{seed,[0-9]+}}/model.safetensors",
+    log:
+        "results/miniature/logs/seed{seed}.log",
+    conda:
+        "../envs/longdecode.yaml"
+    threads: workflow.cores or 8
     resources:
         gpu=1,
     params:

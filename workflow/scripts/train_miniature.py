@@ -1,5 +1,6 @@
 """Train the miniature; a killed run goes on from its last checkpoint."""
 
+import shutil
 from pathlib import Path
 
 from job_log import logged
@@ -8,4 +9,9 @@ with logged(snakemake):
     from longdecode.miniature.train import main
 
     books = snakemake.params.books or "emozilla/pg19"
-    main(["--output", str(Path(snakemake.output[0]).parents[1]), "--books", str(books)])
+    target = Path(snakemake.output[0]).parent
+    seed = snakemake.wildcards.get("seed")
+    folder = target.parent if seed is None else Path("results", "miniature", f"seed{seed}")
+    main(["--output", str(folder), "--books", str(books), *(["--seed", seed] if seed else [])])
+    if seed:
+        shutil.copytree(folder / "weights", target, dirs_exist_ok=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from longdecode.reporting import wording
 from longdecode.reporting.figure import Figure, Layout, Words
-from longdecode.reporting.identity import HUES, INK
+from longdecode.reporting.identity import HUES, INK, MUTED
 from longdecode.reporting.papers.blocks import Block, Comparison, Picture, Prose, compared
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.printed import printed_only
@@ -42,10 +42,22 @@ def heat(axes: Axes, values: NDArray[np.float64], colour: str) -> None:
     axes.set_xlim(0, columns)
     axes.set_ylim(0, rows)
     axes.grid(visible=False)
+    colour_bar(axes, colour)
     for axis, count in ((axes.xaxis, columns), (axes.yaxis, rows)):
         step = next(step for step in (1, 2, 4, 8, 16, 32, 64) if count / step <= 8)
         axis.set_major_locator(FixedLocator([place + 0.5 for place in range(0, count, step)]))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value - 0.5:.0f}"))
+
+
+def colour_bar(axes: Axes, colour: str, steps: int = 8) -> None:
+    """Draw beside a map what its shades mean, from 0 to 1."""
+    for step in range(steps):
+        shade = (step + 1) / steps
+        bar = Rectangle((1.015, step / steps), 0.02, 1 / steps, facecolor=colour, alpha=shade, linewidth=0)
+        bar.set(transform=axes.transAxes, clip_on=False)
+        axes.add_artist(bar)
+    for value, align in ((0, "bottom"), (1, "top")):
+        axes.text(1.045, value, str(value), transform=axes.transAxes, size=9, color=MUTED, va=align)
 
 
 def outlined(axes: Axes, cells: Iterable[tuple[int, int]]) -> None:

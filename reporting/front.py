@@ -1,0 +1,274 @@
+"""Fill the front page's first screen: three sentences, one chart of quality against speedup, and verdicts by family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from longdecode.evals.budgets import bytes_share
+from longdecode.reporting import drawing
+from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
+from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
+from longdecode.reporting.speed.measured import CEILING_METHOD, STEP, Speed
+from longdecode.reporting.verdicts import Grid, Verdict, margin
+from longdecode.reporting.wording import (
+    budget,
+    is_fraction,
+    listing,
+    plural,
+    ratio,
+    scale,
+    short_tokens,
+    slug,
+    unit_label,
+)
+
+ASKED_CONTEXT = 32768
+"""The context that the first sentence answers for, where it was scored; otherwise the longest one."""
+_KEYS = ["label", "context", "budget"]
+_SHOWN = 3
+_MORE_BYTES = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Pareto:
+    """The chart, and in words where its two axes were measured; without a figure, what is missing to draw it."""
+
+    figure: Figure | None
+    words: str
+
+
+def sentences(
+    results: Results, speed: Speed | None, grids: Sequence[Grid], model: str, featured: Collection[str]
+) -> list[str]:
+    """Return what came out in at most three sentences: what holds at one context, what fails, and what it saves.
+
+    Args:
+        results: without ablations.
+        speed: what was timed.
+        grids: the model's verdicts.
+        model: as sentences name it.
+        featured: labels that overviews show.
+    """
+    contexts = sorted({context for grid in grids for context in grid.contexts})
+    if not contexts:
+        return []
+    context = ASKED_CONTEXT if ASKED_CONTEXT in contexts else contexts[-1]
+    here = {label: found for label, found in _at(grids, context).items() if label in featured}
+    holding = sorted((label for label in here if _holds(here[label])), key=lambda label: _reads(here[label]))
+    names = listing([grid.topic.name for grid in grids if context in grid.contexts])
+    place = f"at {short_tokens(context)} tokens of {model}"
+    margins = listing(sorted({margin(grid.topic.unit) for grid in grids}, key=len))
+    said = []
+    if holding:
+        parts = [
+            f"{label} from a budget of {_largest(here[label])} ({_reads_text(here[label])})"
+            for label in holding[:_SHOWN]
+        ]
+        more = f"; {plural(len(holding) - _SHOWN, 'other')} read more" if len(holding) > _SHOWN else ""
+        said.append(f"On {names} {place}, within {margins} of Full and by fewest bytes read: {'; '.join(parts)}{more}.")
+    else:
+        said.append(f"On {names} {place}, no method stays within {margins} of Full at any budget tried.")
+    failing = {label: [v.topic.name for v in found if v.level == "worse"] for label, found in here.items()}
+    lost = sorted((label for label, names_ in failing.items() if names_), key=lambda label: -len(failing[label]))
+    smallest = contexts[0]
+    harder = _harder(here, _at(grids, smallest)) if smallest != context else []
+    words = []
+    if lost:
+        words.append(
+            "still worse than Full at the largest budget: "
+            + "; ".join(f"{label} (on {listing(failing[label])})" for label in lost[:4])
+        )
+    if harder:
+        words.append(f"at {short_tokens(smallest)} tokens a larger share is needed by {listing(harder[:4])}")
+    if words:
+        text = "; ".join(words)
+        said.append(text[0].upper() + text[1:] + ".")
+    if speed is not None and (fast := _speed_sentence(speed)):
+        said.append(fast)
+    return said
+
+
+def pareto(results: Results, speed: Speed | None, writer: FigureWriter, model: str, about: str) -> Pareto:
+    """Draw quality against the measured speedup over Full, of configurations that were scored and timed as they are.
+
+    A mark is one method at one budget, a line joins its budgets; both sides are of this model, label, context and
+    budget. The context is the longest that most labels share, the batch the largest, the topic the one on which
+    methods differ most there.
+    """
+    pairs = _pairs(results, speed, model)
+    if pairs.empty:
+        return Pareto(
+            None,
+            f"no configuration of {model} was both scored and timed, so there is no chart of quality against speedup; "
+            f"name {model} under throughput.decode with the contexts and budgets that are scored.",
+        )
+    sizes = pairs.groupby(["context", "batch"])["label"].nunique()
+    context, batch = max(sizes[sizes == sizes.max()].index)
+    found = pairs[(pairs["context"] == context) & (pairs["batch"] == batch)]
+    topic = _widest(results, model, context, found)
+    if topic is None:
+        return Pareto(None, f"the configurations of {model} that were timed have no score.")
+    table = found[found["suite"].eq(topic.suite) & found["task"].eq(topic.task)].sort_values(["label", "share"])
+    size = f"{short_tokens(context)} tokens, {plural(batch, 'sequence')}"
+    full = results.rows_of(topic, context)
+    full = full[(full["kind"] == REFERENCE_METHOD) & (full["status"] == "ok")]
+    limits = _limits(speed, model, context, batch)
+    fields = {"name": topic.name, "size": size, "model": model, "device": listing(speed.devices if speed else [])}
+    columns = ["label", "budget", "context", "batch", "value", "low", "high", "ratio", "ratio_low", "ratio_high"]
+    data = table[columns].rename(columns={"label": "method"}).assign(suite=topic.suite, task=topic.task)
+    panel = _panel(writer, topic, table, full, limits)
+    layout = Layout(
+        "step time of Full / step time (times as fast)", f"{topic.metric} ({unit_label(topic.unit)})", 1, 1, 3.1
+    )
+    figure = writer.write(f"pareto-{slug(model)}", Words("pareto", about, fields), [panel], data, layout)
+    return Pareto(figure, f"{topic.name}, {size}")
+
+
+def by_family(grids: Sequence[Grid], families: Mapping[str, str]) -> list[tuple[str, list[Grid]]]:
+    """Return the grids by family of their suite; a suite that names none is one of its own."""
+    found: dict[str, list[Grid]] = {}
+    for grid in grids:
+        found.setdefault(families.get(grid.topic.suite) or grid.topic.suite, []).append(grid)
+    return list(found.items())
+
+
+def _at(grids: Sequence[Grid], context: int) -> dict[str, list[Verdict]]:
+    """The verdicts of every method at one context, over the topics that have it."""
+    found: dict[str, list[Verdict]] = {}
+    for grid in grids:
+        for label, each, _ in grid.rows:
+            found.setdefault(label, []).extend(v for v in each if v.context == context)
+    return found
+
+
+def _holds(found: Sequence[Verdict]) -> bool:
+    return bool(found) and all(v.level in ("shown", "estimate") for v in found)
+
+
+def _reads(found: Sequence[Verdict]) -> float:
+    return max((v.read[1] for v in found if v.read), default=1.0)
+
+
+def _reads_text(found: Sequence[Verdict]) -> str:
+    most = max((v for v in found if v.read), key=lambda v: v.read[1] if v.read else 0.0, default=None)
+    return f"{most.reads} of Full's bytes" if most else "bytes not counted"
+
+
+def _largest(found: Sequence[Verdict]) -> str:
+    """The budget that serves every topic."""
+    return max(found, key=lambda v: v.read[1] if v.read else 0.0).budget
+
+
+def _harder(here: Mapping[str, list[Verdict]], there: Mapping[str, list[Verdict]]) -> list[str]:
+    """Methods that hold here, and there not at all or for more bytes."""
+    return [
+        label
+        for label, found in here.items()
+        if label in there
+        and _holds(found)
+        and (not _holds(there[label]) or _reads(there[label]) > _reads(found) + _MORE_BYTES)
+    ]
+
+
+def _speed_sentence(speed: Speed) -> str:
+    """The fastest methods of the largest timed model at its longest context, beside the free selection."""
+    steps = speed.table
+    steps = steps[
+        (steps["bench"] == "decode") & (steps["stage"] == STEP) & (steps["status"] == "ok") & steps["ratio"].notna()
+    ]
+    models = steps.groupby("model")["bytes_min"].max()
+    if models.empty:
+        return ""
+    model = str(models.idxmax())
+    mine = steps[(steps["model"] == model) & (steps["batch"] == steps.loc[steps["model"] == model, "batch"].min())]
+    mine = mine[mine["budget"].isin(["full", speed.main_budget(model)])]
+    counts = mine.groupby("context")["label"].nunique()
+    context = max(counts[counts == counts.max()].index)
+    mine = mine[mine["context"] == context].sort_values("ratio", ascending=False)
+    methods = mine[~mine["subject"].isin([REFERENCE_METHOD, CEILING_METHOD]) & (mine["label"] == mine["subject"])]
+    free = mine[mine["subject"] == CEILING_METHOD]["ratio"]
+    parts = [f"{row['label']} {ratio(row['ratio'])}" for _, row in methods.head(_SHOWN).iterrows()]
+    limit = f"; pages chosen for free, the limit of page lists, {ratio(free.iloc[0])}" if len(free) else ""
+    main = speed.main_budget(model)
+    at = f" and a budget of {budget(main)}" if main else ""
+    if not parts:
+        return ""
+    return (
+        f"A step of {model} at {short_tokens(int(context))} tokens{at}, times as fast as Full: "
+        f"{', '.join(parts)}{limit}; "
+        "these are times, of the configurations that the page Speed names."
+    )
+
+
+def _pairs(results: Results, speed: Speed | None, model: str) -> pd.DataFrame:
+    """Scores and times of one model, label, parameters, context and budget."""
+    if speed is None:
+        return pd.DataFrame()
+    steps = speed.table
+    steps = steps[
+        (steps["bench"] == "decode") & (steps["stage"] == STEP) & (steps["status"] == "ok") & (steps["model"] == model)
+    ]
+    columns = [*_KEYS, "batch", "params", "ratio", "ratio_low", "ratio_high"]
+    steps = steps.loc[steps["ratio"].notna() & (steps["subject"] != CEILING_METHOD), columns]
+    rows = results.summary
+    rows = rows[(rows["model"] == model) & (rows["status"] == "ok") & rows["budget"].map(bytes_share).isna()]
+    rows = rows.rename(columns={"method": "label"}).drop(columns="batch")
+    joined = rows.merge(steps, on=_KEYS, suffixes=("", "_timed"))
+    return joined[joined["params"] == joined["params_timed"]]
+
+
+def _widest(results: Results, model: str, context: int, found: pd.DataFrame) -> Topic | None:
+    """The topic on which the timed configurations differ most, in units of Full's own score."""
+    spread = {}
+    for topic in results.topics(model):
+        rows = found[(found["suite"] == topic.suite) & (found["task"] == topic.task)]
+        if rows["label"].nunique() > 1 and is_fraction(topic.unit):
+            spread[topic] = float(rows["value"].max() - rows["value"].min())
+    return max(spread, key=lambda topic: spread[topic]) if spread else None
+
+
+def _limits(speed: Speed | None, model: str, context: int, batch: int) -> list[float]:
+    if speed is None:
+        return []
+    rows = speed.table
+    rows = rows[
+        (rows["model"] == model)
+        & (rows["subject"] == CEILING_METHOD)
+        & (rows["stage"] == STEP)
+        & (rows["status"] == "ok")
+    ]
+    return sorted(rows.loc[(rows["context"] == context) & (rows["batch"] == batch), "ratio"].dropna())
+
+
+def _panel(
+    writer: FigureWriter, topic: Topic, table: pd.DataFrame, full: pd.DataFrame, limits: Sequence[float]
+) -> Callable[[Axes], None]:
+    factor = scale(topic.unit)
+
+    def draw(axes: Axes) -> None:
+        for _, row in full.iterrows():
+            drawing.reference(axes, writer.looks[row["method"]], row, factor)
+        axes.axvline(1.0, color=drawing.FAINT, linewidth=1.0)
+        for limit in limits[-1:]:
+            drawing.limit(axes, limit, "free selection")
+        ordered = [
+            label for label in writer.looks if label in set(table["label"]) and not writer.looks[label].is_reference
+        ]
+        for label in ordered:
+            mine, look = table[table["label"] == label], writer.looks[label]
+            x, y = mine["ratio"].to_numpy(dtype=float), mine["value"].to_numpy(dtype=float) * factor
+            axes.vlines(x, mine["low"] * factor, mine["high"] * factor, color=look.colour, linewidth=1.0, alpha=0.55)
+            axes.hlines(y, mine["ratio_low"], mine["ratio_high"], color=look.colour, linewidth=1.0, alpha=0.55)
+            axes.plot(x, y, color=look.colour, linestyle=look.dashes, marker=look.marker, markerfacecolor=look.face)
+        drawing.score_axis(axes, is_fraction(topic.unit))
+        axes.margins(x=0.08)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+    return draw

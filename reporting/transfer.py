@@ -1,0 +1,270 @@
+"""Compare how models and contexts rank the methods: rank correlations with intervals, contrasts that hold or not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longdecode.evals.budgets import bytes_share
+from longdecode.evals.stats import generator
+from longdecode.reporting.results import REFERENCE_METHOD, Results
+from longdecode.reporting.tables import CEILING
+from longdecode.reporting.wording import MINUS, budget, budget_order, number, short_tokens
+
+LEAST_METHODS = 4
+RESAMPLES = 1000
+_MOST_CONTRASTS = 8
+
+Place = tuple[str, int]
+"""Model and context."""
+Scores = dict[str, NDArray[np.float64]]
+"""By label, the mean over tasks for each sample ``[n]``; samples are those that all labels share."""
+Outcome = Literal["holds", "reverses", "undecided", "ceiling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """Spearman's correlation of the methods' ranks at two places, at one budget, with its interval."""
+
+    suite: str
+    budget: str
+    first: str
+    second: str
+    methods: int
+    value: str
+    bounds: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """One difference that the instrument shows, and what it comes to at another place."""
+
+    suite: str
+    budget: str
+    words: str
+    place: str
+    outcome: Outcome
+    numbers: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The page: correlations at equal budgets and at equal bytes, contrasts, summary in words, and what is missing."""
+
+    budgets: list[Correlation]
+    bytes: list[Correlation]
+    contrasts: list[Contrast]
+    words: list[str]
+    missing: list[str]
+
+
+def transfer(results: Results, instruments: Collection[str], labels: Collection[str]) -> Transfer:
+    """Compare every two places of a suite.
+
+    Args:
+        results: without ablations.
+        instruments: models that are miniatures.
+        labels: methods that are compared, Full aside.
+    """
+    real = [model for model in results.models if model not in instruments]
+    table = _table(results, labels)
+    budgets: list[Correlation] = []
+    of_bytes: list[Correlation] = []
+    contrasts: list[Contrast] = []
+    for (suite, text), places in sorted(table.items(), key=lambda entry: (entry[0][0], budget_order(entry[0][1]))):
+        pairs = _pairs(places, instruments)
+        target = budgets if bytes_share(text) is None else of_bytes
+        target += [found for a, b in pairs if (found := _correlation(suite, text, places, a, b, results.confidence))]
+        contrasts += _contrasts(suite, text, places, instruments, results.confidence)
+    kept = {
+        _main(text for _, text in table if bytes_share(text) is None),
+        *(t for _, t in table if bytes_share(t) is not None),
+    }
+    contrasts = [contrast for contrast in contrasts if contrast.budget in kept]
+    return Transfer(
+        budgets, of_bytes, contrasts, _words(contrasts, budgets), _missing(results, real, instruments, of_bytes)
+    )
+
+
+def _table(results: Results, labels: Collection[str]) -> dict[tuple[str, str], dict[Place, Scores]]:
+    """Scores by suite and budget, place and label; losses are turned round, so that more is better everywhere."""
+    raw: dict[tuple[str, str], dict[Place, dict[str, dict[tuple[str, int, int], float]]]] = {}
+    for r in results.records:
+        if r.status == "ok" and r.score is not None and r.label in labels and r.method != REFERENCE_METHOD:
+            at = raw.setdefault((r.suite, r.budget), {}).setdefault((r.model, r.context), {})
+            score = r.score if r.higher_is_better else -r.score
+            at.setdefault(r.label, {})[r.task, r.seed, r.sample_index] = score
+    return {
+        key: {place: scores for place, found in places.items() if (scores := _shared(found))}
+        for key, places in raw.items()
+    }
+
+
+def _shared(found: Mapping[str, Mapping[tuple[str, int, int], float]]) -> Scores:
+    """The labels that ran on every sample that any ran on, each sample's score in one order."""
+    everything = set().union(*(set(mine) for mine in found.values()))
+    order = sorted(everything)
+    return {label: np.array([mine[key] for key in order]) for label, mine in found.items() if len(mine) == len(order)}
+
+
+def _pairs(places: Mapping[Place, Scores], instruments: Collection[str]) -> list[tuple[Place, Place]]:
+    """Pairs of models at their nearest contexts, and of a model's shortest and longest context."""
+    found = []
+    models = list(dict.fromkeys(model for model, _ in sorted(places, key=lambda p: (p[0] not in instruments, p))))
+    for model in models:
+        contexts = sorted(context for name, context in places if name == model)
+        found += [((model, contexts[0]), (model, contexts[-1]))] if len(contexts) > 1 else []
+    for one, other in combinations(models, 2):
+        here = sorted(context for name, context in places if name == one)
+        for place in sorted(place for place in places if place[0] == other):
+            found.append(((one, min(here, key=lambda c: abs(np.log(c / place[1])))), place))
+    return found
+
+
+def _correlation(
+    suite: str, text: str, places: Mapping[Place, Scores], a: Place, b: Place, confidence: float
+) -> Correlation | None:
+    labels = sorted(set(places[a]) & set(places[b]))
+    if len(labels) < LEAST_METHODS:
+        return None
+    first, second = (np.stack([places[place][label] for label in labels]) for place in (a, b))
+    rng = generator(0, "transfer", suite, text, a, b)
+    value = spearman(first.mean(axis=1), second.mean(axis=1))
+    draws = [spearman(_resampled(first, rng), _resampled(second, rng)) for _ in range(RESAMPLES)]
+    known = [draw for draw in draws if np.isfinite(draw)]
+    if not np.isfinite(value) or not known:
+        return None
+    low, high = np.quantile(known, [(1 - confidence) / 2, (1 + confidence) / 2])
+    bounds = f"[{number(low, 2)}, {number(high, 2)}]"
+    return Correlation(suite, budget(text), _named(a), _named(b), len(labels), number(value, 2), bounds)
+
+
+def _resampled(scores: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Means over samples drawn with replacement, the same for every method."""
+    size = scores.shape[1]
+    means: NDArray[np.float64] = scores[:, rng.integers(0, size, size)].mean(axis=1)
+    return means
+
+
+def spearman(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Return the correlation of ranks, ties sharing their mean rank; NaN where one side has no order."""
+    x, y = _ranks(a), _ranks(b)
+    x, y = x - x.mean(), y - y.mean()
+    size = float(np.sqrt((x * x).sum() * (y * y).sum()))
+    return float((x * y).sum()) / size if size > 0 else float("nan")
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    below = (values[:, None] > values[None]).sum(axis=1)
+    equal = (values[:, None] == values[None]).sum(axis=1)
+    ranks: NDArray[np.float64] = below + (equal - 1) / 2
+    return ranks
+
+
+def _contrasts(
+    suite: str, text: str, places: Mapping[Place, Scores], instruments: Collection[str], confidence: float
+) -> list[Contrast]:
+    """The clearest differences of an instrument at its longest context, at every place of the other models."""
+    own = sorted((place for place in places if place[0] in instruments), key=lambda p: (p[1], p[0]))
+    others = sorted(place for place in places if place[0] not in instruments)
+    if not own or not others:
+        return []
+    home = own[-1]
+    shown = []
+    for one, other in combinations(sorted(places[home]), 2):
+        value, low, high = _difference(places[home], one, other, confidence)
+        if low > 0 or high < 0:
+            shown.append((abs(value), *((one, other) if value > 0 else (other, one))))
+    found = []
+    for _, better, worse in sorted(shown, reverse=True)[:_MOST_CONTRASTS]:
+        for place in others:
+            if {better, worse} <= places[place].keys():
+                found.append(_held(suite, text, places[place], home, place, better, worse, confidence))
+    return found
+
+
+def _held(
+    suite: str, text: str, scores: Scores, home: Place, place: Place, better: str, worse: str, confidence: float
+) -> Contrast:
+    value, low, high = _difference(scores, better, worse, confidence)
+    outcome: Outcome = "holds" if low > 0 else "reverses" if high < 0 else "undecided"
+    if min(float(scores[better].mean()), float(scores[worse].mean())) > CEILING:
+        outcome = "ceiling"
+    numbers = f"{number(value, 3, signed=True)} [{number(low, 3, signed=True)}, {number(high, 3, signed=True)}]"
+    return Contrast(suite, text, f"{better} above {worse} ({_named(home)})", _named(place), outcome, numbers)
+
+
+def _difference(scores: Scores, one: str, other: str, confidence: float) -> tuple[float, float, float]:
+    """The paired difference of two methods with its bootstrap interval."""
+    gaps = scores[one] - scores[other]
+    rng = generator(0, "contrast", one, other)
+    draws = gaps[rng.integers(0, len(gaps), (RESAMPLES, len(gaps)))].mean(axis=1)
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(gaps.mean()), float(low), float(high)
+
+
+def _words(contrasts: Sequence[Contrast], budgets: Sequence[Correlation]) -> list[str]:
+    said = []
+    by_place: dict[str, list[Contrast]] = {}
+    for contrast in contrasts:
+        by_place.setdefault(contrast.place, []).append(contrast)
+    for place, found in by_place.items():
+        count = {
+            kind: [c for c in found if c.outcome == kind] for kind in ("holds", "reverses", "undecided", "ceiling")
+        }
+        said.append(
+            f"Of {len(found)} differences that the miniature shows, {len(count['holds'])} hold on {place}, "
+            f"{len(count['reverses'])} reverse, {len(count['undecided'])} are undecided"
+            + (f", {len(count['ceiling'])} are at the ceiling" if count["ceiling"] else "")
+            + "."
+        )
+        said += [
+            f"Reversed on {place}: {c.words}, {c.suite} at {budget(c.budget)}: {c.numbers}." for c in count["reverses"]
+        ]
+    if not said and budgets:
+        low = min(budgets, key=lambda c: float(c.value.replace(MINUS, "-")))
+        said.append(
+            f"Contexts of one model rank the methods least alike on {low.suite} at {low.budget}: {low.first} and "
+            f"{low.second}, rank correlation {low.value} {low.bounds}."
+        )
+    return said
+
+
+def _missing(
+    results: Results, real: Sequence[str], instruments: Collection[str], of_bytes: Sequence[Correlation]
+) -> list[str]:
+    """Say what this run lacks, each with the command that makes it."""
+    said = []
+    if not real:
+        said.append(
+            "No real model was scored in this run, so nothing here says whether a conclusion of the miniature "
+            "transfers. A run with one: add `smollm2-long: {path: smollm2-long}` to models, then "
+            "`snakemake --cores 8 all --configfile FILE`."
+        )
+    elif not instruments:
+        said.append(
+            "No miniature was scored in this run, so there is no instrument to compare the model with: add "
+            "`miniature: {path: miniature/weights}` to models."
+        )
+    if real and max((r.context for r in results.records if r.model in real), default=0) < 32768:
+        said.append("The real model was scored below 32,768 tokens only: add 32768 to the suites' contexts.")
+    if not of_bytes:
+        said.append(
+            "No budget in bytes was run, so methods are compared at equal budgets only: add `{bytes: 0.25}` to budgets "
+            "and run the profile again."
+        )
+    return said
+
+
+def _main(texts: object) -> str:
+    known = sorted({str(text) for text in texts}, key=budget_order)  # type: ignore[attr-defined]
+    return "0.1" if "0.1" in known else known[len(known) // 2] if known else ""
+
+
+def _named(place: Place) -> str:
+    return f"{place[0]} at {short_tokens(place[1])}"

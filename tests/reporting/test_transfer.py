@@ -1,0 +1,69 @@
+"""Transfer: ranks against scipy's, differences that hold, reverse or cannot be told, and what a run lacks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longdecode.reporting.transfer import spearman, transfer
+
+METHODS = {"a": 0.9, "b": 0.7, "c": 0.5, "d": 0.3, "e": 0.1}
+
+
+def records(model: str, context: int, scores: dict[str, float], budget: str = "0.1", n: int = 60) -> list[Any]:
+    rng = np.random.default_rng([context, len(budget)])
+    hard = rng.random(n)
+    return [
+        SimpleNamespace(
+            status="ok", score=float(hard[i] < value), label=label, method=label, suite="s", task="t", budget=budget,
+            model=model, context=context, seed=0, sample_index=i, higher_is_better=True,
+        )
+        for label, value in scores.items()
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def results(found: list[Any]) -> Any:
+    return SimpleNamespace(records=found, models=list(dict.fromkeys(r.model for r in found)), confidence=0.95)
+
+
+def test_spearman_is_scipys_with_ties() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        a, b = rng.integers(0, 4, 7).astype(float), rng.normal(size=7)
+        if len(set(a)) > 1:
+            assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
+    assert np.isnan(spearman(np.ones(4), np.arange(4.0)))
+
+
+def test_differences_of_the_miniature_hold_reverse_or_stay_open_on_another_model() -> None:
+    real = METHODS | {"a": 0.2, "e": 0.85}
+    found = transfer(results([*records("mini", 2048, METHODS), *records("real", 32768, real)]), {"mini"}, METHODS)
+    outcome = {c.words.split(" (")[0]: c.outcome for c in found.contrasts}
+    assert outcome["a above e"] == "reverses" and outcome["b above d"] == "holds"
+    assert "reverse" in found.words[0] and any(
+        text.startswith("Reversed on real at 32K: a above e") for text in found.words
+    )
+    (row,) = found.budgets
+    assert (row.first, row.second, row.methods) == ("mini at 2K", "real at 32K", 5)
+    assert float(row.value.replace("\u2212", "-")) < 0.5 and not any("real model" in text for text in found.missing)
+
+
+def test_both_sides_at_the_ceiling_say_so_and_equal_bytes_stand_apart() -> None:
+    real = dict.fromkeys(METHODS, 1.0)
+    rows = [*records("mini", 2048, METHODS, "bytes=0.25"), *records("real", 4096, real, "bytes=0.25")]
+    found = transfer(results(rows), {"mini"}, METHODS)
+    assert {c.outcome for c in found.contrasts} == {"ceiling"} and found.budgets == []
+    assert "below 32,768 tokens" in found.missing[0]
+
+
+def test_one_model_says_what_is_missing_and_how_to_make_it() -> None:
+    rows = [*records("mini", 2048, METHODS), *records("mini", 8192, METHODS | {"a": 0.2})]
+    found = transfer(results(rows), {"mini"}, METHODS)
+    assert found.contrasts == [] and len(found.budgets) == 1
+    assert "No real model was scored" in found.missing[0] and "snakemake --cores 8 all" in found.missing[0]
+    assert "{bytes: 0.25}" in found.missing[1]
