@@ -224,6 +224,7 @@ class ThroughputSpec:
         for model, spec in self.decode.items():
             key = f"throughput.decode.{model}"
             if model in (KERNELS_JOB, EQUAL_MEMORY_JOB):
-                raise typed.wrong(f"a model cannot be named {model!r} here; a job has that name", key)
+                job = "the kernels' job" if model == KERNELS_JOB else "the job at equal memory"
+                raise typed.wrong(f"a model cannot be named {model!r} here; {job} has that name", key)
             typed.require_known("method", spec.methods, labels, f"{key}.methods")
             typed.require_known("method", spec.only, spec.methods, f"{key}.only")
