@@ -108,14 +108,14 @@ def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
 
 
 def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: set[str], began: float) -> Tuned:
-    """Sweep one knob after the other, the others at their best so far; a tie keeps the earlier value."""
+    """Sweep one knob after the other, the others at their best so far; a tie keeps the present value, tried first."""
     fixed, most = spec.own_params(model), _spec(config).settings
     choices = choices_of(spec.card, layers)
     best = {knob.name: fixed.get(knob.name, knob.default) for knob in spec.card.tuned_knobs}
     trials: list[Trial] = []
     for name, values in choices.items():
         known = [trial.setting for trial in trials]
-        asked = [best | {name: value} for value in values]
+        asked = [best | {name: value} for value in sorted(values, key=lambda value: value != best[name])]
         tried = [setting for setting in asked if setting not in known][: most - len(trials)]
         labels = {
             f"s{place}": replace(spec, params={**fixed, **setting}, by_model={}, suites=None, budgets=None, tuned={})
