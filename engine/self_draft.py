@@ -8,6 +8,7 @@ from torch import Tensor
 from longdecode.engine.attention import AttentionMethod, Traffic
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import Undo
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.engine.request import Prompt
@@ -16,16 +17,20 @@ from longdecode.engine.speculation import DraftTree, Proposer, Speculation, Veri
 
 
 class SelfDraft(Speculation):
-    """The verifying model drafts a chain of ``tokens`` tokens with ``method`` instead of dense attention.
+    """The verifying model drafts ``tokens`` tokens with ``method`` instead of dense attention.
+
+    They form a chain. With ``branches`` over 1 each of them stands beside the next best candidates for its place, which
+    nothing follows: a miss that the drafter ranked second costs the rest of the chain, not the token.
 
     Source: Chen et al. 2024, MagicDec (arXiv 2408.11049), self-speculation with a sparse KV cache.
     """
 
     method: AttentionMethod
 
-    def __init__(self, method: AttentionMethod, tokens: int):
-        self.method = method
-        self.tree = DraftTree.chain(tokens)
+    def __init__(self, method: AttentionMethod, tokens: int, branches: int = 1):
+        self.method, self.branches = method, branches
+        chain = [max(0, 1 + (depth - 1) * branches) for depth in range(tokens)]
+        self.tree = DraftTree(tuple(row for row in chain for _ in range(branches)))
 
     @property
     def passes(self) -> int:
@@ -42,10 +47,20 @@ class SelfDraft(Speculation):
         return self.method.observers()
 
     def start(self, decoder: Decoder, sequences: Sequences, state: DecodeState, prompt: Prompt) -> SelfDrafter:
-        """See ``Speculation.start``."""
+        """See ``Speculation.start``.
+
+        Raises:
+            UnsupportedCellError: the draft has branches and the drafter's cache takes no verified tokens.
+        """
         own = self.method.make_cache(state.cache.shape) is not None
         draft_state = self.method.start(prompt) if own else self.method.decode_in(state.cache)
-        return SelfDrafter(decoder, sequences, state, self.method, draft_state, self.tree)
+        drafter = SelfDrafter(decoder, sequences, state, self.method, draft_state, self.tree, self.branches)
+        if self.branches > 1 and not (drafter.shares_cache or drafter.takes_over):
+            raise UnsupportedCellError(
+                f"{self.method.name} drops tokens by scores of its own, so that it must be fed what is kept: a draft "
+                "with branches may keep what it was not fed"
+            )
+        return drafter
 
 
 class SelfDrafter(Proposer):
@@ -65,11 +80,12 @@ class SelfDrafter(Proposer):
         method: AttentionMethod,
         state: DecodeState,
         tree: DraftTree,
+        branches: int = 1,
     ):
         self.decoder, self.sequences, self.verifier, self.method, self.state = (
             decoder, sequences, verifier, method, state,
         )  # fmt: skip
-        self.tree = tree
+        self.tree, self.branches = tree, branches
         self.states = (state,)
         self.saved: list[Undo] = []
 
@@ -81,13 +97,13 @@ class SelfDrafter(Proposer):
     @property
     def takes_over(self) -> bool:
         """Return true where the drafter's own cache takes the verified keys and values."""
-        return not self.shares_cache and self.state.cache.takes_over(self.tree.rows)
+        return not self.shares_cache and self.state.cache.takes_over(self.tree.depth + 1)
 
     def propose(self) -> Tensor:
         """See ``Proposer.propose``."""
         state, sequences = self.state, self.sequences
         state.active.copy_(self.verifier.active)
-        token, drafts = sequences.tokens, list[Tensor]()
+        token, drafts, nodes = sequences.tokens, list[Tensor](), list[Tensor]()
         self.saved = []
         for ahead in range(self.tree.depth + (not self.shares_cache and not self.takes_over)):
             if not self.shares_cache:
@@ -96,16 +112,17 @@ class SelfDrafter(Proposer):
             if ahead == self.tree.depth:
                 break
             before = torch.stack(drafts, dim=1) if drafts else None
-            token = sequences.choose(logits[:, None], before, ahead)[:, 0]
+            nodes.append(sequences.candidates(logits[:, None], self.branches, before, ahead))
+            token = nodes[-1][:, 0]
             drafts.append(token)
-        return torch.stack(drafts, dim=1)
+        return torch.cat(nodes, dim=1)
 
     def keep(self, verified: Verified) -> None:
         """See ``Proposer.keep``."""
         for step, undo in reversed(list(enumerate(self.saved))):
             self.state.cache.undo(undo, verified.kept <= step)
         if self.takes_over:
-            k, v = self.verifier.dense.window(verified.starts, self.tree.rows)
+            k, v = self.verifier.dense.window(verified.starts, self.tree.depth + 1)
             self.state.cache.take_over(k, v, verified.starts, verified.kept)
         if self.shares_cache:
             self.method.after_rewrite(self.state, verified.starts, self.tree.rows)

@@ -92,6 +92,26 @@ class Sequences:
         forced = self.forced.gather(1, index.clamp(max=self.forced.shape[1] - 1))
         return forced, index < self.forced_counts[:, None]
 
+    def candidates(self, logits: Tensor, count: int, drafts: Tensor | None, ahead: int) -> Tensor:
+        """Return ``count`` tokens for the place after ``ahead`` drafts, best first: ``choose``'s, then the next.
+
+        Args:
+            logits: ``[B, 1, V]``.
+            count: tokens.
+            drafts: ``[B, ahead]`` int64, ``None`` where ``ahead`` is 0.
+            ahead: drafts before the place.
+
+        Returns:
+            ``[B, count]`` int64.
+        """
+        first = self.choose(logits, drafts, ahead)
+        if count == 1:
+            return first
+        positions = (self.prompt_lengths[:, None] + self._index(1, ahead))[:, 0]
+        history = self._history(1, drafts, ahead)
+        scores = self.sampling.scores(logits[:, 0].float(), self.seeds, positions, history)
+        return torch.cat((first, scores.topk(count, dim=1).indices[:, 1:]), dim=1)
+
     def rank(self, logits: Tensor, count: int, *, noisy: bool, penalised_rows: int | None = None) -> Tensor:
         """Return the tokens that rank first at the next places, best first, ``[B, T, count]`` int64.
 

@@ -37,6 +37,7 @@ from longdecode.reporting import (
 )  # fmt: skip
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
+from longdecode.reporting.lossless import LOSSLESS, matrix
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
@@ -108,7 +109,7 @@ class _Build:
         self.figures = FigureWriter(folder, drawn)
         known = results.config.get("models") or {}
         self.models = {name: checkpoint.describe(name, known.get(name)) for name in results.models}
-        self.timed = _timed_models(results.speed, known)
+        self.timed = checkpoint.timed_models(results.speed.models if results.speed else (), known)
         carded = set(method_names())
         self.labels = [label for label, kind in self.kinds.items() if label in results.labels or kind in carded]
         self.listed = [label for label in self.labels if label not in results.ablations]
@@ -124,6 +125,7 @@ class _Build:
         self.source = os.path.relpath(results_dir.resolve(), folder.resolve()).replace(os.sep, "/")
         self.environment = environment.make_environment()
         paged = {label: self.kinds[label] for label in self.labels}
+        self.matrix = matrix(results_dir)
         self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, paged)
         self.common = self._common()
 
@@ -142,6 +144,8 @@ class _Build:
             self._transfer()
         if self.results.speed is not None:
             self._speed(self.results.speed)
+        if self.matrix:
+            self._page("blocks.html", "lossless.html", *LOSSLESS, blocks=self.matrix)
         for paper in self.papers:
             self._paper(paper)
         self._provenance()
@@ -347,6 +351,7 @@ class _Build:
             "cite": data_files.citation(results),
             "with_page": set(self.labels),
             "has_quality": results.has_quality,
+            "has_matrix": bool(self.matrix),
             "has_speed": results.speed is not None,
             "stale": measured_before(results.records, results.speed_records, results.ablations),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
@@ -379,16 +384,6 @@ def _kinds(results: Results) -> dict[str, str]:
     scored = {label: results.kind(label) for label in results.labels}
     timed = {} if results.speed is None else {label: results.speed.kind(label) for label in results.speed.labels}
     return {**scored, **{label: kind for label, kind in timed.items() if label not in scored}}
-
-
-def _timed_models(speed: Speed | None, known: Mapping[str, Any]) -> dict[str, checkpoint.ModelWords]:
-    """Models whose steps were timed, in words; shapes that only kernels were timed at are named with the kernels."""
-    return {
-        name: checkpoint.describe(name, known[name])
-        if name in known
-        else checkpoint.ModelWords(f"{name.removesuffix('-shape')} shape, random weights", "", False)
-        for name in (speed.models if speed is not None else [])
-    }
 
 
 def _subjects(results: Results) -> str:

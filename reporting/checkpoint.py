@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,3 +52,13 @@ def _parameters(file: Path) -> int:
     with file.open("rb") as handle:
         header = json.loads(handle.read(int.from_bytes(handle.read(8), "little")))
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def timed_models(timed: Iterable[str], known: Mapping[str, Any]) -> dict[str, ModelWords]:
+    """Return timed models in words; shapes that only kernels were timed at are named with the kernels."""
+    return {
+        name: describe(name, known[name])
+        if name in known
+        else ModelWords(f"{name.removesuffix('-shape')} shape, random weights", "", False)
+        for name in timed
+    }

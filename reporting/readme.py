@@ -106,7 +106,19 @@ def speed_claims(results: Results) -> str:
 def papers(results: Results) -> str:
     """Return the table of papers."""
     heads = "| paper | in short | page | note |\n| --- | --- | --- | --- |"
-    return "\n".join((heads, paper_lychee(results), paper_retro(results), paper_nosa(results)))
+    return "\n".join((heads, paper_lychee(results), paper_retro(results), paper_nosa(results), paper_tokenswift()))
+
+
+def paper_tokenswift() -> str:
+    """Return TokenSwift's line in the table of papers."""
+    said = (
+        "drafts over a partial cache with heads and n-grams, verified as one tree. In print 100K tokens come 3.1 to "
+        "3.4 times as fast as an eager loop of 172 ms a token (LLaMA3.1-8B), by a rule of acceptance that is not the "
+        "target's law. Here texts are plain decoding's token for token, with any other method as the drafter too: "
+        "`snakemake --cores 8 tokenswift_train --config profile=tokenswift`, then `all`"
+    )
+    page, note = "`reports/tokenswift/paper-tokenswift.html`", "[reproduction](docs/reproduction-tokenswift.md)"
+    return f"| TokenSwift (arXiv 2502.18890) | {said} | {page} | {note} |"
 
 
 def paper_nosa(results: Results) -> str:

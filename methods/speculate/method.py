@@ -22,6 +22,7 @@ class SpeculateParams:
 
     drafter: str = "streaming"
     draft_tokens: Annotated[int, Field(ge=1, le=64)] = 4
+    branches: Annotated[int, Field(ge=1, le=16)] = 1
     drafter_params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -52,7 +53,7 @@ class Speculate(SpeculativeMethod):
                 f"speculate: drafter = {params.drafter!r} writes over the last {drafter.window - 1} tokens' keys and "
                 "values, which are the verifier's"
             )
-        self._draft = SelfDraft(drafter, params.draft_tokens)
+        self._draft = SelfDraft(drafter, params.draft_tokens, params.branches)
 
     @property
     def draft(self) -> SelfDraft:

@@ -33,6 +33,7 @@ class PaperSpec:
         published: the paper's own figures.
         words: texts by part; each part has a ``title``.
         kernel: ops that start with this were made for this paper.
+        evidence: a file or folder of a run's results that is about this paper.
     """
 
     folder: Path
@@ -44,6 +45,7 @@ class PaperSpec:
     published: Published
     words: Mapping[str, Any]
     kernel: str = ""
+    evidence: str = ""
 
     @property
     def summary(self) -> str:
@@ -51,8 +53,10 @@ class PaperSpec:
         return str(self.words["summary"])
 
     def concerns(self, inputs: PaperInputs) -> bool:
-        """Return true where a run scored or timed the method, or timed its kernel."""
+        """Return true where a run scored or timed the method, timed its kernel, or holds other evidence."""
         speed = inputs.speed
+        if self.evidence and (inputs.folder / self.evidence).exists():
+            return True
         if speed is None:
             return bool(inputs.labels(self.method))
         ops = speed.table["subject"].astype(str)

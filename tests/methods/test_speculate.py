@@ -212,3 +212,29 @@ def test_a_configuration_sets_the_drafters_knobs() -> None:
     entry["params"]["drafter_params"] = {"windw": 8}
     with pytest.raises(ConfigError, match="snapkv has no parameter 'windw'; nearest valid name: 'window'"):
         build_run_config(values, "test.yaml")
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, min_p=0.05, penalty=1.2, penalty_window=32)])
+@pytest.mark.parametrize("drafter", ["quest", "streaming", "snapkv"])
+def test_a_draft_with_branches_writes_the_same_text_and_keeps_more(
+    shallow: Decoder, drafter: str, sampling: Sampling, random_ids: Callable
+) -> None:
+    """In the verifier's cache and in caches of their own; a kept sibling is a token that the drafter was not fed."""
+    requests = [Request(random_ids(length, CONFIG.vocab_size), 48, seed=length) for length in (130, 77)]
+    method = get_method("speculate")
+    params = {"drafter": drafter, "draft_tokens": 3, "drafter_params": DRAFTERS[drafter]}
+    tree, chain = (
+        method.from_budget(BUDGET, shallow.config, branches=branches, **params) for branches in (3, 1)
+    )  # fmt: skip
+    assert tree.draft.tree.parents == (0, 0, 0, 1, 1, 1, 4, 4, 4) and chain.draft.tree.is_chain
+    generator = Generator(shallow, sampling)
+    want = generator.run(requests, get_method("full").from_budget(None, shallow.config))
+    got = generator.run(requests, tree)
+    assert texts(got) == texts(want)
+    assert sum(c.decode_steps for c in got) < sum(c.decode_steps for c in generator.run(requests, chain))
+
+
+def test_a_drafter_that_must_be_fed_what_is_kept_has_no_branches(shallow: Decoder, random_ids: Callable) -> None:
+    method = get_method("speculate").from_budget(BUDGET, shallow.config, drafter="h2o", branches=2)
+    with pytest.raises(UnsupportedCellError, match="must be fed what is kept"):
+        Generator(shallow).run([Request(random_ids(90, CONFIG.vocab_size), 8)], method)

@@ -1,0 +1,84 @@
+"""Declare the page of TokenSwift."""
+
+from __future__ import annotations
+
+from longdecode.reporting.papers.blocks import Block, Compared, Prose
+from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.printed import printed_only
+from longdecode.reporting.papers.sections.claims import Claim, Claims
+from longdecode.reporting.papers.sections.method import method
+from longdecode.reporting.papers.spec import declare
+from longdecode.reporting.papers.tokenswift.steps import composed, steps
+from longdecode.reporting.papers.tokenswift.tables import (
+    Mirror,
+    compared_value,
+    growth,
+    heads,
+    law,
+    one_text,
+    quality,
+    why,
+)
+from longdecode.reporting.papers.tokenswift.texts import fulls, longest, value, written
+
+RATES, DISTINCTS = ("alpha", "speedup"), ("distinct_1", "distinct_2", "distinct_3", "distinct_4", "average")
+
+
+def claimed(inputs: PaperInputs) -> Compared | None:
+    """Return the measured speedup of the longest texts, on the model that wrote most."""
+    stands = inputs.words("tables")["default"]
+    found = written(inputs.folder, label=stands["label"], task=stands["sampler"])
+    most = longest(found)
+    own = [r for r in found if r.measures["tokens"] == most]
+    seen = value(own, fulls(inputs.folder), "speedup", most)
+    reason = f"{own[0].model}, {most:,} tokens; {why('speedup')}" if own else ""
+    return None if seen is None else compared_value([], None, seen, reason)
+
+
+def others(inputs: PaperInputs) -> list[Block]:
+    """Return the printed tables that need other models, with the command."""
+    words = inputs.words("others")
+    tables = [printed_only(inputs.published, name) for name in ("others", "qwen")]
+    return [Prose(words["text"]), *tables, inputs.missing(words["missing"], "qwen")]
+
+
+CLAIMS = Claims(
+    [
+        Claim("Speedup over autoregressive decoding, 100K tokens", "speedups", "speedup",
+              {"model": "llama3.1-8b", "prefill": 4096, "generated": 102_400, "method": "tokenswift"}, claimed),
+    ]
+)  # fmt: skip
+
+PAPER = declare(
+    __file__,
+    title="TokenSwift",
+    method="tokenswift",
+    rivals=("medusa", "triforce", "speculate", "ngram"),
+    suites=("mini_recall",),
+    evidence="generation",
+    parts={
+        "claims": [CLAIMS],
+        "method": [method],
+        "quality": [quality],
+        "law": [law],
+        "tables": [
+            Mirror("speedups", "method", RATES),
+            Mirror("kv_policy", "cache", RATES),
+            Mirror("penalty", "sampler", DISTINCTS),
+            Mirror("trees", "tree", RATES),
+            Mirror("theta", "theta", DISTINCTS),
+            Mirror("sampling", "sampler", RATES),
+            Mirror("temperature", "temperature", RATES),
+            Mirror("prefill", "prefill", RATES),
+            Mirror("window", "window", RATES),
+            Mirror("window_distinct", "window", DISTINCTS),
+            Mirror("figure_3", "ngrams", ("alpha", "beta", "speedup")),
+        ],
+        "others": [others],
+        "growth": [growth],
+        "heads": [heads],
+        "steps": [steps],
+        "composed": [composed],
+        "text": [one_text],
+    },
+)

@@ -1,0 +1,89 @@
+"""Time of the parts of a step on the timed shapes, and speedups composed of it and of measured acceptance."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from longdecode.reporting import wording
+from longdecode.reporting.papers.blocks import Block, Cells, Prose
+from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.tokenswift.texts import longest, value, written
+
+STAGES = ("draft", "verify", "keep", "speculative_step")
+PAPER_AR_MS = 172.0
+"""Milliseconds a token of the paper's own autoregressive loop: 4.9 hours for 102,400 tokens (figure 1)."""
+
+
+def steps(inputs: PaperInputs) -> list[Block]:
+    """Return stages over Full's step, the step by rows, and the speed of the three baselines."""
+    words = inputs.words("steps")
+    rows, bases = list[list[str]](), list[list[str]]()
+    for (model, label, budget, context), at in _timed(inputs):
+        stages = {str(row["stage"]): row for _, row in at.iterrows() if pd.notna(row["ratio"])}
+        if "speculative_step" not in stages:
+            continue
+        shown = [_over(stages.get(stage)) for stage in STAGES]
+        rows.append([str(model), str(label), str(budget), f"{context:,}", *shown])
+    speed = inputs.speed
+    table = pd.DataFrame() if speed is None else speed.table
+    for _, row in table.iterrows():
+        if row["bench"] == "decode" and row["batch"] == 1 and row["n"] > 0:
+            ours = row["label"] == "full" and row["stage"] == "step"
+            if ours or (row["label"] == "hf_full" and row["stage"] == "step"):
+                name = words["ours"] if ours else words["stock"]
+                bases.append(
+                    [str(row["model"]), name, f"{int(row['context']):,}", wording.number(row["median_us"] / 1000, 2)]
+                )
+            elif row["stage"] == "forward_rows":
+                bases.append([str(row["model"]), f"{words['rows']}, {_rows(row)}", f"{int(row['context']):,}",
+                              f"{wording.number(row['median_us'] / 1000, 2)} ({_over(row)})"])  # fmt: skip
+    bases.append(["llama3.1-8b", words["theirs"], "mean to 102,400", wording.number(PAPER_AR_MS, 0)])
+    heads = ("Model", "Label", "Budget", "Context", "Draft", "Verify", "Keep", "Whole step")
+    blocks: list[Block] = [Cells(words["caption"], heads, rows, frozenset(range(3, 8)))] if rows else []
+    blocks = blocks or [inputs.missing(words["missing"], "throughput")]
+    baseline = Cells(words["baselines"], ("Model", "Baseline", "Context", "ms"), bases, frozenset({3}))
+    return [Prose(words["text"]), *blocks, baseline]
+
+
+def composed(inputs: PaperInputs) -> list[Block]:
+    """Return tokens a step of a real model times the step's ratio on the timed shape; labelled composed."""
+    words, rows = inputs.words("composed"), list[list[str]]()
+    for (shape, label, _, context), at in _timed(inputs):
+        timed = at[(at["stage"] == "speculative_step") & at["ratio"].notna()]
+        texts = written(inputs.folder, label=label)
+        for model, sampler, prompt in dict.fromkeys((r.model, r.task, r.context) for r in texts if len(timed)):
+            own = [r for r in texts if (r.model, r.task, r.context) == (model, sampler, prompt)]
+            tokens = value(own, {}, "tokens_per_step", longest(own))
+            if tokens is not None:
+                ratio = float(timed["ratio"].iloc[0])
+                shown = [wording.number(number, 2) for number in (tokens.mean, 1 / ratio, tokens.mean * ratio)]
+                rows.append([label, f"{model}, {sampler}, {prompt:,}", f"{shape}, {context:,}", *shown])
+    heads = (
+        "Label",
+        "Acceptance measured on",
+        "Step timed on",
+        "Tokens a step",
+        "Step over Full's",
+        "Composed speedup",
+    )
+    table = Cells(words["caption"], heads, rows, frozenset({3, 4, 5}))
+    return [Prose(words["text"]), table if rows else inputs.missing(words["missing"], "throughput")]
+
+
+def _timed(inputs: PaperInputs) -> list[tuple[tuple[str, str, str, int], pd.DataFrame]]:
+    if inputs.speed is None:
+        return []
+    table = inputs.speed.table
+    decode = table[(table["bench"] == "decode") & (table["batch"] == 1) & (table["n"] > 0)]
+    return [(key, at) for key, at in decode.groupby(["model", "label", "budget", "context"], sort=False)]  # type: ignore[misc]
+
+
+def _over(row: pd.Series | None) -> str:
+    """Return a stage's time over Full's step: the inverse of its ratio."""
+    return wording.DASH if row is None or pd.isna(row["ratio"]) else wording.number(1 / float(row["ratio"]), 2)
+
+
+def _rows(row: pd.Series) -> str:
+    text = str(row.get("params", ""))
+    number = "".join(c for c in text.partition('"rows":')[2].partition(",")[0] if c.isdigit())
+    return f"{number} rows"

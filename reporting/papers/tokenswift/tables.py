@@ -1,0 +1,234 @@
+"""Set each printed table beside the texts of this run that stand for its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from longdecode.evals.records import Record
+from longdecode.reporting import wording
+from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
+from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.tokenswift.texts import MEASURED, Value, fulls, longest, texts, value, written
+
+PRINTED_MODEL, PRINTED_PROMPT = "llama3.1-8b", 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """One printed table: each row beside the texts whose label, sampler and prompt the words name for it.
+
+    ``words.yaml`` maps, under ``tables.<table>``, a value of ``key`` to the label, sampler and prompt that stand for
+    it; ``default`` fills in what a row leaves out. Where a row gives no number of tokens, whole texts count.
+
+    Args:
+        table: of published.yaml.
+        key: the column of its keys that tells settings apart.
+        columns: what is compared.
+    """
+
+    table: str
+    key: str
+    columns: tuple[str, ...]
+
+    def __call__(self, inputs: PaperInputs) -> list[Block]:
+        """Return a comparison for each model of the run, or what is in print and the command."""
+        words = inputs.words("tables")[self.table]
+        records, theirs = written(inputs.folder), fulls(inputs.folder)
+        models = list(dict.fromkeys(r.model for r in records)) or [""]
+        blocks: list[Block] = [Prose(words["text"])] if words.get("text") else []
+        any_found = False
+        for model in models:
+            mine = [r for r in records if r.model == model]
+            rows = [row for printed in self._printed(inputs) for row in self._rows(inputs, printed, mine, theirs)]
+            measured = any(row.verdict != "not measured" for row in rows)
+            if measured or (model == models[-1] and not any_found):
+                any_found |= measured
+                section = inputs.published.tables[self.table].section
+                caption = f"{section}. {words['caption']} {about(inputs, model)}".strip()
+                heads = [name.replace("_", " ") for name in inputs.published.tables[self.table].keys]
+                heads += ["Column"] if len(self.columns) > 1 else []
+                blocks.append(Comparison(caption, heads, rows, inputs.published.tables[self.table].unit))
+        return (
+            blocks
+            if any_found
+            else [*blocks, inputs.missing(f"{words['caption']} No text stands for a row", "generate")]
+        )
+
+    def _printed(self, inputs: PaperInputs) -> Sequence[Mapping[str, Any]]:
+        table = inputs.published.tables[self.table]
+        only = {name: known for name, known in (("model", PRINTED_MODEL), ("prefill", PRINTED_PROMPT))
+                if name in table.keys and name != self.key}  # fmt: skip
+        return inputs.published.rows(self.table, **only)
+
+    def _rows(
+        self, inputs: PaperInputs, printed: Mapping[str, Any], mine: Sequence[Record], theirs: Mapping[Any, Record]
+    ) -> list[Compared]:
+        words, keys = inputs.words("tables"), inputs.published.tables[self.table].keys
+        known = words[self.table].get("rows", {})
+        stands = words["default"] | (known.get(str(printed[self.key])) or {})
+        prompts = {self.key: int(printed[self.key])} if self.key == "prefill" else {}
+        prompt = prompts.get("prefill", stands["prompt"])
+        fits = [r for r in mine if (r.label, r.task) == (stands["label"], stands["sampler"]) and r.context == prompt]
+        if str(printed[self.key]) not in known and self.key != "prefill":
+            fits = []
+        past = int(printed.get("generated") or longest(fits))
+        rows = []
+        for column in self.columns:
+            of = [_shown(printed[name]) for name in keys] + (
+                [column.replace("_", " ")] if len(self.columns) > 1 else []
+            )
+            figure = inputs.published.figure(self.table, column, **{name: printed[name] for name in keys})
+            found = value(fits, theirs, column, past)
+            rows.append(compared_value(of, figure, found, why(column)))
+        return rows
+
+
+def about(inputs: PaperInputs, model: str) -> str:
+    """Return the end of a caption: the model in words where the run scored it too."""
+    return inputs.about(model, None) if model in inputs.results.models else f"Model: {model}." if model else ""
+
+
+def why(column: str) -> str:
+    """Return why a column differs from print whatever the method does."""
+    if column == "speedup":
+        return "other model; our baseline is a captured step, theirs an eager loop"
+    return "other unit of n-grams" if column.startswith("distinct") or column == "average" else "other model"
+
+
+def compared_value(of: Sequence[str], figure: Any, found: Value | None, reason: str, digits: int = 2) -> Compared:
+    """Return a row: the mean over prompts, and the range over them."""
+    if found is None:
+        return compared(of, figure)
+    low, high = (found.low, found.high) if found.prompts > 1 else (float("nan"), float("nan"))
+    bounds = wording.interval(low, high, digits) if found.prompts > 1 else f"{found.prompts} prompt"
+    verdict, level = agreement(None if figure is None else figure.value, found.mean, low, high)
+    return compared(of, figure, wording.number(found.mean, digits), bounds, verdict, level, reason)
+
+
+def growth(inputs: PaperInputs) -> list[Block]:
+    """Return time by position of every label, host memory, and how the host was asked."""
+    words, blocks, theirs = inputs.words("growth"), list[Block](), fulls(inputs.folder)
+    places = dict.fromkeys((r.model, r.task, r.context) for r in written(inputs.folder) if "+" not in r.label)
+    for model, sampler, prompt in places:
+        mine = [r for r in written(inputs.folder, model=model, task=sampler, context=prompt) if "+" not in r.label]
+        if not mine or longest(mine) < 4 * prompt:
+            continue
+        marks = sorted({int(name.split("_")[1]) for r in mine for name in r.measures if name.endswith("_steps")
+                        and name.startswith("at_")})  # fmt: skip
+        rows = []
+        for label in dict.fromkeys(r.label for r in mine):
+            own = [r for r in mine if r.label == label]
+            for past in marks:
+                seen = [value(own, theirs, column, past) for column in ("minutes", "ms_per_token", "speedup", "alpha")]
+                host = value(own, theirs, f"at_{past}_host_mib", longest(own))
+                if seen[0] is not None:
+                    shown = [
+                        wording.DASH if v is None else wording.number(v.mean, d)
+                        for v, d in zip(seen, (2, 3, 2, 2), strict=True)
+                    ]
+                    rows.append(
+                        [label, f"{past:,}", *shown, wording.DASH if host is None else wording.number(host.mean, 0)]
+                    )
+        graph = all(r.measures.get("cuda_graph") for r in mine)
+        looks = max(int(r.measures["looks_every_steps"]) for r in mine)
+        caption = words["caption"].format(sampler=sampler, prompt=f"{prompt:,}", about=about(inputs, model))
+        heads = ("Label", "Tokens", "Minutes", "ms a token", "Over Full", "alpha", "Host, MiB")
+        blocks.append(Cells(caption, heads, rows, frozenset(range(1, 7))))
+        blocks.append(Prose(words["graph" if graph else "eager"].format(looks=looks)))
+    return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"], "generate")])]
+
+
+def quality(inputs: PaperInputs) -> list[Block]:
+    """Return diversity, repetition, Full's loss and exactness of every text, and those that were not written."""
+    words, rows = inputs.words("quality"), []
+    columns = ("tokens_per_step", "alpha", "beta", "distinct_1", "distinct_2", "distinct_4", "distinct_2_window",
+               "distinct_2_line", "repeated_8", "loss_full")  # fmt: skip
+    for r in texts(inputs.folder):
+        if "+" in r.label:
+            continue
+        same = r.measures.get("identical")
+        exact = "" if r.status != "ok" else "reference" if same is None else "identical"
+        if same == 0:
+            exact = f"to token {int(r.measures['same_tokens']):,}"
+        shown = [wording.number(r.measures.get(name), 3) for name in columns]
+        rows.append([r.model, r.label, r.task, f"{r.context:,}", r.budget, *shown, exact or f"{r.status}: {r.reason}"])
+    heads = (
+        "Model",
+        "Label",
+        "Sampler",
+        "Prompt",
+        "Budget",
+        *(name.replace("_", " ") for name in columns),
+        "As Full's",
+    )
+    table = Cells(words["caption"], heads, rows, frozenset(range(5, 5 + len(columns))))
+    return [Prose(words["text"]), table if rows else inputs.missing(words["missing"], "generate")]
+
+
+def law(inputs: PaperInputs) -> list[Block]:
+    """Return the total variation of the printed rule from the target."""
+    words, rows = inputs.words("law"), []
+    for r in written(inputs.folder):
+        if "tv_27" in (m := r.measures):
+            for paths in (27, 47):
+                bounds = wording.interval(m[f"tv_{paths}_low"], m[f"tv_{paths}_high"], 3)
+                shown = [wording.number(m[name], 3) for name in ("q_first", f"tv_{paths}")]
+                drawn = [wording.number(m[name], 3) for name in (f"tv_{paths}_drawn", "tv_exact_drawn")]
+                rows.append([r.model, r.task, str(paths), *shown, bounds, *drawn, f"{int(m['law_positions']):,}"])
+    heads = ("Model", "Sampler", "Paths", "Mean q of the draft", "Total variation", "Interval", "Drawn",
+             "Exact rule, drawn", "Positions")  # fmt: skip
+    table = Cells(words["caption"], heads, rows, frozenset({2, 3, 4, 6, 7, 8}))
+    return [Prose(words["text"]), table if rows else inputs.missing(words["missing"], "generate")]
+
+
+def heads(inputs: PaperInputs) -> list[Block]:
+    """Return the heads' accuracy on unseen books beside a pair table's, and their last loss beside print."""
+    words, rows, losses = inputs.words("heads"), list[list[str]](), list[Compared]()
+    for path in sorted((inputs.folder / "heads").glob("*/*/*/accuracy.csv")):
+        model, kind, init = path.parts[-4:-1]
+        for row in pd.read_csv(path).to_dict("records"):
+            shown = [wording.number(100 * row[name], 1) for name in ("top1", "pair_top1", "top2", "top3")]
+            rows.append([model, kind, init, str(row["head"]), *shown])
+        last = pd.read_csv(path.parent / "curve.csv").iloc[-1]
+        if kind == "chained":
+            for head in (1, 2, 3):
+                printed = inputs.published.figure("heads", f"head_{head}", model=PRINTED_MODEL)
+                loss = wording.number(last[f"loss_{head}"], 3)
+                of = [f"{model}, {init}", str(head)]
+                losses.append(compared(of, printed, loss, "", "other model", "muted", "other tokens"))
+    if not rows:
+        return [Prose(words["text"]), inputs.missing(words["missing"], "heads")]
+    heads_ = ("Model", "Kind", "Start", "Head", "Top 1, %", "Pair table, %", "Top 2, %", "Top 3, %")
+    return [
+        Prose(words["text"]),
+        Cells(words["caption"], heads_, rows, frozenset(range(3, 8))),
+        Comparison(words["losses"], ("Heads of", "Head"), losses, "nats"),
+    ]
+
+
+def one_text(inputs: PaperInputs) -> list[Block]:
+    """Return the beginning and the end of one text, and write it whole beside the pages."""
+    words = inputs.words("text")
+    found = [r for r in written(inputs.folder) if r.output_text]
+    if not found:
+        return [Prose(words["text"]), inputs.missing(words["missing"], "generate")]
+    most = longest(found)
+    r = next(r for r in found if r.measures["tokens"] == most)
+    name = f"{r.model}-{r.label}-{r.task}-{r.context}-{r.sample_index}.txt"
+    folder = inputs.writer.folder.parent / "texts"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(r.output_text or "", encoding="utf-8")
+    about = words["about"].format(label=r.label, model=r.model, sampler=r.task, tokens=f"{most:,}", name=name)
+    text = " ".join((r.output_text or "").replace("`", "'").split())
+    return [Prose(words["text"]), Prose(about), Prose(f"{text[:1200]} [...]"), Prose(f"[...] {text[-1200:]}")]
+
+
+def _shown(given: object) -> str:
+    return f"{given:,}" if isinstance(given, int) else str(given)
+
+
+__all__ = ["MEASURED", "Mirror", "growth", "heads", "law", "one_text", "quality"]

@@ -1,0 +1,96 @@
+"""Read a run's long texts, and give what was measured of them at any length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from longdecode.evals.records import Record
+from longdecode.evals.storage import read_folder
+
+MEASURED = ("alpha", "beta", "speedup", "tokens_per_step", "ms_per_token", "minutes")
+"""Columns that depend on how much was written."""
+DISTINCT = ("distinct_1", "distinct_2", "distinct_3", "distinct_4")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A mean over prompts, and the lowest and highest of them."""
+
+    mean: float
+    low: float
+    high: float
+    prompts: int
+
+
+def texts(folder: Path) -> Sequence[Record]:
+    """Return the records of all texts below a results folder, those that could not be written among them."""
+    place = folder / "generation"
+    return _read(place, max((file.stat().st_mtime_ns for file in place.glob("*.parquet")), default=0))
+
+
+@lru_cache(maxsize=4)
+def _read(place: Path, changed: int) -> Sequence[Record]:
+    return read_folder(place, Record) if place.is_dir() else ()
+
+
+def written(folder: Path, **wanted: Any) -> list[Record]:
+    """Return texts that were written, by fields of a record."""
+    return [r for r in texts(folder) if r.status == "ok" and all(getattr(r, k) == v for k, v in wanted.items())]
+
+
+def longest(records: Sequence[Record]) -> int:
+    """Return the most tokens that any of the texts has."""
+    return max((int(r.measures.get("tokens", 0)) for r in records), default=0)
+
+
+def value(records: Sequence[Record], fulls: Mapping[tuple[Any, ...], Record], column: str, past: int) -> Value | None:
+    """Return a column over prompts at ``past`` tokens, ``None`` where no text is so long or has it.
+
+    Args:
+        records: texts of one label, sampler and prompt length.
+        fulls: Full's texts by ``place_of``.
+        column: a name of ``MEASURED`` or ``DISTINCT``, ``average``, or another measure.
+        past: tokens written.
+    """
+    found = [seen for r in records if (seen := _one(r, fulls.get(place_of(r)), column, past)) is not None]
+    return Value(fmean(found), min(found), max(found), len(found)) if found else None
+
+
+def place_of(record: Record) -> tuple[Any, ...]:
+    """Return model, sampler, prompt and its number, by which a text is paired with Full's."""
+    return record.model, record.task, record.context, record.sample_index
+
+
+def fulls(folder: Path) -> dict[tuple[Any, ...], Record]:
+    """Return Full's texts by ``place_of``; of several runs' the longest."""
+    found = sorted(written(folder, label="full"), key=lambda r: r.measures["tokens"])
+    return {place_of(r): r for r in found}
+
+
+def _one(record: Record, full: Record | None, column: str, past: int) -> float | None:
+    seen = record.measures
+    if column == "average":
+        return fmean(seen[name] for name in DISTINCT) if int(seen["tokens"]) == past else None
+    if column not in MEASURED:
+        return seen.get(column) if int(seen["tokens"]) == past else None
+    if f"at_{past}_steps" not in seen:
+        return None
+    tokens, steps, ms = (seen[f"at_{past}_{name}"] for name in ("tokens", "steps", "ms"))
+    match column:
+        case "alpha":
+            return (tokens - 1 - steps) / (seen["depth"] * steps) if seen["depth"] else None
+        case "beta":
+            return seen[f"at_{past}_ngram_tokens"] / (seen["depth"] * steps) if seen["depth"] else None
+        case "tokens_per_step":
+            return (tokens - 1) / steps
+        case "minutes":
+            return ms / 60_000
+        case "ms_per_token":
+            return ms / (tokens - 1)
+    theirs = None if full is None else _one(full, None, "ms_per_token", past)
+    return None if theirs is None else theirs * (tokens - 1) / ms

@@ -1,0 +1,117 @@
+"""The page of TokenSwift and the matrix of drafters, from small written texts: numbers by hand, holes with commands."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from longdecode.evals.plan import config_path
+from longdecode.evals.records import Record
+from longdecode.evals.run_config import load_run_config
+from longdecode.evals.storage import write_records
+from longdecode.reporting.build import build_report
+from longdecode.reporting.lossless import matrix
+from longdecode.reporting.papers.blocks import Cells
+from longdecode.reporting.papers.registry import load_paper
+from longdecode.reporting.papers.tokenswift.texts import fulls, value, written
+
+ROOT = Path(__file__).parents[3]
+MARKS = (20_480, 102_400)
+MS = {"full": 4.0, "tokenswift": 2.0, "tokenswift_k0": 2.5, "quest+4": 3.0, "streaming+2": 1.0}
+STEPS = {"tokenswift": 4, "tokenswift_k0": 2, "quest+4": 3, "streaming+2": 2}
+"""Tokens a step."""
+
+
+def texts(lychee_run: ModuleType) -> Iterator[Record]:
+    for label, ms in MS.items():
+        for number in (0, 1):
+            tokens = MARKS[-1]
+            each = STEPS.get(label, 1)
+            measures: dict[str, float] = {
+                "tokens": tokens, "depth": 0 if label == "full" else 4, "rows": 5, "cuda_graph": 1,
+                "looks_every_steps": 16,
+                "loss_full": 2.5, "repeated_8": 0.25, "tokens_per_step": each, "alpha": (each - 1) / 4, "beta": 0.1,
+                "tv_27": 0.4, "tv_27_low": 0.38, "tv_27_high": 0.42, "tv_27_drawn": 0.401, "tv_47": 0.45,
+                "tv_47_low": 0.43, "tv_47_high": 0.47, "tv_47_drawn": 0.452, "tv_exact_drawn": 0.001, "q_first": 0.5,
+                "law_positions": 1000,
+            }  # fmt: skip
+            measures |= {f"distinct_{n}{kind}": 0.1 * n for n in (1, 2, 3, 4) for kind in ("", "_window", "_line")}
+            for mark in MARKS:
+                measures |= {f"at_{mark}_tokens": mark + 1, f"at_{mark}_steps": mark / each,
+                             f"at_{mark}_ngram_tokens": 8,
+                             f"at_{mark}_ms": mark * ms * (1 + 0.1 * number), f"at_{mark}_host_mib": 900}  # fmt: skip
+            if label != "full":
+                measures |= {"identical": 1.0, "same_tokens": tokens}
+            yield Record(
+                profile="swift", model="tiny", method=label, label=label, params={}, suite="generation", task="minp",
+                task_version=1, metric="tokens_per_step", unit="tokens", higher_is_better=True, data_source="real",
+                budget="full", budget_tokens=None, context=4096, batch=1, seed=0, sample_index=number, status="ok",
+                score=float(each), measures=measures, provenance=lychee_run.PROVENANCE,
+                output_text="It was a dark night.\n" * 200 if label == "full" else None,
+            )  # fmt: skip
+    yield Record(
+        profile="swift", model="tiny", method="speculate", label="h2o+4x2", params={}, suite="generation", task="minp",
+        task_version=1, metric="tokens_per_step", unit="tokens", higher_is_better=True, data_source="real",
+        budget="512", budget_tokens=512, context=4096, batch=1, seed=0, sample_index=-1,
+        status="unsupported", reason="must be fed",
+        provenance=lychee_run.PROVENANCE,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, lychee_run: ModuleType) -> Path:
+    made = tmp_path_factory.mktemp("swift")
+    write_records(made / "generation" / "long.parquet", list(texts(lychee_run)), Record)
+    return made
+
+
+def test_values_are_means_over_prompts_paired_with_full(folder: Path) -> None:
+    own, theirs = written(folder, label="tokenswift"), fulls(folder)
+    speedup = value(own, theirs, "speedup", 20_480)
+    assert speedup is not None and abs(speedup.mean - 2) < 1e-9 and speedup.prompts == 2
+    alpha = value(own, theirs, "alpha", 102_400)
+    assert alpha is not None and abs(alpha.mean - 0.75) < 1e-9
+    minutes = value(own, theirs, "minutes", 102_400)
+    assert minutes is not None and abs(minutes.low - 102_400 * 2 / 60_000) < 1e-9 < minutes.high - minutes.low
+    assert value(own, theirs, "alpha", 5) is None and value(own, theirs, "distinct_2", 20_480) is None
+
+
+def test_the_matrix_names_the_fastest_first_and_says_who_could_not(folder: Path) -> None:
+    table = next(block for block in matrix(folder) if isinstance(block, Cells))
+    assert [(row[0], row[1], row[6]) for row in table.rows] == [
+        ("streaming", "2", "2 of 2"), ("quest", "4", "2 of 2"), ("h2o", "4x2", "unsupported: must be fed"),
+    ]  # fmt: skip
+    assert table.rows[0][-1].startswith("4.00") and table.rows[1][4:6] == ["0.50", "3.00"]
+
+
+def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_print() -> None:
+    run, paper = load_run_config(config_path(ROOT, "tokenswift")), load_paper("tokenswift")
+    assert run.generation is not None
+    tables = dict(paper.words["tables"])
+    default = tables.pop("default")
+    for name in set(tables) - {"title"}:
+        keys = paper.published.tables[name].keys
+        printed = {str(row[key]) for row in paper.published.rows(name) for key in keys}
+        for setting, stands in (tables[name].get("rows") or {}).items():
+            assert setting in printed, (name, setting)
+            wanted = default | (stands or {})
+            assert wanted["label"] in run.methods and wanted["sampler"] in run.generation.samplers
+
+
+def test_the_report_has_both_pages_and_the_text(
+    folder: Path, make_run: Callable[..., Path], no_drawing: None, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(make_run(["full", "streaming"], ["mini_recall"]), run)
+    (run / "generation").symlink_to(folder / "generation")
+    build_report(run / "config.yaml", run, tmp_path / "report")
+    page = (tmp_path / "report" / "paper-tokenswift.html").read_text(encoding="utf-8")
+    lossless = (tmp_path / "report" / "lossless.html").read_text(encoding="utf-8")
+    assert "must be fed" in lossless and 'href="lossless.html"' in page
+    assert "tokenswift_train --config profile=" in page and "0.452" in page
+    (text,) = (tmp_path / "report" / "texts").glob("*.txt")
+    assert text.read_text(encoding="utf-8").startswith("It was a dark night.") and text.name in page
