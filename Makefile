@@ -17,7 +17,7 @@ TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest
+.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest plan faults cluster-test container
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,18 @@ verify: $(STAMP) ## Check that results and pages of PROFILE are as they were wri
 
 manifest: $(STAMP) ## Write the manifests of PROFILE anew, for evidence that was put together by hand
 	$(BIN)/python -m longdecode.evals.manifest write $(wildcard results/$(PROFILE) reports/$(PROFILE))
+
+plan: $(STAMP) ## Jobs, GPU hours, disk and downloads of the sweep in config/PROFILE (PROFILE=papers)
+	$(BIN)/python -m longdecode.evals.sweep config/$(PROFILE)
+
+faults: $(STAMP) ## The fault campaign: half an hour on two processors (ARGS="--size 0.1 --minutes 3" for less)
+	$(BIN)/python tests/faults/campaign.py $(ARGS)
+
+cluster-test: $(STAMP) ## The tiny run on a one-node Slurm of this machine (root, slurm-wlm, munge)
+	$(BIN)/python -m pytest -m cluster tests/cluster
+
+container: ## Build the container image longdecode from the lock
+	docker build -t longdecode -f container/Dockerfile .
 
 schema: $(STAMP) ## Write workflow/schemas/config.schema.yaml from the configuration's types
 	$(BIN)/python -m longdecode.evals.run_config > workflow/schemas/config.schema.yaml

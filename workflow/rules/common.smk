@@ -26,6 +26,11 @@ def refusing(act, *given, **named) -> None:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 
+if image := os.environ.get("LONGDECODE_CONTAINER"):
+
+    container: image
+
+
 if not workflow.configfiles:
 
     configfile: str(config_path(ROOT, config.get("profile", "demo")))

@@ -1,0 +1,393 @@
+"""The fault campaign: kills, double starts, damage, full disks, power cuts, hostile input; a table of what survived.
+
+``make faults`` runs it for half an hour, the tests for a minute. Each fault is planted at random, by a seed, into the
+code that runs use; what is counted as changed would have been a wrong number without a word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import io
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import yaml
+from tally import Row, traced
+
+from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
+from longdecode.evals import manifest, provenance
+from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.journal import Journal, JournalLockedError
+from longdecode.evals.plan import Plan
+from longdecode.evals.preflight import look
+from longdecode.evals.records import Record
+from longdecode.evals.run_config import build_run_config
+from longdecode.evals.scoring.math_checker import MathChecker
+from longdecode.evals.storage import journal_path, read_records
+from longdecode.evals.yaml_file import parse_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+SUMMARY = "results/faults/summary.csv"
+CONFIG = {
+    "profile": "faults",
+    "device": "cpu",
+    "models": {"random": {"path": "checkpoint"}},
+    "methods": {"full": {}, "quest": {}},
+    "budgets": [0.25, 0.5],
+    "suites": {"mini_recall": {"contexts": [512], "samples": 12, "batch": 1, "tasks": ["mini_recall_single"]}},
+    "bootstrap_resamples": 100,
+}
+
+
+class Campaign:
+    """A folder with a small model and configuration, and the undisturbed results of it.
+
+    Args:
+        place: an empty folder; it becomes the current one.
+        seed: of every random choice.
+    """
+
+    def __init__(self, place: Path, seed: int):
+        from longdecode.miniature.checkpoint import save_checkpoint
+        from longdecode.miniature.model import Miniature, MiniatureShape
+
+        self.random = random.Random(seed)
+        self.place = place
+        os.chdir(place)
+        shape = MiniatureShape(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
+        save_checkpoint(Miniature(shape, compiled=False), place / "checkpoint")
+        (place / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+        self.config = build_run_config(CONFIG, "run.yaml")
+        records = place / "results" / "faults" / "records" / "random"
+        self.outputs = {label: records / label / "mini_recall.parquet" for label in CONFIG["methods"]}
+        began = time.monotonic()
+        self.seconds = 0.0
+        for _ in range(2):  # the second knows the gate's outcome
+            self._clear()
+            began = time.monotonic()
+            self._job()
+            self.seconds = time.monotonic() - began
+        self.truth = self._records()
+        self.journals = {label: journal_path(output).read_bytes() for label, output in self.outputs.items()}
+
+    def kills_of_a_job(self, count: int) -> Row:
+        """Kill the process of a job at random moments, over and over until it ends, and begin anew."""
+        row, kills = Row("kills of one job"), 0
+        while kills < count:
+            self._clear()
+            span = self.seconds
+            while not self._killed_at(self.random.uniform(0, span)):
+                kills += 1
+                span *= 1.1  # a machine that is busier than it was must let the job end some time
+            row.count(self._records(), self.truth)
+        row.tried, row.survived = kills, kills if row.is_good else row.survived
+        return row
+
+    def double_starts(self, count: int) -> Row:
+        """Start a job twice at once: one works, the other is told who does."""
+        row = Row("double starts of a job")
+        for _ in range(count):
+            self._clear()
+            first = self._fork()
+            journal = journal_path(next(iter(self.outputs.values())))
+            while not journal.exists() and os.waitpid(first, os.WNOHANG)[0] == 0:
+                time.sleep(0.001)
+            try:
+                with Journal(journal, "other", Record):
+                    row.changed += not self.outputs["full"].exists()
+            except JournalLockedError as error:
+                row.refused += f"process {first}" in str(error)
+                row.tried += 1
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(first, 0)
+            self._clear()
+        return row
+
+    def damaged_journals(self, count: int) -> Row:
+        """Damage a journal at a random place and run on: the same records, or one line that names the remedy."""
+        row = Row("damaged journals")
+        for _ in range(count):
+            self._clear()
+            label = self.random.choice(list(self.journals))
+            journal = journal_path(self.outputs[label])
+            journal.parent.mkdir(parents=True, exist_ok=True)
+            journal.write_bytes(self._damaged(self.journals[label]))
+            self._ends(row, self._job, lambda: row.count(self._records(), self.truth))
+        return row
+
+    def damaged_records(self, count: int) -> Row:
+        """Damage a parquet file: it is read as it was, or refused; and the manifest knows."""
+        row = Row("damaged records")
+        self._clear()
+        self._job()
+        output = self.outputs["quest"]
+        whole = output.read_bytes()
+        wanted = read_records(output, Record)
+        root = manifest.results_root(output)
+        for _ in range(count):
+            damaged = self._damaged(whole)
+            output.write_bytes(damaged)
+            row.changed += damaged != whole and not manifest.problems(root)
+            self._ends(
+                row, lambda: read_records(output, Record), lambda: row.count(read_records(output, Record), wanted)
+            )
+        output.write_bytes(whole)
+        return row
+
+    def full_disks(self, count: int) -> Row:
+        """Let every file of a job end at a random size; then give it room: one line first, the same records after."""
+        row = Row("full disks")
+        for _ in range(count):
+            self._clear()
+            limit = self.random.randrange(200, max(map(len, self.journals.values())))
+            said = self.place / "said.txt"
+            os.waitpid(self._fork(limit, said), 0)
+            lines = said.read_text().splitlines()
+            told = not lines or (len(lines) == 1 and "could not be written" in lines[0] and "are free" in lines[0])
+            if not told:
+                row.notes.append(f"limit {limit}: {lines[-1:]}")
+            self._job()
+            row.count(self._records(), self.truth)
+            row.survived -= not told
+        return row
+
+    def power_cuts(self, count: int) -> Row:
+        """Cut the power at a random call: what was not synced is there in part, torn or not at all."""
+        row = Row("power cuts")
+        trace = traced(self.place / "traced.jsonl", self.truth)
+        for _ in range(count):
+            cut = self.random.randrange(1, len(trace))
+            synced, written = trace[cut]
+            kept = bytearray(written[: self.random.randint(len(synced), len(written))])
+            for at in range(len(synced), len(kept)):
+                if self.random.random() < 0.1:
+                    kept[at] = 0  # a page that never reached the disk reads as zeros
+            path = self.place / "cut.jsonl"
+            path.write_bytes(kept)
+            promised = self.truth[: max(0, synced.count(b"\n") - 1)]
+            with Journal(path, "f", Record) as journal:
+                row.tried += 1
+                row.lost += len(promised) > len(journal.records)
+                row.changed += journal.records != self.truth[: len(journal.records)]
+                row.survived += journal.records[: len(promised)] == promised
+            path.unlink()
+        return row
+
+    def bad_configurations(self, count: int) -> Row:
+        """Change a configuration's text at random: it is read, or refused in one line."""
+        row = Row("bad configurations")
+        text = (self.place / "run.yaml").read_text()
+        before = sorted(self.place.rglob("*"))
+        for _ in range(count):
+            damaged = self._damaged(text.encode()).decode("utf-8", errors="replace")
+
+            def read(damaged: str = damaged) -> None:
+                run = build_run_config(parse_yaml(damaged, "run.yaml"), "run.yaml")
+                look(run, Plan(run, ROOT).made)
+
+            self._ends(row, read)
+        row.changed += sorted(self.place.rglob("*")) != before
+        return row
+
+    def hostile_answers(self, count: int) -> Row:
+        """Let the maths checker read answers that would run code, take all memory or never end."""
+        row = Row("hostile answers")
+        planted = self.place / "planted"
+        payloads = (
+            f"__import__('os').system('touch {planted}')", f"open('{planted}', 'w')", f"\\input{{{planted}}}",
+            f"\\write18{{touch {planted}}}", f"exec(\"open('{planted}','w')\")", f"`touch {planted}`", "lambda: 0",
+            f"().__class__.__base__.__subclasses__()[0]('{planted}')", "9" * 9999, "\\frac{" * 300, "\x00\x1b[2J",
+            "2^{2^{2^{2^{9}}}}", "\\sum_{n=1}^{10^{9}} n^{-3.1}", "(" * 3000, "<script>alert(1)</script>", "\\int" * 90,
+            "10^{10^{10}}!", "{" * 5000 + "}" * 5000, "\ud800", "\\boxed{" * 999, "x=" * 2000, "[1]*10**10",
+        )  # fmt: skip
+        with MathChecker(deadline_seconds=0.5, wall_seconds=30) as checker:
+            for number in range(count):
+                answer = payloads[number % len(payloads)] + " " * (number // len(payloads))
+                row.tried += 1
+                try:
+                    row.changed += checker.equal("7", answer)
+                    row.survived += 1
+                except ScoreTimeoutError:
+                    row.refused += 1
+        row.changed += planted.exists()
+        return row
+
+    def kills_of_the_tree(self, count: int, seconds: float) -> Row:
+        """Kill the workflow and all its jobs at random moments until it ends; compare its table."""
+        row, kills, deadline = Row("kills of the whole tree"), 0, time.monotonic() + seconds
+        self._remove("results")
+        wanted = self._workflow_table()
+        while kills < count and time.monotonic() < deadline:
+            self._remove("results", ".snakemake")
+            span = self.random.uniform(6, 40)
+            while kills < count and time.monotonic() < deadline:
+                process = subprocess.Popen(self._workflow(), stdout=-3, stderr=-3, start_new_session=True)
+                try:
+                    process.wait(self.random.uniform(1, span))
+                    break
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    kills += 1
+                    span *= 1.15
+            found = self._workflow_table()
+            row.lost += len(wanted) - min(len(wanted), len(found))
+            row.changed += not found.equals(wanted)
+            row.doubled += int(found["n"].max() > wanted["n"].max())
+        row.tried = kills
+        row.survived = kills if not (row.lost or row.changed or row.doubled) else 0
+        return row
+
+    def _workflow(self) -> list[str]:
+        places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(self.place), "--cores", "2"]
+        return [
+            sys.executable, "-m", "snakemake", *places, "--workflow-profile", str(ROOT / "profiles" / "default"),
+            "--configfile", "run.yaml", "--", SUMMARY,
+        ]  # fmt: skip
+
+    def _workflow_table(self) -> pd.DataFrame:
+        subprocess.run(self._workflow(), check=True, capture_output=True)
+        return pd.read_csv(self.place / SUMMARY)
+
+    def _remove(self, *folders: str) -> None:
+        for name in folders:
+            shutil.rmtree(self.place / name, ignore_errors=True)
+
+    def _job(self) -> None:
+        with contextlib.redirect_stderr(io.StringIO()):
+            evaluate_suite(self.config, "random", "mini_recall", self.outputs)
+
+    def _records(self) -> list[Record]:
+        return [record for output in self.outputs.values() for record in read_records(output, Record)]
+
+    def _clear(self) -> None:
+        for room in ("records", "journal"):
+            self._remove(f"results/faults/{room}")
+
+    def _fork(self, file_bytes: int | None = None, said: Path | None = None) -> int:
+        """Run the job in a child, which has all modules loaded; it may say one line and have a limit on its files."""
+        if pid := os.fork():
+            return pid
+        code, line = 0, ""
+        try:
+            if file_bytes is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
+            self._job()
+        except LongDecodeError as error:
+            code, line = 1, str(error)
+        except BaseException as error:
+            code, line = 2, f"{type(error).__name__}: {error}"
+        if said is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            said.write_text(line)
+        os._exit(code)
+
+    def _killed_at(self, seconds: float) -> bool:
+        """Run the job in a child and kill it after some time; tell whether it had ended by then."""
+        pid, deadline = self._fork(), time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return True
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return False
+
+    def _damaged(self, content: bytes) -> bytes:
+        """Change content in one of the ways in which disks, editors and copies do."""
+        at, raw = self.random.randrange(len(content)), bytearray(content)
+        match self.random.randrange(7):
+            case 0:
+                raw[at] ^= 1 << self.random.randrange(8)
+            case 1:
+                del raw[at:]
+            case 2:
+                del raw[at : at + self.random.randint(1, 200)]
+            case 3:
+                raw[at:at] = raw[at : at + self.random.randint(1, 200)]
+            case 4:
+                end = min(len(raw), at + 512)
+                raw[at:end] = bytes(end - at)
+            case 5:
+                lines = content.split(b"\n")
+                self.random.shuffle(lines)
+                raw = bytearray(b"\n".join(lines))
+            case _:
+                raw = bytearray(content.replace(b"0", b"1", 1 + at % 5))
+        return bytes(raw)
+
+    def _ends(self, row: Row, act: Callable[[], object], survived: Callable[[], None] | None = None) -> None:
+        """Count an act as survived, as refused by one line of ours, or as a crash."""
+        try:
+            act()
+        except LongDecodeError as error:
+            row.tried += 1
+            row.refused += "\n" not in str(error)
+            return
+        except Exception as error:
+            row.tried += 1
+            row.notes.append(f"{type(error).__name__}: {str(error)[:200]}")
+            return
+        if survived is not None:
+            survived()
+            return
+        row.tried += 1
+        row.survived += 1
+
+
+def run(
+    campaign: Campaign, size: float, tree_kills: int, tree_seconds: float, kills: int | None = None
+) -> Iterator[Row]:
+    """Yield the rows of a campaign; ``size`` 1 is half an hour on two processors."""
+    yield campaign.kills_of_a_job(kills or max(6, int(100 * size)))
+    yield campaign.double_starts(max(3, int(50 * size)))
+    yield campaign.damaged_journals(max(20, int(400 * size)))
+    yield campaign.damaged_records(max(20, int(400 * size)))
+    yield campaign.full_disks(max(4, int(60 * size)))
+    yield campaign.power_cuts(max(50, int(1000 * size)))
+    yield campaign.bad_configurations(max(50, int(1000 * size)))
+    yield campaign.hostile_answers(max(22, int(110 * size)))
+    if tree_kills:
+        yield campaign.kills_of_the_tree(tree_kills, tree_seconds)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the campaign and print its table."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0, help="for kills of the tree")
+    parser.add_argument("--size", type=float, default=1.0, help="share of the full counts of the other faults")
+    parser.add_argument("--kills", type=int, help="of one job; a hundred times the size where left out")
+    parser.add_argument("--tree-kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=int(datetime.date.today().strftime("%Y%m%d")))
+    given = parser.parse_args(arguments)
+    began = time.monotonic()
+    state = f"{provenance.revision()[:12]}{' and changes' if provenance.is_dirty() else ''}"
+    print(f"seed {given.seed}, revision {state}, {datetime.date.today()}\n")
+    print("| fault | tried | survived | refused | lost | doubled | changed |\n|---|---|---|---|---|---|---|")
+    good = True
+    with tempfile.TemporaryDirectory() as place:
+        campaign = Campaign(Path(place), given.seed)
+        for row in run(campaign, given.size, given.tree_kills, 60 * given.minutes, given.kills):
+            cells = (row.name, row.tried, row.survived, row.refused, row.lost, row.doubled, row.changed)
+            print(f"| {' | '.join(map(str, cells))} |", *([] if row.is_good else row.notes[:5]), sep="\n", flush=True)
+            good = good and row.is_good
+        os.chdir(ROOT)
+    print(f"\n{time.monotonic() - began:.0f} s")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Cluster profiles as they are planned: threads and GPUs from profile and configuration, not from this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from longdecode.engine.device import resolve_device
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.plan import CLUSTER_THREADS, Plan
+from longdecode.evals.run_config import build_run_config, granted
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("profile", "plugin"), [("slurm", "slurm"), ("generic", "cluster_generic")])
+def test_a_profile_is_planned_without_cores(
+    profile: str, plugin: str, command: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    if importlib.util.find_spec(f"snakemake_executor_plugin_{plugin}") is None:
+        pytest.skip("needs pip install 'longdecode[cluster]'")
+    path = write_config(device="auto")
+    arguments = command("-n", "--configfile", str(path), "--", "results/trial/summary.csv")
+    arguments[arguments.index("--workflow-profile") + 1] = str(ROOT / "profiles" / profile)
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    evaluation = said[said.index("rule evaluate_mini_recall") :]
+    assert "mem_mb=16000" in evaluation and "runtime=240" in evaluation and "Traceback" not in said
+
+
+def test_auto_asks_a_cluster_for_a_gpu_and_a_job_without_one_refuses(write_config: Any) -> None:
+    def plan(device: str, on_cluster: bool) -> Plan:
+        run = build_run_config(yaml.safe_load(write_config(device=device).read_text()), "c")
+        return Plan(run, ROOT, None if on_cluster else 4, lambda: on_cluster)
+
+    assert plan("auto", True).threads == (CLUSTER_THREADS, CLUSTER_THREADS)
+    assert [plan(device, True).gpus() for device in ("auto", "cuda", "cpu")] == [1, 1, 0]
+    run = plan("auto", True).run
+    assert granted(run, 0).device == "cpu" and granted(run, 1).device == "cuda"
+    if not Path(os.sep, "dev", "nvidia0").exists():
+        with pytest.raises(ConfigError, match="torch sees 0 CUDA devices"):
+            resolve_device(granted(run, 1).device)
+
+
+def test_a_profile_has_one_run_at_a_time(
+    command: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    from longdecode.engine.file_lock import FileLock
+
+    folder = tmp_path / "results" / "trial"
+    folder.mkdir(parents=True)
+    with FileLock(folder / ".lock"):
+        arguments = command("--cores", "1", "--configfile", str(write_config()), "--", "results/trial/config.yaml")
+        done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+    assert done.returncode != 0 and f"'trial' is being run by process {os.getpid()} of " in last and " since 20" in last
+    assert not (folder / "config.yaml").exists()
+
+
+def test_the_papers_sweep_is_priced(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "longdecode.evals.sweep", "config/papers"]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines()[2:] if not line.startswith("gated")}
+    papers = {path.stem for path in (ROOT / "config" / "papers").glob("*.yaml")} - {"sizes"}
+    assert set(rows) == {*papers, "all"}
+    numbers = {name: [float(cell.replace(",", "")) for cell in cells] for name, cells in rows.items()}
+    assert numbers["all"][0] == sum(numbers[name][0] for name in papers) and min(map(min, numbers.values())) > 0
+    assert "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct (accept" in said
