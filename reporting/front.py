@@ -69,7 +69,7 @@ def sentences(
             f"{label} from a budget of {_largest(here[label])} ({_reads_text(here[label])})"
             for label in holding[:_SHOWN]
         ]
-        more = f"; {plural(len(holding) - _SHOWN, 'other')} read more" if len(holding) > _SHOWN else ""
+        more = f"; more bytes: {listing(holding[_SHOWN:])}" if len(holding) > _SHOWN else ""
         said.append(f"On {names} {place}, within {margins} of Full and by fewest bytes read: {'; '.join(parts)}{more}.")
     else:
         said.append(f"On {names} {place}, no method stays within {margins} of Full at any budget tried.")
