@@ -181,7 +181,10 @@ class Plan:
     @property
     def made(self) -> list[str]:
         """Files that rules of this run make and that its configuration names."""
-        return [*self.role_files, *(f"{fork}/model/model.safetensors" for fork in self.forks.values())]
+        forks = (f"{fork}/model/model.safetensors" for fork in self.forks.values())
+        kinds = [f"{kind}/{init}" for kind in ("chained", "medusa") for init in ("zero", "normal")]
+        heads = (f"{self.results}/heads/{model}/{kind}/heads.json" for model in self.run.models for kind in kinds)
+        return [*self.role_files, *forks, *heads]
 
     @cached_property
     def _has_gpu(self) -> bool:

@@ -23,7 +23,8 @@ def steps(inputs: PaperInputs) -> list[Block]:
         if "speculative_step" not in stages:
             continue
         shown = [_over(stages.get(stage)) for stage in STAGES]
-        rows.append([str(model), str(label), str(budget), f"{context:,}", *shown])
+        tree = next((f"{r.measures['rows']:.0f}" for r in written(inputs.folder, label=label)), wording.DASH)
+        rows.append([str(model), str(label), tree, str(budget), f"{context:,}", *shown])
     speed = inputs.speed
     table = pd.DataFrame() if speed is None else speed.table
     for _, row in table.iterrows():
@@ -38,8 +39,8 @@ def steps(inputs: PaperInputs) -> list[Block]:
                 bases.append([str(row["model"]), f"{words['rows']}, {_rows(row)}", f"{int(row['context']):,}",
                               f"{wording.number(row['median_us'] / 1000, 2)} ({_over(row)})"])  # fmt: skip
     bases.append(["llama3.1-8b", words["theirs"], "mean to 102,400", wording.number(PAPER_AR_MS, 0)])
-    heads = ("Model", "Label", "Budget", "Context", "Draft", "Verify", "Keep", "Whole step")
-    blocks: list[Block] = [Cells(words["caption"], heads, rows, frozenset(range(3, 8)))] if rows else []
+    heads = ("Model", "Label", "Rows verified", "Budget", "Context", "Draft", "Verify", "Keep", "Whole step")
+    blocks: list[Block] = [Cells(words["caption"], heads, rows, frozenset({2, 4, 5, 6, 7, 8}))] if rows else []
     blocks = blocks or [inputs.missing(words["missing"], "throughput")]
     baseline = Cells(words["baselines"], ("Model", "Baseline", "Context", "ms"), bases, frozenset({3}))
     return [Prose(words["text"]), *blocks, baseline]

@@ -12,7 +12,7 @@ from longdecode.evals.records import Record
 from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.tokenswift.texts import MEASURED, Value, fulls, longest, texts, value, written
+from longdecode.reporting.papers.tokenswift.texts import Value, fulls, longest, texts, value, written
 
 PRINTED_MODEL, PRINTED_PROMPT = "llama3.1-8b", 4096
 
@@ -142,6 +142,22 @@ def growth(inputs: PaperInputs) -> list[Block]:
     return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"], "generate")])]
 
 
+def minutes(inputs: PaperInputs) -> list[Block]:
+    """Return figure 1: minutes since the start of the text, autoregressive and drafted."""
+    words, theirs, rows = inputs.words("minutes"), fulls(inputs.folder), list[Compared]()
+    stands = inputs.words("tables")["default"]
+    for printed in inputs.published.rows("figure_1"):
+        for column, label in (("autoregressive", "full"), ("tokenswift", stands["label"])):
+            own = written(inputs.folder, label=label, task=stands["sampler"], context=stands["prompt"])
+            past = printed["generated"]
+            found = value([r for r in own if r.measures["tokens"] == longest(own)], theirs, "minutes", past)
+            figure = inputs.published.figure("figure_1", column, generated=past)
+            rows.append(compared_value([f"{past:,}", column], figure, found, why("speedup")))
+    measured = any(row.verdict != "not measured" for row in rows)
+    table = Comparison(words["caption"], ("Tokens", "Column"), rows, "minutes")
+    return [Prose(words["text"]), table, *([] if measured else [inputs.missing(words["missing"], "generate")])]
+
+
 def quality(inputs: PaperInputs) -> list[Block]:
     """Return diversity, repetition, Full's loss and exactness of every text, and those that were not written."""
     words, rows = inputs.words("quality"), []
@@ -229,6 +245,3 @@ def one_text(inputs: PaperInputs) -> list[Block]:
 
 def _shown(given: object) -> str:
     return f"{given:,}" if isinstance(given, int) else str(given)
-
-
-__all__ = ["MEASURED", "Mirror", "growth", "heads", "law", "one_text", "quality"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import pandas as pd
 import pytest
 
-from longdecode.evals.plan import config_path
+from longdecode.evals.plan import Plan, config_path
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import load_run_config
 from longdecode.evals.storage import write_records
@@ -17,6 +19,7 @@ from longdecode.reporting.build import build_report
 from longdecode.reporting.lossless import matrix
 from longdecode.reporting.papers.blocks import Cells
 from longdecode.reporting.papers.registry import load_paper
+from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.texts import fulls, value, written
 
 ROOT = Path(__file__).parents[3]
@@ -91,6 +94,11 @@ def test_the_matrix_names_the_fastest_first_and_says_who_could_not(folder: Path)
 def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_print() -> None:
     run, paper = load_run_config(config_path(ROOT, "tokenswift")), load_paper("tokenswift")
     assert run.generation is not None
+    made = Plan(run, ROOT).made
+    named = [
+        str(path) for label in ("tokenswift", "medusa") for m in run.models for path in run.methods[label].files_of(m)
+    ]
+    assert len(named) == 4 and set(named) <= set(made)
     tables = dict(paper.words["tables"])
     default = tables.pop("default")
     for name in set(tables) - {"title"}:
@@ -102,11 +110,36 @@ def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_pri
             assert wanted["label"] in run.methods and wanted["sampler"] in run.generation.samplers
 
 
+def test_a_composed_speedup_is_tokens_a_step_over_the_steps_time(folder: Path) -> None:
+    timed = {"model": "llama3-8b", "budget": "4096", "context": 102_400, "bench": "decode", "batch": 1, "n": 9}
+    rows = [
+        {"label": "full", "stage": "step", "ratio": 1.0, "median_us": 6000.0},
+        {"label": "full", "stage": "forward_rows", "ratio": 0.8, "median_us": 7500.0, "params": '{"rows": 41}'},
+        {"label": "tokenswift", "stage": "speculative_step", "ratio": 0.5, "median_us": 12000.0},
+        {"label": "tokenswift", "stage": "verify", "ratio": 0.625, "median_us": 9600.0},
+        {"label": "medusa", "stage": "speculative_step", "ratio": 0.9, "median_us": 6700.0},
+    ]
+    words = load_paper("tokenswift").words
+    inputs: Any = SimpleNamespace(
+        folder=folder, words=lambda part: words[part], missing=lambda *_: None,
+        speed=SimpleNamespace(table=pd.DataFrame([timed | row for row in rows])),
+    )  # fmt: skip
+    (table,) = [block for block in composed(inputs) if isinstance(block, Cells)]
+    assert table.rows == [
+        ["tokenswift", "tiny, minp, 4,096", "llama3-8b, 102,400", "4.00", "2.00", "2.00"]
+    ]  # medusa wrote nothing
+    parts, baselines = (block for block in steps(inputs) if isinstance(block, Cells))
+    assert list(parts.rows[0]) == ["llama3-8b", "tokenswift", "5", "4096", "102,400", "–", "1.60", "–", "2.00"]
+    assert [row[1:] for row in baselines.rows][:2] == [
+        ["ours, in a CUDA graph", "102,400", "6.00"], ["dense pass, 41 rows", "102,400", "7.50 (1.25)"],
+    ]  # fmt: skip
+
+
 def test_the_report_has_both_pages_and_the_text(
-    folder: Path, make_run: Callable[..., Path], no_drawing: None, tmp_path: Path
+    folder: Path, run_folder: Path, no_drawing: None, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(make_run(["full", "streaming"], ["mini_recall"]), run)
+    shutil.copytree(run_folder, run)
     (run / "generation").symlink_to(folder / "generation")
     build_report(run / "config.yaml", run, tmp_path / "report")
     page = (tmp_path / "report" / "paper-tokenswift.html").read_text(encoding="utf-8")
