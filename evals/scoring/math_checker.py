@@ -20,6 +20,7 @@ from typing import Self
 
 from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
 from longdecode.evals import sandbox
+from longdecode.evals.scoring import math_worker
 from longdecode.evals.scoring.math_equivalence import Rule
 
 DEADLINE_SECONDS = 10.0
@@ -147,7 +148,7 @@ def _command(
     """Return the worker's command, the descriptors it inherits and its variables."""
     run = (
         f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); sys.argv[1:] = [{str(deadline_seconds)!r}]; "
-        "from longdecode.evals.scoring.math_worker import main; main()"
+        f"from {math_worker.__name__} import main; main()"
     )
     if not is_sandboxed():
         return [sys.executable, "-I", "-c", run], (), {**os.environ, **sandbox.environment()}

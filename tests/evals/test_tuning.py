@@ -125,7 +125,11 @@ def test_a_label_takes_the_tuned_values_and_its_own_override_them(tmp_path: Path
         ({"tidal": TIDAL}, None, r"methods\.streaming: .*sinks = 4, tuned: 'none'.* is untuned and tidal is tuned"),
         (None, {"full": {}, "streaming": {}, "tidal": {"params": {"reselect_layer": 6}}}, r"streaming is untuned"),
         (None, {"full": {}, "streaming": {"params": {"sinks": 8}}, "duo": {}}, r"methods\.duo: .*duo is untuned"),
-        (None, {"lychee": {"params": {"roles": "r.json"}}, "duo": {}}, r"methods\.duo: .*made up.*lychee are learned"),
+        (
+            None,
+            {"full": {}, "lychee": {"params": {"roles": "r.json"}}, "duo": {}},
+            r"methods\.duo: .*made up.*lychee are learned",
+        ),
     ],
 )
 def test_a_run_that_tunes_some_methods_only_is_refused(tmp_path: Path, chosen: Any, methods: Any, says: str) -> None:

@@ -203,8 +203,8 @@ def test_bad_drafters_are_refused() -> None:
 def test_a_configuration_sets_the_drafters_knobs() -> None:
     entry = {"method": "speculate", "params": {"drafter": "snapkv", "drafter_params": {"window": 8}}}
     values: dict[str, Any] = {
-        "profile": "p", "models": {"m": {"path": "weights"}}, "methods": {"drafted": entry}, "budgets": [64],
-        "suites": {"mini_recall": {"contexts": [1024], "samples": 1}},
+        "profile": "p", "models": {"m": {"path": "weights"}}, "methods": {"full": {}, "drafted": entry},
+        "budgets": [64], "suites": {"mini_recall": {"contexts": [1024], "samples": 1}},
     }  # fmt: skip
     spec = build_run_config(values, "test.yaml").methods["drafted"]
     method = get_method("speculate").from_budget(BUDGET, CONFIG, **spec.params_of("m"))
