@@ -56,7 +56,13 @@ def run_with(path: Path, found: TuningRecord, **more: Any) -> RunConfig:
 
 def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Streaming's knob has four settings and three are paid for; Tidal's first knob uses the effort up."""
-    worth = {("streaming", 4): 0.5, ("streaming", 16): 0.75, ("streaming", 64): 1.0, ("tidal", 6): 0.9}
+    worth = {
+        ("streaming", 4): 0.5,
+        ("streaming", 16): 0.75,
+        ("streaming", 0): 0.75,
+        ("streaming", 64): 1.0,
+        ("tidal", 6): 0.9,
+    }
     tried: list[tuple[str, Any]] = []
 
     def sweep(config: Any, model: str, methods: Any) -> dict[str, Sequence[Any]]:
@@ -74,7 +80,7 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
     assert tried == [
         ("full", None), *(("streaming", n) for n in (4, 0, 16)), *(("tidal", layer) for layer in (4, 5, 6))
     ]  # fmt: skip
-    assert made.methods["streaming"].chosen == {"sinks": 16}
+    assert made.methods["streaming"].chosen == {"sinks": 0}, "a tie takes the smallest"
     assert made.methods["tidal"].chosen == {"reselect_layer": 6, "sink_tokens": 0, "recent_tokens": 0}
     assert read_tuning(tmp_path / "t.json") == made and made.prompts == ("a" * 64,)
 
