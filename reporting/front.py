@@ -185,7 +185,8 @@ def _speed_sentence(speed: Speed) -> str:
     if models.empty:
         return ""
     model = str(models.idxmax())
-    mine = steps[(steps["model"] == model) & (steps["batch"] == steps.loc[steps["model"] == model, "batch"].min())]
+    batch = steps.loc[steps["model"] == model, "batch"].min()
+    mine = steps[(steps["model"] == model) & (steps["batch"] == batch)]
     mine = mine[mine["budget"].isin(["full", speed.main_budget(model)])]
     counts = mine.groupby("context")["label"].nunique()
     context = max(counts[counts == counts.max()].index)
@@ -199,7 +200,7 @@ def _speed_sentence(speed: Speed) -> str:
     if not parts:
         return ""
     return (
-        f"A step of {model} at {short_tokens(int(context))} tokens{at}, times as fast as Full: "
+        f"A step of {model} at {short_tokens(int(context))} tokens, batch {int(batch)}{at}, times as fast as Full: "
         f"{', '.join(parts)}{limit}; "
         "these are times, of the configurations that the page Speed names."
     )
