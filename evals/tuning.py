@@ -110,8 +110,8 @@ def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
 def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: set[str], began: float) -> Tuned:
     """Sweep one knob after the other, the others at their best so far.
 
-    The present value is tried first, so that any effort covers it. Of settings that score alike, the smallest is
-    taken: the fewest sinks and recent tokens leave most of a budget to choose with.
+    The present value is tried first, so that any effort covers it, and stays where no setting differs from it. Of
+    settings that score alike otherwise, the smallest is taken: it leaves most of a budget to choose with.
     """
     fixed, most = spec.own_params(model), _spec(config).settings
     choices = choices_of(spec.card, layers)
@@ -130,7 +130,8 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
         ran = [trial for trial in trials if trial.value is not None]
         if not ran:
             raise ConfigError(f"tuning {spec.method} on {model}: no setting ran; the first says {trials[0].status!r}")
-        best = max(ran, key=lambda trial: (trial.value or 0.0, -sum(trial.setting.values()))).setting
+        if len({trial.value for trial in ran}) > 1 or best not in [trial.setting for trial in ran]:
+            best = max(ran, key=lambda trial: (trial.value or 0.0, -sum(trial.setting.values()))).setting
     unswept = {name: value for name, value in fixed.items() if name not in choices}
     seconds = round(time.monotonic() - began, 1)
     return Tuned(fixed=unswept, chosen=best, trials=tuple(trials), seconds=seconds)

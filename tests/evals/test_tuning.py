@@ -85,6 +85,16 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
     assert read_tuning(tmp_path / "t.json") == made and made.prompts == ("a" * 64,)
 
 
+def test_a_knob_without_effect_stays_at_its_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def sweep(config: Any, model: str, methods: Any) -> dict[str, Sequence[Any]]:
+        fields = {"task": TASKS[0], "prompt_sha256": "a" * 64, "reason": None, "status": "ok"}
+        return {label: [type("R", (), fields | {"score": float(label == "full")})()] for label in methods}
+
+    monkeypatch.setattr(tuning, "sweep", sweep)
+    made = tuning.tune(build_run_config(values(), "run.yaml"), "miniature", tmp_path / "t.json")
+    assert made.methods["streaming"].chosen == {"sinks": 4}
+
+
 def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(tmp_path: Path) -> None:
     config = build_run_config(values(methods={"full": {}, "h2o": {}}), "run.yaml")
     path = tmp_path / "results" / "t.json"
