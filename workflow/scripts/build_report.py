@@ -9,7 +9,9 @@ with logged(snakemake):
     from longdecode.reporting.build import build_report
 
     config, pages = Path(snakemake.input.config), Path(snakemake.output[0]).parent
+    # What ships with the project, such as a tuning record, is no result of the run and in no manifest.
     named = {Path(path) for path in snakemake.input if Path(path).suffix != ".passed"}
-    manifest.require(config.parent, named | manifest.listed(config.parent), config)
+    results = {path for path in named if path.is_relative_to(config.parent)}
+    manifest.require(config.parent, results | manifest.listed(config.parent), config)
     build_report(config, config.parent, pages)
     manifest.rewrite(pages)
