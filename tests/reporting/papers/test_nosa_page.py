@@ -172,7 +172,7 @@ def test_holes_name_the_command_that_fills_them(tmp_path: Path, lychee_run: Modu
         for block in section.blocks
         if isinstance(block, MissingResult)
     }
-    assert holes["forks"] == "snakemake --cores 8 nosa_train --config profile=forked"
-    assert holes["locality"] == "snakemake --cores 8 nosa_locality --config profile=forked"
+    assert holes["forks"] == "snakemake --cores 8 nosa_train --config profile=nosa"
+    assert holes["locality"] == "snakemake --cores 8 nosa_locality --config profile=nosa"
     assert "throughput" in holes
     assert np.isfinite(paper.published.tables["speedups"].rows[0]["ratio"])
