@@ -1,4 +1,7 @@
-"""The gate: a label's conformance on a device, checked once and kept in a file that the jobs read."""
+"""The gate: a label's conformance on a device, checked once and kept in a file that the jobs read.
+
+Its first part runs the conformance suite on a tiny model, its second the kernels of the run's own launches.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from longdecode.engine.device import device_name
 from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.evals import provenance
+from longdecode.evals.gate_launches import Launched, check_label
 from longdecode.evals.hashing import gate_code_hash
 from longdecode.evals.manifest import seal
 from longdecode.evals.run_config import RunConfig
@@ -36,7 +40,7 @@ class Verdict(BaseModel):
 
 
 class GateFile(BaseModel):
-    """All verdicts on a method's parameters under one label, and what they hold for."""
+    """All verdicts on a method's parameters under one label, its launches by model, and what they hold for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,6 +51,7 @@ class GateFile(BaseModel):
     dirty: bool
     versions: dict[str, str]
     verdicts: tuple[Verdict, ...]
+    launches: dict[str, Launched]
 
 
 class Gate:
@@ -63,12 +68,12 @@ class Gate:
         self.device = device
         self.folder = folder
         self._verdicts: dict[str, Verdict] = {}
+        self._launches: dict[tuple[str, str], Launched] = {}
 
     def run(self, label: str) -> None:
         """Check every set of parameters that a label has on the run's models, and write the label's file."""
         method = self.config.methods[label].method
         verdicts = tuple(_check(method, self.device, params) for params in self.config.gated_params(label))
-        self._verdicts |= {_key(method, verdict.params): verdict for verdict in verdicts}
         file = GateFile(
             method=method,
             device=device_name(self.device),
@@ -77,7 +82,9 @@ class Gate:
             dirty=provenance.is_dirty(),
             versions=provenance.versions(),
             verdicts=verdicts,
+            launches=check_label(self.config, label, self.device),
         )
+        self._keep(label, file)
         path = self.folder / f"{label}.json"
         with replacing(path) as temporary:
             temporary.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -92,10 +99,15 @@ class Gate:
         gated = self.config.gate_of(label)
         key = _key(method, self.config.methods[label].portable(model))
         if key not in self._verdicts and (file := self._read(gated)) is not None:
-            self._verdicts |= {_key(method, verdict.params): verdict for verdict in file.verdicts}
+            self._keep(gated, file)
         if key not in self._verdicts:
             self.run(gated)
-        return self._verdicts[key].refusal
+        launched = self._launches.get((gated, model))
+        return self._verdicts[key].refusal or (launched.refusal if launched else None)
+
+    def _keep(self, label: str, file: GateFile) -> None:
+        self._verdicts |= {_key(file.method, verdict.params): verdict for verdict in file.verdicts}
+        self._launches |= {(label, model): launched for model, launched in file.launches.items()}
 
     def _read(self, label: str) -> GateFile | None:
         """Return a label's file where it holds for this device and code."""

@@ -16,14 +16,15 @@ BOOKKEEPING = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
         "engine.plugins", "evals.common_window", "evals.config_values", "evals.fairness", "evals.tuning_spec",
-        "evals.generation.spec", "evals.hashing", "evals.identification_spec", "evals.journal",
+        "evals.gate_launches", "evals.generation.spec", "evals.hashing", "evals.identification_spec", "evals.journal",
         "evals.ledger", "evals.migrations", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
         "evals.storage", "evals.tasks.registry", "evals.throughput.spec", "methods.card", "methods.conformance",
-        "methods.conformance_bench", "methods.conformance_rules", "methods.registry", "methods.rule",
+        "methods.conformance_bench", "methods.conformance_launches", "methods.conformance_rules", "methods.registry",
+        "methods.rule",
     )
 )  # fmt: skip
 """Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
-GATE = ("conformance", "conformance_bench", "conformance_rules", "rule")
+GATE = ("conformance", "conformance_bench", "conformance_launches", "conformance_rules", "rule")
 """Modules of the methods room that check a method."""
 _CODE_SUFFIXES = (".py", ".yaml", ".json")
 

@@ -18,6 +18,7 @@ from longdecode.engine.disk import writing
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.file_lock import FileLock, LockHeldError
 from longdecode.engine.model_cache import built_model
+from longdecode.evals.gate_launches import launches_of
 from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, quality_code_hash, speed_code_hash
 from longdecode.evals.names import unknown_name
 from longdecode.evals.record_files import record_files
@@ -227,7 +228,12 @@ class Plan:
 
     def gate_settings(self, label: str) -> str:
         """Return all settings that a gate file depends on."""
-        return self._settings(gated=[self.run.methods[label].method, self.run.gated_params(label)])
+        gated = [self.run.methods[label].method, self.run.gated_params(label)]
+        return self._settings(gated=gated, launches={m: repr(at) for m, at in launches_of(self.run, label).items()})
+
+    def gate_models(self, label: str) -> list[str]:
+        """Return the files of the models whose heads a label's gate needs to know."""
+        return sorted({path for model in launches_of(self.run, label) for path in self.model_files(model)})
 
     def gate_code(self, label: str) -> str:
         """Hash the code that conformance of a label runs."""

@@ -95,12 +95,14 @@ class Conformance(_Strict):
     """State how the conformance suite runs the method.
 
     ``budget_tokens`` is the small budget, doubled for parameters that need more; the contexts grow with it. ``params``
-    hold where a case does not set them. ``whole_budget_exact`` says that a budget over the context gives exactly Full's
+    hold where a case does not set them, ``launches`` likewise where a run's own launches are checked: values without
+    which rounding grows. ``whole_budget_exact`` says that a budget over the context gives exactly Full's
     logits; where not, ``why`` says so.
     """
 
     budget_tokens: int = Field(default=64, ge=4)
     params: dict[str, Any] = Field(default_factory=dict)
+    launches: dict[str, Any] = Field(default_factory=dict)
     whole_budget_exact: bool = True
     why: str = ""
 
@@ -145,9 +147,9 @@ class Card(_Strict):
                 raise ValueError(f"slack.per_query_head names {key!r}, which is no variant of this card")
         if self.slack.times is not None and self.slack.times not in knobs:
             raise ValueError(f"slack.times names {self.slack.times!r}, which is no knob of this card")
-        unknown = sorted(set(self.conformance.params) - knobs)
-        if unknown:
-            raise ValueError(f"conformance.params sets {', '.join(unknown)}, which is no knob of this card")
+        for part in ("params", "launches"):
+            if unknown := sorted(set(getattr(self.conformance, part)) - knobs):
+                raise ValueError(f"conformance.{part} sets {', '.join(unknown)}, which is no knob of this card")
         if (self.rule == "none") != bool(self.rule_reason):
             raise ValueError("rule_reason is needed with rule: none, and only there")
         if not (self.conformance.whole_budget_exact or self.conformance.why):

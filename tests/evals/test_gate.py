@@ -13,13 +13,19 @@ import torch
 from longdecode.engine.device import device_name
 from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.evals import gate
+from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.gate_launches import Launched, Launches, check_label, launches_of, places
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.storage import read_records
+from longdecode.evals.throughput.models import shape_config
+from longdecode.methods.conformance_launches import Place
 
 CPU = torch.device("cpu")
 ROLES = {"roles": "spread", "retrieval_heads": 1}
+LAUNCHED: dict[str, Launched] = {}
+"""The gate's second part in these tests; see ``test_a_launch_that_fails_bars_its_model_alone``."""
 
 
 @pytest.fixture
@@ -35,14 +41,19 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
             raise UnsupportedCellError("no budget fits")
 
     monkeypatch.setattr(gate, "check_method", check)
+    monkeypatch.setattr(gate, "check_label", lambda config, label, device: dict(LAUNCHED))
     return asked
 
 
 def configured(config_values: dict[str, Any], **methods: Any) -> RunConfig:
+    return build_run_config(configured_values(config_values, **methods), "c")
+
+
+def configured_values(config_values: dict[str, Any], **methods: Any) -> dict[str, Any]:
     timed = {"llama3-8b": {"contexts": [512], "batches": [1], "budgets": [64], "methods": ["streaming"]}}
     values = copy.deepcopy(config_values) | {"throughput": {"decode": timed}}
     values["methods"] |= methods
-    return build_run_config(values, "c")
+    return values
 
 
 def test_every_set_of_parameters_is_checked_once_and_kept(
@@ -115,3 +126,58 @@ def test_records_of_a_label_that_stops_conforming_are_closed(
     assert {(r.status, r.reason) for r in read_records(output, Record) if r.status != "data_unavailable"} == {
         ("failed_gate", "reads too much")
     }
+
+
+def test_a_launch_that_fails_bars_its_model_alone(
+    config_values: dict[str, Any], tmp_path: Path, checks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = Launched(status="failed_gate", dtype="bfloat16", message="on llama3-8b: outputs differ")
+    skipped = Launched(status="skipped", dtype="bfloat16", message="no room")
+    monkeypatch.setitem(LAUNCHED, "llama3-8b", bad)
+    monkeypatch.setitem(LAUNCHED, "tiny", skipped)
+    config = configured(config_values)
+    gate.Gate(config, CPU, tmp_path).run("streaming")
+    for opened in (gate.Gate(config, CPU, tmp_path), gate.Gate(config, CPU, tmp_path / "made_now")):
+        assert str(opened.refusal("streaming", "llama3-8b")) == bad.message
+        assert opened.refusal("streaming", "tiny") is None
+
+
+def test_launches_are_the_largest_that_are_scored_or_timed(config_values: dict[str, Any]) -> None:
+    config = configured(
+        config_values,
+        streaming={"by_model": {"llama3-8b": {"sinks": 5}}},
+        streaming_part={"method": "streaming", "suites": ["mini_recall"], "budgets": [0.25]},
+    )
+    assert config.gate_of("streaming_part") == "streaming"
+    found = launches_of(config, "streaming")
+    assert found == {
+        "tiny": Launches(512, 2, (Budget(0.5), Budget(64), Budget(0.25)), {}),
+        "llama3-8b": Launches(512, 1, (Budget(64),), {"sinks": 5}),
+    }
+    assert launches_of(config, "full")["tiny"].budgets == (FULL_BUDGET,)
+
+
+def test_labels_are_checked_in_the_runs_dtype_with_their_models_heads(config_values: dict[str, Any]) -> None:
+    config = build_run_config(configured_values(config_values) | {"dtype": "bfloat16"}, "c")
+    assert check_label(config, "streaming", CPU) == {
+        "tiny": Launched(status="passed", dtype="bfloat16", checked=("512 tokens x 2, budget 256",)),
+        "llama3-8b": Launched(status="passed", dtype="bfloat16", checked=("512 tokens x 1, budget 64",)),
+    }
+    # A model that is not there is skipped, not failed.
+    gone = build_run_config(configured_values(config_values) | {"models": {"tiny": {"path": "/no/such/folder"}}}, "c")
+    assert check_label(gone, "full", CPU)["tiny"].status == "skipped"
+
+
+def test_places_fit_the_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, device = shape_config("llama3-8b"), torch.device("cuda")
+    launches = Launches(131_072, 16, (Budget(4096),), {})
+
+    def found(free: int) -> list[Place]:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+        return places(launches, shape, device, torch.bfloat16)
+
+    assert found(140 * 10**9) == [Place(131_072, 1), Place(13_078, 16)]
+    assert all(place.cache_bytes(shape, torch.bfloat16) <= 6e9 for place in found(140 * 10**9))
+    assert found(8 * 10**9) == [Place(69_754, 1), Place(4_359, 16)]
+    with pytest.raises(UnsupportedCellError, match="1024 tokens take"):
+        found(10**8)

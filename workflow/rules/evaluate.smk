@@ -1,5 +1,7 @@
 rule gate:
-    """Check a label's method by the conformance suite on the run's device: what fails is not scored and not timed."""
+    """Check a label's method and its launches on the run's device: what fails is not scored and not timed."""
+    input:
+        lambda wildcards: PLAN.gate_models(wildcards.label),
     output:
         f"{RESULTS}/gate/{{label}}.json",
     log:

@@ -1,4 +1,4 @@
-"""Check a label's method by the conformance suite and write the outcome, whatever it is."""
+"""Check a label's method and its launches and write the outcome, whatever it is."""
 
 from pathlib import Path
 

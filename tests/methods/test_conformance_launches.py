@@ -1,0 +1,121 @@
+"""Launches of a run against their definitions: right ones pass, bugs that only bfloat16 or length shows are caught."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine import kv_cache
+from longdecode.engine.attention import Selection
+from longdecode.engine.errors import GateError
+from longdecode.evals.throughput.models import shape_config
+from longdecode.kernels import dispatch
+from longdecode.kernels.dispatch import VARIABLE
+from longdecode.methods import conformance_launches
+from longdecode.methods.conformance import check_method
+from longdecode.methods.conformance_launches import Place, check_launches, landmarks
+from longdecode.methods.registry import get_method, load_card, method_names
+
+CPU, SHAPE = torch.device("cpu"), shape_config("miniature-shape")
+LONG = Place(1000, 2)
+
+
+def checked(name: str, dtype: torch.dtype, place: Place = LONG, device: torch.device = CPU, shape: Any = SHAPE) -> None:
+    least = load_card(name).limits.min_budget_tokens
+    check_launches(name, shape, {}, least and max(least, place.context // 8), place, device, dtype)
+
+
+def in_force() -> bool:
+    """True where the kernels run, not their definitions."""
+    return os.environ.get(VARIABLE) != "naive"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["dma", "duo", "quest", "retro", "shadowkv", "tova", "triforce"])
+def test_every_kind_of_method_can_be_checked(name: str, dtype: torch.dtype) -> None:
+    checked(name, dtype)
+
+
+def test_landmarks_lie_in_the_row_and_on_both_sides_of_edges() -> None:
+    for length in (1, 2, 63, 64, 65, 1000, 131_071, 131_072):
+        found = landmarks(length)
+        assert len(found) == conformance_launches.LANDMARKS and 0 <= min(found) <= max(found) == length - 1
+    assert {65_535, 65_536} <= set(landmarks(131_072)) and {511, 512} <= set(landmarks(1000))
+
+
+def faulty_attention(fault: Callable[..., Tensor]) -> Callable[..., Any]:
+    right = kv_cache.decode_attention
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, kv_lengths: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+        return fault(right, q, k, v, kv_lengths, **given) if in_force() else right(q, k, v, kv_lengths, **given)
+
+    return attend
+
+
+def tail_lost(right: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **given: Any) -> Any:
+    """The half-filled last tile of 64 is left out once there are ten tiles."""
+    return right(q, k, v, torch.where(lengths > 640, lengths // 64 * 64, lengths), **given)
+
+
+def offsets_wrap(right: Any, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **given: Any) -> Any:
+    """Slots from 512 on are read at the row's start, as when an offset's high bits are lost."""
+    slots = torch.arange(k.shape[2]) % 512
+    return right(q, k[:, :, slots], v[:, :, slots], lengths, **given)
+
+
+def coarse(right: Any, q: Tensor, *rest: Any, **given: Any) -> Any:
+    """The query loses bits in bfloat16 alone."""
+    return right((q / 4).round() * 4 if q.dtype == torch.bfloat16 else q, *rest, **given)
+
+
+@pytest.mark.parametrize(("fault", "dtype"), [(tail_lost, "float32"), (offsets_wrap, "float32"), (coarse, "bfloat16")])
+def test_a_fault_of_length_or_dtype_passes_the_suite_and_fails_the_launches(
+    fault: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked("full", getattr(torch, dtype))
+    monkeypatch.setattr(kv_cache, "decode_attention", faulty_attention(fault))
+    check_method("full", CPU, {})
+    with pytest.raises(GateError, match=f"full in {dtype}, 1000 tokens, 2 rows, .* outputs differ"):
+        checked("full", getattr(torch, dtype))
+
+
+def test_a_selector_that_misses_late_pages_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    quest = get_method("quest")
+    choose = quest.select
+
+    def select(self: Any, layer: int, q: Tensor, state: Any) -> Selection | None:
+        chosen = choose(self, layer, q, state)
+        if chosen is not None and in_force():
+            chosen.indices = torch.where(chosen.indices > 32, chosen.indices - 32, chosen.indices)
+        return chosen
+
+    monkeypatch.setattr(quest, "select", select)
+    with pytest.raises(GateError, match="outputs differ"):
+        checked("quest", torch.float32)
+    # Where the output stays, the lists tell.
+    monkeypatch.setattr(conformance_launches, "TOLERANCES", {torch.float32: 1e9})
+    with pytest.raises(GateError, match="entries of a list are not in its definition's"):
+        checked("quest", torch.float32)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
+@pytest.mark.parametrize("name", ["lychee", "quest"])
+def test_triton_kernels_pass_in_the_interpreter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float16, which the interpreter rounds rightly."""
+    monkeypatch.setattr(dispatch, "kernel_path", lambda device, dtype=None: "triton" if in_force() else "naive")
+    monkeypatch.setattr(conformance_launches, "LAYERS", 3)
+    monkeypatch.setattr(conformance_launches, "STEPS", 2)
+    checked(name, torch.float16, Place(250, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", ["llama3-8b", "miniature-shape"])
+@pytest.mark.parametrize("name", method_names())
+def test_launches_at_full_length_on_the_device(name: str, shape: str) -> None:
+    place = Place(131_072, 1) if shape == "llama3-8b" else Place(16_384, 32)
+    checked(name, torch.bfloat16, place, torch.device("cuda"), shape_config(shape, place.context))
