@@ -71,7 +71,8 @@ cluster-test: $(STAMP) ## The tiny run on a one-node Slurm of this machine (root
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
 container: ## Build the container image longdecode from the lock
-	docker build -t longdecode -f container/Dockerfile .
+	docker build -t longdecode --build-arg REVISION=$$(git rev-parse HEAD) \
+		--build-arg DIRTY=$$(git diff --quiet HEAD && echo 0 || echo 1) -f container/Dockerfile .
 
 schema: $(STAMP) ## Write workflow/schemas/config.schema.yaml from the configuration's types
 	$(BIN)/python -m longdecode.evals.run_config > workflow/schemas/config.schema.yaml

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -43,9 +43,6 @@ class AdaptationRun:
     held_out: typed.Count = 4
 
 
-_SETTINGS = tuple(item.name for item in fields(AdaptationRun) if item.name != "name")
-
-
 @dataclass(frozen=True, slots=True)
 class LocalitySpec:
     """A measurement of what consecutive steps share: each label on the model named, over forced text.
@@ -73,18 +70,7 @@ class AdaptationSpec:
     @classmethod
     def _share_defaults(cls, values: Any) -> Any:
         """Lay each run over the shared settings."""
-        if not isinstance(values, Mapping):
-            return values
-        shared, runs = values.get("defaults") or {}, values.get("runs") or {}
-        if not isinstance(shared, Mapping) or not isinstance(runs, Mapping):
-            return values
-        laid: dict[Any, Any] = {}
-        for name, run in runs.items():
-            laid[name] = {**shared, **(run or {}), "name": name} if isinstance(run, Mapping | None) else run
-        for where, given in (("defaults", shared), *((f"runs.{name}", run) for name, run in runs.items())):
-            for key in given if isinstance(given, Mapping) else ():
-                typed.require_known("setting", [key], _SETTINGS, f"{where}.{key}")
-        return {**values, "runs": laid}
+        return typed.with_defaults(values, AdaptationRun)
 
     def check_names(self, models: Iterable[str], labels: Iterable[str]) -> None:
         """Refuse models and labels that the run does not have, as a validator does."""

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from longdecode.engine.errors import ConfigError
+from longdecode.evals.generation.spec import GenerationRun
 from longdecode.evals.plan import Plan
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.run_config import RunConfig, load_run_config
@@ -99,8 +100,13 @@ def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
         groups.setdefault((file.model, file.suite, *own), []).append(file)
         cost.add(_samples_cost(run, file, sizes, times))
     gates = {run.gate_of(label) for label in run.methods}
-    cost.jobs = len(groups) + len(gates) + len(plan.speed_jobs) + len(plan.role_files)
+    heads = {path for model in run.models for path in plan.method_files(run.methods, model)} - set(plan.role_files)
+    trained = {"roles": len(plan.role_files), "heads": len(heads & set(plan.made))}
+    cost.jobs = len(groups) + len(gates) + len(plan.speed_jobs) + len(plan.generation) + sum(trained.values())
     cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
+    cost.gpu_hours += sum(count * _size(sizes, "training_hours", kind, run) for kind, count in trained.items() if count)
+    for text in run.generation.runs.values() if run.generation else ():
+        cost.add(_texts_cost(run, text, sizes, times))
     for model in run.models.values():
         known = _size(sizes, "checkpoints", model.path, run)
         cost.downloads = {**(cost.downloads or {}), model.path: known["bytes"]}
@@ -134,6 +140,21 @@ def _samples_cost(run: RunConfig, file: RecordFile, sizes: Mapping[str, Any], ti
             # One prefill serves all budgets of a job.
             seconds += count * times.prefill(context, weights / MEASURED_BYTES)
     return Cost(0, seconds / 3600, samples * (RECORD_BYTES + TOKEN_BYTES * new))
+
+
+def _texts_cost(run: RunConfig, text: GenerationRun, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
+    """Price long texts as if every label took a step of Full for each token: drafting can only be faster."""
+    model = _size(sizes, "checkpoints", run.models[text.model].path, run)
+    weights = MEASURED_BYTES * model["bytes"] / 16.1e9
+    kv_bytes = 4.0 * model["layers"] * model["kv_heads"] * model["head_dim"]
+    drafts = len(text.drafters) * len(text.draft_tokens) * len(text.branches)
+    count = (1 + len(text.labels) + drafts) * len(text.samplers) * text.books
+    seconds = sum(
+        times.prefill(prompt, weights / MEASURED_BYTES)
+        + text.tokens * times.step(weights + kv_bytes * (prompt + text.tokens / 2))
+        for prompt in text.prompts
+    )
+    return Cost(0, count * seconds / 3600, count * len(text.prompts) * (RECORD_BYTES + TOKEN_BYTES * text.tokens))
 
 
 def _size(sizes: Mapping[str, Any], kind: str, name: str, run: RunConfig) -> Any:

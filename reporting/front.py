@@ -31,6 +31,7 @@ ASKED_CONTEXT = 32768
 """The context that the first sentence answers for, where it was scored; otherwise the longest one."""
 _KEYS = ["label", "context", "budget"]
 _SHOWN = 3
+_NAMED = 4
 _MORE_BYTES = 0.02
 
 
@@ -81,10 +82,10 @@ def sentences(
     if lost:
         words.append(
             "still worse than Full at the largest budget: "
-            + "; ".join(f"{label} (on {listing(failing[label])})" for label in lost[:4])
+            + "; ".join(_named([f"{label} (on {listing(failing[label])})" for label in lost]))
         )
     if harder:
-        words.append(f"at {short_tokens(smallest)} tokens a larger share is needed by {listing(harder[:4])}")
+        words.append(f"at {short_tokens(smallest)} tokens a larger share is needed by {listing(_named(harder))}")
     if words:
         text = "; ".join(words)
         said.append(text[0].upper() + text[1:] + ".")
@@ -164,6 +165,12 @@ def _largest(found: Sequence[Verdict]) -> str:
     return max(found, key=lambda v: v.read[1] if v.read else 0.0).budget
 
 
+def _named(entries: Sequence[str]) -> list[str]:
+    """The first few entries, and how many more there are."""
+    more = len(entries) - _NAMED
+    return [*entries[:_NAMED], *([f"{more} more"] if more > 0 else [])]
+
+
 def _harder(here: Mapping[str, list[Verdict]], there: Mapping[str, list[Verdict]]) -> list[str]:
     """Methods that hold here, and there not at all or for more bytes."""
     return [
@@ -194,6 +201,7 @@ def _speed_sentence(speed: Speed) -> str:
     methods = mine[~mine["subject"].isin([REFERENCE_METHOD, CEILING_METHOD]) & (mine["label"] == mine["subject"])]
     free = mine[mine["subject"] == CEILING_METHOD]["ratio"]
     parts = [f"{row['label']} {ratio(row['ratio'])}" for _, row in methods.head(_SHOWN).iterrows()]
+    more = f" ({len(methods) - _SHOWN} more methods are slower)" if len(methods) > _SHOWN else ""
     limit = f"; pages chosen for free, the limit of page lists, {ratio(free.iloc[0])}" if len(free) else ""
     main = speed.main_budget(model)
     at = f" and a budget of {budget(main)}" if main else ""
@@ -201,7 +209,7 @@ def _speed_sentence(speed: Speed) -> str:
         return ""
     return (
         f"A step of {model} at {short_tokens(int(context))} tokens, batch {int(batch)}{at}, times as fast as Full: "
-        f"{', '.join(parts)}{limit}; "
+        f"{', '.join(parts)}{more}{limit}; "
         "these are times, of the configurations that the page Speed names."
     )
 

@@ -1,6 +1,7 @@
 """The tiny run on a Slurm of one node, by README's line: two controllers and one job are killed; rows as locally.
 
-Runs where root, slurm-wlm, munge and the Slurm plugin are, with ``pytest -m cluster``; half an hour on two processors.
+A smaller run does the same through profiles/generic, whose commands are Slurm's own, without the plugin. Both run where
+root, slurm-wlm, munge and the plugins are, with ``pytest -m cluster``; half an hour on two processors.
 ``LONGDECODE_TINY_RESULTS`` may name the results of a local tiny run of this revision, which else is made first.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("one_node_slurm.sh")
@@ -29,7 +31,9 @@ def slurm(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """Act on a running Slurm of this machine alone: ``kill-controller``, ``start-controller``."""
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))):
         pytest.skip("needs root and `apt-get install slurm-wlm munge`")
-    if importlib.util.find_spec("snakemake_executor_plugin_slurm") is None:
+    if any(
+        importlib.util.find_spec(f"snakemake_executor_plugin_{name}") is None for name in ("slurm", "cluster_generic")
+    ):
         pytest.skip("needs pip install 'longdecode[cluster]'")
     place = tmp_path / "slurm"
 
@@ -96,3 +100,42 @@ def test_tiny_on_slurm_has_the_rows_of_a_local_run(tmp_path: Path, slurm: Callab
     assert (cluster / "reports" / "tiny" / "index.html").exists()
     theirs = Path(reference) if reference else local / "results" / "tiny"
     pd.testing.assert_frame_equal(table(cluster / "results" / "tiny", "summary.csv"), table(theirs, "summary.csv"))
+
+
+def test_the_generic_profile_on_slurm_queues_a_killed_job_again(tmp_path: Path, slurm: Callable[[str], None]) -> None:
+    config = tmp_path / "trial.yaml"
+    suite = {"contexts": [1024], "samples": 24, "batch": 1, "tasks": ["mini_recall_single"]}
+    values = {"profile": "trial", "device": "cpu", "models": {"miniature": {"path": "miniature/weights"}}}
+    values |= {"methods": {"full": {}, "quest": {}}, "budgets": [0.25], "suites": {"mini_recall": suite}}
+    config.write_text(yaml.safe_dump(values))
+    summary = "results/trial/summary.csv"
+
+    def command(folder: Path, *arguments: str) -> list[str]:
+        folder.mkdir()
+        for name in ("miniature", "profiles"):
+            (folder / name).symlink_to(ROOT / name)
+        places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder), "--configfile", str(config)]
+        return [sys.executable, "-m", "snakemake", *places, *arguments, "--", summary]
+
+    local, cluster, log = tmp_path / "local", tmp_path / "cluster", tmp_path / "snakemake.log"
+    subprocess.run(command(local, "--cores", "2"), check=True)
+    killed: list[str] = []
+    submitted = command(cluster, "--workflow-profile", str(ROOT / "profiles" / "generic"))
+    with log.open("w") as said, subprocess.Popen(submitted, stdout=said, stderr=said, cwd=cluster) as workflow:
+        began = time.monotonic()
+        while workflow.poll() is None:
+            assert time.monotonic() - began < 1800, log.read_text()[-3000:]
+            journals = [path for path in cluster.rglob("journal/**/*.jsonl") if path.read_bytes().count(b"\n") > 2]
+            if not killed and journals and (running := queue("RUNNING")):
+                subprocess.run(["scancel", "--full", "--signal=KILL", running[-1]], check=True)
+                killed.append(running[-1])
+            time.sleep(0.5)
+    text = log.read_text()
+    assert workflow.returncode == 0, text[-3000:]
+    assert killed and "mem_mb=32000" in text  # the second attempt asked for twice the memory
+    assert list(cluster.glob(".snakemake/cluster-*.log"))
+    pd.testing.assert_frame_equal(
+        table(cluster / "results" / "trial", "summary.csv"), table(local / "results" / "trial", "summary.csv")
+    )
+    status = [str(ROOT / "profiles" / "generic" / "status.sh"), "999999"]
+    assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == "failed\n"

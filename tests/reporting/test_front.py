@@ -68,6 +68,13 @@ def test_sentences_answer_for_the_asked_context_name_bytes_and_what_fails() -> N
     )
 
 
+def test_sentences_say_how_many_methods_they_leave_out() -> None:
+    each = {f"m{n}": [verdict(f"m{n}", 2048, "worse", "50 %", 0.5)] for n in range(6)}
+    grid = Grid(TOPIC, [2048], [""], [(label, found, found[0]) for label, found in each.items()])
+    _, said = front.sentences(None, None, [grid], "m", set(each))  # type: ignore[arg-type]
+    assert said.endswith("m3 (on t); 2 more.") and "m4" not in said
+
+
 def test_several_miniatures_are_one_instrument_with_a_spread() -> None:
     rows = [
         score("a", "0.1", model=model, diff_to_full=gap, unit="fraction")

@@ -109,6 +109,12 @@ def test_jobs_fill_the_machine_once(write_config: Any, cores: int) -> None:
     assert plan.gpus() == 0 and plan.speed_threads[0] == cores  # timing on a CPU leaves no core to others
 
 
+def test_no_rule_names_its_inputs_by_reference() -> None:
+    """Beside `rules.x.output` Snakemake compares every input with all others: minutes where there are 10,000."""
+    for file in (ROOT / "workflow" / "rules").glob("*.smk"):
+        assert not re.search(r"\brules\.\w+\.(output|input)", re.sub(r"#.*", "", file.read_text())), file.name
+
+
 def test_lint_finds_nothing(snakemake: Any) -> None:
     done = snakemake("--lint")
     assert done.returncode == 0, done.stdout

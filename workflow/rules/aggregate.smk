@@ -1,3 +1,5 @@
+# Inputs are named by their paths: beside a reference (rules.x.output), Snakemake compares each input with all others, and
+# there may be 10,000.
 rule write_config:
     """Write the configuration as it was run, command line included."""
     output:
@@ -15,7 +17,7 @@ rule write_config:
 rule aggregate:
     """Turn records into tidy tables with intervals and paired differences."""
     input:
-        config=rules.write_config.output[0],
+        config=f"{RESULTS}/config.yaml",
         records=PLAN.records,
     output:
         summary=report(
@@ -38,7 +40,7 @@ rule aggregate:
 rule check_instrument:
     """Check that the reference model does what it is known to do; write outcomes and numbers, passed or not."""
     input:
-        config=rules.write_config.output[0],
+        config=f"{RESULTS}/config.yaml",
         records=PLAN.records,
     output:
         report(
@@ -59,7 +61,7 @@ rule check_instrument:
 rule require_instrument:
     """End the run when a check failed; a rule of its own, so that the checks' numbers outlive the failure."""
     input:
-        rules.check_instrument.output[0],
+        f"{RESULTS}/instrument.json",
     output:
         touch(f"{RESULTS}/instrument.passed"),
     log:

@@ -32,7 +32,7 @@ if PLAN.generation:
         threads: PLAN.threads[0]
         resources:
             gpu=PLAN.gpus,
-            torch_threads=PLAN.threads[1],
+            torch_threads=torch_threads,
         params:
             settings=lambda wildcards: PLAN.generation_settings(wildcards.writing),
             code=PLAN.generation_code,

@@ -1,11 +1,11 @@
 rule report:
     """Build static pages, readable offline, with the data beside each figure."""
     input:
-        config=rules.write_config.output[0],
+        config=f"{RESULTS}/config.yaml",
         records=PLAN.records,
-        summary=rules.aggregate.output.summary,
-        instrument=rules.check_instrument.output[0],
-        passed=rules.require_instrument.output[0],
+        summary=f"{RESULTS}/summary.csv",
+        instrument=f"{RESULTS}/instrument.json",
+        passed=f"{RESULTS}/instrument.passed",
         speed=PLAN.speed_tables,
         identification=PLAN.role_files + PLAN.overlap,
         retrospection=PLAN.retrospection,

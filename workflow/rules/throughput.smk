@@ -30,7 +30,7 @@ rule throughput:
 rule speed_summary:
     """Turn speed records into medians, ratios with intervals, floors, growth, break-even and breakdown."""
     input:
-        config=rules.write_config.output[0],
+        config=f"{RESULTS}/config.yaml",
         records=PLAN.speed_records,
     output:
         speed=f"{RESULTS}/speed.csv",
