@@ -10,10 +10,14 @@ from torch import Tensor
 from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.kernels.attention_weights import attention_weights
+from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.dispatch import use_triton
 from longdecode.kernels.layout import accumulator
 
 MAX_SCORES = 1 << 26
-"""Attention weights held at once, which bounds the memory of an observer."""
+"""Attention weights held at once where they are, which bounds the memory of an observer."""
+SLICE = 1024
+"""Queries at once where no weights are held."""
 
 
 class LatestQueries(PrefillObserver):
@@ -57,16 +61,25 @@ class AttentionReceived(PrefillObserver):
         self.sums = torch.zeros(size, device=shape.device, dtype=accumulator(shape.dtype))
 
     def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
-        """See ``PrefillObserver.see``; in slices of queries, so that no more than ``MAX_SCORES`` weights exist."""
-        width = max(1, MAX_SCORES // (q.shape[1] * keys.shape[2]))
+        """See ``PrefillObserver.see``; in slices of equally many queries, since each other number is another kernel.
+
+        The last slice reaches back over queries that have been counted, whose weights are set to nothing. Without
+        Triton a slice holds no more than ``MAX_SCORES`` weights.
+        """
+        most = SLICE if use_triton(q) else max(1, MAX_SCORES // (q.shape[1] * keys.shape[2]))
         for row in range(rows.start, rows.stop):
             at = slice(row - rows.start, row - rows.start + 1)
             real = min(q.shape[2], self.lengths[row] - start)
+            if real < 1:
+                continue
+            width = min(most, 1 << (real.bit_length() - 1))
             for first in range(0, real, width):
                 last = min(first + width, real)
-                stop = torch.tensor([start + last], device=q.device)
-                seen = keys[at, :, : start + last]
-                weights = attention_weights(q[at, :, first:last], seen, stop, group="sum")
+                stop = torch.full((1,), start + last, device=q.device)
+                queries, seen = q[at, :, last - width : last], keys[at, :, : start + last]
+                lse = decode_attention(queries, seen, seen, stop)[1]
+                lse[:, :, : first + width - last] = float("inf")
+                weights = attention_weights(queries, seen, stop, group="sum", lse=lse)
                 self.sums[layer, row : row + 1, :, : start + last] += weights
 
     def layer(self, layer: int) -> Tensor:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.model_config import ModelConfig
+from longdecode.methods import prefill_scores
 from longdecode.methods.registry import get_method
 
 LENGTHS = [33, 5, 64, 1]
@@ -199,3 +201,27 @@ def test_traffic_per_token_shares_out_corrections_by_hand(config: ModelConfig) -
     assert traffic("none") == (step, keys)
     assert traffic("rewrite") == (step + everything // 4, keys)
     assert traffic("dense_step") == ((3 * step + everything) // 4, 3 * keys // 4)
+
+
+@pytest.mark.parametrize("weights", [1, 700, 1 << 26])
+def test_attention_received_is_the_same_in_slices_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, config: ModelConfig, weights: int
+) -> None:
+    """Ragged rows in two pieces, slices from one query to all; the last slice reaches back and counts nothing twice."""
+    monkeypatch.setattr(prefill_scores, "MAX_SCORES", weights)
+    torch.manual_seed(0)
+    lengths, cut = [45, 29, 8], 30
+    q, keys = (
+        torch.randn(3, heads, 45, config.head_dim, dtype=torch.float64)
+        for heads in (config.num_heads, config.num_kv_heads)
+    )
+    observer = prefill_scores.AttentionReceived()
+    observer.begin(CacheShape(config, 3, 45, torch.device("cpu"), torch.float64, 0), lengths)
+    for start, stop in ((0, cut), (cut, 45)):
+        observer.see(0, slice(0, 3), start, q[:, :, start:stop], keys[:, :, :stop])
+    shared = keys.repeat_interleave(config.num_heads // config.num_kv_heads, dim=1)
+    scores = (q @ shared.mT) * config.head_dim**-0.5
+    given = scores.masked_fill(torch.ones(45, 45).triu(1).bool(), float("-inf")).softmax(dim=-1)
+    real = torch.arange(45) < torch.tensor(lengths)[:, None]
+    expected = (given * real[:, None, :, None]).sum(dim=2).unflatten(1, (config.num_kv_heads, -1)).sum(dim=2)
+    torch.testing.assert_close(observer.layer(0), expected)
