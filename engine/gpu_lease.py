@@ -1,4 +1,5 @@
-"""One job at a time on a GPU: a file lock per device, for all users of a host, released however the job dies."""
+"""One job at a time on a GPU, or as many as are allowed: file locks per device, for all users of a host, released
+however the job dies."""
 
 from __future__ import annotations
 
@@ -7,17 +8,19 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
-from longdecode.engine.errors import LockError
+from longdecode.engine.errors import ConfigError, LockError
 from longdecode.engine.file_lock import FileLock, LockHeldError
 
 LOCK_FOLDER_VARIABLE = "LONGDECODE_LOCK_DIR"
 LOCK_FOLDER = Path(os.sep, "tmp", "longdecode-gpu")
 """On every host, for every user: a lock in a user's own folder would bind that user alone."""
+JOBS_VARIABLE = "LONGDECODE_GPU_JOBS"
+"""How many jobs may hold one GPU at once; those that time hold it alone whatever this says."""
 _SETTLING_SECONDS = 2.0
 _FOLDER_MODE = 0o1777  # as /tmp: anyone may add a lock, nobody removes another's
 
@@ -27,6 +30,18 @@ def lock_folder() -> Path:
     return Path(os.environ.get(LOCK_FOLDER_VARIABLE) or LOCK_FOLDER)
 
 
+def jobs_per_gpu() -> int:
+    """Return how many jobs may share a GPU: ``LONGDECODE_GPU_JOBS``, else one.
+
+    Raises:
+        ConfigError: the variable holds no whole number from 1.
+    """
+    given = os.environ.get(JOBS_VARIABLE) or "1"
+    if not given.isascii() or not given.isdigit() or int(given) < 1:
+        raise ConfigError(f"{JOBS_VARIABLE} is {given!r}; a whole number from 1 is needed")
+    return int(given)
+
+
 def gpu_uuids() -> list[str]:
     """The visible GPUs' own ids, in torch's order; the same whatever ``CUDA_VISIBLE_DEVICES`` calls them."""
     return [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
@@ -34,14 +49,16 @@ def gpu_uuids() -> list[str]:
 
 @contextmanager
 def lease_gpu(
-    device: torch.device, *, uuids: Sequence[str] | None = None, poll_seconds: float = 0.2
+    device: torch.device, *, alone: bool = False, uuids: Sequence[str] | None = None, poll_seconds: float = 0.2
 ) -> Iterator[torch.device]:
-    """Hold a GPU alone while the block runs; on a CPU do nothing.
+    """Hold a GPU, or a place on it, while the block runs, and make it the current device; on a CPU do nothing.
 
-    ``cuda`` without an index takes the first visible GPU that is free, with an index that one. Waits, and says once on
-    standard error for whom, while other processes hold them all. A lease ends with its process, even a killed one.
+    A GPU has ``jobs_per_gpu`` places. ``cuda`` without an index takes the first visible GPU that is free, then further
+    places of those that are not; with an index that one. Waits, and says once on standard error for whom, while other
+    processes hold them all. A lease ends with its process, even a killed one.
 
     Args:
+        alone: hold every place of the GPU, as whatever takes times must.
         uuids: ids of the GPUs to choose from, by index; by default those that torch sees.
 
     Yields:
@@ -49,6 +66,7 @@ def lease_gpu(
 
     Raises:
         LockError: the folder of locks is not open to all users, or has no locks.
+        ConfigError: as for ``jobs_per_gpu``.
     """
     if device.type != "cuda":
         yield device
@@ -57,25 +75,37 @@ def lease_gpu(
     indices = range(len(names)) if device.index is None else [device.index]
     folder = lock_folder()
     _open_to_all(folder)
+    places = range(jobs_per_gpu())
+    wanted = [places] if alone else [range(place, place + 1) for place in places]
     said = False
     while True:
         holders = []
-        for index in indices:
-            lock = FileLock(folder / f"gpu-{names[index]}.lock", shared=True)
-            try:
-                lock.acquire()
-            except LockHeldError as error:
-                holders.append(f"cuda:{index} by {error.holder}")
-                continue
-            try:
-                yield torch.device("cuda", index)
-            finally:
-                lock.release()
-            return
+        for taken in wanted:
+            for index in indices:
+                with ExitStack() as held:
+                    try:
+                        for place in taken:
+                            held.enter_context(FileLock(folder / _lock_name(names[index], place), shared=True))
+                    except LockHeldError as error:
+                        holders.append(f"cuda:{index} by {error.holder}")
+                        continue
+                    device = torch.device("cuda", index)
+                    held.enter_context(_current(device))
+                    yield device
+                    return
         if not said:
             print(f"waiting for a free GPU: {'; '.join(holders)} (locks in {folder})", file=sys.stderr, flush=True)
             said = True
         time.sleep(poll_seconds)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one: Triton launches on it, and graphs are replayed on its stream."""
+    return torch.cuda.device(device) if torch.cuda.is_available() else nullcontext()
+
+
+def _lock_name(uuid: str, place: int) -> str:
+    return f"gpu-{uuid}{f'.{place}' if place else ''}.lock"
 
 
 def _open_to_all(folder: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device, resolve_dtype
 from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.identification_spec import IdentificationRun
@@ -99,10 +100,10 @@ def run_planned(config: RunConfig, name: str, out_dir: Path, device: str | None 
     runs = config.identification.runs
     if name not in runs:
         raise ConfigError(f"{config.source}: {unknown_name('identification run', name, runs)}")
-    target = resolve_device(device or config.device)
     model = config.models[runs[name].model]
     folder = resolve_checkpoint(model.path, model.revision)
-    train_roles(runs[name], folder, target, out_dir, dtype=resolve_dtype(config.dtype, target), data=config.data)
+    with lease_gpu(resolve_device(device or config.device)) as target:
+        train_roles(runs[name], folder, target, out_dir, dtype=resolve_dtype(config.dtype, target), data=config.data)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -77,7 +77,7 @@ def write_texts(config: RunConfig, name: str, output: Path, device: str | None =
     """
     if config.generation is None or name not in config.generation.runs:
         raise ConfigError(f"{config.source}: no generation of the name {name!r} is configured (key 'generation')")
-    with lease_gpu(resolve_device(device or config.device)) as target:
+    with lease_gpu(resolve_device(device or config.device), alone=True) as target:
         job = GenerationJob(config, name, target, output)
         with Journal(output.with_suffix(".jsonl"), job.fingerprint, Record) as journal:
             records = job.run(journal)

@@ -101,7 +101,7 @@ def compare(
         raise ConfigError(f"--repeats is {repeats}; 1 or more is needed")
     device = resolve_device(load_run_config(config).device)
     checkout = nullcontext(exported(other)) if isinstance(other, Path) else worktree(other, root)
-    with checkout as tree, lease_gpu(device, uuids=_uuids(device)) as leased:
+    with checkout as tree, lease_gpu(device, alone=True, uuids=_uuids(device)) as leased:
         runs: dict[str, list[Run]] = {"other": [], "this": []}
         for number in range(repeats):
             for step, side in enumerate(("other", "this", "this", "other")):

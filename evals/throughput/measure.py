@@ -62,7 +62,9 @@ def measure_speed(
     if name not in spec.jobs:
         raise ConfigError(f"{run.source}: throughput: {unknown_name('job', name, spec.jobs)}")
     device = resolve_device(run.device)
-    lease: AbstractContextManager[torch.device] = nullcontext(_indexed(device)) if leased else lease_gpu(device)
+    lease: AbstractContextManager[torch.device] = (
+        nullcontext(_indexed(device)) if leased else lease_gpu(device, alone=True)
+    )
     with lease as leased_device, _current(leased_device):
         job = SpeedJob(run, spec, name, leased_device, keep_going)
         with Journal(journal_path(output), job.fingerprint, SpeedRecord) as journal:

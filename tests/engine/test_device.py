@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,26 @@ def test_processes_get_gpus_of_their_own(locks: Path, capsys: pytest.CaptureFixt
     finally:
         holder.kill()
         holder.communicate()
+
+
+def test_jobs_share_a_gpu_only_where_that_is_allowed(locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free GPUs come before further places; a job that times takes every place, and waits for the last."""
+    monkeypatch.setenv(gpu_lease.JOBS_VARIABLE, "2")
+    two = ["a", "b"]
+    with ExitStack() as jobs:
+        taken = [jobs.enter_context(lease_gpu(CUDA, uuids=two)).index for _ in range(3)]
+        assert taken == [0, 1, 0]
+        with ExitStack() as fourth:
+            assert fourth.enter_context(lease_gpu(CUDA, uuids=two)).index == 1
+        freed = threading.Timer(0.2, jobs.pop_all().close)
+        freed.start()
+        with lease_gpu(torch.device("cuda", 0), alone=True, uuids=two, poll_seconds=0.02):
+            assert freed.finished.is_set()
+            with lease_gpu(CUDA, uuids=two) as beside:
+                assert beside.index == 1
+    monkeypatch.setenv(gpu_lease.JOBS_VARIABLE, "0")
+    with pytest.raises(ConfigError, match="LONGDECODE_GPU_JOBS is '0'"), lease_gpu(CUDA, uuids=two):
+        pass
 
 
 def test_an_index_leases_that_gpu(locks: Path) -> None:
