@@ -20,7 +20,7 @@ LOCK_FOLDER_VARIABLE = "LONGDECODE_LOCK_DIR"
 LOCK_FOLDER = Path(os.sep, "tmp", "longdecode-gpu")
 """On every host, for every user: a lock in a user's own folder would bind that user alone."""
 JOBS_VARIABLE = "LONGDECODE_GPU_JOBS"
-"""How many jobs may hold one GPU at once; those that time hold it alone whatever this says."""
+"""Names the number of jobs that may hold one GPU at once; those that time hold it alone whatever it says."""
 _SETTLING_SECONDS = 2.0
 _FOLDER_MODE = 0o1777  # as /tmp: anyone may add a lock, nobody removes another's
 

@@ -49,6 +49,15 @@ def tuning_records(config: RunConfig) -> dict[str, TuningRecord]:
     return {model: read_tuning(path) for model, path in paths.items() if Path(path).is_file()}
 
 
+def tuned_labels(config: RunConfig) -> dict[str, str]:
+    """Return the methods that have knobs to tune, each with the first label of the run that is compared with others."""
+    found: dict[str, str] = {}
+    for label, spec in config.methods.items():
+        if spec.card.tuned_knobs and not spec.is_ablation:
+            found.setdefault(spec.method, label)
+    return found
+
+
 def with_tuned_values(config: RunConfig) -> RunConfig:
     """Return the run with the tuned values of its records laid under each label's own parameters."""
     records = tuning_records(config)

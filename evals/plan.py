@@ -18,11 +18,12 @@ from longdecode.engine.disk import writing
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.file_lock import FileLock, LockHeldError
 from longdecode.engine.model_cache import built_model
+from longdecode.evals.fairness import tuned_labels
 from longdecode.evals.gate_launches import launches_of
 from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, quality_code_hash, speed_code_hash
 from longdecode.evals.names import unknown_name
 from longdecode.evals.record_files import record_files
-from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config
 from longdecode.evals.settings import narrowed, quality_settings
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
@@ -132,6 +133,7 @@ class Plan:
             for name, spec in run.identification.runs.items()
         ]
         self.tuning_files = [f"{self.results}/tuning/{model}.json" for model in run.models]
+        self.tuned_methods = tuned_labels(run) or {REFERENCE_METHOD: REFERENCE_METHOD}
         self.tuned_on = sorted(
             {path for m, path in run.tuning.records.items() if m in run.models} if run.tuning else ()
         )
@@ -272,11 +274,12 @@ class Plan:
         named = {self.run.methods[label].method for label in self.timed_labels(job) if label in self.run.methods}
         return speed_code_hash(job if job == EQUAL_MEMORY_JOB else "decode", {"full", *named})
 
-    def tuning_settings(self, model: str) -> str:
-        """Return all settings that a model's tuning record depends on, and no others."""
-        labels = {spec.method: [label, spec.own_params(model)] for label, spec in self.run.methods.items()}
+    def tuning_settings(self, model: str, method: str) -> str:
+        """Return all settings that the tuning of a method on a model depends on, and no others."""
+        label = self.tuned_methods[method]
+        params = self.run.methods[label].own_params(model) if label in self.run.methods else {}
         spec = asdict(replace(self.run.tuning, records={})) if self.run.tuning else None
-        return self._settings(model=asdict(self.run.models[model]), methods=labels, tuning=spec)
+        return self._settings(model=asdict(self.run.models[model]), method=[label, params], tuning=spec)
 
     def role_settings(self, name: str) -> str:
         """Return all settings that a run's roles depend on, and no others."""

@@ -65,12 +65,12 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
 
 
 def _build(run: RunConfig, model: str, label: str) -> None:
-    """Build a label's method at each of its budgets, as its jobs will."""
+    """Build a label's method at each of its budgets, as its jobs will; native ones for bytes are left to them."""
     from longdecode.methods.registry import get_method
 
     config = read_config(resolve_checkpoint(run.models[model].path))
     method = get_method(run.methods[label].method)
-    for budget in run.budgets_of(label):
+    for budget in (budget for budget in run.budgets_of(label) if not budget.of_bytes):
         for context in sorted({context for suite in run.suites_of(label) for context in run.suites[suite].contexts}):
             try:
                 method.from_budget(budget.tokens(context), config, **run.methods[label].params_of(model))

@@ -30,5 +30,5 @@ def record_files(run: RunConfig) -> list[RecordFile]:
         for suite, spec in run.suites.items()
         for label in run.methods
         if suite in run.suites_of(label)
-        for context in (spec.contexts if run.jobs == "cell" else (None,))
+        for context in (spec.contexts if run.jobs != "suite" else (None,))
     ]

@@ -165,7 +165,8 @@ class RunConfig:
     confidence: Annotated[float, Field(strict=True, ge=0.5, le=0.9999)] = 0.95
     bootstrap_resamples: Annotated[int, Field(strict=True, ge=100, le=1_000_000)] = 2000
     jobs: Annotated[
-        Literal["suite", "cell"], Field(description="One job a model and suite, or one a label, suite and context.")
+        Literal["suite", "context", "cell"],
+        Field(description="One job a model and suite, or one more a context, or one more a context and label."),
     ] = "suite"
     earlier_evidence: Annotated[
         Literal["refuse", "show"], Field(description="Results of other code than today's: refuse them, or show them.")

@@ -96,7 +96,7 @@ def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
     cost = Cost(downloads={})
     groups: dict[tuple[str, ...], list[RecordFile]] = {}
     for file in plan.record_files:
-        own = (file.label, str(file.context)) if run.jobs == "cell" else ()
+        own = {"suite": (), "context": (str(file.context),), "cell": (str(file.context), file.label)}[run.jobs]
         groups.setdefault((file.model, file.suite, *own), []).append(file)
         cost.add(_samples_cost(run, file, sizes, times))
     gates = {run.gate_of(label) for label in run.methods}

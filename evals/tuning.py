@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +15,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals import provenance
 from longdecode.evals.budgets import Budget
 from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.fairness import tuned_labels
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import MethodSpec, RunConfig, SuiteSpec
 from longdecode.evals.storage import read_records
@@ -31,15 +32,6 @@ def choices_of(card: Card, num_layers: int) -> dict[str, list[Any]]:
         knob.name: list(range(knob.first_layer, num_layers)) if knob.first_layer is not None else list(knob.settings)
         for knob in card.tuned_knobs
     }
-
-
-def tuned_labels(config: RunConfig) -> dict[str, str]:
-    """Return the methods that have knobs to tune, each with the first label of the run that is compared with others."""
-    found: dict[str, str] = {}
-    for label, spec in config.methods.items():
-        if spec.card.tuned_knobs and not spec.is_ablation:
-            found.setdefault(spec.method, label)
-    return found
 
 
 def sweep(config: RunConfig, model: str, methods: Mapping[str, MethodSpec]) -> dict[str, list[Record]]:
@@ -64,8 +56,8 @@ def sweep(config: RunConfig, model: str, methods: Mapping[str, MethodSpec]) -> d
         return {label: read_records(path, Record) for label, path in outputs.items()}
 
 
-def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
-    """Tune every method of a run on one model and write the record.
+def tune(config: RunConfig, model: str, output: Path, methods: Collection[str] | None = None) -> TuningRecord:
+    """Tune every method of a run on one model, or some of them, and write the record.
 
     Raises:
         ConfigError: Full solves none of the tuning tasks, so that a score would choose nothing.
@@ -85,6 +77,8 @@ def tune(config: RunConfig, model: str, output: Path) -> TuningRecord:
         )
     found: dict[str, Tuned] = {}
     for method, label in tuned_labels(config).items():
+        if methods is not None and method not in methods:
+            continue
         began = time.monotonic()
         found[method] = _tuned(config, model, config.methods[label], layers, kept, began)
         print(f"{method}: {found[method].chosen} after {found[method].seconds:.0f} s", flush=True)

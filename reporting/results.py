@@ -233,7 +233,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
 
 def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:
     """The records of the jobs that the configuration names: a narrower run beside an older one shows its own only."""
-    small = config.get("jobs") == "cell"
+    small = config.get("jobs", "suite") != "suite"
     paths = [
         RecordFile(model, label, suite, context).path(folder)
         for model in config.get("models") or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,21 @@ if TYPE_CHECKING:
 
 _MOST_CHARS_A_TOKEN = 12
 """Longer means over a window do not occur in prose."""
+_CHARS_A_TOKEN = 6
+"""Nearly always enough of a text to hold the tokens asked for."""
+_MARGIN = 32
+"""Tokens that must follow, so that where a piece was cut off changes none of those asked for."""
 
 
 def tail_start(text: str, tokens: int, tokenizer: TextTokenizer | None) -> int:
     """Return where the longest end of ``text`` begins that has at most ``tokens`` tokens, at a space."""
     if tokenizer is None or counts_bytes(tokenizer):
         return max(0, len(text) - tokens)
+    return _tail_start(text, tokens, tokenizer)
+
+
+@functools.lru_cache(maxsize=64)
+def _tail_start(text: str, tokens: int, tokenizer: TextTokenizer) -> int:
     far = max(0, len(text) - tokens * _MOST_CHARS_A_TOKEN)
     start = len(text) - len(tokenizer.decode(tokenizer.encode(text[far:])[-tokens:]))
     while 0 < start < len(text) and (text[start] != " " or len(tokenizer.encode(text[start:])) > tokens):
@@ -29,8 +39,10 @@ def head_end(text: str, start: int, tokens: int, tokenizer: TextTokenizer | None
     """Return where the longest piece of ``text`` from ``start`` ends that has at most ``tokens`` tokens, at a space."""
     if tokenizer is None or counts_bytes(tokenizer):
         return min(len(text), start + tokens)
-    piece = text[start : start + tokens * _MOST_CHARS_A_TOKEN]
-    ids = tokenizer.encode(piece)
+    piece = text[start : start + tokens * _CHARS_A_TOKEN]
+    if len(ids := tokenizer.encode(piece)) <= tokens + _MARGIN:
+        piece = text[start : start + tokens * _MOST_CHARS_A_TOKEN]
+        ids = tokenizer.encode(piece)
     end = len(tokenizer.decode(ids[:tokens])) if len(ids) > tokens else len(piece)
     while end > 0 and (
         (end < len(piece) and piece[end] != " ") or (len(ids) > tokens and len(tokenizer.encode(piece[:end])) > tokens)

@@ -66,6 +66,18 @@ def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_confi
     assert set(re.findall(r"gpu=(\d)", shown)) == {"1"}
 
 
+def test_jobs_by_context_have_all_labels(snakemake: Any, write_config: Any) -> None:
+    suite = {"contexts": [256, 320], "samples": 1, "tasks": ["mini_recall_single"]}
+    path = write_config(jobs="context", suites={"mini_recall": suite}, methods={"full": {}, "quest": {}})
+    shown = snakemake("-n", "--configfile", path, "--", "scores", check=True).stdout
+    jobs = planned(shown)
+    assert (jobs["evaluate_mini_recall"], jobs["gate"]) == (2, 2) and "aggregate" not in jobs
+    outputs = [line for line in shown.splitlines() if "output:" in line and "records/" in line]
+    assert len(outputs) == 2 and all(
+        f"records/random/{label}/" in line for line in outputs for label in ("full", "quest")
+    )
+
+
 @pytest.mark.parametrize("profile", ["h200", "lychee", "tiny"])
 def test_a_profile_has_the_files_that_it_asks_for(profile: str) -> None:
     run = load_run_config(ROOT / "config" / f"{profile}.yaml")

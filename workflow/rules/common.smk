@@ -80,24 +80,34 @@ def one_of(names) -> str:
     return "|".join(map(re.escape, names)) or "none"
 
 
-SMALL = RUN.jobs == "cell"
-PART = "{{model}}/{{label}}/{suite}.{{context}}" if SMALL else "{{model}}/{suite}"
+PART = {
+    "suite": "{{model}}/{suite}",
+    "context": "{{model}}/{suite}.{{context}}",
+    "cell": "{{model}}/{{label}}/{suite}.{{context}}",
+}[RUN.jobs]
+# A record's file; its label is a wildcard of the job, or one of many that the job has.
+RECORDS = f"{RESULTS}/records/{{{{model}}}}/{{{{label}}}}/{{suite}}" + (
+    ".parquet" if RUN.jobs == "suite" else ".{{context}}.parquet"
+)
 
 
 def labels_of(wildcards, labels) -> list[str]:
     """Return the labels of a job."""
-    return [wildcards.label] if SMALL else list(labels)
+    return [wildcards.label] if RUN.jobs == "cell" else list(labels)
 
 
 def part_of(wildcards) -> tuple:
-    """Return the label and context of a small job."""
-    return (wildcards.label, int(wildcards.context)) if SMALL else ()
+    """Return the label and context of a small job, no label where the job has them all."""
+    if RUN.jobs == "suite":
+        return ()
+    return wildcards.get("label"), int(wildcards.context)
 
 
 wildcard_constraints:
     job=one_of(PLAN.speed_jobs),
     context=r"\d+",
     label=one_of(RUN.methods),
+    method=one_of(PLAN.tuned_methods),
     model=one_of(RUN.models),
     role_run=one_of(RUN.identification.runs),
     fork=one_of(RUN.adaptation.runs),

@@ -20,7 +20,8 @@ rule gate:
 
 
 # One job a model and suite: labels, contexts, samples and budgets are loops inside, so that the model is loaded once and
-# one prefill serves all labels. With `jobs: cell` one job a label, suite and context, so that many GPUs are used.
+# one prefill serves all labels. So that many GPUs are used, `jobs: context` makes one job of each context, which still
+# has one prefill for all labels, and `jobs: cell` one of each label and context.
 # Earlier outputs are updated, because what still holds in them is not run again.
 for SUITE, LABELS in PLAN.suite_labels.items():
 
@@ -37,11 +38,12 @@ for SUITE, LABELS in PLAN.suite_labels.items():
             ),
         output:
             update(
-                f"{RESULTS}/records/{{model}}/{{label}}/{SUITE}.{{context}}.parquet"
-                if SMALL
+                RECORDS.format(suite=SUITE)
+                if RUN.jobs == "cell"
                 else expand(
-                    f"{RESULTS}/records/{{{{model}}}}/{{label}}/{SUITE}.parquet",
+                    RECORDS.format(suite=SUITE),
                     label=LABELS,
+                    allow_missing=True,
                 )
             ),
         log:

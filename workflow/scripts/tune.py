@@ -1,4 +1,4 @@
-"""Choose the per-model knobs of every method on tuning prompts."""
+"""Choose the per-model knobs of one method on tuning prompts."""
 
 from pathlib import Path
 
@@ -9,4 +9,4 @@ with logged(snakemake):
     from longdecode.evals.tuning import tune
 
     config = granted(build_run_config(snakemake.config, "configuration", check_params=False), snakemake.resources.gpu)
-    tune(config, snakemake.wildcards.model, Path(snakemake.output[0]))
+    tune(config, snakemake.wildcards.model, Path(snakemake.output[0]), [snakemake.wildcards.method])
