@@ -34,13 +34,18 @@ def choices_of(card: Card, num_layers: int) -> dict[str, list[Any]]:
     }
 
 
-def sweep(config: RunConfig, model: str, methods: Mapping[str, MethodSpec]) -> dict[str, list[Record]]:
+def sweep(
+    config: RunConfig, model: str, methods: Mapping[str, MethodSpec], tasks: Sequence[str] = ()
+) -> dict[str, list[Record]]:
     """Score labels on the tuning prompts of a model and return each one's records.
 
     Conformance is not asked for here: it is the gate of what is scored and timed.
+
+    Args:
+        tasks: those that are asked; the configuration's, or all, where left out.
     """
     spec = _spec(config)
-    tasks = spec.tasks or suite_tasks(TUNING_SUITE)
+    tasks = tasks or spec.tasks or suite_tasks(TUNING_SUITE)
     run = replace(
         config,
         profile=TUNING_SUITE,
@@ -119,7 +124,7 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
             f"s{place}": replace(spec, params={**fixed, **setting}, by_model={}, suites=None, budgets=None, tuned={})
             for place, setting in enumerate(tried)
         }
-        records = sweep(config, model, labels) if labels else {}
+        records = sweep(config, model, labels, sorted(kept)) if labels else {}
         trials += [_trial(setting, records[label], kept) for setting, label in zip(tried, labels, strict=True)]
         ran = [trial for trial in trials if trial.value is not None]
         if not ran:

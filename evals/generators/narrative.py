@@ -40,9 +40,9 @@ class Statement:
     end: int
 
 
-def narrative(rng: random.Random, total_bytes: int, continuation_bytes: int) -> Episode:
-    """A story of exactly ``total_bytes`` bytes whose last ``continuation_bytes`` are the answer."""
-    facts = _cast(rng)
+def narrative(rng: random.Random, total_bytes: int, continuation_bytes: int, cast: int = PEOPLE) -> Episode:
+    """A story of ``cast`` people and exactly ``total_bytes`` bytes; its last ``continuation_bytes`` are the answer."""
+    facts = _cast(rng, cast)
     people = sorted({person for person, _ in facts})
     parts: list[str] = []
     size = 0
@@ -91,8 +91,8 @@ def check_statements(known_text: str, completion: str) -> tuple[bool, ...]:
     return tuple(results)
 
 
-def _cast(rng: random.Random) -> dict[tuple[str, str], str]:
-    people = prose.distinct(prose.proper_name, rng, PEOPLE)
+def _cast(rng: random.Random, size: int) -> dict[tuple[str, str], str]:
+    people = prose.distinct(prose.proper_name, rng, size)
     facts: dict[tuple[str, str], str] = {}
     for person in people:
         facts[person, "home"] = prose.place_name(rng)

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, DataUnavailableError
 from longdecode.evals import tuning
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fairness import require_fair, standings
 from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.tasks.registry import suite_names, suite_tasks
+from longdecode.evals.tasks.fidelity.suite import UNSEEN
+from longdecode.evals.tasks.mini_book.pg19 import HELD_OUT
+from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks
+from longdecode.evals.tasks.tuning.fidelity import BOOKS
 from longdecode.evals.tuning_spec import (
     TUNING_SUITE,
     Trial,
@@ -73,7 +76,7 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
     }
     tried: list[tuple[str, Any]] = []
 
-    def sweep(config: Any, model: str, methods: Any) -> dict[str, Sequence[Any]]:
+    def sweep(config: Any, model: str, methods: Any, tasks: Any = ()) -> dict[str, Sequence[Any]]:
         found: dict[str, Sequence[Any]] = {}
         for label, spec in methods.items():
             value = spec.params.get("sinks", spec.params.get("reselect_layer"))
@@ -100,7 +103,7 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
 
 
 def test_a_knob_without_effect_stays_at_its_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def sweep(config: Any, model: str, methods: Any) -> dict[str, Sequence[Any]]:
+    def sweep(config: Any, model: str, methods: Any, tasks: Any = ()) -> dict[str, Sequence[Any]]:
         fields = {"task": TASKS[0], "prompt_sha256": "a" * 64, "reason": None, "status": "ok"}
         return {label: [type("R", (), fields | {"score": float(label == "full")})()] for label in methods}
 
@@ -128,7 +131,6 @@ def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(tmp_pat
 
 def _prompt(run: RunConfig) -> str:
     from longdecode.evals.fairness import prompt_hash
-    from longdecode.evals.tasks.registry import get_task
     from longdecode.evals.tokenizing import load_tokenizer
 
     tokenizer = load_tokenizer(ROOT / "miniature" / "weights")
@@ -195,6 +197,27 @@ def test_a_missing_record_names_the_command(tmp_path: Path) -> None:
     run = build_run_config(values(tuning={"records": {"miniature": str(tmp_path / "gone.json")}}), "run.yaml")
     with pytest.raises(ConfigError, match=r"gone\.json: no such tuning record; `snakemake tune`"):
         require_fair(run)
+
+
+def test_nearness_to_full_tells_settings_apart_that_answer_nothing(tmp_path: Path) -> None:
+    """StreamingLLM scores 0 on look-ups; here each setting has a score of its own, and Full has 1."""
+    chosen = {"settings": 2, "samples": 2, "contexts": [512], "tasks": ["tuning_story"], "budget": 0.1}
+    config = build_run_config(values(methods={"full": {}, "streaming": {}}, tuning=chosen), "run.yaml")
+    made = tuning.tune(config, "miniature", tmp_path / "t.json")
+    assert made.full == {"tuning_story": 1.0} and len(made.prompts) == 2
+    scores = [trial.value or 0.0 for trial in made.methods["streaming"].trials]
+    assert len(set(scores)) == 2 and 0 < min(scores) < max(scores) < 1
+
+
+def test_books_that_are_tuned_on_are_in_no_suite_and_need_not_be_there(tmp_path: Path) -> None:
+    assert not set(BOOKS) & {*UNSEEN, *HELD_OUT}
+    for book in BOOKS:
+        (tmp_path / f"{book}.txt").write_text(f"{book} " * 300, encoding="utf-8")
+    prompts = get_task("tuning_prose", {"pg19": tmp_path}).samples(512, 2, 0, None)
+    assert [sample.prompt[:5].strip() in sample.forced for sample in prompts] == [True] * 8
+    assert {len(sample.prompt) + len(sample.forced) for sample in prompts} == {512}
+    with pytest.raises(DataUnavailableError, match="27454"):
+        get_task("tuning_prose").samples(512, 2, 0, None)
 
 
 def test_tuning_tasks_are_those_of_no_other_suite() -> None:

@@ -32,10 +32,11 @@ class Prose(Task):
     """Windows of texts that no model has seen; a problem is a text, so that intervals are clustered by it.
 
     Args:
-        books: a folder or hub id with PG-19's books, as ``read_books`` takes it; the unseen ones are read.
+        books: a folder or hub id with PG-19's books, as ``read_books`` takes it; those of ``ids`` are read.
         prose: a text file, or a folder of them, read in place of the books.
     """
 
+    ids: tuple[str, ...] = UNSEEN
     suite = "fidelity"
     version = 1
     data_source: Literal["generated", "real"] = "real"
@@ -89,7 +90,7 @@ class Prose(Task):
                 raise DataUnavailableError(f"data.prose is {self.prose}: neither a text file nor a folder of *.txt")
             return {file.stem: file.read_text(encoding="utf-8", errors="ignore") for file in files}
         try:
-            return read_books(self.books, UNSEEN)
+            return read_books(self.books, self.ids)
         except DataUnavailableError as error:
             raise DataUnavailableError(f"{error}; or set data.prose to a text of your own") from error
 

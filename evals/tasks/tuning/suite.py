@@ -9,6 +9,7 @@ from longdecode.evals.generators.episode import Episode
 from longdecode.evals.generators.wording import BYTES, Wording
 from longdecode.evals.tasks.base import Suite
 from longdecode.evals.tasks.generated import EpisodeTask
+from longdecode.evals.tasks.tuning.fidelity import TuningProse, TuningStory
 
 QUESTIONS, STEPS = 20, 12
 
@@ -44,4 +45,12 @@ class TuningChain(EpisodeTask):
         return chain.marks(items, completion)
 
 
-SUITE = Suite({task.name: lambda data, task=task: task() for task in (TuningLookup, TuningChain)})  # type: ignore[misc]
+SUITE = Suite(
+    {
+        TuningLookup.name: lambda data: TuningLookup(),
+        TuningChain.name: lambda data: TuningChain(),
+        TuningStory.name: lambda data: TuningStory(None, None),
+        TuningProse.name: lambda data: TuningProse(data.get("pg19"), None),
+    },
+    data=("pg19",),
+)
