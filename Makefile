@@ -17,7 +17,7 @@ TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest plan faults cluster-test container
+.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest plan rehearse faults cluster-test container
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ manifest: $(STAMP) ## Write the manifests of PROFILE anew, for evidence that was
 
 plan: $(STAMP) ## Jobs, GPU hours, disk and downloads of the sweep in config/PROFILE (PROFILE=papers)
 	$(BIN)/python -m longdecode.evals.sweep config/$(PROFILE)
+
+rehearse: $(STAMP) ## The papers' runs on a CPU with tiny random checkpoints (ARGS="retro --place build/rehearsal" for one, kept)
+	$(BIN)/python tests/papers/rehearsal.py --cores $(WORKERS) $(ARGS)
 
 faults: $(STAMP) ## The fault campaign: half an hour on two processors (ARGS="--size 0.1 --minutes 3" for less)
 	$(BIN)/python tests/faults/campaign.py $(ARGS)

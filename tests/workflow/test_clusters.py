@@ -74,3 +74,21 @@ def test_the_papers_sweep_is_priced(tmp_path: Path) -> None:
     numbers = {name: [float(cell.replace(",", "")) for cell in cells] for name, cells in rows.items()}
     assert numbers["all"][0] == sum(numbers[name][0] for name in papers) and min(map(min, numbers.values())) > 0
     assert "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct (accept" in said
+
+
+def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -> None:
+    import tomllib
+
+    from packaging.specifiers import SpecifierSet
+
+    lines = (ROOT / "container" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    (base,) = [line.split(":")[1] for line in lines if line.startswith("FROM python:")]
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert SpecifierSet(wanted).contains(base.split("-")[0] + ".0")
+    for line in lines:
+        if line.startswith("RUN "):
+            subprocess.run(["sh", "-n", "-c", line[4:]], check=True)
+        if line.startswith("COPY "):
+            assert (ROOT / line.split()[1]).exists()
+    assert any(line.startswith("COPY requirements.lock") for line in lines)
+    assert {".venv", ".git", ".snakemake", "results/*"} <= set((ROOT / ".dockerignore").read_text().splitlines())

@@ -1,0 +1,130 @@
+"""Small data sets with made-up content, in the formats and under the names that the papers' configurations read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from longdecode.evals.datasets.livecodebench import FILES
+from longdecode.evals.generation.prompts import BOOKS
+from longdecode.evals.generators.prose import sentence
+from longdecode.evals.tasks.fidelity.suite import UNSEEN
+from longdecode.evals.tasks.longbench.suite import ENGLISH_EIGHT
+from longdecode.evals.tasks.math.problems import SETS
+
+BOOK_SENTENCES = 900
+SUBJECTS = ("anatomy", "virology")
+
+
+class DataSets:
+    """Writer of every data set that the papers' runs read.
+
+    Args:
+        place: the folder that runs are started in; ``data`` values of the configurations are folders of it.
+        seed: of the content.
+    """
+
+    def __init__(self, place: Path, seed: int = 0):
+        self.place = place
+        self.random = random.Random(seed)
+
+    def write(self) -> str:
+        """Write all of them and return text for a tokenizer to be trained on."""
+        books = {book: self._prose(BOOK_SENTENCES) for book in sorted({*UNSEEN, *BOOKS})}
+        for book, text in books.items():
+            self._text(f"emozilla/pg19-test/{book}.txt", text)
+        self._longbench()
+        self._ruler()
+        for folder in ("hub", "longgenbench/data"):
+            self._questions(folder)
+        for place in SETS.values():
+            rows = [{"problem": f"{self._prose(2)} What is {n} + {n}?", "answer": f"{2 * n}"} for n in range(3)]
+            self._lines(f"hub/{place.folder}/{place.files[0]}", rows)
+        return " ".join(books.values())
+
+    def _longbench(self) -> None:
+        for name in ENGLISH_EIGHT:
+            rows = [
+                {"input": "Which trade?", "context": self._prose(150), "answers": ["baker"], "all_classes": None}
+                for _ in range(2)
+            ]
+            self._lines(f"zai-org/LongBench/{name}.jsonl", rows)
+
+    def _ruler(self) -> None:
+        words = [f"{self._word()}{n}" for n in range(600)]
+        self._json("ruler/data/PaulGrahamEssays.json", {"text": self._prose(400)})
+        for name, part in (("nounlist", words[:300]), ("adjectivelist", words[300:500]), ("verblist", words[500:])):
+            self._text(f"ruler/data/{name}.txt", "\n".join(part))
+        self._json("ruler/data/english_words.json", dict(enumerate(words)))
+        articles = [
+            {
+                "paragraphs": [
+                    {
+                        "context": f"{article}.{part} {self._prose(2)}",
+                        "qas": [{"question": f"What is in {article}.{part}?", "answers": [{"text": self._word()}]}],
+                    }
+                    for part in range(4)
+                ]
+            }
+            for article in range(6)
+        ]
+        self._json("ruler/data/squad.json", {"data": articles})
+        hotpot = [
+            {
+                "question": f"Which {n}?",
+                "answer": self._word(),
+                "context": [[f"Title {n} {i}", [self._prose(1)]] for i in range(3)],
+            }
+            for n in range(8)
+        ]
+        self._json("ruler/data/hotpotqa.json", hotpot)
+
+    def _questions(self, folder: str) -> None:
+        self._lines(
+            f"{folder}/gsm8k/test.jsonl",
+            [{"question": f"What is {n} + 1?", "answer": f"{n} + 1\n#### {n + 1}"} for n in range(90)],
+        )
+        choices = [{"label": letter, "text": self._word()} for letter in "ABCDE"]
+        self._lines(
+            f"{folder}/commonsense_qa/dev_rand_split.jsonl",
+            [{"answerKey": "A", "question": {"stem": f"Stem {n}?", "choices": choices}} for n in range(90)],
+        )
+        example = "lead\n\nQ: one?\n(A) x (B) y\nA: Because. The answer is (B)."
+        self._json(f"{folder}/LongGenBench_MMLU_prompt.json", [(subject, example) for subject in SUBJECTS])
+        for subject in SUBJECTS:
+            with self._open(f"{folder}/mmlu/{subject}_test.csv").open("w", newline="") as handle:
+                csv.writer(handle).writerows([f"{subject} {n}?", *"abcd", "ABCD"[n % 4]] for n in range(45))
+        wrong = {f"Incorrect Answer {n}": f"{n}" for n in (1, 2, 3)}
+        rows = [{"Question": f"How many {self._word()}s?", "Correct Answer": "4", **wrong} for _ in range(2)]
+        self._lines(f"{folder}/diamond/gpqa_diamond.jsonl", rows)
+        tests = json.dumps([{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}])
+        problem = {
+            "question_content": "Add two numbers.", "starter_code": "", "contest_date": "2024-09-01T00:00:00",
+            "public_test_cases": tests, "private_test_cases": "[]", "metadata": "{}",
+        }  # fmt: skip
+        for number, name in enumerate(FILES):
+            self._lines(f"{folder}/{name}", [problem | {"question_id": f"q{number}"}])
+
+    def _prose(self, sentences: int) -> str:
+        return "".join(sentence(self.random) for _ in range(sentences)).strip()
+
+    def _word(self) -> str:
+        return "".join(self.random.choices("abcdefghijklmnop", k=6))
+
+    def _open(self, name: str) -> Path:
+        path = self.place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _text(self, name: str, text: str) -> None:
+        self._open(name).write_text(text, encoding="utf-8")
+
+    def _json(self, name: str, content: Any) -> None:
+        self._text(name, json.dumps(content))
+
+    def _lines(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._text(name, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,215 @@
+"""Rehearse the papers' runs: config/papers with tiny random checkpoints, small data and short contexts, to the report.
+
+``make rehearse`` runs all of them on a CPU, the tests one. Models and data are found where the configurations look for
+them: checkpoints in a hub cache that is used offline, data sets in folders of the run's place. What differs is said by
+``scaled``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from checkpoints import train_tokenizer, write_checkpoint
+from data_sets import DataSets
+
+from longdecode.evals import manifest
+from longdecode.evals.record_files import record_files
+from longdecode.evals.records import Record
+from longdecode.evals.run_config import RunConfig, load_run_config
+from longdecode.evals.storage import read_records
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPERS = ROOT / "config" / "papers"
+SHORT, LONG = 512, 1024
+CONTEXTS = {"longgenbench": 4096, "pg19_long": 2560, "math": 768, "gpqa": 768, "livecodebench": 768}
+"""Tokens for suites whose prompts do not fit ``LONG``, or whose generation takes what is left of the context."""
+TASKS = {"pg19_long": ["pg19_long_forced_1024", "pg19_long_free_1024"]}
+MOST_TASKS = 3
+RECIPE = {
+    "heads": {"chained": 3, "medusa": 4}, "steps": 2, "sequences": 2, "at_once": 2, "length": 128,
+    "learning_rate": 0.005, "warmup_steps": 1, "weight_decay": 0.1, "clip": 1.0, "seed": 42, "loss_slice": 128,
+    "save_every": 1, "log_every": 1, "unseen_windows": 1,
+}  # fmt: skip
+
+
+def runs() -> list[str]:
+    """Return the names of the papers' runs."""
+    return sorted(path.stem for path in PAPERS.glob("*.yaml") if path.name != "sizes.yaml")
+
+
+def scaled(name: str) -> dict[str, Any]:
+    """Return a run's configuration for a CPU: methods, models, suites and rules as they are, sizes cut down."""
+    values: dict[str, Any] = copy.deepcopy(yaml.safe_load((PAPERS / f"{name}.yaml").read_text()))
+    values |= {"device": "cpu", "dtype": "float32", "bootstrap_resamples": 100}
+    values["budgets"] = _budgets(values["budgets"])
+    tasks = {suite: run.tasks for suite, run in load_run_config(PAPERS / f"{name}.yaml").suites.items()}
+    for suite, spec in values["suites"].items():
+        length = CONTEXTS.get(suite, LONG)
+        spec["contexts"] = [length] if len(spec["contexts"]) == 1 else [min(SHORT, length), length]
+        spec["tasks"] = TASKS.get(suite) or _spread(tasks[suite], MOST_TASKS)
+        spec |= {"samples": 1, "batch": 2}
+    if trainings := values.get("identification"):
+        trainings["defaults"] |= {"contexts": [128, 160], "context_count": 2, "steps": 2, "sink": 4, "recent": 16}
+    if timed := values.get("throughput"):
+        (spec,) = timed["decode"].values()
+        spec |= {"contexts": [SHORT], "batches": [1], "budgets": [128], "rounds": 2, "steps": 1}
+        timed["decode"] = {next(iter(values["models"])): spec}
+    if writing := values.get("generation"):
+        for sampler in writing["samplers"].values():
+            sampler["penalty_window"] = 64
+        for run in writing["runs"].values():
+            run |= {"prompts": [256], "tokens": 96, "books": 1, "mark": 48}
+    return values
+
+
+def _budgets(budgets: Sequence[Any]) -> list[Any]:
+    """Return the least and the largest budget, in tokens a thirty-second of theirs."""
+    small = [budget if isinstance(budget, float) else max(64, budget // 32) for budget in budgets]
+    return list(dict.fromkeys((small[0], small[-1])))
+
+
+def _spread(names: Sequence[str], count: int) -> list[str]:
+    step = max(1, len(names) // count)
+    return list(names[::step][:count])
+
+
+@dataclass
+class Outcome:
+    """Seconds that a run took, its cells by status, and the reasons of those that are not ``ok``."""
+
+    seconds: float
+    statuses: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+class Rehearsal:
+    """A place with everything that the papers' runs read.
+
+    Args:
+        place: an empty folder.
+        names: runs whose checkpoints are written.
+    """
+
+    def __init__(self, place: Path, names: Sequence[str]):
+        self.place = place
+        tokenizer = train_tokenizer(DataSets(place).write())
+        sizes = yaml.safe_load((PAPERS / "sizes.yaml").read_text())["checkpoints"]
+        models = {spec["path"] for name in names for spec in scaled(name)["models"].values()}
+        for model in sorted(models):
+            write_checkpoint(place / "hf", model, sizes[model], tokenizer)
+        kept = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "HF_HOME")}
+        self.environment = kept | {
+            "CUDA_VISIBLE_DEVICES": "", "HF_HUB_CACHE": str(place / "hf"), "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"),
+        }  # fmt: skip
+
+    def run(
+        self, name: str, changes: Mapping[str, Any] | None = None, *, cores: int = 2, again: bool = True
+    ) -> Outcome:
+        """Run one of the papers' configurations to its report.
+
+        Args:
+            changes: values laid over the scaled configuration, key by key.
+            again: run it a second time, which must find nothing to do.
+
+        Raises:
+            RuntimeError: a step failed, or left evidence that its manifest does not have; the message is its output.
+        """
+        file = self.place / f"{name}.yaml"
+        values = scaled(name) | dict(changes or {})
+        file.write_text(yaml.safe_dump(values, sort_keys=False))
+        config = load_run_config(file)
+        began = time.monotonic()
+        self._train_heads(config)
+        self._snakemake(file, cores)
+        outcome = Outcome(time.monotonic() - began)
+        if again and "Nothing to be done" not in (said := self._snakemake(file, cores)):
+            raise RuntimeError(f"{name} does not rest after its first run:\n{said}")
+        for room in ("results", "reports"):
+            if found := manifest.problems(self.place / room / config.profile):
+                raise RuntimeError("\n".join(found))
+        for record in self._records(config):
+            outcome.statuses[record.status] += 1
+            if record.status != "ok":
+                outcome.reasons[f"{record.label} {record.task}: {record.status}: {record.reason}"] += 1
+        return outcome
+
+    def _records(self, config: RunConfig) -> list[Record]:
+        folder = self.place / "results" / config.profile
+        files = [file.path(folder / "records") for file in record_files(config)]
+        files += [
+            folder / "generation" / f"{run}.parquet" for run in (config.generation.runs if config.generation else ())
+        ]
+        return [record for file in files for record in read_records(file, Record)]
+
+    def _train_heads(self, config: RunConfig) -> None:
+        """Train draft heads by a recipe of this size; heads/recipe.yaml has the paper's, for a GPU."""
+        recipe = self.place / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump({"default": RECIPE}))
+        for model, spec in config.models.items():
+            kinds = {path.parts[-3] for label in config.methods.values() for path in label.files_of(model)}
+            for kind in sorted(kinds & {"chained", "medusa"}):
+                self._do(
+                    "longdecode.heads.train", "--model", spec.path, "--name", model, "--kind", kind,
+                    "--books", str(config.data["pg19"]), "--recipe", str(recipe), "--device", "cpu", "--output",
+                    f"results/{config.profile}/heads/{model}/{kind}/zero",
+                )  # fmt: skip
+
+    def _snakemake(self, file: Path, cores: int) -> str:
+        places = ["--snakefile", str(ROOT / "Snakefile"), "--workflow-profile", str(ROOT / "profiles" / "default")]
+        return self._do("snakemake", *places, "--cores", str(cores), "--configfile", str(file), "--", "all")
+
+    def _do(self, module: str, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments], cwd=self.place, env=self.environment, check=False, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{module} {' '.join(arguments)} in {self.place}:\n{done.stdout[-6000:]}")
+        return done.stdout
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Rehearse the papers' runs and print their cells by status."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(runs())}; all of them when left out")
+    parser.add_argument("--place", type=Path, help="folder to work in and keep; a temporary one when left out")
+    parser.add_argument("--cores", type=int, default=2)
+    given = parser.parse_args(arguments)
+    names = given.names or runs()
+    if unknown := set(names) - set(runs()):
+        parser.error(f"{', '.join(sorted(unknown))}: the runs are {', '.join(runs())}")
+    failed = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        place = (given.place or Path(temporary)).resolve()
+        place.mkdir(parents=True, exist_ok=True)
+        rehearsal = Rehearsal(place, names)
+        for name in names:
+            try:
+                outcome = rehearsal.run(name, cores=given.cores)
+            except RuntimeError as error:
+                failed += 1
+                print(f"{name}: failed: {error}", flush=True)
+                continue
+            counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items()))
+            print(f"{name}: {outcome.seconds:.0f} s, records: {counts}", flush=True)
+            for reason, count in outcome.reasons.most_common(8):
+                print(f"    {count} x {reason[:300]}", flush=True)
+            failed += set(outcome.statuses) != {"ok"}
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
