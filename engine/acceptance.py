@@ -106,7 +106,7 @@ def _by_paths(placed: PlacedTree, nodes: Tensor, logits: Tensor, sequences: Sequ
     first = sampling.processed(logits[:, 0], sequences.history()) if released else kept[:, 0]
     chance = placed.along_paths(kept.log_softmax(dim=2), tokens)
     if released:
-        draft = tokens[:, placed.path_rows[0, 1], None].clamp(min=0)
+        draft = tokens.index_select(1, placed.path_rows[0, 1:2]).clamp(min=0)
         chance[:, 0, 0] = first.log_softmax(dim=1).gather(1, draft)[:, 0]
     forced, is_forced = (part[:, None] for part in sequences.forced_ahead(depth + 1))
     drafts = tokens[:, placed.path_rows[:, 1:]]

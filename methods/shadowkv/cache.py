@@ -66,13 +66,13 @@ class ShadowCache(KVCache):
         self.plan, config = plan, shape.config
         layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
         self.most_chunks = shape.capacity // plan.chunk
-        size = (layers, shape.batch, heads, shape.capacity, dim)
+        self.values_shape = torch.Size((layers, shape.batch, heads, shape.capacity, dim))
         self.host: HostBuffer | None = None
+        self.resident: Tensor | None = None
         if offload:
-            self.host = HostBuffer(torch.Size(size).numel() * shape.dtype.itemsize, shape.device)
-            self.values = self.host.view(shape.dtype, size)
+            self.host = HostBuffer(self.values_shape.numel() * shape.dtype.itemsize, shape.device)
         else:
-            self.values = torch.empty(size, device=shape.device, dtype=shape.dtype)
+            self.resident = torch.empty(self.values_shape, device=shape.device, dtype=shape.dtype)
         self.layers = [self._empty_layer() for _ in range(layers)]
         self.frequencies = inverse_frequencies(config)[0].to(shape.device)
         self.prompts = torch.zeros_like(self.positions)
@@ -91,6 +91,14 @@ class ShadowCache(KVCache):
             *empty_pair((*heads, plan.outliers * plan.chunk, dim), shape),
             *empty_pair((*heads, recent, dim), shape),
         )
+
+    @property
+    def values(self) -> Tensor:
+        """Values of the prompt ``[L, B, Hkv, S, D]``; a view made anew, since a copy has memory of its own."""
+        if self.resident is not None:
+            return self.resident
+        assert self.host is not None
+        return self.host.view(self.shape.dtype, self.values_shape)
 
     @property
     def scored(self) -> Tensor:

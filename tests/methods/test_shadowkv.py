@@ -48,3 +48,13 @@ def test_keys_of_low_rank_are_rebuilt(rng: torch.Generator, rank: int, offload: 
             assert error < 2e-4 if rank == 6 else error > 0.1
             assert fetched[row, head].equal(values[row, head, spans])
     assert (cache.host_nbytes() > 0) == offload
+
+
+def test_a_copy_keeps_its_values_in_a_host_buffer_of_its_own() -> None:
+    """A GPU reads them by their address, which must be pinned memory in a copy too."""
+    cache = ShadowCache(CacheShape(CONFIG, 1, 24, CPU, torch.float32, 4), ShadowPlan(8, 1, 1, 1, 3), offload=True)
+    cache.values.fill_(1.5)
+    copy = cache.clone()
+    assert isinstance(copy, ShadowCache) and copy.host is not None
+    assert copy.values.data_ptr() == copy.host.bytes.data_ptr() != cache.values.data_ptr()
+    assert copy.values.equal(cache.values)
