@@ -31,6 +31,10 @@ def test_a_profile_is_planned_without_cores(
     arguments[arguments.index("--workflow-profile") + 1] = str(ROOT / "profiles" / profile)
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    # A dry run has cores of its own, which a real one on a cluster lacks; unlocking parses as that does.
+    arguments[arguments.index("-n") : arguments.index("--")] = ["--unlock", "--configfile", str(path)]
+    unlocked = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    assert unlocked.returncode == 0, unlocked.stdout + unlocked.stderr
     said = done.stdout + done.stderr
     evaluation = said[said.index("rule evaluate_mini_recall") :]
     assert "mem_mb=16000" in evaluation and "runtime=240" in evaluation and "Traceback" not in said

@@ -27,7 +27,7 @@ rule miniature_seed:
         "results/miniature/logs/seed{seed}.log",
     conda:
         "../envs/longdecode.yaml"
-    threads: workflow.cores or 8
+    threads: CORES or 8
     resources:
         gpu=1,
     params:
