@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from longdecode.engine.device import resolve_device
+from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.miniature.books import book_folder
 from longdecode.miniature.checkpoint import save_checkpoint
 from longdecode.miniature.curriculum import Curriculum, load_curriculum
@@ -141,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--books", default=None, help="local folder of *.txt books, or a hub dataset id such as emozilla/pg19"
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seed", type=int, default=None, help="in the place of the curriculum's")
     options = parser.parse_args(arguments)
@@ -149,8 +151,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.seed is not None:
         curriculum = replace(curriculum, seed=options.seed)
     library = Library(book_folder(options.books) if options.books else None)
-    folder = train(curriculum, options.output, library, torch.device(options.device), options.workers)
-    print(folder)
+    with lease_gpu(resolve_device(options.device)) as device:
+        print(train(curriculum, options.output, library, device, options.workers))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ with logged(snakemake):
     target = Path(snakemake.output[0]).parent
     seed = snakemake.wildcards.get("seed")
     folder = target.parent if seed is None else Path("results", "miniature", f"seed{seed}")
-    main(["--output", str(folder), "--books", str(books), *(["--seed", seed] if seed else [])])
+    # On a CPU it would take days.
+    main(["--output", str(folder), "--books", str(books), "--device", "cuda", *(["--seed", seed] if seed else [])])
     if seed:
         shutil.copytree(folder / "weights", target, dirs_exist_ok=True)
