@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longdecode.engine.errors import HostMemoryError, PinnedMemoryError
+from longdecode.engine.errors import ConfigError, HostMemoryError, PinnedMemoryError
 
 RESERVE_BYTES = 1 << 30
 """Host memory that is left to everything else."""
 SMALL_BYTES = 1 << 28
 """Sizes whose rounding up to a power of two does not matter."""
+HOST_GIB_VARIABLE = "LONGDECODE_HOST_GIB"
+"""Names the host memory free to this process, for virtual machines that show memory only once it is touched."""
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
@@ -28,7 +31,17 @@ _idle: list[Tensor] = []
 
 
 def free_host_bytes() -> int:
-    """Return bytes that this process may still take: what the kernel estimates, within its control group's limit."""
+    """Return bytes that this process may still take: what the kernel estimates, within its control group's limit.
+
+    ``LONGDECODE_HOST_GIB`` stands in for both.
+
+    Raises:
+        ConfigError: the variable holds no whole number from 1.
+    """
+    if given := os.environ.get(HOST_GIB_VARIABLE):
+        if not given.isascii() or not given.isdigit() or int(given) < 1:
+            raise ConfigError(f"{HOST_GIB_VARIABLE} is {given!r}; a whole number of GiB from 1 is needed")
+        return int(given) << 30
     free = [math.inf]
     for line in _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else ():
         if line.startswith("MemAvailable:"):

@@ -336,3 +336,8 @@ def test_free_memory_is_bounded_by_the_control_group(tmp_path: Any, monkeypatch:
     assert host_memory.free_host_bytes() == 300_000
     (tmp_path / "memory.max").write_text("max")
     assert host_memory.free_host_bytes() == 800 * 1024
+    monkeypatch.setenv(host_memory.HOST_GIB_VARIABLE, "3")
+    assert host_memory.free_host_bytes() == 3 << 30
+    monkeypatch.setenv(host_memory.HOST_GIB_VARIABLE, "-3")
+    with pytest.raises(ConfigError, match="LONGDECODE_HOST_GIB is '-3'; a whole number of GiB"):
+        host_memory.free_host_bytes()
