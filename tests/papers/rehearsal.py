@@ -33,9 +33,12 @@ from longdecode.evals.storage import read_records
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ROOT / "config" / "papers"
 SHORT, LONG = 512, 1024
-CONTEXTS = {"longgenbench": 4096, "pg19_long": 2560, "math": 768, "gpqa": 768, "livecodebench": 768}
+CONTEXTS = {"longgenbench": 2560, "pg19_long": 2560, "math": 768, "gpqa": 768, "livecodebench": 768}
 """Tokens for suites whose prompts do not fit ``LONG``, or whose generation takes what is left of the context."""
-TASKS = {"pg19_long": ["pg19_long_forced_1024", "pg19_long_free_1024"]}
+TASKS = {
+    "pg19_long": ["pg19_long_forced_1024", "pg19_long_free_1024"],
+    "ruler": ["ruler_niah_single_2", "ruler_niah_multikey_2", "ruler_qa_1"],  # which fit 512 tokens
+}
 MOST_TASKS = 3
 RECIPE = {
     "heads": {"chained": 3, "medusa": 4}, "steps": 2, "sequences": 2, "at_once": 2, "length": 128,
@@ -75,8 +78,8 @@ def scaled(name: str) -> dict[str, Any]:
 
 
 def _budgets(budgets: Sequence[Any]) -> list[Any]:
-    """Return the least and the largest budget, in tokens a thirty-second of theirs."""
-    small = [budget if isinstance(budget, float) else max(64, budget // 32) for budget in budgets]
+    """Return the least and the largest budget, in tokens an eighth of theirs."""
+    small = [budget if isinstance(budget, float) else max(64, budget // 8) for budget in budgets]
     return list(dict.fromkeys((small[0], small[-1])))
 
 
