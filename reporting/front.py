@@ -61,7 +61,14 @@ def sentences(
     context = ASKED_CONTEXT if ASKED_CONTEXT in contexts else contexts[-1]
     here = {label: found for label, found in _at(grids, context).items() if label in featured}
     holding = sorted((label for label in here if _holds(here[label])), key=lambda label: _reads(here[label]))
-    names = listing([grid.topic.name for grid in grids if context in grid.contexts])
+    judged = {v.topic.name for found in here.values() for v in found}
+    asked = [grid.topic.name for grid in grids if context in grid.contexts]
+    names = listing([name for name in asked if name in judged])
+    if not names:
+        return [
+            f"At {short_tokens(context)} tokens {model} itself, reading everything, does not solve {listing(asked)}."
+        ]
+    left = listing([name for name in asked if name not in judged])
     place = f"at {short_tokens(context)} tokens of {model}"
     margins = listing(sorted({margin(grid.topic.unit) for grid in grids}, key=len))
     said = []
@@ -74,6 +81,8 @@ def sentences(
         said.append(f"On {names} {place}, within {margins} of Full and by fewest bytes read: {'; '.join(parts)}{more}.")
     else:
         said.append(f"On {names} {place}, no method stays within {margins} of Full at any budget tried.")
+    if left:
+        said[-1] += f" Full itself does not solve {left} there."
     failing = {label: [v.topic.name for v in found if v.level == "worse"] for label, found in here.items()}
     lost = sorted((label for label, names_ in failing.items() if names_), key=lambda label: -len(failing[label]))
     smallest = contexts[0]
@@ -143,7 +152,7 @@ def _at(grids: Sequence[Grid], context: int) -> dict[str, list[Verdict]]:
     found: dict[str, list[Verdict]] = {}
     for grid in grids:
         for label, each, _ in grid.rows:
-            found.setdefault(label, []).extend(v for v in each if v.context == context)
+            found.setdefault(label, []).extend(v for v in each if v.context == context and v.level != "unsolved")
     return found
 
 

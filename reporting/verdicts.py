@@ -28,7 +28,11 @@ from longdecode.reporting.wording import (
 MARGIN = 0.02
 """Within 0.02 of Full (2 points of a percentage, 0.02 of a loss) counts as equal: about what papers call lossless."""
 
-Level = Literal["shown", "estimate", "worse", "alone", "hole"]
+SOLVED = 0.5
+"""Full must answer this share, or a method that answers as little would be called as good."""
+_BY_OVERLAP = ("rouge", "qa_f1", "code_similarity")
+
+Level = Literal["shown", "estimate", "worse", "alone", "hole", "unsolved"]
 _WEAKEST_FIRST: Sequence[Level] = ("hole", "alone", "worse", "estimate", "shown")
 
 
@@ -39,8 +43,8 @@ class Verdict:
     ``budget`` is the smallest budget tried from which on the difference to Full stays within the margin at every larger
     one; without such a budget it is the largest tried and ``level`` is ``worse``. The other levels speak of that budget
     alone: ``shown`` where the worse end of the interval is within the margin, too, ``estimate`` where it is not;
-    ``alone`` where Full did not run, ``hole`` where the method did not. ``read`` holds the least and the most bytes
-    read there, selector included, as a share of Full's.
+    ``alone`` where Full did not run, ``hole`` where the method did not, ``unsolved`` where Full answers less than
+    ``SOLVED``. ``read`` holds the least and the most bytes read there, selector included, as a share of Full's.
     """
 
     label: str
@@ -58,6 +62,8 @@ class Verdict:
     @property
     def headline(self) -> str:
         """The words of the table's cell."""
+        if self.level == "unsolved":
+            return "not judged: Full fails"
         fixed = {"hole": "not run", "alone": "no Full to compare with", "worse": f"still worse at {self.budget}"}
         return fixed.get(self.level, f"from {self.budget}")
 
@@ -96,18 +102,31 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
     rows = with_traffic(results.rows_of(topic))
     swept = [x for x in labels or results.labels if results.kind(x) != REFERENCE_METHOD]
     full = rows[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok")].set_index("context")["value"]
+    scores = [with_unit(score(full[c], topic.unit), topic.unit) if c in full else "" for c in contexts]
+    unsolved = {c for c in contexts if c in full and not _solved(topic, full[c])}
     judged = []
     for label in swept:
         mine = {context: _tried(rows, topic, label, context) for context in contexts}
-        each = [_verdict(results, topic, label, context, [mine[context]]) for context in contexts]
-        judged.append((label, each, _verdict(results, topic, label, None, list(mine.values()))))
-    scores = [with_unit(score(full[c], topic.unit), topic.unit) if c in full else "" for c in contexts]
+        each = [
+            Verdict(label, topic, context, "unsolved")
+            if context in unsolved
+            else _verdict(results, topic, label, context, [mine[context]])
+            for context in contexts
+        ]
+        solved = [mine[context] for context in contexts if context not in unsolved]
+        every = Verdict(label, topic, None, "unsolved")
+        judged.append((label, each, _verdict(results, topic, label, None, solved) if solved else every))
     return Grid(topic, contexts, scores, judged)
 
 
 def margin(unit: str) -> str:
     """Return the margin in the unit of differences."""
     return f"{100 * MARGIN:g} points" if is_fraction(unit) else f"{number(MARGIN, 2)} {difference_unit(unit)}"
+
+
+def _solved(topic: Topic, value: float) -> bool:
+    """Return whether Full does a topic; scores by overlap with a reference are low for everybody."""
+    return not is_fraction(topic.unit) or topic.metric.startswith(_BY_OVERLAP) or value >= SOLVED
 
 
 def _tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:

@@ -31,8 +31,9 @@ def results(rows: list[dict[str, Any]]) -> Results:
     }  # fmt: skip
     mine = [{**base, "method": "quest", "kind": "quest", **row} for row in rows]
     full = base | {"method": "full", "kind": "full", "budget": "full", "share": 1.0, "value": 0.99}
-    full |= {"kv_bytes_per_step": 1000.0, "unit": mine[0]["unit"]}
-    table = pd.DataFrame([*({**full, "context": c} for c in sorted({row["context"] for row in mine})), *mine])
+    full |= {"kv_bytes_per_step": 1000.0, "unit": mine[0]["unit"], "metric": mine[0]["metric"]}
+    scores = {row["context"]: row.pop("full", 0.99) for row in mine}
+    table = pd.DataFrame([*({**full, "context": c, "value": scores[c]} for c in sorted(scores)), *mine])
     for name in ("diff_to_full", "diff_low", "diff_high"):
         table[name] = table.get(name, pd.Series(dtype=float)).astype(float)
     lower = frozenset({"t"}) if mine[0]["unit"] == "nats/byte" else frozenset()
@@ -147,6 +148,15 @@ def test_equivalent_does_not_hide_what_is_lost(bounds: tuple[float, float, float
 
 def test_cells_that_did_not_run_are_holes_not_zeros() -> None:
     assert judged([cell(0.1, np.nan, np.nan, np.nan, status="oom")]).level == "hole"
+
+
+def test_a_method_is_not_judged_where_full_fails() -> None:
+    """At 32K Full answers a third: the headline is that of 8K. Summaries score low for everybody and are judged."""
+    low = cell(0.1, -0.01, -0.015, 0.0, context=32768, full=0.33)
+    each, every = row_of([cell(0.1, -0.3, -0.4, -0.2, context=8192), low])
+    assert [v.level for v in each] == ["worse", "unsolved"] and (every.level, every.context) == ("worse", None)
+    assert row_of([low | {"full": 0.33}])[1].headline == "not judged: Full fails"
+    assert row_of([low | {"full": 0.33, "metric": "rouge_l"}])[1].level == "shown"
 
 
 def test_a_method_without_full_beside_it_gets_no_verdict() -> None:
