@@ -39,6 +39,7 @@ from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.lossless import LOSSLESS, matrix
 from longdecode.reporting.papers.registry import PaperPage, papers_of
+from longdecode.reporting.printed_ranks import printed_rankings
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
@@ -176,7 +177,7 @@ class _Build:
         labels = {label for label in self.main.labels if self.main.kind(label) != REFERENCE_METHOD}
         self._page(
             "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
-            found=transfer.transfer(self.main, small, labels),
+            found=transfer.transfer(self.main, small, labels, printed_rankings()),
         )  # fmt: skip
 
     def _data(self) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longdecode.engine.model_cache import MINIATURE_SEED, built_model
+
 MINIATURE_BELOW = 100_000_000
 _SHAPE = {"num_hidden_layers": "layers", "num_attention_heads": "query heads", "num_key_value_heads": "KV heads"}
 
@@ -37,11 +39,12 @@ def describe(name: str, spec: Any) -> ModelWords:
     """
     path = str((spec or {}).get("path", ""))
     revision = (spec or {}).get("revision")
-    if not (Path(path) / "config.json").is_file():
+    folder = built_model(path) or Path(path)
+    if not (folder / "config.json").is_file():
         origin = " at ".join(part for part in (path, revision) if part)
-        return ModelWords(f"{name} ({origin})" if origin else name, "", False)
-    config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-    count = sum(_parameters(file) for file in sorted(Path(path).glob("*.safetensors")))
+        return ModelWords(f"{name} ({origin})" if origin else name, "", bool(MINIATURE_SEED.fullmatch(path)))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    count = sum(_parameters(file) for file in sorted(folder.glob("*.safetensors")))
     shape = ", ".join(f"{config[key]} {words}" for key, words in _SHAPE.items() if key in config)
     short = f"{name} ({count / 1e6:,.3g} M parameters)" if count else name
     return ModelWords(short, shape, 0 < count < MINIATURE_BELOW)

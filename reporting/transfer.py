@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from longdecode.evals.budgets import bytes_share
 from longdecode.evals.stats import generator
+from longdecode.reporting.printed_ranks import LEAST_METHODS as LEAST_IN_PRINT
+from longdecode.reporting.printed_ranks import PrintedRanking, in_tokens
 from longdecode.reporting.results import REFERENCE_METHOD, Results
 from longdecode.reporting.tables import CEILING
 from longdecode.reporting.wording import MINUS, budget, budget_order, number, short_tokens
@@ -54,22 +56,29 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The page: correlations at equal budgets and at equal bytes, contrasts, summary in words, and what is missing."""
+    """The page: correlations at equal budgets, at equal bytes and with print, contrasts, words, and what is missing."""
 
     budgets: list[Correlation]
     bytes: list[Correlation]
+    printed: list[Correlation]
     contrasts: list[Contrast]
     words: list[str]
     missing: list[str]
 
 
-def transfer(results: Results, instruments: Collection[str], labels: Collection[str]) -> Transfer:
+def transfer(
+    results: Results,
+    instruments: Collection[str],
+    labels: Collection[str],
+    rankings: Sequence[PrintedRanking] = (),
+) -> Transfer:
     """Compare every two places of a suite.
 
     Args:
         results: without ablations.
         instruments: models that are miniatures.
         labels: methods that are compared, Full aside.
+        rankings: those in print.
     """
     real = [model for model in results.models if model not in instruments]
     table = _table(results, labels)
@@ -86,9 +95,9 @@ def transfer(results: Results, instruments: Collection[str], labels: Collection[
         *(t for _, t in table if bytes_share(t) is not None),
     }
     contrasts = [contrast for contrast in contrasts if contrast.budget in kept]
-    return Transfer(
-        budgets, of_bytes, contrasts, _words(contrasts, budgets), _missing(results, real, instruments, of_bytes)
-    )
+    printed = [row for ranking in rankings for row in _with_print(table, ranking, instruments, results.confidence)]
+    missing = _missing(results, real, instruments, of_bytes)
+    return Transfer(budgets, of_bytes, printed, contrasts, _words(contrasts, budgets), missing)
 
 
 def _table(results: Results, labels: Collection[str]) -> dict[tuple[str, str], dict[Place, Scores]]:
@@ -136,12 +145,42 @@ def _correlation(
     rng = generator(0, "transfer", suite, text, a, b)
     value = spearman(first.mean(axis=1), second.mean(axis=1))
     draws = [spearman(_resampled(first, rng), _resampled(second, rng)) for _ in range(RESAMPLES)]
+    return _row(suite, text, _named(a), _named(b), len(labels), value, draws, confidence)
+
+
+def _with_print(
+    table: Mapping[tuple[str, str], Mapping[Place, Scores]],
+    ranking: PrintedRanking,
+    instruments: Collection[str],
+    confidence: float,
+) -> Iterator[Correlation]:
+    """Compare every place of a suite with print, at our budget nearest to the print's; print's means stay fixed."""
+    for suite in ranking.suites:
+        texts = in_tokens([text for name, text in table if name == suite])
+        places = {place for text in texts for place in table[suite, text] if ranking.fits(place[1])}
+        for place in sorted(places, key=lambda place: (place[0] not in instruments, place)):
+            text = ranking.nearest([text for text in texts if place in table[suite, text]], place[1])
+            scores = table[suite, text][place]
+            labels = sorted(set(scores) & set(ranking.scores))
+            if len(labels) < LEAST_IN_PRINT:
+                continue
+            mine, theirs = np.stack([scores[m] for m in labels]), np.array([ranking.scores[m] for m in labels])
+            rng = generator(0, "print", suite, text, place)
+            value = spearman(mine.mean(axis=1), theirs)
+            draws = [spearman(_resampled(mine, rng), theirs) for _ in range(RESAMPLES)]
+            if row := _row(suite, text, _named(place), ranking.words, len(labels), value, draws, confidence):
+                yield row
+
+
+def _row(
+    suite: str, text: str, first: str, second: str, methods: int, value: float, draws: list[float], confidence: float
+) -> Correlation | None:
     known = [draw for draw in draws if np.isfinite(draw)]
     if not np.isfinite(value) or not known:
         return None
     low, high = np.quantile(known, [(1 - confidence) / 2, (1 + confidence) / 2])
     bounds = f"[{number(low, 2)}, {number(high, 2)}]"
-    return Correlation(suite, budget(text), _named(a), _named(b), len(labels), number(value, 2), bounds)
+    return Correlation(suite, budget(text), first, second, methods, number(value, 2), bounds)
 
 
 def _resampled(scores: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
@@ -229,8 +268,8 @@ def _words(contrasts: Sequence[Contrast], budgets: Sequence[Correlation]) -> lis
     if not said and budgets:
         low = min(budgets, key=lambda c: float(c.value.replace(MINUS, "-")))
         said.append(
-            f"Contexts of one model rank the methods least alike on {low.suite} at {low.budget}: {low.first} and "
-            f"{low.second}, rank correlation {low.value} {low.bounds}."
+            f"The methods are ranked least alike on {low.suite} at {low.budget}: {low.first} and {low.second}, rank "
+            f"correlation {low.value} {low.bounds}."
         )
     return said
 

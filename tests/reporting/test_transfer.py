@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from longdecode.reporting.printed_ranks import PrintedRanking, printed_rankings
 from longdecode.reporting.transfer import spearman, transfer
 
 METHODS = {"a": 0.9, "b": 0.7, "c": 0.5, "d": 0.3, "e": 0.1}
@@ -67,3 +68,36 @@ def test_one_model_says_what_is_missing_and_how_to_make_it() -> None:
     assert found.contrasts == [] and len(found.budgets) == 1
     assert "No real model was scored" in found.missing[0] and "snakemake --cores 8 all" in found.missing[0]
     assert "{bytes: 0.25}" in found.missing[1]
+
+
+def test_print_is_one_more_place_at_the_budget_nearest_to_its_own() -> None:
+    print_says = PrintedRanking("print: B, M (P, Table 1)", ("s", "other"), 0.15, {"a": 60.0, "b": 50.0, "c": 55.0})
+    agrees, reversed_ = {"a": 0.9, "c": 0.5, "b": 0.1, "d": 0.3}, {"a": 0.1, "c": 0.5, "b": 0.9, "d": 0.3}
+    rows = [
+        *records("mini", 2048, agrees, "0.1"),
+        *records("mini", 2048, reversed_, "0.5"),
+        *records("mini", 2048, reversed_, "bytes=0.15"),
+        *records("real", 32768, reversed_, "4096"),
+        *records("real", 32768, agrees, "256"),
+    ]
+    found = transfer(results(rows), {"mini"}, METHODS, [print_says])
+    assert [(row.first, row.budget, row.second, row.methods, row.value, row.bounds) for row in found.printed] == [
+        ("mini at 2K", "10\u202f%", print_says.words, 3, "1.00", "[1.00, 1.00]"),
+        ("real at 32K", "4,096 tokens", print_says.words, 3, "\u22121.00", "[\u22121.00, \u22121.00]"),
+    ]
+    assert not any("print" in text for text in found.words)
+    assert transfer(results(rows), {"mini"}, {"a", "b"}, [print_says]).printed == [], "two methods have no ranking"
+    whole = PrintedRanking("print", ("s",), 4096, dict(print_says.scores))
+    (row,) = transfer(results(rows), {"mini"}, METHODS, [whole]).printed
+    assert row.first == "real at 32K", "4,096 tokens leave nothing of 2,048 out"
+
+
+def test_rankings_in_print_are_those_of_the_papers_tables() -> None:
+    """LongGenBench: means of three sources; LongBench: of the five tasks that print has of all three methods."""
+    retro, lychee = printed_rankings()
+    assert retro.words == "print: LongGenBench, Llama-3.1-8B-Instruct (RetroAttention, Table 1)"
+    assert {name: round(score, 2) for name, score in retro.scores.items()} == {
+        "streaming": 1.3, "tova": 5.87, "quest": 54.73, "retro": 57.37,
+    }  # fmt: skip
+    assert sorted(lychee.scores, key=lambda name: lychee.scores[name]) == ["quest", "tidal", "lychee"]
+    assert lychee.scores["lychee"] == pytest.approx((30.11 + 14.39 + 12.66 + 86.78 + 82.58) / 5)

@@ -232,6 +232,17 @@ def test_a_checkpoint_is_described_from_its_headers(tmp_path: Any) -> None:
     assert remote == checkpoint.ModelWords("big (org/model at abc)", "", False)
 
 
+def test_a_model_that_the_workflow_builds_is_described_where_it_lies(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONGDECODE_CACHE", str(tmp_path))
+    assert checkpoint.describe("m", {"path": "miniature-seed1"}).miniature, "a miniature, trained here or elsewhere"
+    assert not checkpoint.describe("s", {"path": "smollm2-long"}).miniature
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / "config.json").write_text('{"num_hidden_layers": 30}')
+    assert checkpoint.describe("s", {"path": "smollm2"}).shape == "30 layers"
+
+
 def _linear(colour: str) -> np.ndarray:
     c = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
