@@ -190,6 +190,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(runs())}; all of them when left out")
     parser.add_argument("--place", type=Path, help="folder to work in and keep; a temporary one when left out")
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument(
+        "--jobs", choices=("suite", "cell"), default="suite", help="cell: as many jobs as the sweep has"
+    )
     given = parser.parse_args(arguments)
     names = given.names or runs()
     if unknown := set(names) - set(runs()):
@@ -201,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
         rehearsal = Rehearsal(place, names)
         for name in names:
             try:
-                outcome = rehearsal.run(name, cores=given.cores)
+                outcome = rehearsal.run(name, {"jobs": given.jobs}, cores=given.cores)
             except RuntimeError as error:
                 failed += 1
                 print(f"{name}: failed: {error}", flush=True)
