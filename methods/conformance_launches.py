@@ -29,7 +29,7 @@ from longdecode.methods.registry import get_method, load_card
 
 LAYERS = 7
 STEPS = 4
-TOLERANCES = {torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """Largest difference allowed between outputs that weigh values of a standard normal law: so much, and so much of it."""
 TIES = 0.01
 """Share of a list (two entries at least) that rounding may decide otherwise."""
@@ -93,14 +93,18 @@ def check_launches(
         shape = CacheShape(config, place.batch, place.context, device, dtype, place.context)
         got = _run(part, shape, seed)
         with dispatch.naive_kernels():
-            want = _run(part, shape, seed)
+            want = _run(part, shape, seed, got.lists)
         words = f"{part.name} in {str(dtype).removeprefix('torch.')}, {place.context} tokens, {place.batch} rows"
         _compare(got, want, TOLERANCES[dtype], words)
 
 
 @torch.no_grad()
-def _run(method: AttentionMethod, shape: CacheShape, seed: int) -> _Run:
-    """Start a method on a filled cache and run its blocks, every layer on heads of its own."""
+def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: Sequence[Selection | None] = ()) -> _Run:
+    """Start a method on a filled cache and run its blocks, every layer on heads of its own.
+
+    Args:
+        replayed: lists that are read in the place of those chosen, so that a near-tie decides no output.
+    """
     generator = torch.Generator(shape.device).manual_seed(seed)
     config, device = shape.config, shape.device
     width = method.draft.tree.rows if method.draft else STEPS
@@ -114,8 +118,9 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int) -> _Run:
 
     def recorded(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         chosen = select(layer, q, state)
-        lists.append(chosen and Selection(chosen.indices.clone(), chosen.counts.clone(), chosen.block_size))
-        return chosen
+        copy = chosen and Selection(chosen.indices.clone(), chosen.counts.clone(), chosen.block_size, chosen.uneven)
+        lists.append(copy)
+        return replayed[len(lists) - 1] if chosen and replayed else chosen
 
     outputs = []
     rope = RopeTable(config, device)

@@ -95,10 +95,6 @@ def test_a_selector_that_misses_late_pages_is_caught(monkeypatch: pytest.MonkeyP
         return chosen
 
     monkeypatch.setattr(quest, "select", select)
-    with pytest.raises(GateError, match="outputs differ"):
-        checked("quest", torch.float32)
-    # Where the output stays, the lists tell.
-    monkeypatch.setattr(conformance_launches, "TOLERANCES", {torch.float32: 1e9})
     with pytest.raises(GateError, match="entries of a list are not in its definition's"):
         checked("quest", torch.float32)
 
