@@ -7,6 +7,8 @@ from pathlib import Path
 from longdecode.engine.errors import DataUnavailableError
 
 HUB_BOOKS = 200
+TRAINING_SETS = {"emozilla/pg19-test": "emozilla/pg19"}
+"""Data sets of the hub that hold books to be asked about alone, and where their training books are."""
 
 
 def book_folder(source: str) -> Path:
@@ -14,7 +16,8 @@ def book_folder(source: str) -> Path:
 
     Args:
         source: an existing folder, or the id of a hub dataset with a ``text`` column (``emozilla/pg19`` is PG-19 in
-            parquet); its first 200 training books are then kept under the hub's cache folder.
+            parquet, and what is read for its test split too, which tasks ask about); its first 200 training books are
+            then kept under the hub's cache folder.
 
     Raises:
         DataUnavailableError: neither a folder with books nor a dataset that can be reached.
@@ -24,7 +27,7 @@ def book_folder(source: str) -> Path:
         if not any(folder.glob("*.txt")):
             raise DataUnavailableError(f"{folder} holds no *.txt files")
         return folder
-    return _from_hub(source)
+    return _from_hub(TRAINING_SETS.get(source, source))
 
 
 def _from_hub(dataset_id: str) -> Path:

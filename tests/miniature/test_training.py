@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,3 +113,17 @@ def test_books_that_are_nowhere_are_an_error_with_a_command(tmp_path: Path, monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataUnavailableError, match="huggingface-cli download"):
         book_folder("nobody/no-such-books")
+
+
+def test_the_hubs_test_books_are_never_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks ask about PG-19's test split under `data.pg19`; training under the same key reads the training split."""
+    asked = []
+
+    def load(name: str, split: str, streaming: bool) -> SimpleNamespace:
+        asked.append((name, split))
+        return SimpleNamespace(take=lambda count: [{"text": f"book {n}"} for n in range(count)])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
+    folder = book_folder("emozilla/pg19-test")
+    assert asked == [("emozilla/pg19", "train")] and len(list(folder.glob("*.txt"))) == 200
