@@ -64,7 +64,7 @@ def sentences(
     judged = {v.topic.name for found in here.values() for v in found}
     asked = [grid.topic.name for grid in grids if context in grid.contexts]
     names = listing([name for name in asked if name in judged])
-    if not names:
+    if not judged:
         return [
             f"At {short_tokens(context)} tokens {model} itself, reading everything, does not solve {listing(asked)}."
         ]

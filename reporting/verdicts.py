@@ -85,6 +85,11 @@ class Grid:
     full: list[str]
     rows: list[tuple[str, list[Verdict], Verdict]]
 
+    @property
+    def solved(self) -> bool:
+        """True where some verdict was reached: Full does the topic at some context, or did not run."""
+        return any(every.level != "unsolved" for _, _, every in self.rows)
+
     def ranked(self, *levels: Level) -> list[Verdict]:
         """The verdicts over all contexts at these levels, fewest bytes first."""
         found = [every for _, _, every in self.rows if every.level in levels]
