@@ -61,7 +61,7 @@ def table(folder: Path, name: str) -> pd.DataFrame:
 def snakemake(folder: Path, *arguments: str) -> list[str]:
     return [
         sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder),
-        *arguments, "all", "--config", "profile=tiny",
+        "--config", "profile=tiny", *arguments, "--", "all",
     ]  # fmt: skip
 
 

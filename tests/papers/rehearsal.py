@@ -65,7 +65,8 @@ def scaled(name: str) -> dict[str, Any]:
         spec["tasks"] = TASKS.get(suite) or _spread(tasks[suite], MOST_TASKS)
         spec |= {"samples": 1, "batch": 2}
     if trainings := values.get("identification"):
-        trainings["defaults"] |= {"contexts": [128, 160], "context_count": 2, "steps": 2, "sink": 4, "recent": 16}
+        short = {"contexts": [256, 320], "context_count": 2, "questions": 2, "passkey_words": 4, "steps": 2}
+        trainings["defaults"] |= short | {"sink": 4, "recent": 16}
     if timed := values.get("throughput"):
         (spec,) = timed["decode"].values()
         spec |= {"contexts": [SHORT], "batches": [1], "budgets": [128], "rounds": 2, "steps": 1}
