@@ -17,6 +17,7 @@ from longdecode.engine.errors import LongDecodeError
 from longdecode.evals import comparable, curves, stats
 from longdecode.evals.budgets import bytes_share
 from longdecode.evals.manifest import require, seal
+from longdecode.evals.problems import problem_of
 from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import REFERENCE_METHOD as REFERENCE_METHOD
@@ -273,16 +274,11 @@ def _references(cells: Mapping[Cell, list[Record]]) -> References:
 
 def _scores(found: Sequence[Record]) -> stats.Scores:
     values = np.array([r.score for r in found], dtype=np.float64)
-    problems = {name: number for number, name in enumerate(dict.fromkeys(map(_problem, found)))}
-    clusters = np.array([problems[_problem(r)] for r in found], dtype=np.int64)
+    problems = {name: number for number, name in enumerate(dict.fromkeys(map(problem_of, found)))}
+    clusters = np.array([problems[problem_of(r)] for r in found], dtype=np.int64)
     bounded = found[0].higher_is_better and bool(np.all((values >= 0) & (values <= 1)))
     trials = np.array([_items(r) for r in found], dtype=np.int64) if bounded else None
     return stats.Scores(values, clusters, trials)
-
-
-def _problem(record: Record) -> tuple[Any, ...]:
-    """Identify a sample's problem: the same prompt, or the same number where no prompt was kept."""
-    return (record.task, record.prompt_sha256) if record.prompt_sha256 else (record.task, *_sample(record))
 
 
 def _items(record: Record) -> int:

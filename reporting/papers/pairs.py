@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from longdecode.evals import stats
+from longdecode.evals.problems import problem_of
 from longdecode.evals.records import Record
 
 Key = tuple[str, str, int, int, int]
@@ -18,11 +20,11 @@ SIGN_FLIPS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample's score, the right-or-wrong items behind it (1 if unknown), and what it read by some measure."""
+    """One sample's score, the right-or-wrong items behind it (1 if unknown), its problem, and what it read."""
 
     score: float
     items: int
-    prompt: str | None
+    problem: tuple[Any, ...]
     read: float
 
 
@@ -75,7 +77,7 @@ def scored(records: Sequence[Record], measure: Measure = total_bytes) -> dict[Ke
     """Return the samples of records that have a score, with what ``measure`` says each read."""
     return {
         (r.suite, r.task, r.context, r.seed, r.sample_index): Sample(
-            float(r.score), _items(r), r.prompt_sha256, measure(r)
+            float(r.score), _items(r), problem_of(r), measure(r)
         )
         for r in records
         if r.status == "ok" and r.score is not None
@@ -120,7 +122,7 @@ def average(runs: Sequence[Scored]) -> dict[Key, Sample]:
         key: Sample(
             float(np.mean([run[key].score for run in runs])),
             runs[0][key].items,
-            runs[0][key].prompt,
+            runs[0][key].problem,
             float(np.mean([run[key].read for run in runs])),
         )
         for key in sorted(shared)
@@ -141,12 +143,12 @@ def difference(ours: Scored, theirs: Scored, confidence: float, resamples: int, 
     weights = {key: 1 / (len(keys) * len(groups)) for keys in groups for key in keys}
     gaps: dict[object, float] = {}
     for key in shared:
-        problem = (key[:3], ours[key].prompt or key)
+        problem = (key[:3], ours[key].problem)
         gaps[problem] = gaps.get(problem, 0.0) + weights[key] * (ours[key].score - theirs[key].score)
     differing = [sum(ours[key].score != theirs[key].score for key in keys) for keys in groups]
     if min(differing) < stats.MIN_OFF_EDGE and len({len(keys) for keys in groups}) == 1:
         groups = [shared]
-    pairs = [tuple(_scores([side[key] for key in keys], keys) for side in (ours, theirs)) for keys in groups]
+    pairs = [tuple(_scores([side[key] for key in keys]) for side in (ours, theirs)) for keys in groups]
     rng = stats.generator("pairs", *identity)
     found = stats.paired_difference([(a, b) for a, b in pairs], confidence, resamples, rng)
     values = np.array(list(gaps.values()))
@@ -162,7 +164,7 @@ def estimate(samples: Scored, confidence: float, resamples: int, *identity: obje
     parts = []
     for place in _places(samples):
         keys = sorted(key for key in samples if key[:3] == place)
-        parts.append(_scores([samples[key] for key in keys], keys))
+        parts.append(_scores([samples[key] for key in keys]))
     return stats.mean_of_means(parts, confidence, resamples, stats.generator("mean", *identity))
 
 
@@ -178,12 +180,9 @@ def _places(samples: Scored) -> list[tuple[str, str, int]]:
     return sorted({key[:3] for key in samples})
 
 
-def _scores(samples: Sequence[Sample], keys: Sequence[Key]) -> stats.Scores:
+def _scores(samples: Sequence[Sample]) -> stats.Scores:
     problems: dict[object, int] = {}
-    names: list[object] = [
-        sample.prompt if sample.prompt else key for sample, key in zip(samples, keys, strict=True)
-    ]  # fmt: skip
-    clusters = [problems.setdefault(name, len(problems)) for name in names]
+    clusters = [problems.setdefault(sample.problem, len(problems)) for sample in samples]
     values = np.array([sample.score for sample in samples], dtype=np.float64)
     bounded = bool(np.all((values >= 0) & (values <= 1)))
     trials = np.array([sample.items for sample in samples], dtype=np.int64) if bounded else None

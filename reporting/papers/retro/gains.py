@@ -14,6 +14,7 @@ from longdecode.reporting.papers.blocks import (
     Cells,
     Compared,
     Comparison,
+    Level,
     Prose,
     compared,
     direction,
@@ -26,7 +27,10 @@ from longdecode.reporting.papers.inputs import PaperInputs, full_of
 from longdecode.reporting.papers.printed import printed_only
 from longdecode.reporting.wording import short_tokens
 
-QUEST = "quest"
+QUEST, PROSE = "quest", "fidelity"
+PROSE_VERDICTS: Mapping[int, tuple[str, Level]] = {
+    -1: ("gain", "shown"), 0: ("no gain shown", "muted"), 1: ("loses more", "worse"),
+}  # fmt: skip
 CONTROLS = ("page_union", "selection_reuse")
 SAME_PAGES = ("share", "page_size", "group_score")
 """Parameters in which a label and the Quest that it is held against agree."""
@@ -38,11 +42,12 @@ WINDOWS = ("Suite", "Context", "Budget", "Window", "Right", "Interval", "Read ov
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One label beside Quest at one place and budget; ``standing`` is Quest's score as a share of Full's."""
+    """One label beside Quest at one place and budget; ``standing`` is Quest's score ``quest`` as a share of Full's."""
 
     label: str
     place: tuple[str, int]
     budget: str
+    quest: float
     standing: float
     gap: pairs.Paired
 
@@ -67,6 +72,8 @@ def gains(inputs: PaperInputs) -> list[Block]:
             ran = True
             found.append(Prose(_summary(words["summary"], model, own, inputs.alpha)))
             found.append(Comparison(caption, HEADS, [_row(inputs, cell) for cell in own], "points"))
+        if text := list(_text_rows(inputs, model)):
+            found.append(Comparison(words["text_caption"].format(about=inputs.about(model, None)), HEADS, text, "nats"))
         rows = [_row(inputs, cell) for cell in beside] + list(_paid_rows(inputs, model))
         if rows:
             fold = "Controls: reused and joined selections, growing caches, and Quest at a larger budget"
@@ -96,10 +103,12 @@ def quest_of(inputs: PaperInputs, model: str, label: str) -> str | None:
     return next((other for other in inputs.labels(QUEST, model) if _pages_of(inputs, model, other) == wanted), None)
 
 
-def _cells(inputs: PaperInputs, model: str, labels: Sequence[str]) -> Iterator[Cell]:
+def _cells(
+    inputs: PaperInputs, model: str, labels: Sequence[str], places: Sequence[tuple[str, int]] | None = None
+) -> Iterator[Cell]:
     for label in labels:
         quest = quest_of(inputs, model, label)
-        for place in inputs.places(model) if quest else ():
+        for place in (inputs.places(model) if places is None else places) if quest else ():
             records = inputs.records(model, [place])
             full = full_of(records)
             for budget in sorted({r.budget for r in records if r.label == label}, key=wording.budget_order):
@@ -107,7 +116,7 @@ def _cells(inputs: PaperInputs, model: str, labels: Sequence[str]) -> Iterator[C
                 if ours and theirs and full:
                     standing = pairs.mean_of(theirs) / max(pairs.mean_of(full), 1e-9)
                     gap = inputs.paired(ours, theirs, model, *place, label, budget)
-                    yield Cell(label, place, budget, standing, gap)
+                    yield Cell(label, place, budget, pairs.mean_of(theirs), standing, gap)
 
 
 def _row(inputs: PaperInputs, cell: Cell) -> Compared:
@@ -119,6 +128,18 @@ def _row(inputs: PaperInputs, cell: Cell) -> Compared:
     of = [cell.label, cell.place[0], short_tokens(cell.place[1]), wording.budget(cell.budget)]
     cells = (points_text(cell.gap.value), points_interval(cell.gap), verdict, level)
     return compared(of, None, *cells, f"{reason}; {flips(cell.gap)}")
+
+
+def _text_rows(inputs: PaperInputs, model: str) -> Iterator[Compared]:
+    """Yield the loss of forced text over Full's, minus Quest's: below 0 is a gain."""
+    places = [(PROSE, context) for context in inputs.contexts(model, PROSE)]
+    for cell in _cells(inputs, model, inputs.labels(inputs.spec.method, model), places):
+        verdict, level = PROSE_VERDICTS[cell.gap.sign(inputs.alpha)]
+        of = [cell.label, cell.place[0], short_tokens(cell.place[1]), wording.budget(cell.budget)]
+        value = wording.number(cell.gap.value, 3, signed=True)
+        spread = wording.interval(cell.gap.low, cell.gap.high, 3, signed=True)
+        reason = f"Quest loses {cell.quest:.3f}; fewer in {cell.gap.losses} texts, more in {cell.gap.wins}"
+        yield compared(of, None, value, spread, verdict, level, reason)
 
 
 def _paid_rows(inputs: PaperInputs, model: str) -> Iterator[Compared]:
