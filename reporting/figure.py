@@ -22,6 +22,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from longdecode.reporting.compact_svg import compact
 from longdecode.reporting.drawing import unit_note
 from longdecode.reporting.identity import DARK, FAINT, GRID, INK, MUTED, PAPER, Look
 
@@ -244,7 +245,7 @@ def _draw(
             _surround(canvas, grid, left, looks, layout.x_label)
         canvas.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     svg = _finish(path.read_text(encoding="utf-8"), title, alt)
-    path.write_text(_with_views(svg, wide, narrow, moves), encoding="utf-8")
+    path.write_text(compact(_with_views(svg, wide, narrow, moves), DARK), encoding="utf-8")
     return _pixels(wide), _pixels(narrow)
 
 
@@ -311,27 +312,16 @@ def _handle(look: Look) -> Artist:
 
 
 def _finish(svg: str, title: str, alt: str) -> str:
-    """Add what assistive technology reads and what a dark page needs; take out what differs between machines."""
+    """Add what assistive technology reads; take out what differs between machines."""
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<\?xml.*?\?>\s*<!DOCTYPE.*?>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r" font-family: [^;\"]*;", "", svg)
-    svg = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), svg)
-    svg = re.sub(r"\s*\n\s*", "\n", re.sub(r"<!--.*?-->", "", svg))
     head = (
         f'<title id="title">{escape(title)}</title>\n<desc id="desc">{escape(alt)}</desc>\n'
-        f"<style>text{{font-family:{_FONTS}}}{_dark_style()}</style>\n"
+        f"<style>text{{font-family:{_FONTS}}}</style>\n"
     )
     opening = '<svg role="img" aria-labelledby="title desc" '
     return re.sub(r"<svg ([^>]*)>", lambda found: f"{opening}{found[1]}>\n{head}", svg, count=1)
-
-
-def _dark_style() -> str:
-    rules = "".join(
-        f'[style*="{attribute}: {light}"]{{{attribute}:{dark}!important}}'
-        for light, dark in DARK.items()
-        for attribute in ("fill", "stroke")
-    )
-    return f"@media (prefers-color-scheme: dark){{{rules}}}"
 
 
 __all__ = ["PAPER", "Figure", "FigureWriter", "Panel"]
