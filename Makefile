@@ -17,7 +17,7 @@ TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest plan rehearse faults cluster-test container
+.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest pack plan rehearse faults cluster-test container
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ verify: $(STAMP) ## Check that results and pages of PROFILE are as they were wri
 
 manifest: $(STAMP) ## Write the manifests of PROFILE anew, for evidence that was put together by hand
 	$(BIN)/python -m longdecode.evals.manifest write $(wildcard results/$(PROFILE) reports/$(PROFILE))
+
+pack: $(STAMP) ## Pack the records of PROFILE for publishing: what samples share is kept once; they read back equal
+	$(BIN)/python -m longdecode.evals.pack results/$(PROFILE)
 
 plan: $(STAMP) ## Jobs, GPU hours, disk and downloads of the sweep in config/PROFILE (PROFILE=papers)
 	$(BIN)/python -m longdecode.evals.sweep config/$(PROFILE)

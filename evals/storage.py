@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from longdecode.engine.disk import writing
 from longdecode.evals.migrations import RecordSchemaError, load_record
 from longdecode.evals.records import BaseRecord, Provenance, SpeedSample
+from longdecode.evals.shared_columns import expanded, write_parquet
 
 R = TypeVar("R", bound=BaseRecord)
 _FINGERPRINT, _SETTINGS, _CHECKSUM = b"fingerprint", b"settings", b"checksum"
@@ -47,9 +48,8 @@ def write_records(
     stamps = {_FINGERPRINT: fingerprint.encode() if fingerprint else b""}
     stamps[_SETTINGS] = json.dumps(settings, sort_keys=True).encode() if settings else b""
     kept = {name: value for name, value in stamps.items() if value}
-    table = table.replace_schema_metadata(kept | {_CHECKSUM: _checksum(table.to_pylist(), kept)})
     with replacing(path, table.nbytes) as temporary:
-        pq.write_table(table, temporary, compression="zstd", compression_level=19, write_page_checksum=True)
+        write_parquet(stamped(table.replace_schema_metadata(kept)), temporary)
 
 
 def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> list[R]:
@@ -66,7 +66,7 @@ def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> l
         return []
     remedy = f"remove it (`rm {path}`) and run again: it is written anew from its journal, or computed again"
     try:
-        table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
+        table = read_table(path)
         rows = table.to_pylist()
     except FileNotFoundError:
         raise RecordSchemaError(f"{path}: no such file; run again to make it") from None
@@ -79,6 +79,22 @@ def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> l
     if fingerprint is not None and stamps.get(_FINGERPRINT) != fingerprint.encode():
         return []
     return [load_record(_fields(row, path), str(path), kind) for row in rows]
+
+
+def read_table(path: Path) -> pa.Table:
+    """Read the rows and stamps of a file of records as they were written, packed or not.
+
+    Raises:
+        pyarrow.ArrowException: it is damaged, or the values that it shares with other files are missing.
+    """
+    return expanded(pq.read_table(path, page_checksum_verification=True, partitioning=None), path)
+
+
+def stamped(table: pa.Table) -> pa.Table:
+    """Return the table with a checksum over its rows beside the fingerprint and settings that it has."""
+    stamps = table.schema.metadata or {}
+    kept = {name: stamps[name] for name in (_FINGERPRINT, _SETTINGS) if name in stamps}
+    return table.replace_schema_metadata(kept | {_CHECKSUM: _checksum(table.to_pylist(), kept)})
 
 
 def stamped_settings(path: Path) -> dict[str, Any] | None:

@@ -66,11 +66,11 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
     path = tmp_path / "r.parquet"
     write_records(path, records, Record)
 
-    def half(table: pa.Table, where: Path, **settings: str) -> None:
+    def half(table: pa.Table, where: Path) -> None:
         where.write_bytes(b"PAR1 half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(storage.pq, "write_table", half)
+    monkeypatch.setattr(storage, "write_parquet", half)
     with pytest.raises(OSError, match="disk full"):
         write_records(path, records[:1], Record)
     assert read_records(path, Record) == records
@@ -153,11 +153,11 @@ def test_a_full_disk_gives_one_line_with_path_and_bytes(
     path = tmp_path / "r.parquet"
     write_records(path, records, Record)
 
-    def full(table: pa.Table, where: Path, **settings: object) -> None:
+    def full(table: pa.Table, where: Path) -> None:
         where.write_bytes(b"PAR1 half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage.pq, "write_table", full)
+    monkeypatch.setattr(storage, "write_parquet", full)
     with pytest.raises(
         StorageError, match=r"r\.parquet could not be written: No space left.*; [\d,]+ bytes are needed"
     ):

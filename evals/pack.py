@@ -1,0 +1,82 @@
+"""Pack the records of a finished run: what many samples share is kept once, in ``shared.parquet``.
+
+Run it on evidence that is to be published: ``python -m longdecode.evals.pack results/h200``. Packed records read back
+equal, under the same names; a job that runs again writes its own file whole, and packing takes it up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from longdecode.engine.errors import LongDecodeError
+from longdecode.evals import manifest
+from longdecode.evals.migrations import RecordSchemaError
+from longdecode.evals.records import Record
+from longdecode.evals.shared_columns import NAME, STAMP, SharedValues, write_parquet
+from longdecode.evals.storage import read_records, read_table, replacing, stamped
+
+
+def pack(root: Path) -> tuple[int, int]:
+    """Pack every file below ``root/records`` that is not packed, and return the bytes before and after.
+
+    The shared values are written first, and a file takes its place only when it reads back equal, so that packing can
+    stop at any point. No job may write records meanwhile.
+
+    Args:
+        root: the results folder of a run.
+
+    Raises:
+        ManifestError: a file is not as its job wrote it.
+        RecordSchemaError: a file cannot be read, or does not read back equal.
+    """
+    shared = root / NAME
+    files = sorted((root / "records").rglob("*.parquet"))
+    manifest.require(root, [*files, *([shared] if shared.exists() else [])])
+    before = _size([*files, shared])
+    values = SharedValues(shared)
+    packed = {}
+    for path in files:
+        if STAMP in (pq.read_schema(path).metadata or {}):
+            continue
+        read_records(path, Record)
+        whole = stamped(read_table(path))
+        beside = os.path.relpath(shared, path.parent).encode()
+        packed[path] = values.packed(whole).replace_schema_metadata(whole.schema.metadata | {STAMP: beside})
+    if packed:
+        with replacing(shared) as temporary:
+            write_parquet(values.table(), temporary)
+        for path, table in packed.items():
+            old = stamped(read_table(path))
+            with replacing(path, table.nbytes) as temporary:
+                write_parquet(table, temporary)
+                new = read_table(temporary)
+                if new.to_pylist() != old.to_pylist() or new.schema.metadata != old.schema.metadata:
+                    raise RecordSchemaError(f"{path}: packed, it does not read back equal; it is left as it was")
+        manifest.seal(root, [shared, *packed])
+    return before, _size([*files, shared])
+
+
+def _size(files: list[Path]) -> int:
+    return sum(path.stat().st_size for path in files if path.exists())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; exit status 1 where a folder cannot be packed."""
+    parser = argparse.ArgumentParser(description="Pack the records of finished runs.")
+    parser.add_argument("folders", type=Path, nargs="+", help="results folders, such as results/h200")
+    try:
+        for folder in parser.parse_args(arguments).folders:
+            before, after = pack(folder)
+            print(f"{folder}: records {before / 1e6:.2f} MB, packed {after / 1e6:.2f} MB")
+    except LongDecodeError as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

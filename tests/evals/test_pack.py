@@ -1,0 +1,90 @@
+"""Packing: records read back equal from less, later records join, and nothing wrong is read where a file is missing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from longdecode.evals import manifest
+from longdecode.evals.migrations import RecordSchemaError
+from longdecode.evals.pack import main, pack
+from longdecode.evals.records import Record
+from longdecode.evals.storage import read_folder, read_records, stamped_settings, write_records
+
+Maker = Callable[..., Record]
+
+
+def _write(root: Path, label: str, records: list[Record]) -> Path:
+    path = root / "records" / "m" / label / "s.parquet"
+    write_records(path, records, Record, f"job {label}", {"dtype": "float32"})
+    manifest.seal(root, [path])
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_record: Maker) -> tuple[Path, list[Record]]:
+    prompts = [hashlib.sha256(f"{i}".encode()) for i in range(300)]
+    records = [
+        make_record(
+            sample_index=i, prompt_sha256=prompt.hexdigest(), output_ids=list(prompt.digest())[: i % 33], parts=[i / 3]
+        )
+        for i, prompt in enumerate([*prompts, *prompts])
+    ]
+    records += [make_record(sample_index=-1, status="oom", reason="too large", prompt_sha256=None, output_ids=None)]
+    for number, label in enumerate("ab"):
+        _write(tmp_path, label, records[300 * number : 300 * (number + 1) + number])
+    return tmp_path, records
+
+
+def test_packed_records_come_back_equal_from_less(run: tuple[Path, list[Record]]) -> None:
+    root, records = run
+    before, after = pack(root)
+    assert after < 0.7 * before
+    assert read_folder(root / "records", Record) == records
+    path = root / "records" / "m" / "b" / "s.parquet"
+    assert read_records(path, Record, "job b") == records[300:] and read_records(path, Record, "other") == []
+    assert stamped_settings(path) == {"dtype": "float32"}
+    assert manifest.problems(root) == []
+
+
+def test_later_records_join_and_packed_files_stay(run: tuple[Path, list[Record]], make_record: Maker) -> None:
+    root, records = run
+    pack(root)
+    packed = {path: path.read_bytes() for path in root.rglob("*.parquet")}
+    assert pack(root)[0] == sum(map(len, packed.values())) and all(p.read_bytes() == b for p, b in packed.items())
+    more = [make_record(sample_index=9, prompt_sha256="new", output_ids=[1, 2, 3])]
+    _write(root, "c", more)
+    pack(root)
+    assert read_folder(root / "records", Record) == [*records, *more]
+    assert all(p.read_bytes() == b for p, b in packed.items() if p.parent != root)
+
+
+def test_shared_values_that_are_missing_or_others_are_refused(run: tuple[Path, list[Record]]) -> None:
+    root, _ = run
+    pack(root)
+    shared, path = root / "shared.parquet", root / "records" / "m" / "a" / "s.parquet"
+    table = pq.read_table(shared)
+    hashes = table["prompt_sha256"].to_pylist()[0]
+    swapped = table.set_column(0, table.field(0), [[hashes[::-1]]])
+    for other, message in ((swapped, "checksum"), (None, "which is missing")):
+        shared.unlink()
+        if other is not None:
+            pq.write_table(other, shared)
+        with pytest.raises(RecordSchemaError, match=message):
+            read_records(path, Record)
+
+
+def test_a_changed_file_is_not_packed(
+    run: tuple[Path, list[Record]], make_record: Maker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, _ = run
+    path = root / "records" / "m" / "a" / "s.parquet"
+    write_records(path, [make_record(score=0.9)], Record)
+    before = path.read_bytes()
+    assert main([str(root)]) == 1
+    assert "changed since it was written" in capsys.readouterr().out
+    assert path.read_bytes() == before and not (root / "shared.parquet").exists()
