@@ -15,6 +15,7 @@ def quality_settings(run: RunConfig, model: str, suite: str, label: str) -> dict
     return _plain(
         _common(run)
         | {
+            "data": run.data,
             "model": asdict(run.models[model]),
             "method": run.methods[label].method,
             "params": run.methods[label].params_of(model),
@@ -42,7 +43,7 @@ def narrowed(run: RunConfig, suite: str, context: int | None) -> RunConfig:
 
 
 def _common(run: RunConfig) -> dict[str, Any]:
-    return {"profile": run.profile, "dtype": run.dtype, "seed": run.seed, "data": run.data}
+    return {"profile": run.profile, "dtype": run.dtype, "seed": run.seed}
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

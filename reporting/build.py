@@ -110,7 +110,7 @@ class _Build:
         self.figures = FigureWriter(folder, drawn)
         known = results.config.get("models") or {}
         self.models = {name: checkpoint.describe(name, known.get(name)) for name in results.models}
-        self.timed = checkpoint.timed_models(results.speed.models if results.speed else (), known)
+        self.timed = checkpoint.timed_models(results.speed.named if results.speed else (), known)
         carded = set(method_names())
         self.labels = [label for label, kind in self.kinds.items() if label in results.labels or kind in carded]
         self.listed = [label for label in self.labels if label not in results.ablations]

@@ -78,6 +78,7 @@ def index_values(
         "contexts": [f"{context:,}" for context in sorted(set(main.summary["context"]))],
         "margin": wording.listing(sorted({verdicts.margin(unit) for unit in units}, key=len)),
         "has_losses": bool(main.losses),
+        "unscored": list(results.config.get("suites") or {}),
         "matched": setups.matched(results),
         "setups": setups.timed_setups(results),
         "headlines": speed_page.headlines(main.speed, timed_name) if main.speed is not None else [],

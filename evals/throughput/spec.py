@@ -192,8 +192,13 @@ class ThroughputSpec:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Return names of the jobs: one for ceiling and kernels, one a model, one at equal memory."""
-        return (KERNELS_JOB, *self.decode, *((EQUAL_MEMORY_JOB,) if self.equal_memory else ()))
+        """Return names of the jobs: one for ceiling and kernels, one a model, one at equal memory.
+
+        The last one needs no ceiling of the device: alone, it brings no kernels' job unless ``kernels`` asks for one.
+        """
+        alone = self.equal_memory is not None and not self.decode and self.kernels == KernelSpec()
+        shared = (EQUAL_MEMORY_JOB,) if self.equal_memory else ()
+        return (*(() if alone else (KERNELS_JOB,)), *self.decode, *shared)
 
     def part(self, job: str) -> KernelSpec | DecodeSpec | EqualMemorySpec:
         """Return a job's part of the configuration."""

@@ -67,7 +67,9 @@ class PaperInputs:
 
     def missing(self, what: str, command: str = "all") -> MissingResult:
         """Return a stated gap with one of the page's commands that fills it."""
-        return MissingResult(what, self.spec.words["commands"][command].format(profile=self.results.profile))
+        return MissingResult(
+            f"{what.rstrip('.')}.", self.spec.words["commands"][command].format(profile=self.results.profile)
+        )
 
     def labels(self, kind: str, model: str | None = None) -> list[str]:
         """Return the scored labels of one registered method, in table order."""

@@ -19,6 +19,7 @@ OURS = "longdecode"
 STOCK_LOOP = "hf_full"
 CEILING_METHOD = "free_selection"
 STEP = "step"
+SPECULATIVE_STEP = "speculative_step"
 _TEXT = (
     *("bench", "model", "weights", "subject", "label", "params", "stage", "budget", "op_sizes", "status", "reason"),
     *("reference", "launch", "device", "revision", "axis", "verdict", "part"),
@@ -56,6 +57,11 @@ class Speed:
     def models(self) -> list[str]:
         """Models whose decode steps were timed, in the file's order."""
         return list(dict.fromkeys(self.table.loc[self.table["bench"] == "decode", "model"]))
+
+    @property
+    def named(self) -> list[str]:
+        """Every model that whole steps were timed of, those at equal device memory among them."""
+        return list(dict.fromkeys(self._steps["model"]))
 
     @property
     def labels(self) -> list[str]:
@@ -138,7 +144,8 @@ class Speed:
 
     @property
     def _steps(self) -> pd.DataFrame:
-        return self.table[(self.table["bench"] == "decode") & (self.table["stage"] == STEP)]
+        whole = self.table["stage"].isin([STEP, SPECULATIVE_STEP])
+        return self.table[self.table["bench"].isin(["decode", "offload"]) & whole]
 
     @property
     def devices(self) -> list[str]:

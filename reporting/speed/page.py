@@ -90,18 +90,19 @@ def speed_page(
 
 def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
     """Return the summary above every table: device, ceiling, sizes, samples."""
-    steps_, ceiling, clocks = speed.table[speed.table["bench"] == "decode"], speed.ceiling(), speed.clocks()
+    steps_ = speed.table[speed.table["bench"].isin(["decode", "offload"])]
+    ceiling, clocks = speed.ceiling(), speed.clocks()
     ran = speed.table[speed.table["status"] == "ok"]
     return {
         "devices": speed.devices,
         "ceiling": None if ceiling is None else (wording.read_rate(ceiling.gb_per_s), _probe(ceiling.probe)),
-        "models": [name(model) for model in speed.models],
+        "models": [name(model) for model in speed.named],
         "random": bool((steps_["weights"] == "random").any()),
         "labels": speed.labels,
         "stock": [label for label in speed.labels if speed.kind(label) == STOCK_LOOP],
         "contexts": [wording.short_tokens(int(c)) for c in sorted(set(steps_["context"]))],
         "batches": [str(int(b)) for b in sorted(set(steps_["batch"]))],
-        "budgets": [wording.budget(text) for text in _budgets(speed)],
+        "budgets": [wording.budget(text) for text in _budgets(steps_)],
         "samples": f"{int(speed.table['n'].sum() + speed.table['disturbed'].sum()):,}",
         "disturbed": f"{int(speed.table['disturbed'].sum()):,}",
         "clocks": clocks,
@@ -231,9 +232,8 @@ def _disturbed(speed: Speed) -> list[dict[str, str]]:
     ]
 
 
-def _budgets(speed: Speed) -> list[str]:
-    texts = {text for model in speed.models for text in speed.budgets(model)}
-    return sorted(texts, key=wording.budget_order)
+def _budgets(steps_: pd.DataFrame) -> list[str]:
+    return sorted(set(steps_.loc[steps_["status"] == "ok", "budget"]) - {"full"}, key=wording.budget_order)
 
 
 def _set(values: Iterable[Any]) -> list[str]:

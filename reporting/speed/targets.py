@@ -19,8 +19,23 @@ from longdecode.reporting.speed.tables import against
 
 TARGETS_PATH = Path(__file__).parents[1] / "targets.yaml"
 _COMPARE = {"<=": operator.le, ">=": operator.ge}
-_FACTOR = {"ms": 1e-3, "us": 1.0, "x": 1.0}
-_KEYS = {"what", "where", "target", "stretch", "unit", "column", "against", "minus", "paper"}
+_FACTOR = {"ms": 1e-3, "us": 1.0, "x": 1.0, "GB/s": 1.0}
+_KEYS = {
+    "what",
+    "where",
+    "target",
+    "stretch",
+    "unit",
+    "column",
+    "against",
+    "minus",
+    "over",
+    "inverse",
+    "times",
+    "paper",
+}
+Spread = tuple[float, float, float]
+"""A value and the bounds of its interval; NaN where it has none."""
 
 
 class TargetError(LongDecodeError):
@@ -78,7 +93,7 @@ def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:
     return Verdict(entry["what"], goal, hard, _with_unit(wording.number(value, digits), unit), bounds, level, words)
 
 
-def _measured(speed: Speed, entry: Mapping[str, Any]) -> tuple[tuple[float, float, float] | None, str]:
+def _measured(speed: Speed, entry: Mapping[str, Any]) -> tuple[Spread | None, str]:
     """Value and bounds in the entry's unit, or why there is none."""
     if "against" in entry:
         size = at(speed.table, entry["where"])
@@ -89,19 +104,35 @@ def _measured(speed: Speed, entry: Mapping[str, Any]) -> tuple[tuple[float, floa
         ours, why = _only(size[size["label"] == OURS])
         found = None if ours is None else against(row, size)
         return found, "" if found else why or "not measured"
-    row, why = _only(at(speed.table, entry["where"]))
+    found, why = _read(speed, entry, {})
+    for name in ("minus", "over"):
+        if found is not None and name in entry:
+            other, why = _read(speed, entry, entry[name])
+            found = None if other is None else _joined(found, other, minus=name == "minus")
+    if found is None or pd.isna(found[0]):
+        return None, why or "not measured"
+    value, low, high = found if not entry.get("inverse") else (1 / found[0], 1 / found[2], 1 / found[1])
+    times = float(entry.get("times", 1))
+    return (times * value, times * low, times * high), ""
+
+
+def _read(speed: Speed, entry: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[Spread | None, str]:
+    where = {name: wanted for name, wanted in {**entry["where"], **change}.items() if wanted is not None}
+    row, why = _only(at(speed.table, where))
     if row is None:
         return None, why
-    column = entry.get("column", "median_us")
-    names = ("ratio_low", "ratio_high") if column == "ratio" else ("p5_us", "p95_us")
-    value, low, high = (float(row[name]) * _FACTOR[entry["unit"]] for name in (column, *names))
-    if "minus" in entry:
-        other, why = _only(at(speed.table, {**entry["where"], **entry["minus"]}))
-        if other is None:
-            return None, why
-        off = float(other[column]) * _FACTOR[entry["unit"]]
-        return (value - off, float("nan"), float("nan")), ""
-    return ((value, low, high), "") if pd.notna(value) else (None, "not measured")
+    column, factor = entry.get("column", "median_us"), _FACTOR[entry["unit"]]
+    names = {"ratio": ("ratio_low", "ratio_high"), "median_us": ("p5_us", "p95_us")}.get(column, ())
+    value, *bounds = (float(row[name]) * factor for name in (column, *names))
+    low, high = bounds or (float("nan"), float("nan"))
+    return (value, low, high), ""
+
+
+def _joined(one: Spread, other: Spread, *, minus: bool) -> Spread:
+    """Return a difference or quotient with the widest bounds that both intervals allow."""
+    if minus:
+        return one[0] - other[0], one[1] - other[2], one[2] - other[1]
+    return one[0] / other[0], one[1] / other[2], one[2] / other[1]
 
 
 def _only(rows: pd.DataFrame) -> tuple[pd.Series | None, str]:

@@ -40,6 +40,16 @@ def test_demo_is_the_default_and_has_one_job_per_model_and_suite(snakemake: Any)
     assert jobs == dict.fromkeys(OTHER_RULES, 1)
 
 
+def test_pages_of_times_alone_score_nothing_and_need_no_gpu_here(snakemake: Any, write_config: Any) -> None:
+    path = str(write_config(device="cuda", throughput={"decode": DECODE}))
+    jobs = planned(snakemake("-n", "times_report", "--configfile", path, check=True).stdout)
+    assert set(jobs) == {"times_report", "speed_summary", "write_config", "throughput", "gate", "total"}
+    # Nothing that is left to do asks for a device: a machine without a GPU may do it. What asks for one is refused.
+    snakemake("results/trial/config.yaml", "--configfile", path, "--cores", "1", check=True)
+    refused = snakemake("times_report", "--configfile", path, "--cores", "1")
+    assert refused.returncode and "device 'cuda' asked for" in refused.stdout
+
+
 def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_config: Any) -> None:
     run = {"model": "random", "target_heads": 2, "contexts": [64]}
     methods = {

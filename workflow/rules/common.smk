@@ -64,7 +64,8 @@ if FIRST:
 onstart:
     """Hold the profile while this workflow lives, and look closely at what its jobs will need."""
     PLAN.hold_profile()
-    refusing(check, RUN, PLAN.made, device=workflow.local_exec)
+    on_gpu = any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs())
+    refusing(check, RUN, PLAN.made, device=workflow.local_exec and on_gpu)
 
 
 RESULTS, REPORT = PLAN.results, PLAN.report

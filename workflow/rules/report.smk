@@ -25,3 +25,23 @@ rule report:
         code=PLAN.folder_hash("reporting", "methods"),
     script:
         "../scripts/build_report.py"
+
+
+rule times_report:
+    """Build pages of times alone, before anything was scored; `all` builds them again with the scores."""
+    input:
+        config=f"{RESULTS}/config.yaml",
+        speed=PLAN.speed_tables,
+    output:
+        f"{REPORT}/index.html",
+    log:
+        f"{RESULTS}/logs/times_report.log",
+    conda:
+        "../envs/longdecode.yaml"
+    params:
+        code=PLAN.folder_hash("reporting", "methods"),
+    script:
+        "../scripts/build_report.py"
+
+
+ruleorder: report > times_report

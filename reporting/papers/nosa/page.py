@@ -9,6 +9,7 @@ from longdecode.reporting.papers.nosa.locality import lead, locality
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.equal_memory import EqualMemory
 from longdecode.reporting.papers.sections.method import method
+from longdecode.reporting.papers.sections.targets import TargetTable
 from longdecode.reporting.papers.spec import declare
 
 THROUGHPUT = EqualMemory(
@@ -36,6 +37,7 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method],
+        "targets": [TargetTable()],
         "forks": [trainings],
         "quality": [quality],
         "heads": [heads],

@@ -28,7 +28,7 @@ class EqualMemory:
     """Fill the part on throughput at equal device memory, from the rows of the bench ``offload``.
 
     Args:
-        part: key of its words: ``text``, ``missing`` and ``reason``.
+        part: key of its words: ``text``, ``missing``, ``reason`` and ``held``, and more for a baseline under its name.
         table: published ratios, by ``baseline``.
         rivals: by baseline, the label of this run that stands for it.
         best: labels of the paper's method, of which the fastest at a context is compared.
@@ -83,7 +83,10 @@ class EqualMemory:
             mine, theirs = ours.sort_values("median_us").iloc[0], other.iloc[0]
             value, low, high = (float(mine[name]) for name in ("ratio", "ratio_low", "ratio_high"))
             if theirs["label"] != "full":  # both were timed in pairs with full attention
-                value, low, high = value / float(theirs["ratio"]), float("nan"), float("nan")
+                value, low, high = (
+                    bound / float(theirs[name])
+                    for bound, name in ((value, "ratio"), (low, "ratio_high"), (high, "ratio_low"))
+                )
             found.append(Ratio(mine, theirs, value, low, high))
         return found
 
@@ -93,8 +96,13 @@ class EqualMemory:
         batches = f"{mine['batch']} over {other['batch']}"
         of = [short_tokens(int(mine["context"])), str(mine["label"]), str(other["label"]), batches]
         verdict, level = agreement(None if printed is None else printed.value, ratio.value, ratio.low, ratio.high)
-        reason = inputs.words(self.part)["reason"] if printed else ""
-        span = wording.interval(ratio.low, ratio.high, 2) if pd.notna(ratio.low) else ""
+        words = inputs.words(self.part)
+        held = words["held"].format(
+            label=other["label"], size=wording.megabytes(other["device_bytes"]), batch=other["batch"]
+        )
+        on_device = _bound(other) == "device"
+        reason = " ".join(filter(None, (words["reason"], words.get(baseline), held if on_device else "")))
+        span = wording.interval(ratio.low, ratio.high, 2)
         return compared(of, printed, wording.ratio(ratio.value), span, verdict, level, reason)
 
 
@@ -124,20 +132,24 @@ def throughput_table(rows: pd.DataFrame, about: str) -> Cells:
     copied = _copy_rate(rows)
     cells = [
         [
-            short_tokens(int(row["context"])), str(row["label"]), f"{int(row['batch'])}",
-            wording.gigabytes(row["memory_bytes"]), wording.gigabytes(row["host_bytes"] * row["batch"]),
+            short_tokens(int(row["context"])), str(row["label"]), f"{int(row['batch'])}", _bound(row),
+            wording.megabytes(row["device_bytes"]), wording.gigabytes(row["host_bytes"] * row["batch"]),
             _share(row["hit_rate"]), number(row["median_us"] * row["batch"] / 1e3, 2),
             number(1e6 / row["median_us"], 0), wording.megabytes(row["fetched"] * row["batch"]),
+            f"{wording.percent(row['early'] / row['fetched'])} %" if row["fetched"] else DASH,
             number(row["fetched"] / row["median_us"] / 1e3, 1) if row["fetched"] else DASH,
             number(row["fetched"] * row["batch"] / copied / 1e3, 2) if copied and row["fetched"] else DASH,
         ]
         for _, row in _steps(rows).iterrows()
     ]  # fmt: skip
     heads = (
-        "Context", "Label", "Batch", "Device memory for keys and values", "On the host", "Hit rate", "Step, ms",
-        "Tokens a second", "Fetched a step", "GB/s over the step", "Floor of the bus, ms",
+        "Context", "Label", "Batch", "Set by", "A sequence on the device, MB", "All on the host, GB", "Hit rate",
+        "Step, ms", "Tokens a second", "Fetched a step, MB", "of it on a guess",
+        "GB/s over the step", "Floor of the bus, ms",
     )  # fmt: skip
-    return Cells(f"Throughput at equal device memory. {about}", heads, cells, frozenset({2, *range(5, 11)}))
+    memory = wording.listing(sorted({wording.gigabytes(size) for size in rows["memory_bytes"]}))
+    caption = f"Throughput with {memory} GB of device memory for keys and values. {about}"
+    return Cells(caption, heads, cells, frozenset({2, *range(4, 13)}))
 
 
 def parts_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
@@ -147,22 +159,29 @@ def parts_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
         here = rows[(rows["context"] == transfer["context"]) & (rows["stage"].isin(_PARTS))]
         own = here[(here["label"] == label) & (here["asked"] == transfer["asked"])]
         times = {str(row["stage"]): float(row["median_us"]) * float(row["batch"]) / 1e3 for _, row in own.iterrows()}
+        over = {str(row["stage"]): wording.ratio(float(row["ratio"])) for _, row in own.iterrows()}
         cells = [
-            [_PARTS[stage], number(times[stage], 2), wording.ratio(times[stage] / times["step"])]
+            [_PARTS[stage], number(times[stage], 2), wording.ratio(times[stage] / times["step"]), over[stage]]
             for stage in _PARTS
             if stage in times and "step" in times
         ]
         alone = float(transfer["median_us"]) * float(transfer["batch"]) / 1e3
         rate, share = float(transfer["gb_per_s"]), float(transfer["ratio"])
         fetch = f"its transfers alone: {number(rate, 1)} GB/s, {wording.percent(share)} % of one copy"
-        cells.append([fetch, number(alone, 2), wording.ratio(alone / times["step"]) if "step" in times else DASH])
+        cells.append([fetch, number(alone, 2), wording.ratio(alone / times["step"]) if "step" in times else DASH, DASH])
         for _, row in here[(here["stage"] == "step") & (here["label"] != label) & (here["fetched"] > 0)].iterrows():
             if row["subject"] == transfer["subject"]:
                 step = float(row["median_us"]) * float(row["batch"]) / 1e3
-                cells.append([f"{row['label']}, batch {row['batch']}", number(step, 2), _hidden(row, rows)])
+                name = f"{row['label']}, batch {row['batch']}"
+                cells.append([name, number(step, 2), _hidden(row, rows), wording.ratio(float(row["ratio"]))])
         caption = f"Pieces of a step of {label} at {short_tokens(int(transfer['context']))}, batch {transfer['batch']}."
-        heads = ("Piece", "ms", "Of the step; of the longer of computing and transfer")
-        yield Cells(f"{caption} {about}", heads, cells, frozenset({1, 2}))
+        heads = (
+            "Piece",
+            "ms",
+            "Of the step; other labels: of the longer of computing and transfer",
+            "Tokens a second over Full's",
+        )
+        yield Cells(f"{caption} {about}", heads, cells, frozenset({1, 2, 3}))
 
 
 def rates_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
@@ -200,6 +219,9 @@ def _told(params: Any) -> dict[str, Any]:
         "asked": str(told.get("hit_rate")),
         "hit_rate": sum(hits) / len(hits) if hits else float("nan"),
         "memory_bytes": told.get("memory_bytes", 0),
+        "device_bytes": told.get("device_bytes_per_sequence", 0),
+        "host_gib": told.get("host_gib", 0),
+        "early": told.get("prefetched_bytes", 0),
         "host_bytes": told.get("host_bytes_per_sequence", 0),
         "fetched": told.get("fetched_bytes", 0) + told.get("prefetched_bytes", 0),
     }
@@ -218,6 +240,14 @@ def _hidden(row: pd.Series, rows: pd.DataFrame) -> str:
         return DASH
     longer = max(float(still.iloc[0]["median_us"]), float(row["fetched"]) / copied)
     return wording.ratio(float(row["median_us"]) / longer)
+
+
+def _bound(row: pd.Series) -> str:
+    """Return the memory that one sequence more would not fit into."""
+    more = int(row["batch"]) + 1
+    short = [("device", row["device_bytes"] * more > row["memory_bytes"])]
+    short += [("host", row["host_bytes"] * more > row["host_gib"] * 2**30)]
+    return " and ".join(name for name, is_short in short if is_short) or DASH
 
 
 def _share(value: Any) -> str:

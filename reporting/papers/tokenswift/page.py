@@ -7,6 +7,7 @@ from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.printed import printed_only
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.method import method
+from longdecode.reporting.papers.sections.targets import TargetTable
 from longdecode.reporting.papers.spec import declare
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.tables import (
@@ -60,6 +61,7 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method],
+        "targets": [TargetTable()],
         "quality": [quality],
         "law": [law],
         "tables": [

@@ -12,6 +12,7 @@ import pytest
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.run_config import build_run_config, load_run_config
+from longdecode.evals.settings import speed_settings
 from longdecode.evals.throughput.decode_cells import Labels, decode_cells
 from longdecode.evals.throughput.spec import OPS, ThroughputSpec
 
@@ -42,6 +43,22 @@ def edited(edit: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     values = copy.deepcopy(VALUES)
     edit(values["throughput"])
     return values
+
+
+def test_throughput_at_equal_memory_alone_brings_no_kernels_job() -> None:
+    shared = {"model": "nosa-8b", "contexts": [65536], "methods": ["quest"]}
+    for part, jobs in (
+        ({}, ("equal_memory",)),
+        ({"kernels": VALUES["throughput"]["kernels"]}, ("kernels", "equal_memory")),
+        ({"decode": VALUES["throughput"]["decode"]}, ("kernels", "mine", "llama3-8b", "equal_memory")),
+    ):
+        found = build_run_config(VALUES | {"throughput": {"equal_memory": shared} | part}, "c").throughput
+        assert found is not None and found.jobs == jobs
+
+
+def test_times_do_not_depend_on_where_data_lies() -> None:
+    here, there = (build_run_config(VALUES | {"data": {"pg19": place}}, "c") for place in (None, "hub"))
+    assert speed_settings(here, "mine") == speed_settings(there, "mine")
 
 
 def test_it_is_read_as_written() -> None:

@@ -23,7 +23,8 @@ def row(
     params = {
         "hit_rate": hit, "layer_hits": None if hit is None else [hit] * 2, "memory_bytes": 8 * GIB,
         "host_bytes_per_sequence": 2 * GIB if fetched else 0, "fetched_bytes": 0.75 * fetched,
-        "prefetched_bytes": 0.25 * fetched,
+        "prefetched_bytes": 0.25 * fetched, "host_gib": 64,
+        "device_bytes_per_sequence": 8 * GIB // (4 if batch < 32 else 39),
     }  # fmt: skip
     found = {
         "bench": "offload", "model": "nosa-8b", "subject": label.split("_")[0], "label": label, "stage": stage,
@@ -64,7 +65,10 @@ def test_ratios_take_the_fastest_label_and_stand_beside_print(blocks: list[Any])
     by = {row.of[2]: row for row in ratios.rows}
     assert (by["full"].measured, by["full"].published.split()[-1]) == ("7.27", "5.04")
     assert by["full"].of == ["64K", "nosa_prefetch", "full", "30 over 4"]
-    assert by["infllm2_offload"].measured == "2.04" and by["infllm2_offload"].interval == ""
+    # 560 over 275 us; the intervals of both ratios are 0.5 % to each side.
+    assert (by["infllm2_offload"].measured, by["infllm2_offload"].interval) == ("2.04", "[2.02, 2.06]")
+    assert "full keeps 2,147 MB a sequence on the device, so that 4 fit." in by["full"].reason
+    assert "keeps" not in by["infllm2_offload"].reason  # host memory sets its batch
     assert by["shadowkv"].measured == "–"
     assert THROUGHPUT.claimed(inputs_of(ROWS), "full").measured == "7.27"
     assert THROUGHPUT.claimed(inputs_of(ROWS), "shadowkv") is None
@@ -74,12 +78,13 @@ def test_tables_say_what_was_moved_and_what_each_piece_brings(blocks: list[Any])
     throughput, parts, rates = (block for block in blocks if isinstance(block, Cells))
     nosa = next(cells for cells in throughput.rows if cells[1] == "nosa_offload")
     # 400 us a token of 32 sequences; 7 MB a token; a copy moves 49.5 / 0.9 GB/s.
-    assert nosa[2:] == ["32", "8.59", "68.7", "0.944", "12.80", "2,500", "224", "17.5", "4.07"]
+    assert nosa[2:] == ["32", "host", "220", "68.7", "0.944", "12.80", "2,500", "224", "25 %", "17.5", "4.07"]
+    assert next(cells for cells in throughput.rows if cells[1] == "full")[3] == "device"
     words = {cells[0]: cells[1:] for cells in parts.rows}
-    assert words["without the CUDA graph"] == ["28.80", "2.25"]
-    assert words["nothing to fetch: every listed block is on the device"] == ["8.00", "0.62"]
+    assert words["without the CUDA graph"] == ["28.80", "2.25", "2.22"]
+    assert words["nothing to fetch: every listed block is on the device"] == ["8.00", "0.62", "8.00"]
     assert next(value for name, value in words.items() if "transfers alone" in name)[0] == "4.48"
-    assert words["nosa_prefetch, batch 30"] == ["8.25", "1.10"]
+    assert words["nosa_prefetch, batch 30"] == ["8.25", "1.10", "7.27"]
     assert [cells[0] for cells in rates.rows] == ["0.900", "0.944"]
     # 250 + 12.5e6 / 55,000 bytes a microsecond is 477 us.
     assert rates.rows[0][1:] == ["2,095", "1,923", "0.92"]

@@ -36,6 +36,12 @@ def test_every_paper_loads_with_its_figures() -> None:
     assert published.figure("longbench", "qmsum", model="llama3-8b-1048k", method="quest", budget="1024") is None
 
 
+@pytest.mark.parametrize("paper", paper_names())
+def test_no_sentence_of_a_list_is_read_as_a_mapping(paper: str) -> None:
+    readings = load_paper(paper).words["method"].get("readings", [])
+    assert [text for text in readings if not isinstance(text, str)] == []  # an unquoted colon makes a mapping
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [

@@ -77,6 +77,33 @@ def test_growth_is_a_difference_of_two_rows(tmp_path: Path) -> None:
     assert (found.measured, found.level) == ("0.60 ms", "met")
 
 
+def test_differences_and_quotients_have_the_widest_bounds(tmp_path: Path) -> None:
+    speed = table({}, {"label": "retro", "median_us": 5000.0, "p5_us": 4950.0, "p95_us": 5100.0})
+    where = {"model": "m", "label": "retro"}
+    more = verdict(tmp_path, speed, where=where, minus={"label": "quest"}, target="<= 1.5", stretch=None)
+    assert (more.measured, more.bounds) == ("1.00 ms", "[0.75, 1.20]")
+    over = verdict(tmp_path, speed, where=where, over={"label": "quest"}, target="<= 1.2", stretch=None, unit="x")
+    assert (over.measured, over.bounds, over.level) == ("1.25×", "[1.18, 1.31]", "missed")
+
+
+def test_a_ratio_may_be_turned_round_and_multiplied(tmp_path: Path) -> None:
+    wanted = {"column": "ratio", "unit": "x", "stretch": None}
+    found = verdict(tmp_path, table({}), inverse=True, target="<= 0.63", **wanted)
+    assert (found.measured, found.bounds, found.level) == ("0.62×", "[0.59, 0.67]", "met")
+    found = verdict(tmp_path, table({}), times=4.2, target=">= 6.8", **wanted)
+    assert (found.measured, found.bounds, found.level) == ("6.72×", "[6.30, 7.14]", "missed")
+
+
+def test_a_second_row_may_lack_a_column_of_the_first(tmp_path: Path) -> None:
+    speed = table({"op_sizes": "hit_rate=0.9"}, {"label": "other", "op_sizes": None, "ratio": 0.8})
+    where = {"model": "m", "label": "quest", "op_sizes": "hit_rate=0.9"}
+    over = {"label": "other", "op_sizes": None}
+    found = verdict(tmp_path, speed, where=where, over=over, column="ratio", target=">= 1.9", stretch=None, unit="x")
+    assert (found.measured, found.level) == ("2.00×", "met")
+    found = verdict(tmp_path, speed, where=where, over={"label": "gone"}, target=">= 1.9", stretch=None, unit="x")
+    assert (found.level, found.words) == ("absent", "not measured")
+
+
 @pytest.mark.parametrize("filed_with", ["peer", "ours"])
 def test_a_kernel_is_held_against_its_peer_wherever_the_pair_is_filed(tmp_path: Path, filed_with: str) -> None:
     mine = {"bench": "kernel", "subject": "op", "label": "longdecode", "reference": None, "ratio": None}
