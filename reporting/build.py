@@ -35,9 +35,10 @@ from longdecode.reporting import (
     verdicts,
     wording,
 )  # fmt: skip
-from longdecode.reporting.figure import Figure, FigureWriter
+from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
 from longdecode.reporting.identity import looks
 from longdecode.reporting.lossless import LOSSLESS, matrix
+from longdecode.reporting.nearest import ORACLE
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.printed_ranks import printed_rankings
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
@@ -106,7 +107,7 @@ class _Build:
         self.results_dir = results_dir
         self.folder = folder
         self.kinds = _kinds(results)
-        drawn = looks(list(self.kinds), list(self.kinds.values()), REFERENCE_METHOD, CEILING_METHOD)
+        drawn = looks(list(self.kinds), list(self.kinds.values()), REFERENCE_METHOD, CEILING_METHOD, ORACLE)
         self.figures = FigureWriter(folder, drawn)
         known = results.config.get("models") or {}
         self.models = {name: checkpoint.describe(name, known.get(name)) for name in results.models}
@@ -121,7 +122,7 @@ class _Build:
         self.featured = families.featured(self.listed, self.kinds, self.words["featured"])
         self.families = families.by_family(self.listed, self.kinds, self.words["families"])
         self.suite_families = {name: str(words["family"]) for name, words in suites.items() if "family" in words}
-        self.play = fair_play.fair_play(self.main, results_dir, self.suite_families)
+        self.play = fair_play.fair_play(results, results_dir, self.suite_families)
         self.reader = samples.SampleReader(results)
         self.source = os.path.relpath(results_dir.resolve(), folder.resolve()).replace(os.sep, "/")
         self.environment = environment.make_environment()
@@ -162,7 +163,7 @@ class _Build:
             tuning=index.tuning_words(self.play),
             **index.index_values(
                 self.results, self.main, self.figures, self.models, self.featured, self.suite_families, self._about,
-                self._timed_name,
+                self._timed_name, index.tuning_short(self.play),
             ),
         )  # fmt: skip
 
@@ -295,7 +296,14 @@ class _Build:
             sections.append(
                 TrafficSection(
                     model,
-                    quality.against_bytes(results, self.figures, model, about),
+                    quality.against_bytes(
+                        results,
+                        self.figures,
+                        f"bytes-{wording.slug(model)}",
+                        Words("against_bytes", about, {}),
+                        quality.hardest(results, model),
+                        Layout("bytes read (% of Full)"),
+                    ),
                     traffic.against_context(results, self.figures, model, about),
                     traffic.against_budget(results, self.figures, model, about),
                     traffic.achieved(results, self.figures, model, about),

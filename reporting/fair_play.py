@@ -149,7 +149,11 @@ def _roles(results: Results, families: Mapping[str, str]) -> list[tuple[str, str
     for label in results.labels:
         params = results.params(label)
         path = str(params.get("roles", ""))
-        if not path.endswith(".json") or not any(knob.file for knob in load_card(results.kind(label)).knobs):
+        if (
+            label in results.ablations
+            or not path.endswith(".json")
+            or not any(knob.file for knob in load_card(results.kind(label)).knobs)
+        ):
             continue
         try:
             data = str(read_role_file(path).run.get("data", "unknown"))

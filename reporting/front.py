@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from longdecode.evals.budgets import bytes_share
-from longdecode.reporting import drawing
+from longdecode.reporting import drawing, nearest, quality
 from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
 from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
 from longdecode.reporting.speed.measured import CEILING_METHOD, STEP, Speed
@@ -35,18 +35,23 @@ _NAMED = 4
 _MORE_BYTES = 0.02
 
 
+Families = Sequence[tuple[str, Sequence[Grid]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Pareto:
-    """The chart, and in words where its two axes were measured; without a figure, what is missing to draw it."""
+    """The chart, and what is missing: all of it, or the times where it is drawn against bytes."""
 
     figure: Figure | None
-    words: str
+    missing: str = ""
 
 
 def sentences(
-    results: Results, speed: Speed | None, grids: Sequence[Grid], model: str, featured: Collection[str]
+    results: Results, speed: Speed | None, grids: Sequence[Grid], model: str, featured: Collection[str], tuned: str
 ) -> list[str]:
     """Return what came out in at most three sentences: what holds at one context, what fails, and what it saves.
+
+    Where no method holds, the first two name what comes nearest instead, on every suite and at every budget.
 
     Args:
         results: without ablations.
@@ -54,13 +59,15 @@ def sentences(
         grids: the model's verdicts.
         model: as sentences name it.
         featured: labels that overviews show.
+        tuned: how knobs were chosen, in words.
     """
     contexts = sorted({context for grid in grids for context in grid.contexts})
     if not contexts:
         return []
     context = ASKED_CONTEXT if ASKED_CONTEXT in contexts else contexts[-1]
     here = {label: found for label, found in _at(grids, context).items() if label in featured}
-    holding = sorted((label for label in here if _holds(here[label])), key=lambda label: _reads(here[label]))
+    real = [label for label in here if label != nearest.ORACLE]
+    holding = sorted((label for label in real if _holds(here[label])), key=lambda label: _reads(here[label]))
     judged = {v.topic.name for found in here.values() for v in found}
     asked = [grid.topic.name for grid in grids if context in grid.contexts]
     names = listing([name for name in asked if name in judged])
@@ -68,7 +75,7 @@ def sentences(
         return [
             f"At {short_tokens(context)} tokens {model} itself, reading everything, does not solve {listing(asked)}."
         ]
-    left = listing([name for name in asked if name not in judged])
+    left = [name for name in asked if name not in judged]
     place = f"at {short_tokens(context)} tokens of {model}"
     margins = listing(sorted({margin(grid.topic.unit) for grid in grids}, key=len))
     said = []
@@ -78,11 +85,14 @@ def sentences(
             for label in holding[:_SHOWN]
         ]
         more = f"; more bytes: {listing(holding[_SHOWN:])}" if len(holding) > _SHOWN else ""
-        said.append(f"On {names} {place}, within {margins} of Full and by fewest bytes read: {'; '.join(parts)}{more}.")
+        said.append(
+            f"On {names} {place}, within {margins} of Full ({tuned}) and by fewest bytes read: "
+            f"{'; '.join(parts)}{more}."
+        )
     else:
-        said.append(f"On {names} {place}, no method stays within {margins} of Full at any budget tried.")
+        said += nearest.sentences(results, model, tuned, _places(grids, context), context)
     if left:
-        said[-1] += f" Full itself does not solve {left} there."
+        said[0] += f" Full itself does not solve {listing(left)} there, so nobody is judged on it."
     failing = {label: [v.topic.name for v in found if v.level == "worse"] for label, found in here.items()}
     lost = sorted((label for label, names_ in failing.items() if names_), key=lambda label: -len(failing[label]))
     smallest = contexts[0]
@@ -95,7 +105,7 @@ def sentences(
         )
     if harder:
         words.append(f"at {short_tokens(smallest)} tokens a larger share is needed by {listing(_named(harder))}")
-    if words:
+    if words and holding:
         text = "; ".join(words)
         said.append(text[0].upper() + text[1:] + ".")
     if speed is not None and (fast := _speed_sentence(speed)):
@@ -103,8 +113,16 @@ def sentences(
     return said
 
 
-def pareto(results: Results, speed: Speed | None, writer: FigureWriter, model: str, about: str) -> Pareto:
+def pareto(
+    results: Results,
+    speed: Speed | None,
+    writer: FigureWriter,
+    model: str,
+    about: str,
+) -> Pareto | None:
     """Draw quality against the measured speedup over Full, of configurations that were scored and timed as they are.
+
+    Without such a configuration there is no chart.
 
     A mark is one method at one budget, a line joins its budgets; both sides are of this model, label, context and
     budget. The context is the longest that most labels share, the batch the largest, the topic the one on which
@@ -112,11 +130,7 @@ def pareto(results: Results, speed: Speed | None, writer: FigureWriter, model: s
     """
     pairs = _pairs(results, speed, model)
     if pairs.empty:
-        return Pareto(
-            None,
-            f"no configuration of {model} was both scored and timed, so there is no chart of quality against speedup; "
-            f"name {model} under throughput.decode with the contexts and budgets that are scored.",
-        )
+        return None
     sizes = pairs.groupby(["context", "batch"])["label"].nunique()
     context, batch = max(sizes[sizes == sizes.max()].index)
     found = pairs[(pairs["context"] == context) & (pairs["batch"] == batch)]
@@ -136,7 +150,48 @@ def pareto(results: Results, speed: Speed | None, writer: FigureWriter, model: s
         "step time of Full / step time (times as fast)", f"{topic.metric} ({unit_label(topic.unit)})", 1, 1, 3.1
     )
     figure = writer.write(f"pareto-{slug(model)}", Words("pareto", about, fields), [panel], data, layout)
-    return Pareto(figure, f"{topic.name}, {size}")
+    return Pareto(figure)
+
+
+def against_bytes(
+    results: Results, writer: FigureWriter, model: str, about: str, families: Families, featured: Collection[str]
+) -> Pareto:
+    """Draw quality against the bytes that a step reads, which every score has, at one context.
+
+    A family of suites has one panel, its topic that tells most cells apart.
+
+    Args:
+        results: without ablations.
+        writer: where the figure goes.
+        model: whose scores.
+        about: the end of the caption.
+        families: the model's verdicts by family of suites.
+        featured: labels that overviews show; those that come nearest to Full somewhere are drawn too.
+    """
+    contexts = {context for _, grids in families for grid in grids for context in grid.contexts}
+    context = ASKED_CONTEXT if ASKED_CONTEXT in contexts else max(contexts, default=0)
+    known = [[grid.topic for grid in grids if context in grid.contexts] for _, grids in families]
+    places = [
+        (max(topics, key=lambda topic: results.rows_of(topic, context)["value"].nunique()), context)
+        for topics in known
+        if topics
+    ]
+    limits = {label for label in results.labels if results.kind(label) in (REFERENCE_METHOD, nearest.ORACLE)}
+    shown = {*limits, *featured, *nearest.leaders(results, places)}
+    words = Words("pareto_bytes", about, {"size": f"{short_tokens(context)} tokens"})
+    figure = quality.against_bytes(
+        results.without(set(results.labels) - shown), writer, f"pareto-bytes-{slug(model)}", words, places,
+        Layout("bytes read (% of Full), not time", panel_in=1.9),
+    )  # fmt: skip
+    named = model in ((results.config.get("throughput") or {}).get("decode") or {})
+    how = (
+        "" if named else f"name {model} under `throughput.decode` with the contexts and budgets that are scored, then "
+    )
+    return Pareto(
+        figure,
+        f"times of {model}, so no method's speed is known. To add them: {how}"
+        f"`snakemake --cores 8 times --config profile={results.profile}`, on a GPU that does nothing else.",
+    )
 
 
 def by_family(grids: Sequence[Grid], families: Mapping[str, str]) -> list[tuple[str, list[Grid]]]:
@@ -145,6 +200,18 @@ def by_family(grids: Sequence[Grid], families: Mapping[str, str]) -> list[tuple[
     for grid in grids:
         found.setdefault(families.get(grid.topic.suite) or grid.topic.suite, []).append(grid)
     return list(found.items())
+
+
+def _places(grids: Sequence[Grid], context: int) -> list[tuple[Topic, int]]:
+    """Every topic that Full does at the context, then the others at the longest context at which it does them."""
+    found = []
+    for grid in grids:
+        judged = {
+            v.context for _, each, _ in grid.rows for v in each if v.context and v.level not in ("unsolved", "hole")
+        }
+        if judged:
+            found.append((grid.topic, context if context in judged else max(judged)))
+    return sorted(found, key=lambda place: place[1] != context)
 
 
 def _at(grids: Sequence[Grid], context: int) -> dict[str, list[Verdict]]:
@@ -210,7 +277,8 @@ def _speed_sentence(speed: Speed) -> str:
     methods = mine[~mine["subject"].isin([REFERENCE_METHOD, CEILING_METHOD]) & (mine["label"] == mine["subject"])]
     free = mine[mine["subject"] == CEILING_METHOD]["ratio"]
     parts = [f"{row['label']} {ratio(row['ratio'])}" for _, row in methods.head(_SHOWN).iterrows()]
-    more = f" ({len(methods) - _SHOWN} more methods are slower)" if len(methods) > _SHOWN else ""
+    slower = len(methods) - _SHOWN
+    more = f" ({slower} more {'is' if slower == 1 else 'are'} slower)" if slower > 0 else ""
     limit = f"; pages chosen for free, the limit of page lists, {ratio(free.iloc[0])}" if len(free) else ""
     main = speed.main_budget(model)
     at = f" and a budget of {budget(main)}" if main else ""

@@ -12,6 +12,7 @@ GRID = "#dfe3e8"
 FAINT = "#b4bac2"
 # Chosen by search: at least 3:1 on the page, and apart under normal vision, protanopia, deuteranopia and tritanopia.
 HUES = ("#4c9c7c", "#e56a1b", "#094bcd", "#d760bd", "#64542e", "#936ff2", "#1d5c64")
+_ORACLE_MARKER = "*"
 _MARKERS = ("D", "v", "o", "s", "^", "P", "X", "<", ">", "p", "h")
 
 DARK = {
@@ -54,7 +55,9 @@ class Look:
         return "--" if self.is_reference else "-." if self.is_ceiling else ":" if self.hollow else "-"
 
 
-def looks(labels: Sequence[str], kinds: Sequence[str], reference: str, ceiling: str = "") -> dict[str, Look]:
+def looks(
+    labels: Sequence[str], kinds: Sequence[str], reference: str, ceiling: str = "", oracle: str = ""
+) -> dict[str, Look]:
     """Return a look for each label.
 
     Colours go to methods in the order given; a further label of a method keeps its colour and gets a hollow marker.
@@ -65,8 +68,9 @@ def looks(labels: Sequence[str], kinds: Sequence[str], reference: str, ceiling: 
         kinds: the registered method behind each label.
         reference: the method drawn as the reference.
         ceiling: the method drawn as the limit of what any other can reach, where there is one.
+        oracle: the method drawn as the limit of choosing, grey with a marker, where there is one.
     """
-    methods = list(dict.fromkeys(kind for kind in kinds if kind not in (reference, ceiling)))
+    methods = list(dict.fromkeys(kind for kind in kinds if kind not in (reference, ceiling, oracle)))
     found: dict[str, Look] = {}
     for label, kind in zip(labels, kinds, strict=True):
         if kind == reference:
@@ -75,7 +79,10 @@ def looks(labels: Sequence[str], kinds: Sequence[str], reference: str, ceiling: 
         if kind == ceiling:
             found[label] = Look(label, MUTED, "", False, False, is_ceiling=True)
             continue
-        place = methods.index(kind)
         hollow = any(kind == other for other in kinds[: list(labels).index(label)])
+        if kind == oracle:
+            found[label] = Look(label, MUTED, _ORACLE_MARKER, hollow, False, is_ceiling=True)
+            continue
+        place = methods.index(kind)
         found[label] = Look(label, HUES[place % len(HUES)], _MARKERS[place % len(_MARKERS)], hollow, False)
     return found

@@ -29,6 +29,16 @@ class Board:
         """Every topic's grid."""
         return [grid for _, grids in self.families for grid in grids]
 
+    @property
+    def many_contexts(self) -> bool:
+        """True where some topic has a verdict over several contexts."""
+        return any(len(grid.contexts) > 1 for grid in self.grids)
+
+    @property
+    def equal_bytes(self) -> str:
+        """The headings of the columns at equal bytes."""
+        return wording.listing(list(dict.fromkeys(f"At {text}" for grid in self.grids for text in grid.equal_bytes)))
+
 
 def index_values(
     results: Results,
@@ -39,6 +49,7 @@ def index_values(
     families: Mapping[str, str],
     about: Callable[[str], str],
     timed_name: Callable[[str], str],
+    tuned: str,
 ) -> dict[str, Any]:
     """Return what the template ``index.html`` shows.
 
@@ -51,16 +62,20 @@ def index_values(
         families: suite to the family of its generator.
         about: the end of a model's captions.
         timed_name: a timed model in words.
+        tuned: how knobs were chosen, in words.
     """
     drawn = main.without(set(main.labels) - set(featured))
     small = [name for name in main.models if models[name].miniature]
     boards = []
     for model in sorted(main.models, key=lambda name: (name in small, main.models.index(name))):
         grids = verdicts.board(main, model)
-        chart = front.pareto(drawn, drawn.speed, writer, model, about(model))
-        said = front.sentences(main, main.speed, grids, model, featured)
+        grouped = front.by_family(grids, families)
+        chart = front.pareto(drawn, drawn.speed, writer, model, about(model)) or front.against_bytes(
+            main, writer, model, about(model), grouped, featured
+        )
+        said = front.sentences(main, main.speed, grids, model, featured, tuned)
         overview = quality.overview(drawn, writer, model, about(model))
-        boards.append(Board(model, said, chart, front.by_family(grids, families), overview))
+        boards.append(Board(model, said, chart, grouped, overview))
     swept = [label for label in main.labels if main.kind(label) != REFERENCE_METHOD]
     counts = main.summary.loc[(main.summary["status"] == "ok") & (main.summary["task"] != ALL_TASKS), "n"]
     few, many = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
@@ -97,6 +112,18 @@ def tuning_words(play: FairPlay) -> str:
     names = {"tuned": "tuned alike", "by hand": "set by hand", "untuned": "not tuned"}
     parts = [f"{names.get(kind, kind)}: {wording.listing(found)}" for kind, found in by_kind.items()]
     return f"Knobs of the model: {'; '.join(parts)}."
+
+
+def tuning_short(play: FairPlay) -> str:
+    """Say in a few words how knobs were chosen: the exceptions, where most were tuned alike."""
+    odd: dict[str, list[str]] = {}
+    for entry in play.standings:
+        if entry.kind != "tuned" and entry.label not in odd.setdefault(entry.kind, []):
+            odd[entry.kind].append(entry.label)
+    names = {"by hand": "set by hand", "untuned": "not tuned"}
+    parts = [f"{wording.listing(found)} {names.get(kind, kind)}" for kind, found in odd.items()]
+    tuned = any(entry.kind == "tuned" for entry in play.standings)
+    return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned"
 
 
 def _budgets(results: Results) -> list[str]:

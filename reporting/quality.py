@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -23,8 +23,7 @@ _BUDGET = "budget (% of the context)"
 
 def overview(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
     """Draw quality against budget, each suite at the context where methods lose most."""
-    topics = [(topic, results.hardest_context(topic)) for topic in results.topics(model)]
-    ran = [(topic, context) for topic, context in topics if context is not None]
+    ran = hardest(results, model)
     if not ran:
         return None
     panels = [_budget_panel(results, writer.looks, topic, context) for topic, context in ran]
@@ -72,8 +71,7 @@ def by_task(results: Results, writer: FigureWriter, model: str, suite: str, abou
 
 def one_method(results: Results, writer: FigureWriter, model: str, label: str, about: str) -> Figure | None:
     """Draw one method in colour before the others in grey, each suite at the context where methods lose most."""
-    topics = [(topic, results.hardest_context(topic)) for topic in results.topics(model)]
-    ran = [(topic, context) for topic, context in topics if context is not None]
+    ran = hardest(results, model)
     if not ran:
         return None
     grey = {
@@ -88,20 +86,38 @@ def one_method(results: Results, writer: FigureWriter, model: str, label: str, a
     return writer.write(f"method-{slug(model)}-{slug(label)}", words, panels, data[DATA_COLUMNS], layout)
 
 
-def against_bytes(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
-    """Draw quality against bytes read per token, as a share of Full's."""
+def hardest(results: Results, model: str) -> list[tuple[Topic, int]]:
+    """Return every topic of a model that ran, with the context where methods lose most."""
     topics = [(topic, results.hardest_context(topic)) for topic in results.topics(model)]
-    ran = [(topic, context) for topic, context in topics if context is not None]
-    if not ran:
+    return [(topic, context) for topic, context in topics if context is not None]
+
+
+def against_bytes(
+    results: Results,
+    writer: FigureWriter,
+    name: str,
+    words: Words,
+    places: Sequence[tuple[Topic, int]],
+    layout: Layout,
+) -> Figure | None:
+    """Draw quality against bytes read per token, as a share of Full's, a panel for each topic and context.
+
+    Args:
+        results: the run.
+        writer: where the figure goes.
+        name: the figure's file.
+        words: its caption; the samples and the interval are filled in here.
+        places: topics, each with its context.
+        layout: the label of the horizontal axes, and sizes.
+    """
+    if not places:
         return None
-    tables = [with_traffic(results.rows_of(topic, context)) for topic, context in ran]
-    panels = [
-        _bytes_panel(writer.looks, table, topic, context) for (topic, context), table in zip(ran, tables, strict=True)
-    ]
+    tables = [with_traffic(results.rows_of(topic, context)) for topic, context in places]
+    panels = [_bytes_panel(writer.looks, table, *place) for place, table in zip(places, tables, strict=True)]
     data = pd.concat(tables)
-    words = Words("against_bytes", about, _spread(results, data))
+    words = Words(words.kind, words.about, {**_spread(results, data), **words.fields})
     columns = [*DATA_COLUMNS, "bytes_per_step", "bytes_share"]
-    return writer.write(f"bytes-{slug(model)}", words, panels, data[columns], Layout("bytes read (% of Full)"))
+    return writer.write(name, words, panels, data[columns], layout)
 
 
 def with_traffic(rows: pd.DataFrame) -> pd.DataFrame:

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from longdecode.evals.budgets import bytes_share
 from longdecode.reporting import drawing
 from longdecode.reporting.curves import MAX_PANELS
 from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
@@ -38,7 +39,7 @@ def cells(results: Results, model: str) -> pd.DataFrame:
 
 def against_context(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
     """Draw bytes per token against context, a panel for each of a few budgets."""
-    table = cells(results, model)
+    table = _in_tokens(cells(results, model))
     table = table[table["bytes_per_step"].notna()]
     swept = table[table["kind"] != REFERENCE_METHOD].sort_values("share")
     budgets = list(dict.fromkeys(swept["budget"]))
@@ -53,7 +54,7 @@ def against_context(results: Results, writer: FigureWriter, model: str, about: s
 
 def against_budget(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
     """Draw bytes per token as a share of Full's against budget, at the longest context; others look alike."""
-    table = cells(results, model)
+    table = _in_tokens(cells(results, model))
     swept = table[(table["kind"] != REFERENCE_METHOD) & table["bytes_share"].notna()]
     if swept.empty:
         return None
@@ -65,7 +66,7 @@ def against_budget(results: Results, writer: FigureWriter, model: str, about: st
 
 def achieved(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
     """Draw tokens really read against tokens declared, a panel for each context."""
-    table = cells(results, model)
+    table = _in_tokens(cells(results, model))
     swept = table[(table["kind"] != REFERENCE_METHOD) & table["kept"].notna()]
     contexts = sorted(set(swept["context"]))
     if not contexts:
@@ -73,6 +74,11 @@ def achieved(results: Results, writer: FigureWriter, model: str, about: str) -> 
     panels = [_kept_panel(writer.looks, swept[swept["context"] == context]) for context in contexts]
     layout = Layout("declared budget (tokens per KV head)", "read (% of declared)", wide=4)
     return writer.write(f"achieved-{slug(model)}", Words("achieved", about, {}), panels, swept, layout)
+
+
+def _in_tokens(table: pd.DataFrame) -> pd.DataFrame:
+    """The cells at budgets in tokens; at equal bytes every method reads the same by construction."""
+    return table[table["budget"].map(bytes_share).isna()]
 
 
 def _context_panel(looks: dict[str, Look], table: pd.DataFrame, text: str) -> Callable[[Axes], None]:

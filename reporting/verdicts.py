@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pandas as pd
@@ -78,12 +78,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The verdicts of one topic: a row a method, a column a context, and the verdict over all contexts."""
+    """The verdicts of one topic: a row a method, a column a context, and the verdict over all contexts.
+
+    ``equal_bytes`` holds a column for each budget in bytes, by label: such a budget is as large for every method, so it
+    has a verdict of its own and takes no part in the search for the smallest budget.
+    """
 
     topic: Topic
     contexts: list[int]
     full: list[str]
     rows: list[tuple[str, list[Verdict], Verdict]]
+    equal_bytes: Mapping[str, Mapping[str, Verdict]] = field(default_factory=dict)
 
     @property
     def solved(self) -> bool:
@@ -110,8 +115,9 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
     scores = [with_unit(score(full[c], topic.unit), topic.unit) if c in full else "" for c in contexts]
     unsolved = {c for c in contexts if c in full and not _solved(topic, full[c])}
     judged = []
+    in_bytes = rows["budget"].map(bytes_share).notna()
     for label in swept:
-        mine = {context: _tried(rows, topic, label, context) for context in contexts}
+        mine = {context: _tried(rows[~in_bytes], topic, label, context) for context in contexts}
         each = [
             Verdict(label, topic, context, "unsolved")
             if context in unsolved
@@ -121,7 +127,14 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
         solved = [mine[context] for context in contexts if context not in unsolved]
         every = Verdict(label, topic, None, "unsolved")
         judged.append((label, each, _verdict(results, topic, label, None, solved) if solved else every))
-    return Grid(topic, contexts, scores, judged)
+    left = [context for context in contexts if context not in unsolved]
+    columns = {
+        budget(text): {
+            label: _at_bytes(results, topic, label, left, rows[rows["budget"] == text]) for label in swept if left
+        }
+        for text in sorted(set(rows.loc[in_bytes, "budget"]), key=budget_order)
+    }
+    return Grid(topic, contexts, scores, judged, columns)
 
 
 def margin(unit: str) -> str:
@@ -137,7 +150,6 @@ def _solved(topic: Topic, value: float) -> bool:
 def _tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:
     """Rows of a method at one context that have a number, with their levels."""
     ran = rows[(rows["method"] == label) & (rows["context"] == context) & (rows["status"] == "ok")]
-    ran = ran[ran["budget"].map(bytes_share).isna()]
     sign = 1.0 if topic.higher_is_better else -1.0
     worst = ran["diff_low"] if topic.higher_is_better else -ran["diff_high"]
     levels = [
@@ -145,6 +157,13 @@ def _tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.Dat
         for low, gap_ in zip(worst, sign * ran["diff_to_full"], strict=True)
     ]
     return ran.assign(level=levels)
+
+
+def _at_bytes(results: Results, topic: Topic, label: str, contexts: Sequence[int], rows: pd.DataFrame) -> Verdict:
+    """The verdict at one budget in bytes over the contexts; a method that reads more at every budget has none."""
+    found = _verdict(results, topic, label, None, [_tried(rows, topic, label, context) for context in contexts])
+    refused = rows.loc[rows["method"] == label, "status"].eq("unsupported").any()
+    return replace(found, words="no budget reads this") if found.level == "hole" and refused else found
 
 
 def _verdict(results: Results, topic: Topic, label: str, context: int | None, tried: Sequence[pd.DataFrame]) -> Verdict:

@@ -56,8 +56,8 @@ def test_sentences_answer_for_the_asked_context_name_bytes_and_what_fails() -> N
         ("bad", [verdict("bad", 2048, "worse", "50 %", 0.5), verdict("bad", 32768, "worse", "50 %", 0.5)]),
     ]
     grid = Grid(TOPIC, [2048, 32768], ["", ""], [(label, each, each[0]) for label, each in rows])
-    first, second = front.sentences(None, None, [grid], "m", {"good", "dear", "bad"})  # type: ignore[arg-type]
-    assert "at 32K tokens of m, within 2 points of Full" in first
+    first, second = front.sentences(None, None, [grid], "m", {"good", "dear", "bad"}, "tuned")  # type: ignore[arg-type]
+    assert "at 32K tokens of m, within 2 points of Full (tuned)" in first
     assert (
         first.index("good from a budget of 5 % (reads 10") < first.index("dear from a budget of 10 %")
         and "bad" not in first
@@ -70,8 +70,9 @@ def test_sentences_answer_for_the_asked_context_name_bytes_and_what_fails() -> N
 
 def test_sentences_say_how_many_methods_they_leave_out() -> None:
     each = {f"m{n}": [verdict(f"m{n}", 2048, "worse", "50 %", 0.5)] for n in range(6)}
+    each["good"] = [verdict("good", 2048, "shown", "50 %", 0.5)]
     grid = Grid(TOPIC, [2048], [""], [(label, found, found[0]) for label, found in each.items()])
-    _, said = front.sentences(None, None, [grid], "m", set(each))  # type: ignore[arg-type]
+    _, said = front.sentences(None, None, [grid], "m", set(each), "tuned")  # type: ignore[arg-type]
     assert said.endswith("m3 (on t); 2 more.") and "m4" not in said
 
 

@@ -202,9 +202,11 @@ def test_numbers_are_written_for_people(written: str, expected: str) -> None:
 def test_every_label_has_a_look_of_its_own() -> None:
     kinds = ["full", *(f"method{i}" for i in range(19)), "method3"]
     labels = [*kinds[:-1], "method3_variant"]
-    found = looks(labels, kinds, "full")
+    found = looks([*labels, "oracle", "oracle_variant"], [*kinds, "oracle", "oracle"], "full", oracle="oracle")
+    assert found["oracle"].is_ceiling and found["oracle"].colour not in HUES
+    assert found["method0"].colour != found["method6"].colour, "seven methods have a hue each beside the oracle"
     assert found["full"].is_reference and not found["full"].marker
-    assert len({(look.colour, look.marker, look.hollow) for look in found.values()}) == len(labels)
+    assert len({(look.colour, look.marker, look.hollow) for look in found.values()}) == len(labels) + 2
     assert found["method3_variant"].colour == found["method3"].colour
     assert found["method3_variant"].hollow and not found["method3"].hollow
 
