@@ -30,12 +30,12 @@ from longdecode.reporting import (
     samples,
     setups,
     tables,
-    traffic,
+    traffic_page,
     transfer,
     verdicts,
     wording,
 )  # fmt: skip
-from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
+from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.lossless import LOSSLESS, matrix
 from longdecode.reporting.nearest import ORACLE
@@ -64,18 +64,6 @@ class SuiteSection:
     grids: list[verdicts.Grid]
     example: samples.Reading | None
     lost: list[tuple[samples.Cell, list[tuple[int, int]], list[samples.Reading]]]
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficSection:
-    """One model's part of the traffic page."""
-
-    model: str
-    pareto: Figure | None
-    context: Figure | None
-    budget: Figure | None
-    achieved: Figure | None
-    table: list[tuple[int, list[dict[str, str]]]]
 
 
 def build_report(config_path: Path, results_dir: Path, output_dir: Path) -> None:
@@ -212,7 +200,7 @@ class _Build:
                     quality.by_task(results, self.figures, model, suite, about) if has_mean else None,
                     [tables.score_table(results, topic) for topic in (topics if has_mean else []) + tasks],
                     verdicts.board(results, model, suite=suite),
-                    self.reader.example(model, suite, [label for label in results.labels if label in self.featured]),
+                    self.reader.example(model, suite, self._exemplary()),
                     [
                         (cell, self.reader.lost(cell), self.reader.read(cell, 0, SHOWN_SAMPLES))
                         for cell in self.reader.cells(model, suite, [x for x in results.labels if x in self.featured])
@@ -266,6 +254,10 @@ class _Build:
             own_papers=[page for page in self.papers if page.name == self.kinds[label]],
         )
 
+    def _exemplary(self) -> list[str]:
+        """The labels whose samples stand for a suite: the featured ones, the oracle last."""
+        return sorted((x for x in self.main.labels if x in self.featured), key=lambda x: self.kinds[x] == ORACLE)
+
     def _ablations_of(self, kind: str, label: str) -> list[str]:
         return [
             other
@@ -290,29 +282,9 @@ class _Build:
         return self.timed[model].short
 
     def _traffic(self) -> None:
-        results, sections = self.main, []
-        for model in results.models:
-            about = self._about(model)
-            sections.append(
-                TrafficSection(
-                    model,
-                    quality.against_bytes(
-                        results,
-                        self.figures,
-                        f"bytes-{wording.slug(model)}",
-                        Words("against_bytes", about, {}),
-                        quality.hardest(results, model),
-                        Layout("bytes read (% of Full)"),
-                    ),
-                    traffic.against_context(results, self.figures, model, about),
-                    traffic.against_budget(results, self.figures, model, about),
-                    traffic.achieved(results, self.figures, model, about),
-                    tables.traffic_table(results, model),
-                )
-            )
         self._page(
             "traffic.html", "traffic.html", "Traffic", "Bytes read per generated token, by method, budget and context.",
-            sections=sections,
+            sections=traffic_page.sections(self.main, self.figures, self._about),
         )  # fmt: skip
 
     def _provenance(self) -> None:

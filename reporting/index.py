@@ -128,4 +128,4 @@ def tuning_short(play: FairPlay) -> str:
 
 def _budgets(results: Results) -> list[str]:
     swept = results.summary[results.summary["kind"] != REFERENCE_METHOD].sort_values("share")
-    return [wording.budget(text) for text in dict.fromkeys(swept["budget"])]
+    return [wording.budget_of(text) for text in dict.fromkeys(swept["budget"])]

@@ -13,7 +13,7 @@ from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
 from longdecode.reporting.verdicts import margin
 from longdecode.reporting.wording import (
     NARROW,
-    budget,
+    budget_of,
     budget_order,
     difference_unit,
     gap,
@@ -44,7 +44,7 @@ class Nearest:
     @property
     def at(self) -> str:
         """The budget in words."""
-        return _at(self.budget)
+        return f"at {budget_of(self.budget)}"
 
     @property
     def reads(self) -> str:
@@ -102,7 +102,7 @@ def sentences(results: Results, model: str, tuned: str, places: Sequence[Place],
     budgets = sorted({text for rows in tables.values() for text in rows["budget"]}, key=budget_order)
     by_budget = [(text, _at_budget(tables, text)) for text in _few(budgets)]
     if len(budgets) > 1 and len({found.label for _, each in by_budget for found in each}) > 1:
-        told = [f"{_at(text)}: {_grouped(each, asked)}" for text, each in by_budget if each]
+        told = [f"at {budget_of(text)}: {_grouped(each, asked)}" for text, each in by_budget if each]
         said.append(f"Nearest at {short_tokens(asked)} tokens by budget, {tuned}:{_lines(told)}.")
     return said
 
@@ -113,12 +113,6 @@ def _few(budgets: Sequence[str]) -> list[str]:
     if last < _BUDGETS:
         return list(budgets)
     return [budgets[round(place * last / (_BUDGETS - 1))] for place in range(_BUDGETS)]
-
-
-def _at(text: str) -> str:
-    """A budget in words that say what it is a share of."""
-    share = bytes_share(text) is None and not text.isdigit()
-    return f"at {budget(text)}{' of the context' if share else ''}"
 
 
 def _lines(parts: Sequence[str]) -> str:

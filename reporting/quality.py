@@ -29,7 +29,7 @@ def overview(results: Results, writer: FigureWriter, model: str, about: str) -> 
     panels = [_budget_panel(results, writer.looks, topic, context) for topic, context in ran]
     data = pd.concat([results.rows_of(topic, context) for topic, context in ran])
     readings = "; ".join(_reading(results, topic, context) for topic, context in ran)
-    words = Words("overview", about, {**_spread(results, data), "readings": readings})
+    words = Words("overview", about + _not_drawn(data), {**_spread(results, data), "readings": readings})
     layout = Layout(_BUDGET)
     return writer.write(f"overview-{slug(model)}", words, panels, data[DATA_COLUMNS], layout)
 
@@ -46,7 +46,7 @@ def against_budget(results: Results, writer: FigureWriter, topic: Topic, about: 
         "direction": "Higher" if topic.higher_is_better else "Lower",
         "readings": "; ".join(_reading(results, topic, context) for context in contexts),
     }
-    words = Words("against_budget", about, {**_spread(results, data), **fields})
+    words = Words("against_budget", about + _not_drawn(data), {**_spread(results, data), **fields})
     layout = Layout(_BUDGET, f"{topic.metric} ({unit_label(topic.unit)})", wide=4)
     return writer.write(f"budget-{slug(topic.model)}-{slug(topic.name)}", words, panels, data[DATA_COLUMNS], layout)
 
@@ -180,6 +180,11 @@ def _bytes_panel(looks: dict[str, Look], rows: pd.DataFrame, topic: Topic, conte
 def _swept(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows at budgets in tokens, which make a line; those at equal bytes stand in tables."""
     return rows[rows["budget"].map(bytes_share).isna()]
+
+
+def _not_drawn(rows: pd.DataFrame) -> str:
+    """The end of a caption, where budgets in bytes have no place on an axis of tokens."""
+    return " Budgets in bytes are in the tables and the figures against bytes." if len(_swept(rows)) < len(rows) else ""
 
 
 def _heading(topic: Topic, context: int) -> str:

@@ -113,7 +113,9 @@ def holes(records: Iterable[Record]) -> list[MissingResult]:
     groups: dict[tuple[str, str], list[Record]] = {}
     for r in records:
         if r.status != "ok":
-            groups.setdefault((r.status, r.reason or "no reason recorded"), []).append(r)
+            # Contexts have a column of their own, so that they need not tell reasons apart.
+            reason = (r.reason or "no reason recorded").replace(f"at {r.context} tokens", "at this context")
+            groups.setdefault((r.status, reason), []).append(r)
     return [
         MissingResult(
             status,

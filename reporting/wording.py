@@ -102,6 +102,12 @@ def budget(text: str) -> str:
     return f"{int(text):,} tokens" if text.isdigit() else f"{percent(float(text))}{NARROW}%"
 
 
+def budget_of(text: str) -> str:
+    """A budget that says what it is a share of: ``10 % of the context``, ``1,024 tokens``, ``25 % of bytes``."""
+    share = text != "full" and bytes_share(text) is None and not text.isdigit()
+    return f"{budget(text)} of the context" if share else budget(text)
+
+
 def percent(share: float) -> str:
     """A share in per cent, without the sign and without needless digits."""
     return f"{100 * share:.3g}"

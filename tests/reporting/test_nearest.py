@@ -1,4 +1,4 @@
-"""Where no method is as good as Full, the front page names the nearest cells and draws quality against bytes."""
+"""The front page names the nearest cells where no method is as good as Full, and draws quality against bytes."""
 
 from __future__ import annotations
 
