@@ -149,6 +149,7 @@ class _Build:
             ablations=[label for label in self.labels if label in self.results.ablations],
             words={**self.suite_words, **self.task_words},
             tuning=index.tuning_words(self.play),
+            role_words=index.role_words(self.play),
             **index.index_values(
                 self.results, self.main, self.figures, self.models, self.featured, self.suite_families, self._about,
                 self._timed_name, index.tuning_short(self.play),

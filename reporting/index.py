@@ -126,6 +126,19 @@ def tuning_short(play: FairPlay) -> str:
     return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned"
 
 
+def role_words(play: FairPlay) -> str:
+    """Say which labels' head roles were learned on a generator that also tests them; empty where none were."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for label, learned, same, _ in play.roles:
+        if same not in ("none", "unknown"):
+            alike.setdefault((learned, same), []).append(label)
+    return " ".join(
+        f"Head roles of {wording.listing(found)} were learned on {learned}, the family of {same}: those suites flatter "
+        f"{'it' if len(found) == 1 else 'them'}."
+        for (learned, same), found in alike.items()
+    )
+
+
 def _budgets(results: Results) -> list[str]:
     swept = results.summary[results.summary["kind"] != REFERENCE_METHOD].sort_values("share")
     return [wording.budget_of(text) for text in dict.fromkeys(swept["budget"])]

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from longdecode.reporting import front, nearest, verdicts
+from longdecode.reporting import front, index, nearest, verdicts
+from longdecode.reporting.fair_play import FairPlay
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.results import Results
@@ -107,3 +108,11 @@ def test_a_model_without_times_is_drawn_against_bytes_with_the_command_that_adds
     assert drawn.query("method == 'cheap' and suite == 'ask'")["bytes_share"].tolist() == pytest.approx([0.1, 0.25])
     assert "snakemake --cores 8 times --config profile=p" in chart.missing
     assert ("throughput.decode" in chart.missing) != named
+
+
+def test_roles_learned_on_the_generator_that_tests_them_are_said_to_flatter() -> None:
+    rows = [("a", "look-ups (passkey)", "passkey", "ruler"), ("b", "look-ups (passkey)", "passkey", "ruler")]
+    play = FairPlay([], [], [*rows, ("c", "HotpotQA (hotpotqa)", "none", "ruler")], [], [], [])
+    words = index.role_words(play)
+    assert words.startswith("Head roles of a and b were learned on look-ups (passkey), the family of passkey: those")
+    assert " c " not in words and index.role_words(FairPlay([], [], [rows[0]], [], [], [])).endswith("flatter it.")
