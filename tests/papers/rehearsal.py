@@ -36,11 +36,12 @@ SHORT, LONG = 512, 768
 CONTEXTS = {"longgenbench": 2560, "pg19_long": 2560}
 """Tokens for suites whose prompts do not fit ``LONG``."""
 TASKS = {
-    "longgenbench": ["longgenbench_csqa_15", "longgenbench_gsm8k_15"],  # which leave least to write
+    "longbench": ["longbench_qasper"],
+    "longgenbench": ["longgenbench_csqa_15"],  # which leaves least to write
     "pg19_long": ["pg19_long_forced_1024"],
-    "ruler": ["ruler_niah_single_2", "ruler_qa_1"],  # which fit 512 tokens
+    "ruler": ["ruler_qa_1"],  # which fits 512 tokens
 }
-MOST_TASKS = 2
+"""Tasks that end soon, one a suite; of other suites the first."""
 RECIPE = {
     "heads": {"chained": 3, "medusa": 4}, "steps": 2, "sequences": 2, "at_once": 2, "length": 128,
     "learning_rate": 0.005, "warmup_steps": 1, "weight_decay": 0.1, "clip": 1.0, "seed": 42, "loss_slice": 128,
@@ -62,7 +63,7 @@ def scaled(name: str) -> dict[str, Any]:
     for suite, spec in values["suites"].items():
         length = CONTEXTS.get(suite, LONG)
         spec["contexts"] = [length] if len(spec["contexts"]) == 1 else [min(SHORT, length), length]
-        spec["tasks"] = TASKS.get(suite) or _spread(tasks[suite], MOST_TASKS)
+        spec["tasks"] = TASKS.get(suite) or list(tasks[suite][:1])
         spec |= {"samples": 1, "batch": 2}
     if trainings := values.get("identification"):
         short = {"contexts": [256, 320], "context_count": 2, "questions": 2, "passkey_words": 4, "steps": 2}
@@ -83,11 +84,6 @@ def _budgets(budgets: Sequence[Any]) -> list[Any]:
     """Return the least and the largest budget, in tokens an eighth of theirs."""
     small = [budget if isinstance(budget, float) else max(64, budget // 8) for budget in budgets]
     return list(dict.fromkeys((small[0], small[-1])))
-
-
-def _spread(names: Sequence[str], count: int) -> list[str]:
-    step = max(1, len(names) // count)
-    return list(names[::step][:count])
 
 
 @dataclass
