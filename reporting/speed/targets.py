@@ -58,6 +58,8 @@ class Verdict:
 def judge(speed: Speed, path: Path = TARGETS_PATH, paper: str | None = None) -> list[Verdict]:
     """Every target of the models that were timed, in the file's order; nothing where none of theirs was.
 
+    A paper of whose targets none has a number is left out, unless its own page asks.
+
     The measured value decides, not its interval: for times the median, for ratios the median over pairs.
 
     Args:
@@ -71,7 +73,13 @@ def judge(speed: Speed, path: Path = TARGETS_PATH, paper: str | None = None) -> 
     entries: Sequence[Mapping[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
     models = set(speed.table["model"])
     asked = [entry for entry in entries if paper is None or entry.get("paper") == paper]
-    return [_verdict(speed, entry) for entry in asked if _checked(entry, path)["where"].get("model") in models]
+    told = [
+        (entry.get("paper"), _verdict(speed, entry))
+        for entry in asked
+        if _checked(entry, path)["where"].get("model") in models
+    ]
+    shown = {paper, None, *(of for of, verdict in told if verdict.level != "absent")}
+    return [verdict for of, verdict in told if of in shown]
 
 
 def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:
