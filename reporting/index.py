@@ -36,8 +36,9 @@ class Board:
 
     @property
     def equal_bytes(self) -> str:
-        """The headings of the columns at equal bytes."""
-        return wording.listing(list(dict.fromkeys(f"At {text}" for grid in self.grids for text in grid.equal_bytes)))
+        """The headings of the columns at equal bytes; empty where there are none."""
+        heads = list(dict.fromkeys(f"At {text}" for grid in self.grids for text in grid.equal_bytes))
+        return wording.listing(heads) if heads else ""
 
 
 def index_values(
@@ -123,7 +124,7 @@ def tuning_short(play: FairPlay) -> str:
     names = {"by hand": "set by hand", "untuned": "not tuned"}
     parts = [f"{wording.listing(found)} {names.get(kind, kind)}" for kind, found in odd.items()]
     tuned = any(entry.kind == "tuned" for entry in play.standings)
-    return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned"
+    return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned alike"
 
 
 def role_words(play: FairPlay) -> str:

@@ -177,11 +177,12 @@ def test_the_front_page_counts_the_timing_samples_of_the_page_it_links(run_folde
 
 def test_the_front_page_answers_first_and_says_what_is_missing(pages: dict[str, Page]) -> None:
     words = pages["index"].words()
-    assert words.index("At 8K tokens of miniature (knobs not tuned) no method stays within") < words.index(
+    assert words.index("At 8K tokens of miniature (knobs not tuned alike) no method stays within") < words.index(
         "How small can the budget be before"
     )
     assert words.index("How small can the budget be before") < words.index("What was run")
     assert "Missing: times of miniature" in words and "Cite this @software{" in words
+    assert "takes no part in the search" not in words, "no budget of this run is in bytes"
     assert "No miniature was scored in this run" in pages["transfer"].words()
     assert "names no tuning record for miniature" in pages["fair-play"].words()
 
