@@ -12,6 +12,8 @@ import pandas as pd
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.reporting.quality import with_traffic
+from longdecode.reporting.readme_papers import paper_nosa, paper_retro, paper_tokenswift
+from longdecode.reporting.readme_real import real_table
 from longdecode.reporting.results import Results, Topic, load_results
 from longdecode.reporting.setups import timed_setups
 from longdecode.reporting.speed.measured import Speed, at
@@ -31,17 +33,18 @@ class ReadmeError(LongDecodeError):
     """The README lacks a region that numbers belong into."""
 
 
-def rendered(text: str, results: Results) -> str:
-    """Return the README's text with every region written anew.
+def rendered(text: str, results: Results, real: Results) -> str:
+    """Return the README's text with every region written anew, from the miniature's results and the real model's.
 
     Raises:
         ReadmeError: a region is missing.
     """
-    for name, write in REGIONS.items():
+    bodies = {name: write(results) for name, write in REGIONS.items()}
+    bodies |= {"real model": real_table(real), "papers": papers(results, real)}
+    for name, body in bodies.items():
         pattern = re.compile(_REGION.format(name), re.DOTALL)
         if not pattern.search(text):
             raise ReadmeError(f"no region '<!-- from results: {name} -->' that ends in '<!-- end -->'")
-        body = write(results)
         text = pattern.sub(lambda found, body=body: f"{found[1]}{body}{found[2]}", text)  # type: ignore[misc]
     return text
 
@@ -103,50 +106,10 @@ def speed_claims(results: Results) -> str:
     return _lines(" ".join(said))
 
 
-def papers(results: Results) -> str:
+def papers(results: Results, real: Results) -> str:
     """Return the table of papers."""
     heads = "| paper | in short | page | note |\n| --- | --- | --- | --- |"
-    return "\n".join((heads, paper_lychee(results), paper_retro(results), paper_nosa(results), paper_tokenswift()))
-
-
-def paper_tokenswift() -> str:
-    """Return TokenSwift's line in the table of papers."""
-    said = (
-        "drafts over a partial cache with heads and n-grams, verified as one tree. In print 100K tokens come 3.1 to "
-        "3.4 times as fast as an eager loop of 172 ms a token (LLaMA3.1-8B), by a rule of acceptance that is not the "
-        "target's law. Here texts are plain decoding's token for token, with any other method as the drafter too: "
-        "`snakemake --cores 8 tokenswift_train --config profile=tokenswift`, then `all`"
-    )
-    page, note = "`reports/tokenswift/paper-tokenswift.html`", "[reproduction](docs/reproduction-tokenswift.md)"
-    return f"| TokenSwift (arXiv 2502.18890) | {said} | {page} | {note} |"
-
-
-def paper_nosa(results: Results) -> str:
-    """Return NOSA's line in the table of papers: its scores stand once the committed run has some."""
-    said = (
-        "block-sparse attention trained for locality, and a cache in host memory with it. In print its steps share "
-        "94.4 % of their blocks, InfLLM-V2's 88.9 % (1B), and decoding is up to 5.04 times as fast as Full at equal "
-        "device memory. Here one checkpoint is forked by kind of attention: `snakemake --cores 8 nosa_train --config "
-        "profile=nosa`, then `all`; throughput: profile `offload`"
-    )
-    page = "`reports/nosa/paper-nosa.html`"
-    if bool((results.summary["kind"] == "nosa").any()):
-        page = "`reports/h200/paper-nosa.html`"
-    return f"| NOSA (arXiv 2510.13602) | {said} | {page} | [reproduction](docs/reproduction-nosa.md) |"
-
-
-def paper_retro(results: Results) -> str:
-    """Return RetroAttention's line in the table of papers: its scores stand once the committed run has some."""
-    said = (
-        "a correction of the last tokens' keys and values from the pages that the newest token loads; no code of it "
-        "was released. In print it wins 0.5 to 3.9 points over Quest on LongGenBench (Llama-3.1-8B). Here the question "
-        "is asked of models that run anywhere, with the states behind the answer: "
-        "`snakemake --cores 8 all --config profile=retro`"
-    )
-    page = "`reports/retro/paper-retro.html`"
-    if bool((results.summary["kind"] == "retro").any()):
-        page = "`reports/h200/paper-retro.html`"
-    return f"| RetroAttention (arXiv 2508.09001) | {said} | {page} | [reproduction](docs/reproduction-retro.md) |"
+    return "\n".join((heads, paper_lychee(results), paper_retro(real), paper_nosa(), paper_tokenswift()))
 
 
 def paper_lychee(results: Results) -> str:
@@ -177,7 +140,6 @@ REGIONS: Mapping[str, Callable[[Results], str]] = {
     "figure": figure_reading,
     "speed table": speed_table,
     "speed claims": speed_claims,
-    "papers": papers,
 }
 
 
@@ -185,11 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the README's regions; with ``--check``, say whether they are up to date and write nothing."""
     parser = argparse.ArgumentParser(prog="readme", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results/h200"))
+    parser.add_argument("--real", type=Path, default=Path("results/real"))
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args(arguments)
     old = asked.readme.read_text(encoding="utf-8")
-    new = rendered(old, load_results(asked.results / "config.yaml", asked.results))
+    new = rendered(old, *(load_results(folder / "config.yaml", folder) for folder in (asked.results, asked.real)))
     if asked.check:
         return int(new != old)
     asked.readme.write_text(new, encoding="utf-8")

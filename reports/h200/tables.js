@@ -37,7 +37,7 @@
       link.setAttribute("aria-label", "Link to this row");
       row.cells[0].append(link);
     }
-    if (rows.length < 8) continue;
+    if (rows.length <= 12) continue;
     const field = document.createElement("input");
     field.type = "search";
     field.className = "filter";

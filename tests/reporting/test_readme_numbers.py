@@ -12,29 +12,40 @@ from longdecode.reporting.results import Results, load_results
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def committed() -> Results:
-    folder = ROOT / "results" / "h200"
+def results_of(profile: str) -> Results:
+    folder = ROOT / "results" / profile
     return load_results(folder / "config.yaml", folder)
 
 
-def test_the_readme_says_what_the_results_say(committed: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def committed() -> Results:
+    return results_of("h200")
+
+
+@pytest.fixture(scope="module")
+def real() -> Results:
+    return results_of("real")
+
+
+def test_the_readme_says_what_the_results_say(
+    committed: Results, real: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.rendered(text, committed) == text, "run: python -m longdecode.reporting.readme"
+    assert readme.rendered(text, committed, real) == text, "run: python -m longdecode.reporting.readme"
 
 
-def test_a_stale_number_is_replaced(committed: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_number_is_replaced(committed: Results, real: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     step = committed.speed.ok(readme.MODEL).query("label == 'full' and context == 131072 and batch == 1")  # type: ignore[union-attr]
     shown = f"| {step['median_us'].iloc[0] / 1e3:.2f} |"
-    assert shown in text and readme.rendered(text.replace(shown, "| 1.23 |"), committed) == text
+    assert shown in text and readme.rendered(text.replace(shown, "| 1.23 |"), committed, real) == text
 
 
-def test_a_missing_region_is_refused(committed: Results) -> None:
+def test_a_missing_region_is_refused(committed: Results, real: Results) -> None:
     with pytest.raises(readme.ReadmeError, match="from results: figure"):
-        readme.rendered("nothing", committed)
+        readme.rendered("nothing", committed, real)
 
 
 def test_every_ratio_over_flash_attention_names_its_batch(committed: Results) -> None:
@@ -46,3 +57,13 @@ def test_a_method_that_was_not_tuned_is_not_compared(committed: Results) -> None
     tuned = "reselect_layer" in committed.params("tidal")
     assert ("TidalDecode" in readme.paper_lychee(committed)) == tuned
     assert ("tidal" in readme.figure_reading(committed)) == tuned
+
+
+def test_the_real_models_table_holds_what_the_summary_has(real: Results) -> None:
+    """Each cell of a row is the summary's value at the budget in bytes, or at 1,024 tokens where there is none."""
+    table = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in readme.real_table(real).splitlines()[2:]}
+    summary = real.summary[(real.summary["context"] == 32768) & (real.summary["task"] == "mini_recall_multikey")]
+    for name, label, budget in (("LycheeDecode", "lychee", "bytes=0.25"), ("DuoAttention", "duo", "1024")):
+        (row,) = summary[(summary["method"] == label) & (summary["budget"] == budget)].to_dict("records")
+        assert any(cell.strip().startswith(f"{100 * row['value']:.1f} %") for cell in table[name])
+    assert float(table["LycheeDecode"][0].strip(" %")) == 25

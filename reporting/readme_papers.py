@@ -1,0 +1,106 @@
+"""Write the README's lines on RetroAttention, NOSA and TokenSwift, with what the committed results have of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from longdecode.reporting.papers import pairs
+from longdecode.reporting.results import Results
+from longdecode.reporting.wording import listing, number, ratio
+
+RESULTS = Path("results")
+TOKENS_A_STEP = 4.2
+"""Of TokenSwift with an acceptance of 0.8 in print: the project's stated condition for a composed speedup."""
+
+BUDGETS = {"256": "256 tokens", "1024": "1,024 tokens", "bytes=0.25": "25 % of Full's bytes"}
+
+_OTHER_PAGES = {"retro": ("reports/retro/paper-retro.html",)}
+
+
+def paper_retro(real: Results) -> str:
+    """Return RetroAttention's line: its step over Quest's, its loss on text and its answers beside Quest's."""
+    said = (
+        "a correction of the last tokens' keys and values from the pages that the newest token loads; no code of it "
+        "was released. In print it wins 0.5 to 3.9 points over Quest on LongGenBench (Llama-3.1-8B). "
+    )
+    speed = _speed("retro")
+    steps = speed[(speed["model"] == "llama3-8b") & (speed["stage"] == "step") & (speed["context"] == 131072)]
+    times = steps[steps["batch"] == 1].set_index("label")["median_us"]
+    over = [
+        f"{number((times[label] - times['quest']) / 1e3, 2, signed=True)} ms with a window of {window}"
+        for label, window in (("retro", 2), ("retro_w4", 4), ("retro_w8", 8))
+    ]
+    said += f"Its step over Quest's (8B shape, 128K tokens, batch 1): {listing(over)}. SmolLM2 at 32K, RetroAttention "
+    said += f"minus Quest, nats a token on books: {listing(_text_gaps(real))}; on look-ups no difference could be told"
+    return _line("RetroAttention (arXiv 2508.09001)", said, "retro", "reports/real/paper-retro.html")
+
+
+def paper_nosa() -> str:
+    """Return NOSA's line: throughput at equal device memory."""
+    said = (
+        "block-sparse attention trained for locality, and a cache in host memory with it. In print its steps share "
+        "94.4 % of their blocks, InfLLM-V2's 88.9 % (1B), and decoding is up to 5.04 times as fast as Full at equal "
+        "device memory. "
+    )
+    speed = _speed("offload")
+    steps = speed[(speed["stage"] == "step") & (speed["status"] == "ok")].drop_duplicates("label")
+    ratios = steps.set_index("label")["ratio"]
+    said += (
+        f"Here, at the hit rates in print, 64K tokens and 8 GiB for all, over Full: {ratio(ratios['nosa_offload'])} "
+        f"({ratio(ratios['nosa_spare32'])} with 32 spare slots), InfLLM-V2 {ratio(ratios['infllm2_offload'])}; "
+        f"fetching a layer early is slower ({ratio(ratios['nosa_prefetch'])}). "
+        "Forks are not trained yet: `snakemake nosa_train`"
+    )
+    return _line("NOSA (arXiv 2510.13602)", said, "nosa", "reports/offload/paper-nosa.html")
+
+
+def paper_tokenswift() -> str:
+    """Return TokenSwift's line: stages of its step at 100K tokens, composed with the acceptance in print."""
+    said = (
+        "drafts over a partial cache with heads and n-grams, verified as one tree. In print 100K tokens come 3.1 to "
+        "3.4 times as fast as an eager loop of 172 ms a token (LLaMA3.1-8B), by a rule of acceptance that is not the "
+        "target's law. Here texts are plain decoding's token for token, with any other method as the drafter too. "
+    )
+    speed = _speed("tokenswift")
+    at = speed[(speed["bench"] == "decode") & (speed["context"] == 102400) & (speed["batch"] == 1)]
+    own = at[at["label"] == "tokenswift_k0"].set_index("stage")["median_us"]
+    plain = at[(at["label"] == "full") & (at["stage"] == "step")]["median_us"].iloc[0]
+    stages = [f"{name} {number(own[name] / 1e3, 1)}" for name in ("draft", "verify", "keep")]
+    speedup = TOKENS_A_STEP * plain / own["speculative_step"]
+    said += (
+        f"8B shape at 100K tokens, ms: plain step {number(plain / 1e3, 1)}, {listing(stages)}; at the {TOKENS_A_STEP} "
+        f"tokens a step that an acceptance of 0.8 gives, {ratio(speedup)} times plain decoding, *composed*. Heads are "
+        "not trained yet: `snakemake tokenswift_train`"
+    )
+    return _line("TokenSwift (arXiv 2502.18890)", said, "tokenswift")
+
+
+def _text_gaps(real: Results) -> list[str]:
+    """Return RetroAttention's loss on text minus Quest's at the longest context, by budget, with intervals."""
+    suite, model = "fidelity", real.models[0]
+    context = max(r.context for r in real.records if r.suite == suite)
+    found = []
+    for budget, name in BUDGETS.items():
+        sides = [
+            pairs.scored([
+                r for r in real.records
+                if (r.suite, r.context, r.label, r.budget, r.model) == (suite, context, label, budget, model)
+            ])
+            for label in ("retro", "quest")
+        ]  # fmt: skip
+        gap = pairs.difference(sides[0], sides[1], real.confidence, 10_000, "readme", budget)
+        low, high = (number(side, 3, signed=True) for side in (gap.low, gap.high))
+        found.append(f"{number(gap.value, 3, signed=True)} [{low}, {high}] at {name}")
+    return found
+
+
+def _speed(profile: str) -> pd.DataFrame:
+    return pd.read_csv(RESULTS / profile / "speed.csv")
+
+
+def _line(paper: str, said: str, name: str, page: str | None = None) -> str:
+    pages = dict.fromkeys((page or f"reports/{name}/paper-{name}.html", *_OTHER_PAGES.get(name, ())))
+    named = listing([f"`{each}`" for each in pages])
+    return f"| {paper} | {said} | {named} | [reproduction](docs/reproduction-{name}.md) |"
