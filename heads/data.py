@@ -12,13 +12,17 @@ from torch import Tensor
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.tokenizing import TextTokenizer
 from longdecode.miniature.books import book_folder
+from longdecode.smollm2.books import manifest
 
 UNSEEN_EVERY = 10
-"""Of the books in order of their names every tenth one, the first among them, is never trained on."""
+"""Of a folder without any book that the project sets aside, every tenth one in order of names, the first among them, is
+never trained on."""
 
 
 class Books:
     """Books of a folder as token ids: ``train`` and ``unseen``, each at least ``length + 1`` tokens long.
+
+    Books that ``smollm2/books.yaml`` sets aside, from which the prompts of long generations come, are unseen.
 
     Args:
         source: a folder of ``*.txt`` books, or the id of a hub data set; ``None`` where the configuration names none.
@@ -38,18 +42,23 @@ class Books:
         folder = book_folder(source)
         self.train: list[np.ndarray] = []
         self.unseen: list[np.ndarray] = []
-        for path in sorted(folder.glob("*.txt")):
+        paths = sorted(folder.glob("*.txt"))
+        set_aside = {book for book in manifest()["unseen"] if any(path.stem == book for path in paths)}
+        for path in paths:
             text = path.read_text(encoding="utf-8")
             if tokenizer.byte_level:
                 text = text.encode("ascii", "ignore").decode("ascii")
             ids = np.array(tokenizer.encode(text), dtype=np.int32)
             if len(ids) > length:
-                full = len(self.train) + len(self.unseen)
-                (self.train if full % UNSEEN_EVERY else self.unseen).append(ids)
+                found = len(self.train) + len(self.unseen)
+                unseen = path.stem in set_aside if set_aside else found % UNSEEN_EVERY == 0
+                (self.unseen if unseen else self.train).append(ids)
         self.length = length
-        if not self.train:
-            found = len(self.unseen)
-            raise DataUnavailableError(f"{folder}: {found} books have over {length} tokens; two or more are needed")
+        if not (self.train and self.unseen):
+            found = len(self.train) + len(self.unseen)
+            raise DataUnavailableError(
+                f"{folder}: {found} books have over {length} tokens; two or more are needed, one of them unseen"
+            )
 
     def window(self, seed: int, step: int, row: int) -> np.ndarray:
         """Return a training window ``[length]``, a function of the three numbers alone."""

@@ -97,6 +97,15 @@ def test_a_pair_table_counts_pairs(seed: int) -> None:
     assert hits.tolist() == [[True, True, True], [False, True, True]]
 
 
+def test_books_set_aside_are_never_trained_on(books: Path, tmp_path: Path) -> None:
+    for number, path in enumerate(sorted(books.glob("*.txt"))):
+        (tmp_path / f"{(4047, 3608, 9931, 5)[number] if number < 4 else path.stem}.txt").write_text(path.read_text())
+    found = Books(str(tmp_path), load_tokenizer(MINIATURE), RECIPE.length)
+    assert len(found.unseen) == 2 and len(found.train) == 10
+    text = (tmp_path / "9931.txt").read_text().encode("ascii", "ignore").decode("ascii")
+    assert tuple(found.unseen[1].tolist()) == tuple(load_tokenizer(MINIATURE).encode(text))
+
+
 def test_trained_heads_draft(books: Path, tmp_path: Path, decoder: Decoder) -> None:
     """The files of a training are whole, its heads are accepted for this checkpoint and leave the text as it is."""
     train_heads(MINIATURE, "miniature", str(books), RECIPE, "chained", "zero", tmp_path, "cpu")
