@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import ConfigError
+from longdecode.kernels.block_choice import BlockShares, choose_ranked
 from longdecode.kernels.pooled_keys import Pooling
-from longdecode.kernels.topk_select import topk_select
 
 MINIMUM_BLOCKS = 8
 """Below this a window is one block, whose importance is not final when the window leaves it."""
@@ -36,11 +36,6 @@ class BlockPlan:
         """Blocks read in all."""
         return self.sink + self.window + self.by_query + self.by_importance
 
-    @property
-    def by_query_and_forced(self) -> int:
-        """Blocks that stand before importance has a say."""
-        return self.sink + self.window + self.by_query
-
     def in_use(self, lengths: Tensor) -> Tensor:
         """Return the blocks that rows of ``lengths`` tokens have begun."""
         return -torch.div(-lengths, self.block_size, rounding_mode="floor")
@@ -56,33 +51,14 @@ class BlockPlan:
             return context_tokens
         return (self.blocks - 1) * self.block_size + context_tokens - (blocks - 1) * self.block_size
 
+    @property
+    def shares(self) -> BlockShares:
+        """Return the blocks of each kind."""
+        return BlockShares(self.sink, self.window, self.by_query, self.by_importance)
+
     def choose(self, query: Tensor, importance: Tensor | None, in_use: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose blocks: the forced ones and the best by query, then by importance among the others.
-
-        Lists run from the newest block back, so that of equal scores the larger block number wins.
-
-        Args:
-            query: ``[B, H, N]``, finite.
-            importance: ``[B, H, N]``, or ``None`` where the query decides alone.
-            in_use: ``[B]`` int64, blocks of each row.
-
-        Returns:
-            Block numbers ``[B, H, min(blocks, N)]`` int64, the newest first, and how many of them are valid,
-            ``[B, H]`` int64.
-
-        Source: NOSA (arXiv 2510.13602) and its released code (thunlp/NOSA 94d5f75): the query's choice is set to
-        plus infinity in the ranking by importance.
-        """
-
-        def forced_and_best(scores: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-            return topk_select(scores, blocks, in_use, keep_first=self.window, keep_last=self.sink)
-
-        places, counts = forced_and_best(query, self.by_query_and_forced)
-        if importance is not None:
-            # Entries past the count name place 0, the newest block, which is forced anyway.
-            marked = importance.scatter(2, places, float("inf"))
-            places, counts = forced_and_best(marked, self.blocks)
-        return (in_use[:, None, None] - 1 - places).clamp(min=0), counts
+        """Choose from scores; see ``block_choice.naive.choose_ranked``."""
+        return choose_ranked(query, importance, in_use, self.shares)
 
 
 def automatic_block_size(budget_tokens: int) -> int:

@@ -15,6 +15,7 @@ from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import KVCache, WholeCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.token_block import BlockHeads
+from longdecode.kernels.block_choice import choose_blocks
 from longdecode.kernels.block_score import block_scores, newest_first, normaliser
 from longdecode.kernels.importance import (
     Importance,
@@ -26,7 +27,6 @@ from longdecode.kernels.importance import (
 )
 from longdecode.kernels.layout import accumulator, before, fold_group
 from longdecode.kernels.pooled_keys import PooledKeys, append_pooled_key, build_pooled_keys
-from longdecode.kernels.token_score import token_logits
 from longdecode.methods.block_plan import MINIMUM_BLOCKS, Split, automatic_block_size, plan_blocks
 from longdecode.methods.importance_heads import ImportanceHeads
 from longdecode.methods.offloaded import Offloadable
@@ -220,12 +220,11 @@ class BlockSelection(Offloadable, SelectivePrefill):
         """Choose the blocks of a step, the newest first."""
         index: BlockIndex = state.method_state
         own, room = index.layers[layer], self.plan.room(state.cache.shape.capacity)
-        logits = token_logits(q, own.pooled.means, index.windows)
-        scores = self.score(logits, index.windows, index.blocks, self.config.num_kv_heads, room)
-        ranking = None
-        if own.importance is not None:
-            ranking = newest_first(ranked(own.importance.blocks), index.blocks, float("-inf"))
-        return Selection(*self.plan.choose(scores, ranking, index.blocks), self.plan.block_size)
+        chosen, counts = choose_blocks(
+            q, own.pooled.means, index.windows, index.blocks, None if own.importance is None else own.importance.blocks,
+            self.plan.shares, self.plan.pooling, self.plan.block_size, room, self.params.normaliser,
+        )  # fmt: skip
+        return Selection(chosen, counts, self.plan.block_size)
 
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
         """Select and read, with the importances in the logits."""

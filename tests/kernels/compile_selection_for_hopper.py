@@ -8,6 +8,8 @@ from functools import partial
 import torch
 from compile_only import SHARED_LIMIT_BYTES, compile_only
 
+from longdecode.kernels.block_choice import BlockShares
+from longdecode.kernels.block_choice.gpu import choose_blocks_gpu
 from longdecode.kernels.block_residency import BlockQueue, Residents
 from longdecode.kernels.block_residency.gpu import claim_slots_gpu
 from longdecode.kernels.block_score.gpu import block_scores_gpu
@@ -62,7 +64,7 @@ def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
 
 
 def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
-    """Pooled keys, importances, block scores, and prompt rows that read lists of their own with a bias."""
+    """Pooled keys, importances, scores and choice of blocks; prompt rows that read lists of their own with a bias."""
     pooling, block = Pooling(32, 16), 64
     room, lengths = pooling.room(capacity), meta(batch, dtype=torch.int64)
     k = meta(batch, kv_heads, capacity, dim, dtype=dtype)
@@ -73,6 +75,11 @@ def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
     append_importance_gpu(kept, k[:, :, :1], weights, lengths, pooling, block)
     logits, lse = meta(batch, heads, room), meta(batch, heads)
     block_scores_gpu(logits, lse, lengths, kv_heads, pooling, block, capacity // block)
+    q, shares = meta(batch, heads, 1, dim, dtype=dtype), BlockShares(1, 16, 16, 31)
+    for importances in (kept.blocks, None):
+        choose_blocks_gpu(
+            q, pooled.means, lengths, lengths, importances, shares, pooling, block, capacity // block
+        )  # fmt: skip
     tiles, rows, blocks = 32, 16, capacity // block
     for width, size in ((blocks, block), (512, 1)):
         sparse_decode_attention_gpu(
@@ -97,6 +104,7 @@ def launch_offload(dtype: torch.dtype) -> None:
 
 
 SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
+NOSA_8B = (32, 32, 2, 128, 65_600)
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -105,6 +113,7 @@ def main() -> None:
     faults = []
     cases = [partial(launch_scores, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
     cases += [partial(launch_blocks, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
+    cases += [partial(launch_blocks, *NOSA_8B, torch.bfloat16)]
     cases += [partial(launch_offload, dtype) for dtype in DTYPES]
     for launch in (launch_topk, *cases):
         with compile_only() as binaries:

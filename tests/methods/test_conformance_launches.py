@@ -100,7 +100,7 @@ def test_a_selector_that_misses_late_pages_is_caught(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
-@pytest.mark.parametrize("name", ["lychee", "quest"])
+@pytest.mark.parametrize("name", ["lychee", "quest", "nosa"])
 def test_triton_kernels_pass_in_the_interpreter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16, which the interpreter rounds rightly."""
     monkeypatch.setattr(dispatch, "kernel_path", lambda device, dtype=None: "triton" if in_force() else "naive")
