@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.engine.file_lock import FileLock
 from longdecode.evals.adaptation_spec import AdaptationRun
 from longdecode.evals.tokenizing import load_tokenizer
+
+_WAIT_SECONDS = 600.0
 
 Document = tuple[np.ndarray, np.ndarray]
 """Ids ``[length]`` int64 and their weights in the loss ``[length]`` float32; answers weigh most."""
@@ -41,8 +44,14 @@ def _books(folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Make
     if not books:
         raise DataUnavailableError("data.pg19 names no folder of books; smollm2/books.yaml lists those needed")
     ids = scratch / "books.npz"
-    if not ids.is_file():
-        tokenise(Path(books), folder, ids)
+    scratch.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(scratch / "books.lock")  # forks that train side by side share one file
+    lock.acquire("writes the books' ids", wait_seconds=_WAIT_SECONDS)
+    try:
+        if not ids.is_file():
+            tokenise(Path(books), folder, ids)
+    finally:
+        lock.release()
     tokenizer, weights = load_tokenizer(folder), Weights(0.3, 4.0)
     train, unseen = (Library(load_ids(ids, split), tokenizer, weights) for split in ("train", "unseen"))
     return train.document, unseen.document

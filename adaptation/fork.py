@@ -94,11 +94,10 @@ def load_fork(run: AdaptationRun, folder: Path, device: torch.device) -> tuple[A
         device: where it trains.
     """
     from peft import LoraConfig, get_peft_model
-    from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
-    from transformers.masking_utils import sdpa_mask
+    from transformers import AttentionInterface, AutoModelForCausalLM
 
+    # No mask goes with it: making one waits for the device in every forward.
     AttentionInterface.register(ATTENTION, _attend)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION).to(device)
     fork = ForkedAttention(run, read_config(folder), device)

@@ -30,6 +30,8 @@ from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
 from longdecode.smollm2.books import manifest
 
+_TRACED = 2
+"""Documents whose traces are kept; a replay repeats them."""
 STATISTICS = ("gamma", "gamma_free", "worst", "union")
 """Mean overlap of a step with the one before, over all blocks and over those not forced; its minimum; share of the
 blocks that all steps together read."""
@@ -38,7 +40,8 @@ blocks that all steps together read."""
 def columns(spec: LocalitySpec) -> tuple[str, ...]:
     """Return the columns of locality.csv."""
     misses = (f"misses_{slots}" for slots in spec.slots)
-    return ("label", "model", "method", "text", "context", "budget", "layer", "head", "steps", *STATISTICS, *misses)
+    place = ("label", "model", "method", "text", "context", "budget", "document", "layer", "head", "steps")
+    return (*place, *STATISTICS, *misses)
 
 
 def record(method: SelectivePrefill, generator: Generator, requests: Sequence[Request]) -> np.ndarray:
@@ -47,7 +50,7 @@ def record(method: SelectivePrefill, generator: Generator, requests: Sequence[Re
     Raises:
         UnsupportedCellError: a block number does not fit 16 bits.
     """
-    made: list[np.ndarray] = []
+    made: list[Tensor] = []
     choose = method.select
 
     def recorded(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
@@ -56,7 +59,7 @@ def record(method: SelectivePrefill, generator: Generator, requests: Sequence[Re
         ids = chosen.indices.masked_fill(
             torch.arange(chosen.indices.shape[2], device=q.device) >= chosen.counts[..., None], EMPTY
         )
-        made.append(ids.cpu().numpy())
+        made.append(ids.to(torch.int32))  # stays on the device: a copy would wait for each layer
         return chosen
 
     setattr(method, "select", recorded)  # noqa: B010 - a method of an instance
@@ -64,7 +67,7 @@ def record(method: SelectivePrefill, generator: Generator, requests: Sequence[Re
         generator.run(requests, method)
     finally:
         del vars(method)["select"]
-    ids = np.stack(made)
+    ids = torch.stack(made).cpu().numpy()
     if ids.max() > EMPTY:
         raise UnsupportedCellError(f"block {ids.max():,} in a trace; block numbers up to {EMPTY - 1:,} are recorded")
     return ids.astype(np.uint16).reshape(-1, method.config.num_layers, *ids.shape[1:])
@@ -95,9 +98,9 @@ def measure_locality(config: RunConfig, output: Path, device: str | None = None)
                 "label": label, "model": model, "method": method.name, "text": text, "context": spec.context,
                 "budget": spec.budget, "block_size": method.list_block, "forced": list(method.forced),
             }  # fmt: skip
-            trace = Trace(record(method, Generator(decoder, cuda_graph=False), requests), about)
-            trace.write(output.parent / "traces" / f"{label}.npz")
-            rows += locality_rows(spec, trace)
+            ids = record(method, Generator(decoder, cuda_graph=False), requests)
+            Trace(ids[:, :, :_TRACED], about).write(output.parent / "traces" / f"{label}.npz")
+            rows += locality_rows(spec, Trace(ids, about, target))
     write_csv(output, columns(spec), rows)
 
 
@@ -122,19 +125,19 @@ def requests_of(spec: LocalitySpec, tokenizer: TextTokenizer, books: Path | None
 
 
 def locality_rows(spec: LocalitySpec, trace: Trace) -> list[list[Any]]:
-    """Return the rows of one label, one a layer and head, means over the samples."""
+    """Return the rows of one label, one a document, layer and head."""
     about = [trace.about[name] for name in ("label", "model", "method", "text", "context", "budget")]
-    whole, free = trace.overlaps(), trace.free_overlaps()
-    numbers = [whole.mean(axis=(0, 2)), free.mean(axis=(0, 2)), whole.min(axis=(0, 2)), trace.union().mean(axis=1)]
+    whole = trace.overlaps()
+    tables = [whole.mean(axis=0), trace.free_overlaps().mean(axis=0), whole.min(axis=0), trace.union()]
     # A method that lists tokens has no slots to speak of.
-    misses = [trace.misses(slots).mean(axis=1) if trace.about["block_size"] > 1 else None for slots in spec.slots]
+    misses = trace.misses(spec.slots) if trace.about["block_size"] > 1 else [None] * len(spec.slots)
+    steps, layers, documents, heads, _ = trace.ids.shape
     return [
         [
-            *about, layer, head, len(trace.ids), *(float(table[layer, head]) for table in numbers),
-            *("" if table is None else float(table[layer, head]) for table in misses),
+            *about, document, layer, head, steps, *(round(float(table[layer, document, head]), 5) for table in tables),
+            *("" if table is None else round(float(table[layer, document, head]), 5) for table in misses),
         ]
-        for layer in range(trace.ids.shape[1])
-        for head in range(trace.ids.shape[3])
+        for document, layer, head in np.ndindex(documents, layers, heads)
     ]  # fmt: skip
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from longdecode.engine.errors import DataUnavailableError
 
+_CPU = torch.device("cpu")
 EMPTY = 65_535
 """Stands in a slot without a block."""
 
@@ -22,10 +26,12 @@ class Trace:
     """Blocks read by step: ``ids`` ``[steps, L, B, H, K]`` uint16, ``EMPTY`` where fewer are read, in any order.
 
     ``about`` says what made it: model, label, method, budget, block size, context, forced first and latest blocks.
+    ``device`` is where it is counted.
     """
 
     ids: np.ndarray
     about: Mapping[str, Any]
+    device: torch.device = _CPU
 
     def write(self, path: Path) -> None:
         """Write a compressed npz; blocks keep their slots from step to step, so that most differences are 0."""
@@ -53,59 +59,65 @@ class Trace:
             ids = np.cumsum(file["changes"], axis=0, dtype=np.uint16)
             return Trace(ids, json.loads(str(file["about"])))
 
+    @cached_property
+    def table(self) -> Tensor:
+        """Mark the blocks that each step reads, ``[steps, L, B, H, N]`` bool, on ``device``."""
+        blocks = int(self.ids[self.ids != EMPTY].max()) + 1
+        places = torch.from_numpy(np.minimum(self.ids, np.uint16(blocks)).astype(np.int32)).to(self.device)
+        read = torch.zeros(*places.shape[:-1], blocks + 1, dtype=torch.bool, device=self.device)
+        return read.scatter_(-1, places.long(), True)[..., :blocks]
+
     def overlaps(self) -> np.ndarray:
         """Return the share of each step's blocks that the step before read too, ``[steps - 1, L, B, H]``."""
-        return self._shared(self.ids, np.zeros_like(self.ids, dtype=bool))
+        return _shared(self.table)
 
     def free_overlaps(self) -> np.ndarray:
         """Return the same without the blocks that every query reads; 1 where there are no others."""
         first, latest = self.about["forced"]
-        known = self.ids != EMPTY
-        newest = np.where(known, self.ids, 0).max(axis=-1, keepdims=True).astype(np.int64)
-        return self._shared(self.ids, known & ((self.ids < first) | (self.ids > newest - latest)))
-
-    def _shared(self, ids: np.ndarray, left_out: np.ndarray) -> np.ndarray:
-        ids = np.where(left_out, EMPTY, ids)
-        now, before = ids[1:], ids[:-1]
-        out = np.ones(now.shape[:-1])
-        for place in np.ndindex(out.shape):
-            mine = now[place][now[place] != EMPTY]
-            if len(mine):
-                out[place] = np.isin(mine, before[place]).mean()
-        return out
+        number = torch.arange(self.table.shape[-1], device=self.device)
+        newest = (self.table * number).amax(dim=-1, keepdim=True)
+        return _shared(self.table & (number >= first) & (number <= newest - latest))
 
     def union(self) -> np.ndarray:
         """Return the share of the blocks in use at the end that some step read, ``[L, B, H]``."""
-        out = np.zeros(self.ids.shape[1:-1])
-        for place in np.ndindex(out.shape):
-            read = np.unique(self.ids[(slice(None), *place)])
-            read = read[read != EMPTY]
-            out[place] = len(read) / (int(read.max()) + 1)
-        return out
+        read = self.table.any(dim=0)
+        number = torch.arange(read.shape[-1], device=self.device)
+        return _numbers(read.sum(dim=-1) / ((read * number).amax(dim=-1) + 1))
 
-    def misses(self, slots: int) -> np.ndarray:
-        """Return the mean misses a step, ``[L, B, H]``, of a set of ``slots`` blocks that drops the least recent.
+    def misses(self, sizes: Sequence[int]) -> list[np.ndarray]:
+        """Return by size the mean misses a step, ``[L, B, H]``, of a set of so many blocks that drops the least recent.
 
-        The first step fills the set and is left out.
+        Of blocks read in one step the smallest number counts as the least recent. The first step fills the set and is
+        left out.
         """
-        out = np.zeros(self.ids.shape[1:-1])
-        for place in np.ndindex(out.shape):
-            last: dict[int, int] = {}
-            missed = 0
-            for step, row in enumerate(self.ids[(slice(None), *place)]):
-                for block in row[row != EMPTY].tolist():
-                    missed += step > 0 and block not in last
-                    last[block] = step
-                for block in sorted(last, key=lambda block: (last[block], block))[: max(0, len(last) - slots)]:
-                    del last[block]
-            out[place] = missed / max(1, len(self.ids) - 1)
-        return out
+        steps, *places, blocks = self.table.shape
+        number = torch.arange(blocks, device=self.device)
+        # A set of any size holds the first of one order: by the step last read in, then by number.
+        order = torch.full((*places, blocks), -1, dtype=torch.int64, device=self.device)
+        missed = torch.zeros(len(sizes), *places, dtype=torch.int64, device=self.device)
+        for step, read in enumerate(self.table):
+            if step:
+                ranks = order.argsort(dim=-1, descending=True).argsort(dim=-1)
+                for found, size in zip(missed, sizes, strict=True):
+                    found += (read & ((ranks >= size) | (order < 0))).sum(dim=-1)
+            order = torch.where(read, step * blocks + number, order)
+        return [_numbers(found / max(1, steps - 1)) for found in missed]
+
+
+def _shared(table: Tensor) -> np.ndarray:
+    """Return the share of each step's blocks that the step before has too; 1 where it has none."""
+    count, both = table[1:].sum(dim=-1), (table[1:] & table[:-1]).sum(dim=-1)
+    return _numbers(torch.where(count > 0, both / count.clamp(min=1), 1.0))
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    return values.double().cpu().numpy()
 
 
 def _settle(before: np.ndarray, now: np.ndarray) -> None:
     """Put the blocks of each list of ``now`` in the slots that they had ``before``, others in the slots left."""
-    for was, row in zip(before, now, strict=True):
-        stays = np.isin(was, row) & (was != EMPTY)
-        fresh = row[~np.isin(row, was[stays])]
-        row[stays] = was[stays]
-        row[~stays] = fresh
+    same = before[:, :, None] == now[:, None, :]
+    stays = same.any(axis=2) & (before != EMPTY)
+    fresh = now[~(same.any(axis=1) & (now != EMPTY))]
+    now[stays] = before[stays]
+    now[~stays] = fresh

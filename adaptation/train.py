@@ -11,13 +11,16 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from longdecode.adaptation.artefacts import CURVE_COLUMNS, OVERLAP_COLUMNS, write_fork
 from longdecode.adaptation.documents import Document, Maker, makers
@@ -30,9 +33,7 @@ from longdecode.evals import provenance
 from longdecode.evals.adaptation_spec import AdaptationRun
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.smollm2.train import token_losses
 
-_SLICE = 4096
 _CLIP = 1.0
 _SAVE_SECONDS = 60.0
 
@@ -72,10 +73,9 @@ class Trainer:
         for step, documents in _prefetched(self.run, train, done):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.run.lr * group["factor"] * self._share(step)
-            for document in documents:
-                loss, _, _ = self.loss(document)
-                (loss / len(documents)).backward()
-                losses.append(loss.detach())
+            loss, _, _ = self.loss(documents)
+            loss.backward()
+            losses.append(loss.detach())
             torch.nn.utils.clip_grad_norm_(list(self.trained.values()), _CLIP)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -89,13 +89,25 @@ class Trainer:
                     self._save(state, step + 1, seconds)
                     saved = time.monotonic()
 
-    def loss(self, document: Document) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a document's weighted loss, and the losses ``[T - 1]`` and weights of its tokens."""
-        ids, given = document
-        tokens, weights = torch.from_numpy(ids).to(self.device), torch.from_numpy(given[1:].copy()).to(self.device)
+    def loss(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the mean of the documents' weighted losses, and losses ``[R, T - 1]`` and weights of their tokens.
+
+        All documents go through the model at once, and nothing waits for the device.
+        """
+        tokens, weights = (self._moved(np.stack(part)) for part in zip(*documents, strict=True))
+        weights = weights[:, 1:]
+        causal = self.model.base_model.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            losses = token_losses(self.model.base_model.model, tokens, _SLICE)
-        return (losses * weights).sum() / weights.sum().clamp(min=1e-6), losses, weights
+            hidden = causal.model(tokens[:, :-1], use_cache=False).last_hidden_state
+            rows = zip(hidden, tokens[:, 1:], strict=True)
+            losses = torch.stack([_token_losses(causal.lm_head.weight, *row) for row in rows])
+        means = (losses * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-6)
+        return means.mean(), losses, weights
+
+    def _moved(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        # From pinned memory: a copy from other memory would wait for all that the device has still to do.
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def _share(self, step: int) -> float:
         """Return the share of the peak rate: a linear rise, then a cosine down to a tenth."""
@@ -110,7 +122,7 @@ class Trainer:
         for number in range(self.run.held_out):
             for kind, lookups in (("prose", 0.0), ("answers", 1.0)):
                 document = held_out(random.Random(f"held out {self.run.seed} {number}"), self.run.length + 1, lookups)
-                _, losses, weights = self.loss(document)
+                _, losses, weights = self.loss([document])
                 mine = losses[weights == weights.max()] if kind == "answers" else losses
                 found[kind].append(mine.mean())
                 if kind == "answers":
@@ -186,6 +198,18 @@ def run_planned(config: RunConfig, name: str, output: Path, device: str | None =
     with lease_gpu(resolve_device(device or config.device)) as target:
         sources = makers(run, folder, config.data, output.parent)
         train_fork(run, folder, target, output, sources)
+
+
+def _token_losses(head: Tensor, hidden: Tensor, wanted: Tensor) -> Tensor:
+    """Return the loss of each token, ``[T]`` float32; logits of one row are held, and made again for the gradient."""
+
+    def losses(hidden: Tensor) -> Tensor:
+        return F.cross_entropy((hidden.to(head.dtype) @ head.T).float(), wanted, reduction="none")
+
+    if not torch.is_grad_enabled():
+        return losses(hidden)
+    made: Tensor = checkpoint(losses, hidden, use_reentrant=False, preserve_rng_state=False)
+    return made
 
 
 def _prefetched(run: AdaptationRun, make: Maker, first: int) -> Iterator[tuple[int, list[Document]]]:

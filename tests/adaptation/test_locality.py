@@ -51,7 +51,7 @@ def test_a_trace_survives_its_file_and_counts_as_by_hand(tmp_path: Path, seed: i
                 assert trace.overlaps()[step - 1, 0, 0, head] == pytest.approx(len(mine & before) / len(mine))
                 free = mine - {0, 29}
                 assert trace.free_overlaps()[step - 1, 0, 0, head] == pytest.approx(len(free & before) / len(free))
-        assert trace.misses(12)[0, 0, head] == pytest.approx(missed / 39)
+        assert trace.misses([12])[0][0, 0, head] == pytest.approx(missed / 39)
         assert trace.union()[0, 0, head] == pytest.approx(len(set().union(*sets[head])) / 30)
     with pytest.raises(DataUnavailableError, match="nosa_locality"):
         Trace.read(tmp_path / "none.npz")
@@ -74,6 +74,8 @@ def test_a_recorded_decode_keeps_the_bound(seed: int) -> None:
     assert trace.ids.shape == (30, CONFIG.num_layers, 2, CONFIG.num_kv_heads, 16)
     assert float(trace.overlaps().min()) >= (16 - 4 - 1) / 16
     rows = locality_rows(spec, trace)
-    assert len(rows) == CONFIG.num_layers * CONFIG.num_kv_heads and all(len(row) == len(columns(spec)) for row in rows)
+    assert len(rows) == 2 * CONFIG.num_layers * CONFIG.num_kv_heads and all(
+        len(row) == len(columns(spec)) for row in rows
+    )
     by_name = dict(zip(columns(spec), rows[0], strict=True))
     assert by_name["misses_24"] <= by_name["misses_16"] and 0 < by_name["union"] <= 1

@@ -14,14 +14,16 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from longdecode.adaptation import attention
 from longdecode.adaptation import train as training
-from longdecode.adaptation.attention import flex_sparse_attention, sparse_attention
+from longdecode.adaptation.attention import sparse_attention
 from longdecode.adaptation.documents import Document, Maker, makers
 from longdecode.adaptation.train import Trainer, train_fork
 from longdecode.engine.errors import CheckpointError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.adaptation_spec import AdaptationRun
+from longdecode.kernels.importance import ImportanceWeights, token_importance
 from longdecode.methods.registry import get_method
 from longdecode.miniature.checkpoint import save_checkpoint
 from longdecode.miniature.model import Miniature, MiniatureShape
@@ -51,46 +53,76 @@ def sources(base: Path, tmp_path: Path) -> tuple[Maker, Maker]:
     return makers(RUN, base, {}, tmp_path)
 
 
-def given(rng: torch.Generator, tokens: int, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    q = torch.randn(1, 6, tokens, dim, generator=rng)
-    k, v = (torch.randn(1, 2, tokens, dim, generator=rng) for _ in range(2))
-    bias = torch.randn(1, 2, tokens, generator=rng)
-    read = torch.rand(1, 2, tokens, tokens // 16, generator=rng) < 0.2
-    own = torch.arange(tokens) // 16
-    read[:, :, torch.arange(tokens), own] = True
-    return q, k, v, bias, read
+def given(rng: torch.Generator, tokens: int, dim: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two rows, three query heads a KV head, random blocks read beside each query's own."""
+    q = torch.randn(2, 6, tokens, dim, generator=rng)
+    k, v = (torch.randn(2, 2, tokens, dim, generator=rng) for _ in range(2))
+    read = torch.rand(2, 2, tokens, -(-tokens // size), generator=rng) < 0.2
+    read[:, :, torch.arange(tokens), torch.arange(tokens) // size] = True
+    return q, k, v, read
 
 
-def test_attention_and_its_gradient(rng: torch.Generator) -> None:
-    """Row by row in float64 over the listed tokens alone; the bias gets its gradient."""
-    q, k, v, bias, read = given(rng, 64, 8)
-    leaves = [x.double().requires_grad_() for x in (q, k, v, bias)]
-    rows = []
-    for head in range(6):
-        for t in range(64):
-            seen = [i for i in range(t + 1) if read[0, head // 3, t, i // 16]]
-            logits = leaves[1][0, head // 3, seen] @ leaves[0][0, head, t] * 0.3 + leaves[3][0, head // 3, seen]
-            rows.append(logits.softmax(0) @ leaves[2][0, head // 3, seen])
-    want = torch.stack(rows).view(1, 6, 64, 8)
-    mine = [x.clone().requires_grad_() for x in (q, k, v, bias)]
-    got = sparse_attention(*mine[:3], read, 16, mine[3], 0.3)
+def one_by_one(leaves: list[Tensor], read: Tensor, size: int, scale: float, form: str | None) -> Tensor:
+    """Attend query by query over the listed tokens alone, importances and all in float64."""
+    q, k, v, *heads = leaves
+    out = torch.zeros_like(q)
+    for row, head, t in np.ndindex(q.shape[:3]):
+        kv = head // 3
+        seen = [i for i in range(t + 1) if read[row, kv, t, i // size]]
+        logits = k[row, kv, seen] @ q[row, head, t] * scale
+        if form is not None:
+            raised = v[row, :, seen].transpose(0, 1).flatten(1) @ heads[0][kv]
+            e = heads[1][kv] * (raised.sigmoid() if form == "s_dma" else F.softplus(raised))
+            logits = logits + (e.exp() if form == "dma" else e)
+        out[row, head, t] = logits.softmax(0) @ v[row, kv, seen]
+    return out
+
+
+def attended(leaves: list[Tensor], read: Tensor, size: int, scale: float, form: str | None) -> Tensor:
+    """Attend as a fork does."""
+    q, k, v, *heads = leaves
+    bias = token_importance(v, ImportanceWeights(*heads, form)) if form else None
+    return sparse_attention(q, k, v, read, size, bias, scale)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "form"), [(64, 16, "ed_dma"), (45, 4, "s_dma"), (33, 1, "dma"), (37, 8, None)]
+)
+def test_attention_and_its_gradient(
+    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, tokens: int, size: int, form: str | None
+) -> None:
+    """Against dense float64: all of queries, keys, values and the importance head, over stretches of an odd length."""
+    monkeypatch.setattr(attention, "_STRETCH", 23)
+    *inputs, read = given(rng, tokens, 8, size)
+    if form is not None:
+        inputs += [torch.randn(2, 16, generator=rng) * 0.3, torch.randn(2, generator=rng)]
+    exact, mine = ([x.to(dtype).requires_grad_() for x in inputs] for dtype in (torch.float64, torch.float32))
+    want, got = one_by_one(exact, read, size, 0.3, form), attended(mine, read, size, 0.3, form)
     torch.testing.assert_close(got, want.float(), atol=1e-5, rtol=1e-5)
     probe = torch.randn(want.shape, generator=rng)
-    (got * probe).sum().backward()
-    (want * probe).sum().backward()
-    for leaf, double in zip(mine, leaves, strict=True):
+    for out in (want, got):
+        (out * probe).sum().backward()
+    for leaf, double in zip(mine, exact, strict=True):
         torch.testing.assert_close(leaf.grad, double.grad.float(), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_the_same(rng: torch.Generator) -> None:
-    """The tiles that it skips, the mask within tiles and the bias in channels of its own; forward alone on a CPU."""
-    q, k, v, bias, read = given(rng, 384, 16)
-    read[:, :, 256:, 8:12] = False  # so that a tile of keys is skipped whole
-    want = sparse_attention(q, k, v, read, 16, bias, 0.25)
-    torch.testing.assert_close(flex_sparse_attention(q, k, v, read, 16, bias, 0.25), want, atol=2e-5, rtol=1e-5)
-    plain = sparse_attention(q, k, v, read, 16, None, 0.25)
-    torch.testing.assert_close(flex_sparse_attention(q, k, v, read, 16, None, 0.25), plain, atol=2e-5, rtol=1e-5)
+@pytest.mark.gpu
+def test_attention_and_its_gradient_on_cuda(rng: torch.Generator) -> None:
+    """In bfloat16 over two stretches, one of an odd length, against float64 on the processor from the same numbers."""
+    *inputs, read = given(rng, 1501, 64, 16)
+    read[:, :, :, 0] = False  # whole tiles unread come first
+    read[:, :, torch.arange(1501), torch.arange(1501) // 16] = True
+    inputs = [x.bfloat16() for x in inputs] + [torch.randn(2, 128, generator=rng) * 0.1, torch.randn(2, generator=rng)]
+    probe = torch.randn(inputs[0].shape, generator=rng).bfloat16()
+    sides = []
+    for device, dtype in (("cuda", None), ("cpu", torch.float64)):
+        leaves = [x.to(device, dtype or x.dtype).requires_grad_() for x in inputs]
+        out = attended(leaves, read.to(device), 16, 0.125, "ed_dma")
+        out.backward(probe.to(out))
+        sides.append([out, *(leaf.grad for leaf in leaves)])
+    for got, want in zip(*sides, strict=True):
+        error = (got.detach().cpu().double() - want.detach()).norm() / want.detach().norm()
+        assert error < 0.02, error
 
 
 def test_killed_and_resumed_ends_with_the_same_numbers(
@@ -149,7 +181,7 @@ def test_a_fork_learns_and_runs_in_the_engine_as_it_was_trained(
     if trainer.fork.heads is not None:
         trainer.fork.heads.load_state_dict(load_file(heads_file / "importance.safetensors"))
     with torch.no_grad():
-        _, losses, _ = trainer.loss((ids, np.ones(len(ids), dtype=np.float32)))
+        _, (losses,), _ = trainer.loss([(ids, np.ones(len(ids), dtype=np.float32))])
     decoder = load_decoder(tmp_path / "model", device="cpu", dtype=torch.float32)
     method = get_method(attention).from_budget(None if attention == "full" else run.budget, decoder.config)
     prompt, forced = tuple(ids[:150].tolist()), tuple(ids[150:].tolist())

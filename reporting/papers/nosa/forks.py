@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from longdecode.evals.records import Record
 from longdecode.reporting import wording
 from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.blocks import (
@@ -17,6 +16,7 @@ from longdecode.reporting.papers.blocks import (
     Cells,
     Compared,
     Comparison,
+    Level,
     Prose,
     compared,
     direction,
@@ -28,6 +28,7 @@ from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.published import PublishedFigure
 from longdecode.reporting.results import REFERENCE_METHOD
 
+BOOKS = ("pg19_long",)
 Place = tuple[str, int, str]
 """Suite, context and budget."""
 
@@ -112,6 +113,32 @@ def quality(inputs: PaperInputs) -> list[Block]:
     return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"])])]
 
 
+def books(inputs: PaperInputs) -> list[Block]:
+    """Return each fork's loss on books minus the full fork's with full attention, and NOSA's fork minus the others."""
+    words, blocks = inputs.words("books"), list[Block]()
+    base = fork_of(inputs, "full")
+    for place in places(inputs, BOOKS) if base else []:
+        full = samples(inputs, base.model if base else "", REFERENCE_METHOD, place)
+        own = {
+            (fork, label): found
+            for fork in forks(inputs)
+            for label in (*_shown(inputs, fork), *([fork.attention] if fork.head != "ed_dma" else []))
+            if (found := samples(inputs, fork.model, label, place))
+        }
+        rows = [_loss_gap(inputs, [fork.name, label], found, full, place) for (fork, label), found in own.items()]
+        nosa = next((found for (fork, label), found in own.items() if fork == fork_of(inputs, "nosa")), None)
+        rows += [
+            _loss_gap(inputs, [f"nosa minus {fork.name}", label], nosa, found, place)
+            for (fork, label), found in own.items()
+            if nosa is not None and found is not nosa
+        ]
+        if full and rows:
+            count = len({sample.problem for sample in full.values()})
+            caption = words["caption"].format(task=next(iter(full))[1], books=count, **_named(place))
+            blocks.append(Comparison(caption, ("Fork", "Method"), rows, "nats a token"))
+    return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"])])]
+
+
 def heads(inputs: PaperInputs) -> list[Block]:
     """Return the forms of the importance head: in print, and each NOSA fork with its own."""
     words, rows = inputs.words("heads"), list[Compared]()
@@ -149,22 +176,30 @@ def parts(inputs: PaperInputs) -> list[Block]:
     return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"])])]
 
 
-def places(inputs: PaperInputs) -> list[Place]:
-    """Return suite, context and budget of every cell that NOSA was scored in."""
+def places(inputs: PaperInputs, suites: Sequence[str] = ()) -> list[Place]:
+    """Return suite, context and budget of every cell that NOSA was scored in, of the page's suites or of some."""
     table = inputs.results.summary
-    rows = table[(table["kind"] == "nosa") & (table["status"] == "ok") & table["suite"].isin(inputs.spec.suites)]
+    wanted = table["suite"].isin(suites or inputs.spec.suites)
+    rows = table[(table["kind"] == "nosa") & (table["status"] == "ok") & wanted]
     columns = (rows[name].tolist() for name in ("suite", "context", "budget"))
     return sorted({(str(suite), int(context), str(budget)) for suite, context, budget in zip(*columns, strict=True)})
 
 
 def samples(inputs: PaperInputs, model: str, label: str, place: Place) -> Mapping[pairs.Key, pairs.Sample]:
-    """Return the samples of a label on a model in one place; a method without a budget stands for every budget."""
+    """Return the samples of a label on a model in one place; a method without a budget stands for every budget.
+
+    On books a sample's score is the model's own loss: the record's is a distance from the same model's Full.
+    """
     suite, context, budget = place
-
-    def fits(record: Record) -> bool:
-        return record.label == label and record.budget in (budget, "full") and record.unit == "fraction"
-
-    return pairs.scored([record for record in inputs.records(model, [(suite, context)]) if fits(record)])
+    found = [
+        record for record in inputs.records(model, [(suite, context)])
+        if record.label == label and record.budget in (budget, "full")
+    ]  # fmt: skip
+    if suite in BOOKS:
+        return pairs.scored(
+            [r.model_copy(update={"score": r.measures["loss"], "parts": None}) for r in found if "loss" in r.measures]
+        )
+    return pairs.scored([record for record in found if record.unit == "fraction"])
 
 
 def _shown(inputs: PaperInputs, fork: Fork) -> Sequence[str]:
@@ -191,6 +226,16 @@ def _against(
     gap = inputs.paired(ours, theirs, *of, *place)
     verdict, level = direction(None if printed is None else printed.value, gap, inputs.alpha)
     return compared(of, printed, points_text(gap.value), points_interval(gap), verdict, level, flips(gap))
+
+
+def _loss_gap(inputs: PaperInputs, of: list[str], ours: pairs.Scored, theirs: pairs.Scored, place: Place) -> Compared:
+    gap = inputs.paired(ours, theirs, *of, *place)
+    sign = gap.sign(inputs.alpha)
+    verdict = "cannot be told apart" if sign == 0 else "more loss" if sign > 0 else "less loss"
+    level: Level = "muted" if sign == 0 else "worse" if sign > 0 else "shown"
+    reason = f"less in {gap.losses} of {gap.wins + gap.losses} books, p {wording.p_value(gap.p_value)}"
+    text, bounds = wording.number(gap.value, 3, signed=True), wording.interval(gap.low, gap.high, 3, signed=True)
+    return compared(of, None, text, bounds, verdict, level, reason)
 
 
 def _named(place: Place) -> dict[str, str]:

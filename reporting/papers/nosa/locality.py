@@ -41,7 +41,7 @@ def locality(inputs: PaperInputs) -> list[Block]:
     blocks.append(Cells(words["layers"], ("Layer", *map(str, layers.columns)), cells, numeric, fold="Layer by layer"))
     blocks.append(_misses(inputs, by_label, words["misses"]))
     union = [
-        [label, wording.number(100 * rows["union"].mean(), 1), _quartiles(100 * rows["union"])]
+        [label, wording.number(100 * rows["union"].mean(), 1), _quartiles(100 * _means(rows, "union", "layer", "head"))]
         for label, rows in by_label.items()
     ]
     blocks.append(Cells(words["union"], ("Label", "Mean, %", "Quartiles of heads, %"), union, frozenset({1})))
@@ -70,27 +70,30 @@ def _row(inputs: PaperInputs, method: str, rows: pd.DataFrame | None, label: str
     printed = inputs.published.figure("locality", "hit_rate", method=method)
     if rows is None:
         return compared([label or method], printed)
-    value, low, high = (100 * x for x in mean_interval(rows["gamma"].to_numpy()))
+    value, low, high = (100 * x for x in mean_interval(_means(rows, "gamma", "document").to_numpy()))
     verdict, level = agreement(None if printed is None else printed.value, value, low, high)
     free, worst = wording.number(100 * rows["gamma_free"].mean(), 1), wording.number(100 * rows["worst"].min(), 1)
-    reason = f"{free} without forced blocks; worst step {worst}; {len(rows)} heads, {rows.iloc[0]['steps']:,} steps"
+    sizes = f"{rows['document'].nunique()} texts, {len(_means(rows, 'gamma', 'layer', 'head'))} heads"
+    reason = f"{free} without forced blocks; worst step {worst}; {sizes}, {rows.iloc[0]['steps']:,} steps"
     return compared(
         [label or method], printed, wording.number(value, 1), wording.interval(low, high, 1), verdict, level, reason
     )
 
 
 def _gaps(inputs: PaperInputs, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Compared]:
-    """Return the lead with and without forced blocks, paired by layer and head."""
+    """Return the lead with and without forced blocks, paired by text, layer and head; intervals are over texts."""
     printed = inputs.published.figure("locality_gap", "points", bound="low")
-    both = ours.merge(theirs, on=["layer", "head"], suffixes=("", "_other"))
     rows = []
     for column, name in (("gamma", "all blocks"), ("gamma_free", "blocks that are not forced")):
-        gaps = 100 * (both[column] - both[f"{column}_other"]).to_numpy()
-        value, low, high = mean_interval(gaps)
+        by_text, by_head = (
+            100 * (_means(ours, column, *keys) - _means(theirs, column, *keys)).dropna()
+            for keys in (("document",), ("layer", "head"))
+        )
+        value, low, high = mean_interval(by_text.to_numpy())
         shown = printed if column == "gamma" else None
         verdict = "above 0" if low > 0 else "below 0" if high < 0 else "cannot be told apart"
         bounds = wording.interval(low, high, 1, signed=True)
-        reason = f"{len(both)} pairs of layer and head"
+        reason = f"{len(by_text)} texts; above 0 in {(by_head > 0).sum()} of {len(by_head)} pairs of layer and head"
         text = wording.number(value, 1, signed=True)
         level = "shown" if low > 0 else "worse" if high < 0 else "muted"
         rows.append(compared([name], shown, text, bounds, verdict, level, reason))  # type: ignore[arg-type]
@@ -105,11 +108,16 @@ def _misses(inputs: PaperInputs, by_label: dict[str, pd.DataFrame], caption: str
             near = 63 if slots == 64 else slots
             of_nosa = str(table.iloc[0]["method"]) == "nosa"
             printed = inputs.published.figure("slots", "misses", slots=near) if of_nosa else None
-            value, low, high = mean_interval(table[column].to_numpy())
+            value, low, high = mean_interval(_means(table, column, "document").to_numpy())
             verdict, level = agreement(None if printed is None else printed.value, value, low, high)
             cells = wording.number(value, 2), wording.interval(low, high, 2)
             rows.append(compared([label, f"{slots:,} slots"], printed, *cells, verdict, level))
     return Comparison(caption, ("Label", "Resident set"), rows, "blocks a step")
+
+
+def _means(rows: pd.DataFrame, column: str, *keys: str) -> pd.Series:
+    """Return the means of a column by some keys."""
+    return rows.groupby(list(keys))[column].mean()
 
 
 def _quartiles(values: pd.Series) -> str:

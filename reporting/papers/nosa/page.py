@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from longdecode.reporting.papers.nosa.forks import heads, parts, quality, trainings
+from longdecode.reporting.papers.nosa.forks import books, heads, parts, quality, trainings
 from longdecode.reporting.papers.nosa.locality import lead, locality
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.equal_memory import EqualMemory
@@ -40,6 +40,7 @@ PAPER = declare(
         "targets": [TargetTable()],
         "forks": [trainings],
         "quality": [quality],
+        "books": [books],
         "heads": [heads],
         "parts": [parts],
         "locality": [locality],

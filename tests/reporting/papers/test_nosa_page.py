@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
         "nosa_no_importance": {"method": "nosa", "suites": ["ruler"], "params": {"heads": "zero"}},
     },
     "budgets": [1024],
-    "suites": {"ruler": {"contexts": [4096], "samples": 24}},
+    "suites": {"ruler": {"contexts": [4096], "samples": 24}, "pg19_long": {"contexts": [4096], "samples": 8}},
     "adaptation": {
         "defaults": {"model": "dense"},
         "runs": {
@@ -66,12 +66,33 @@ def scores(lychee_run: ModuleType) -> Iterator[Record]:
             )  # fmt: skip
 
 
+LOSS = {("fork-full", "full"): 3.0, ("fork-infllm2", "infllm2"): 3.02, ("fork-nosa", "nosa"): 3.05}
+"""Own losses of the first book, in nats; every book is 0.1 harder than the one before, for NOSA's fork by 0.102."""
+
+
+def book_losses(lychee_run: ModuleType) -> Iterator[Record]:
+    """Records of eight books, whose scores are distances from the same model's Full and not to be compared."""
+    (like, *_) = scores(lychee_run)
+    for (model, label), loss in LOSS.items():
+        for book in range(8):
+            own = loss + book * (0.102 if label == "nosa" else 0.1)
+            yield like.model_copy(
+                update={
+                    "model": model, "label": label, "method": label, "suite": "pg19_long", "sample_index": book,
+                    "task": "pg19_long_forced_1024", "metric": "loss_over_full", "unit": "nats/token",
+                    "higher_is_better": False, "data_source": "real", "score": 7.0, "parts": None,
+                    "budget": "full" if label == "full" else "1024", "prompt_sha256": f"b{book}",
+                    "budget_tokens": None if label == "full" else 1024, "measures": {**like.measures, "loss": own},
+                }
+            )  # fmt: skip
+
+
 def write_run(folder: Path, lychee_run: ModuleType, more: bool) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False), encoding="utf-8")
-    records = list(scores(lychee_run))
-    for place in {(r.model, r.label) for r in records}:
-        mine = [r for r in records if (r.model, r.label) == place]
-        write_records(folder / "records" / place[0] / place[1] / "ruler.parquet", mine, Record)
+    records = [*scores(lychee_run), *book_losses(lychee_run)]
+    for place in {(r.model, r.label, r.suite) for r in records}:
+        mine = [r for r in records if (r.model, r.label, r.suite) == place]
+        write_records(folder / "records" / place[0] / place[1] / f"{place[2]}.parquet", mine, Record)
     write_table(folder / "summary.csv", summary.summarise(records, summary.Spread(0.95, 200, 0)))
     write_table(folder / "along_generation.parquet", curves.along_generation(records, 0.95))
     write_table(folder / "loss_by_position.csv", curves.loss_by_position(records, 0.95))
@@ -79,9 +100,11 @@ def write_run(folder: Path, lychee_run: ModuleType, more: bool) -> Path:
         return folder
     rows = [
         {"label": name, "model": f"fork-{name}", "method": name, "text": "books", "context": 8192, "budget": 1024,
-         "layer": layer, "head": head, "steps": 1024, "gamma": base + 0.001 * layer, "gamma_free": base - 0.05,
-         "worst": 0.7, "union": 0.4, "misses_64": 4.0, "misses_80": 1.5}
-        for name, base in (("infllm2", 0.89), ("nosa", 0.94))
+         "document": document, "layer": layer, "head": head, "steps": 1024, "worst": 0.7, "union": 0.4,
+         "gamma": base + 0.001 * layer + by_text * document, "gamma_free": base - 0.05,
+         "misses_64": 4.0, "misses_80": 1.5}
+        for name, base, by_text in (("infllm2", 0.89, 0.0), ("nosa", 0.93, 0.01))
+        for document in range(3)
         for layer in range(5)
         for head in range(2)
     ]  # fmt: skip
@@ -142,6 +165,14 @@ def test_differences_between_forks_are_paired(whole: PaperPage) -> None:
     assert lead.rows[0].measured == f"+{100 * 3 / 24:.1f}"
     (variants,) = [b for b in sections["parts"].blocks if isinstance(b, Comparison)]
     assert variants.rows[0].of == ["all importances 0"] and "0 won, 9 lost" in variants.rows[0].reason
+    (books,) = [b for b in sections["books"].blocks if isinstance(b, Comparison)]
+    losses = {of: (row.measured.replace("\u2212", "-"), row.verdict) for of, row in rows_of(books).items()}
+    # Means over the books of 0.05 + 0.002 book, and of the same less 0.02.
+    assert losses == {
+        ("infllm2", "infllm2"): ("+0.020", "more loss"), ("nosa", "nosa"): ("+0.057", "more loss"),
+        ("nosa minus infllm2", "infllm2"): ("+0.037", "more loss"),
+    }  # fmt: skip
+    assert "8 books" in books.caption
     (forms,) = [b for b in sections["heads"].blocks if isinstance(b, Comparison)]
     measured = {of[0]: row.measured for of, row in rows_of(forms).items()}
     assert measured["ed_dma"] == "75.0" and measured["dma"] == "54.2" and measured["retaining"] == "\u2013"
@@ -151,13 +182,12 @@ def test_locality_and_training_are_shown(whole: PaperPage) -> None:
     sections = {section.anchor: section for section in whole.paper.sections(whole.inputs)}
     shown = [b for b in sections["locality"].blocks if isinstance(b, Comparison)]
     rows = rows_of(shown[0])
-    assert (
-        rows["nosa",].measured == "94.2"
-        and rows["nosa",].published == "94.4"
-        and rows["nosa",].verdict == "measured lower"
-    )
+    assert rows["nosa",].measured == "94.2" and rows["nosa",].published == "94.4" and rows["nosa",].verdict == "agree"
     gap = shown[1].rows[0]
     assert gap.measured == "+5.0" and gap.verdict == "above 0" and gap.published == "5.0"
+    # By text 4, 5 and 6 points: the interval is over these, not over the ten heads.
+    assert gap.reason == "3 texts; above 0 in 10 of 10 pairs of layer and head"
+    assert gap.interval.strip("[]").replace(" ", "").startswith("+4.0")
     assert rows_of(shown[2])["nosa", "64 slots"].published == "3.58"
     (claim,) = [row for row in sections["claims"].blocks[1].rows if "Overlap" in row.of[0]]  # type: ignore[union-attr]
     assert claim.measured == "+5.0"
