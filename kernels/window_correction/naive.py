@@ -1,4 +1,4 @@
-"""Corrections of past rows in plain torch."""
+"""A window of rows in plain torch: what it stores, reads and keeps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,96 @@ import torch
 from torch import Tensor
 
 from longdecode.kernels.merge_attention import merge_attention
+from longdecode.kernels.page_minmax.naive import PageBounds
+from longdecode.kernels.page_minmax.rebuild import rebuild_page_minmax
+from longdecode.kernels.rope_append.naive import rope_append
+from longdecode.kernels.sparse_decode_attention.naive import sparse_decode_attention
+
+
+def append_window(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    bounds: PageBounds,
+    page_size: int,
+    lengths: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Rotate and store a row's last ``T`` tokens, then compute the bounds of the pages they stand in anew.
+
+    ``rope_append``, then ``rebuild_page_minmax`` over the slots ``length - T .. length - 1``. Moves
+    ``2 * B * T * (Hq + 2 * Hkv) * D`` elements, and ``B * Hkv * (T + 2 * page_size) * D`` for bounds at most.
+
+    Args:
+        q: ``[B, Hq, T, D]``; this and what is not named here as in ``rope_append``.
+        slot_mapping: ``[B, T]`` int64: a token's slot ``length - T + t``, or below 0, and it is not stored.
+        bounds: pages of ``k_cache``, changed in place.
+        page_size: tokens in a page of ``bounds``.
+        lengths: ``[B]`` int64, tokens of each row, the newest included.
+
+    Returns:
+        The rotated queries, ``[B, Hq, T, D]``.
+    """
+    q = rope_append(q, k, v, cos, sin, k_cache, v_cache, slot_mapping, q_norm=q_norm, k_norm=k_norm, eps=eps)
+    width = k.shape[2]
+    rebuild_page_minmax(bounds, k_cache, lengths, lengths - width, width, page_size)
+    return q
+
+
+def attend_window(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    counts: Tensor,
+    loaded: Tensor,
+    positions: Tensor,
+    limits: Tensor,
+    kept: Tensor,
+    kept_lse: Tensor,
+    *,
+    block_size: int,
+    kv_tokens_read: Tensor,
+) -> Tensor:
+    """Read the newest row's pages once for all rows, each those it has not seen; merge what they kept; move on.
+
+    ``unseen_pages``, then ``sparse_decode_attention`` under its mask, then ``merge_window``. Moves ``2 * D`` elements
+    of cache for each listed token, one integer a listed page in and out, and what ``merge_window`` does.
+
+    Args:
+        q: ``[B, Hq, T, D]``, any float dtype.
+        k: ``[B, Hkv, S, D]``.
+        v: ``[B, Hkv, S, D]``.
+        indices: ``[B, Hkv, N]`` int64, pages of the newest row, none twice.
+        counts: ``[B, Hkv]`` int64, valid leading entries, 1 or more.
+        loaded: ``[B, Hkv, P]`` int32, see ``unseen_pages``; changed in place.
+        positions: ``[B, T]`` int64, ascending by one, the newest last.
+        limits: ``[B, T]`` int64: ``position + 1``, the tokens before which a row may read, or 0 for a row that reads
+            nothing; the newest reads.
+        kept: ``[B, Hq, T - 1, D]`` and its normalisers, see ``merge_window``; changed in place.
+        kept_lse: ``[B, Hq, T - 1]``, likewise.
+        block_size: tokens in a page.
+        kv_tokens_read: ``[B]`` int64, to which the listed tokens, summed over lists, are added.
+
+    Returns:
+        ``[B, Hq, T, D]``.
+
+    Source: RetroAttention (arXiv 2508.09001), equation 2 and appendix C.
+    """
+    mask = unseen_pages(loaded, indices, counts, positions)
+    out, lse = sparse_decode_attention(
+        q, k, v, indices, counts, block_size=block_size, kv_lengths=limits, row_mask=mask,
+        kv_tokens_read=kv_tokens_read,
+    )  # fmt: skip
+    return merge_window(out, lse, kept, kept_lse)
 
 
 def unseen_pages(loaded: Tensor, indices: Tensor, counts: Tensor, positions: Tensor) -> Tensor:

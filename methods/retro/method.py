@@ -18,7 +18,7 @@ from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.kernels.layout import accumulator
 from longdecode.kernels.merge_attention import merge_attention
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
-from longdecode.kernels.window_correction import merge_window, unseen_pages
+from longdecode.kernels.window_correction import append_window, attend_window, unseen_pages
 from longdecode.methods.budgeted import Share
 from longdecode.methods.paged import PagedMethod, Pages
 
@@ -50,6 +50,7 @@ class Window:
     ``outputs`` where old queries serve the supplement. ``loaded`` ``[L, B, Hkv, P]`` int32: the position whose step
     last loaded each page, -1 for none. ``first`` ``[B]`` int64: where decoding began. Of the block at hand,
     ``positions`` and ``limits`` ``[B, w]`` int64: each row's position, and the tokens before which it may read.
+    ``offsets`` ``[w]`` int64 are ``1 - w .. 0``, the rows' places before the newest.
     """
 
     pages: Pages
@@ -61,6 +62,7 @@ class Window:
     first: Tensor
     positions: Tensor
     limits: Tensor
+    offsets: Tensor
 
 
 class Retro(PagedMethod):
@@ -120,48 +122,54 @@ class Retro(PagedMethod):
             first=cache.lengths.clone(),
             positions=cache.lengths[:, None],
             limits=cache.lengths[:, None],
+            offsets=torch.arange(-past, 1, device=device),
         )  # fmt: skip
 
     def step_block(self, tokens: Tensor, state: DecodeState) -> TokenBlock:
         """Return the window's tokens and the newest, at their own positions."""
         if self.window == 1:
             return super().step_block(tokens, state)
-        newest, past = state.cache.positions, self.window - 1
-        positions = newest[:, None] + torch.arange(-past, 1, device=newest.device)
-        fed = torch.cat((state.method_state.tokens, tokens[:, None]), dim=1)
-        return TokenBlock(fed, positions.clamp(min=0), starts=newest - past, repeats=past)
+        window: Window = state.method_state
+        past = self.window - 1
+        window.positions = state.cache.positions[:, None] + window.offsets
+        fed = torch.cat((window.tokens, tokens[:, None]), dim=1)
+        return TokenBlock(fed, window.positions.clamp(min=0), starts=window.positions[:, 0], repeats=past)
 
     def before_step(self, state: DecodeState) -> None:
         """Work out which rows hold a decoded token: the others store and read nothing."""
         super().before_step(state)
         if self.window == 1:
             return
-        window, cache, past = state.method_state, state.dense, self.window - 1
-        window.positions = cache.positions[:, None] + torch.arange(-past, 1, device=cache.device)
-        newest = torch.arange(-past, 1, device=cache.device) == 0
+        window: Window = state.method_state
+        cache = state.dense
         decoded = window.positions >= window.first[:, None]
-        stored = decoded if self.params.overwrite != "none" else newest
+        stored = decoded if self.params.overwrite != "none" else window.offsets == 0
         cache.slot_mapping = torch.where(stored, cache.slot_mapping, -1)
-        corrected = decoded if self.params.supplement else newest
+        corrected = decoded if self.params.supplement else window.offsets == 0
         window.limits = torch.where(corrected, window.positions + 1, 0)
 
     def append(self, layer: int, heads: BlockHeads, state: DecodeState) -> Tensor:
         """Store the newest token and write over the window's, then compute the touched pages' bounds anew."""
         if self.window == 1:
             return super().append(layer, heads, state)
-        cache, starts = state.dense, state.method_state.positions[:, 0]
+        cache, bounds = state.dense, self.pages_of(state).bounds.get(layer)
         spared = {"keys": cache.values(layer), "values": cache.keys(layer)}.get(self.params.overwrite)
         if spared is None:
-            q = cache.append(layer, heads)
-        else:
-            # Rows without a token of their own name slots that the block does not write: they put back what is there.
-            past = state.method_state.positions[:, :-1].clamp(0, cache.capacity - 1)
-            at = past[:, None, :, None].expand(-1, spared.shape[1], -1, spared.shape[3])
-            stale = spared.gather(2, at)
-            q = cache.append(layer, heads)
-            spared.scatter_(2, at, stale)
-        if layer in self.pages_of(state).bounds:
-            self.rebuild_bounds(layer, state, state.kv_lengths, starts, self.window)
+            if bounds is None:
+                return cache.append(layer, heads)
+            return append_window(
+                heads.q, heads.k, heads.v, heads.cos, heads.sin, cache.keys(layer), cache.values(layer),
+                cache.slot_mapping, bounds, self.params.page_size, state.kv_lengths,
+                q_norm=heads.q_norm, k_norm=heads.k_norm, eps=heads.eps,
+            )  # fmt: skip
+        # Rows without a token of their own name slots that the block does not write: they put back what is there.
+        past = state.method_state.positions[:, :-1].clamp(0, cache.capacity - 1)
+        at = past[:, None, :, None].expand(-1, spared.shape[1], -1, spared.shape[3])
+        stale = spared.gather(2, at)
+        q = cache.append(layer, heads)
+        spared.scatter_(2, at, stale)
+        if bounds is not None:
+            self.rebuild_bounds(layer, state, state.kv_lengths, state.method_state.positions[:, 0], self.window)
         return q
 
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
@@ -173,17 +181,21 @@ class Retro(PagedMethod):
         if selection is None:
             # Exact at the first time and unchanged since: below the first sparse layer nothing is corrected.
             newest = self.attend_all(layer, q[:, :, -1:], state)
-            out = torch.cat((window.outputs[layer], newest), dim=2)
-            window.outputs[layer].copy_(out[:, :, 1:])
-            return out
+            # Rows before heads in memory, as the output projection reads them.
+            rows = torch.cat((window.outputs[layer].transpose(1, 2), newest.transpose(1, 2)), dim=1)
+            window.outputs[layer].copy_(rows[:, 1:].transpose(1, 2))
+            return rows.transpose(1, 2)
         if window.queries is not None:
             q = torch.cat((window.queries[layer], q[:, :, -1:]), dim=2)
             window.queries[layer].copy_(q[:, :, 1:])
-        unseen = unseen_pages(window.loaded[layer], selection.indices, selection.counts, window.positions)
         if self.params.exact_page:
-            return self._attend_exactly(layer, q, selection, unseen, state)
-        read = self._read(layer, q, selection.indices, selection.counts, unseen, state)
-        return merge_window(*read, window.outputs[layer], window.lse[layer])
+            return self._attend_exactly(layer, q, selection, state)
+        cache = state.dense
+        return attend_window(
+            q, cache.keys(layer), cache.values(layer), selection.indices, selection.counts, window.loaded[layer],
+            window.positions, window.limits, window.outputs[layer], window.lse[layer],
+            block_size=self.params.page_size, kv_tokens_read=state.kv_tokens_read[layer],
+        )  # fmt: skip
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Return Quest's pages of the newest row; dense in the first layers."""
@@ -208,13 +220,12 @@ class Retro(PagedMethod):
             kv_lengths=state.method_state.limits, row_mask=mask, kv_tokens_read=state.kv_tokens_read[layer],
         )  # fmt: skip
 
-    def _attend_exactly(
-        self, layer: int, q: Tensor, selection: Selection, unseen: Tensor, state: DecodeState
-    ) -> Tensor:
+    def _attend_exactly(self, layer: int, q: Tensor, selection: Selection, state: DecodeState) -> Tensor:
         """Keep outputs without the current page, which every row reads anew, until the page is full."""
         window: Window = state.method_state
         kept, kept_lse, others = window.outputs[layer], window.lse[layer], selection.counts - 1
         current = selection.indices.gather(2, others[..., None])
+        unseen = unseen_pages(window.loaded[layer], selection.indices, selection.counts, window.positions)
         supplement = self._read(layer, q, selection.indices, others, unseen, state)
         part, part_lse = merge_attention(
             torch.cat((kept, torch.zeros_like(q[:, :, -1:])), dim=2),

@@ -26,7 +26,9 @@ from longdecode.kernels.pooled_keys.naive import PooledKeys, Pooling
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 from longdecode.kernels.token_score.gpu import token_logits_gpu
 from longdecode.kernels.topk_select import gpu as topk
-from longdecode.kernels.window_correction.gpu import merge_window_gpu, unseen_pages_gpu
+from longdecode.kernels.window_correction.gpu import attend_window_gpu
+from longdecode.kernels.window_correction.gpu_append import append_window_gpu
+from longdecode.kernels.window_correction.gpu_pages import unseen_pages_gpu
 
 VERBOSE = "-v" in sys.argv
 
@@ -55,12 +57,30 @@ def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
         page_score_gpu(q, bounds, lengths, group=group)
         token_logits_gpu(q, k, lengths, group=group)
     rebuild_page_minmax_gpu(bounds, k, lengths, lengths, 2, 16)
-    merge_window_gpu(q.expand(-1, -1, 8, -1).contiguous(), meta(batch, heads, 8), q.expand(-1, -1, 7, -1).contiguous(),
-                     meta(batch, heads, 7))  # fmt: skip
-    indices = meta(batch, kv_heads, 256, dtype=torch.int64)
-    loaded = meta(batch, kv_heads, capacity // 16, dtype=torch.int32)
-    unseen_pages_gpu(loaded, indices, indices[..., 0], meta(batch, 8, dtype=torch.int64))
     page_score_gpu(q, PageBounds(bounds.minimum[:, :, :256], bounds.maximum[:, :, :256]), lengths, group="max")
+
+
+def launch_windows(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
+    """RetroAttention's windows of 2 to 32 rows, one sequence and several, heads as a projection leaves them."""
+    for several in sorted({batch, 4}):
+        k = meta(several, kv_heads, capacity, dim, dtype=dtype)
+        bounds = PageBounds(*(meta(several, kv_heads, capacity // 16, dim, dtype=dtype) for _ in range(2)))
+        indices = meta(several, kv_heads, 256, dtype=torch.int64)
+        loaded = meta(several, kv_heads, capacity // 16, dtype=torch.int32)
+        for window in (2, 8, 32) if batch == several else (4,):
+            integers = meta(several, window, dtype=torch.int64)
+            fused = meta(several, window, heads + 2 * kv_heads, dim, dtype=dtype).transpose(1, 2)
+            angles = meta(several, window, dim)
+            q = append_window_gpu(
+                *fused.split((heads, kv_heads, kv_heads), dim=1), angles, angles, k, k, integers, bounds, 16,
+                integers[:, 0],
+            )  # fmt: skip
+            attend_window_gpu(
+                q, k, k, indices, indices[..., 0], loaded, integers, integers,
+                meta(several, heads, window - 1, dim, dtype=dtype), meta(several, heads, window - 1), block_size=16,
+                kv_tokens_read=integers[:, 0],
+            )  # fmt: skip
+    unseen_pages_gpu(loaded, indices, indices[..., 0], integers)
 
 
 def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
@@ -112,6 +132,7 @@ def main() -> None:
     """Compile, and exit with the list of what does not fit."""
     faults = []
     cases = [partial(launch_scores, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
+    cases += [partial(launch_windows, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
     cases += [partial(launch_blocks, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
     cases += [partial(launch_blocks, *NOSA_8B, torch.bfloat16)]
     cases += [partial(launch_offload, dtype) for dtype in DTYPES]
