@@ -13,7 +13,7 @@ from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.host_memory import HostBuffer
 from longdecode.engine.kv_cache import CacheShape, StepSlots, WholeCache, empty_pair, store_heads
 from longdecode.engine.token_block import BlockHeads
-from longdecode.kernels.block_residency import BlockQueue, Residents, claim_slots
+from longdecode.kernels.block_residency import BlockQueue, Residents, claim_slots, values_in_slots
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.host_fetch import copy_blocks
 from longdecode.kernels.page_minmax import PageBounds
@@ -150,7 +150,7 @@ class OffloadedCache(WholeCache):
         slots = claim_slots(indices, counts, self._residents(layer, self.fetched), queue, self.blocks)
         copy_blocks(*self.layer_blocks(layer), queue)
         if bias is not None:
-            bias = bias.gather(2, self._tokens(layer).clamp(max=bias.shape[2] - 1))
+            bias = values_in_slots(bias, self.held[self.at[layer]], self.block_size)
         return sparse_decode_attention(
             q, *self._near(layer), slots, counts, block_size=block_size, kv_lengths=self.slot_lengths,
             uneven=uneven, kv_tokens_read=kv_tokens_read, bias=bias,
@@ -268,11 +268,6 @@ class OffloadedCache(WholeCache):
     def _in_blocks(self, pair: Pair) -> Pair:
         width = self.block_size * self.config.head_dim
         return pair[0].reshape(-1, width), pair[1].reshape(-1, width)
-
-    def _tokens(self, layer: int) -> Tensor:
-        """Return the token in each place of the slots, ``[B, Hkv, slots * block_size]``; any where a slot is empty."""
-        first = self.held[self.at[layer]].clamp(min=0) * self.block_size
-        return (first[..., None] + torch.arange(self.block_size, device=self.device)).flatten(2)
 
     def _logical(self, layer: int, which: int) -> Tensor:
         """Return keys (0) or values (1) of a layer by position, ``[B, Hkv, S, D]`` on the device, the tail included."""

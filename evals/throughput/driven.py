@@ -32,6 +32,7 @@ class Driven:
         self.wander, self.early = wander, False
         self.steps = len(wander.blocks)
         self.cursor = torch.full((1,), -1, dtype=torch.int64, device=wander.blocks.device)
+        self.blocks, self.guesses, self.counts = wander.blocks[0], wander.guesses[0], wander.counts[0]
         self._choose, self._before, self._ahead = method.select, method.before_step, method.look_ahead
         vars(method).update(select=self.select, before_step=self.before_step, look_ahead=self.look_ahead)
 
@@ -40,16 +41,17 @@ class Driven:
         self.cursor.fill_(-1)
 
     def before_step(self, state: DecodeState) -> None:
-        """Move on to the next lists; after the last one, stay."""
+        """Move on to the next lists, those of all layers at once; after the last ones, stay."""
         self._before(state)
         self.cursor.add_(1).clamp_(max=self.steps - 1)
+        parts = (self.wander.blocks, self.wander.guesses, self.wander.counts)
+        self.blocks, self.guesses, self.counts = (part.index_select(0, self.cursor)[0] for part in parts)
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
         """Choose, and return the given list instead."""
         chosen = self._choose(layer, q, state)
-        lists = self.wander.guesses if self.early else self.wander.blocks
-        given, counts = (part[:, layer].index_select(0, self.cursor)[0] for part in (lists, self.wander.counts))
-        return None if chosen is None else replace(chosen, indices=given, counts=counts)
+        lists = self.guesses if self.early else self.blocks
+        return None if chosen is None else replace(chosen, indices=lists[layer], counts=self.counts[layer])
 
     def look_ahead(self, layer: int, q: Tensor, state: DecodeState) -> None:
         """Let the method look ahead with the guesses."""

@@ -20,13 +20,13 @@ MAX_SLOTS = 1024
 class Launch:
     """Entries of a list that a program compares with all slots at a time, and its warps."""
 
-    entries: int = 32
+    entries: int = 64
     num_warps: int = 4
 
 
 def choose_launch(slots: int) -> Launch:
-    """Choose entries so that the comparison stays in registers: at most 4,096 pairs."""
-    return Launch(entries=max(4, min(32, 4096 // triton.next_power_of_2(slots))))
+    """Choose entries so that the comparison stays in registers: at most 8,192 pairs, and a list of 64 at once."""
+    return Launch(entries=max(4, min(64, 8192 // triton.next_power_of_2(slots))))
 
 
 @triton.jit

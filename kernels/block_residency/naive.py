@@ -88,6 +88,22 @@ def claim_slots(indices: Tensor, counts: Tensor, residents: Residents, queue: Bl
     return chosen
 
 
+def values_in_slots(values: Tensor, held: Tensor, block_size: int) -> Tensor:
+    """Return one number a token from where it stands by position to where its block's slot is.
+
+    Args:
+        values: ``[B, H, S]``.
+        held: ``[B, H, slots]`` int64, the block in each slot; -1 gives any number.
+        block_size: tokens in a block.
+
+    Returns:
+        ``[B, H, slots * block_size]``, contiguous.
+    """
+    first = held.clamp(min=0) * block_size
+    tokens = (first[..., None] + torch.arange(block_size, device=held.device)).flatten(2)
+    return values.gather(2, tokens.clamp(max=values.shape[2] - 1))
+
+
 def _renewed(used: Tensor, wanted: Tensor, now: Tensor) -> Tensor:
     return torch.where(wanted, now, used)
 

@@ -12,6 +12,7 @@ from longdecode.kernels.block_choice import BlockShares
 from longdecode.kernels.block_choice.gpu import choose_blocks_gpu
 from longdecode.kernels.block_residency import BlockQueue, Residents
 from longdecode.kernels.block_residency.gpu import claim_slots_gpu
+from longdecode.kernels.block_residency.slots_gpu import values_in_slots_gpu
 from longdecode.kernels.block_score.gpu import block_scores_gpu
 from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
 from longdecode.kernels.host_fetch.gpu import copy_blocks_gpu
@@ -119,6 +120,7 @@ def launch_offload(dtype: torch.dtype) -> None:
         held = meta(40, 2, slots, dtype=integer)
         residents = Residents(held, held, queue.count, meta(40, dtype=integer), held)
         claim_slots_gpu(meta(40, 2, 64, dtype=integer), meta(40, 2, dtype=integer), residents, queue, 1024)
+        values_in_slots_gpu(meta(40, 2, 65_600), held, 64)
     pair = (meta(80 * 1024, 64 * 128, dtype=dtype),) * 2
     copy_blocks_gpu(pair, (meta(80 * 96, 64 * 128, dtype=dtype),) * 2, queue)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from longdecode.kernels.block_residency import BlockQueue, Residents, naive
+from longdecode.kernels.block_residency.gpu import Launch as ClaimLaunch
 from longdecode.kernels.block_residency.gpu import claim_slots_gpu
+from longdecode.kernels.block_residency.slots_gpu import values_in_slots_gpu
 from longdecode.kernels.host_fetch import naive as fetch_naive
 from longdecode.kernels.host_fetch.gpu import Launch, copy_blocks_gpu
 
@@ -55,7 +58,12 @@ class Simulated:
         return chosen, fetched
 
 
-@pytest.mark.parametrize("claim", [naive.claim_slots, claim_slots_gpu], ids=["naive", "triton"])
+def claim_in_tiles(*given: Any) -> Tensor:
+    """Lists in several tiles, which short ones would not need."""
+    return claim_slots_gpu(*given, ClaimLaunch(entries=16))
+
+
+@pytest.mark.parametrize("claim", [naive.claim_slots, claim_slots_gpu, claim_in_tiles], ids=["naive", "one", "tiles"])
 @pytest.mark.parametrize(("slots", "width"), [(2, 1), (7, 6), (40, 37)])
 def test_slots_follow_the_rule(rng: torch.Generator, claim: Claim, slots: int, width: int) -> None:
     """Steps of random lists, ragged in length and in the newest block; junk past the counts, strided lists."""
@@ -65,7 +73,7 @@ def test_slots_follow_the_rule(rng: torch.Generator, claim: Claim, slots: int, w
     held = whole([one.held for one in simulated]).view(BATCH, HEADS, slots)
     residents = Residents(held, torch.full_like(held, -1), whole([0]), whole([0] * BATCH), held)
     fetched = 0
-    for step in range(6 if claim is claim_slots_gpu else 12):
+    for step in range(12 if claim is naive.claim_slots else 6):
         residents.clock.fill_(step)
         indices = torch.randint(-3, 2 * BLOCKS, (width, BATCH, HEADS), generator=rng).permute(1, 2, 0)
         counts = torch.zeros(BATCH, HEADS, dtype=torch.int64)
@@ -108,6 +116,24 @@ def test_lists_without_room_or_sense_do_no_harm(claim: Claim) -> None:
     assert got.tolist() == [[[2, 0]]] and int(queue.count) == 3
     claim(whole([[[1, 2]]]), whole([[0]]), residents, queue, 10)
     assert held.tolist() == [[[4, 4, 7, 9]]] and int(queue.count) == 3
+
+
+@pytest.mark.parametrize("take", [naive.values_in_slots, values_in_slots_gpu], ids=["naive", "triton"])
+@pytest.mark.parametrize(("slots", "size"), [(3, 4), (70, 24)])
+def test_numbers_by_token_lie_where_their_slots_are(
+    rng: torch.Generator, take: Callable[[Tensor, Tensor, int], Tensor], slots: int, size: int
+) -> None:
+    """Strided numbers, a last block that is cut short, slots that hold none."""
+    tokens = 80 * size - 3
+    values = torch.randn(tokens, BATCH, HEADS, generator=rng).permute(1, 2, 0)
+    held = torch.stack([torch.randperm(80, generator=rng)[:slots] for _ in range(BATCH * HEADS)])
+    held = held.view(BATCH, HEADS, slots)
+    held[..., 1], held[..., -1] = -1, 79
+    got = take(values.to(DEVICE), held.to(DEVICE), size).cpu()
+    for row, head, slot in torch.cartesian_prod(*map(torch.arange, held.shape)).tolist():
+        block = int(held[row, head, slot])
+        want = values[row, head, block * size : (block + 1) * size]
+        assert block < 0 or got[row, head, slot * size :][: len(want)].equal(want)
 
 
 @pytest.mark.parametrize("elements", [5, 96, 1024])
