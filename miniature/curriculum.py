@@ -43,6 +43,11 @@ class Curriculum:
         """Steps over all stages."""
         return sum(stage.steps for stage in self.stages)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, the trained model's limit."""
+        return max(length for stage in self.stages for length in stage.lengths)
+
     def stage_at(self, step: int) -> Stage:
         """The stage that a step belongs to."""
         for stage in self.stages:

@@ -57,7 +57,8 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
     torch.manual_seed(curriculum.seed)
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.recompile_limit = 64  # two compiled functions serve every stage, with and without gradients
-    model = Miniature(MiniatureShape(), compiled=device.type == "cuda").to(device)
+    shape = replace(MiniatureShape(), max_position_embeddings=curriculum.longest)
+    model = Miniature(shape, compiled=device.type == "cuda").to(device)
     optimizer = _optimizer(model, curriculum, device)
     state_path = output / "state.pt"
     first = _restore(state_path, model, optimizer, device)
@@ -86,8 +87,28 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
         if done % curriculum.checkpoint_every_steps == 0:
             _save_state(state_path, done, model, optimizer)
     folder = output / "weights"
+    folder.mkdir(exist_ok=True)
+    (folder / "README.md").write_text(_card(curriculum, output / "log.jsonl"), encoding="utf-8")
     save_checkpoint(model, folder)
     return folder
+
+
+def _card(curriculum: Curriculum, log: Path) -> str:
+    """Return the checkpoint's card: how it was trained, and what it solved at the end by length."""
+    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    last = {entry["length"]: entry for entry in entries if entry["step"] == curriculum.total_steps}
+    names = list(dict.fromkeys(name for entry in last.values() for name in entry["items"]))
+    rows = [["tokens", *names], ["---"] * (len(names) + 1)]
+    rows += [[f"{length:,}", *(f"{last[length]['items'].get(name, '')}" for name in names)] for length in sorted(last)]
+    plan = "; ".join(f"{stage.steps} at {', '.join(map(str, stage.lengths))}" for stage in curriculum.stages)
+    return (
+        f"# A miniature, seed {curriculum.seed}\n\nTrained in {curriculum.total_steps:,} steps of "
+        f"{curriculum.tokens_per_step:,} bytes, by length: {plan}. Its limit is the longest, {curriculum.longest:,} "
+        "tokens. `miniature/weights/README.md` describes the architecture and the data.\n\n"
+        "Items answered right under teacher forcing, on generated text:\n\n"
+        + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        + "\n"
+    )
 
 
 def _loss(model: Miniature, ids: Tensor, weights: Tensor) -> Tensor:

@@ -103,10 +103,13 @@ def compare(
     checkout = nullcontext(exported(other)) if isinstance(other, Path) else worktree(other, root)
     with checkout as tree, lease_gpu(device, alone=True, uuids=_uuids(device)) as leased:
         runs: dict[str, list[Run]] = {"other": [], "this": []}
+        gates: dict[str, Path] = {}
         for number in range(repeats):
             for step, side in enumerate(("other", "this", "this", "other")):
                 folder = root / "build" / "bench-compare" / f"{number}-{step}-{side}"
-                runs[side].append(_run(tree if side == "other" else root, config, folder, str(leased), filters))
+                at = tree if side == "other" else root
+                runs[side].append(_run(at, config, folder, str(leased), filters, gates.get(side)))
+                gates[side] = folder / "gate"
     return table(runs["other"], runs["this"])
 
 
@@ -198,10 +201,12 @@ def _median(timed: Timed | None) -> float:
     return median(timed.times_us) if timed is not None else math.nan
 
 
-def _run(tree: Path, config: Path, folder: Path, device: str, filters: Sequence[str]) -> Run:
-    """Run one process of one revision and read its records by cell."""
+def _run(tree: Path, config: Path, folder: Path, device: str, filters: Sequence[str], gate: Path | None = None) -> Run:
+    """Run one process of one revision and read its records by cell; ``gate`` holds what its revision checked before."""
     if folder.exists():
         shutil.rmtree(folder)
+    if gate is not None and gate.is_dir():
+        shutil.copytree(gate, folder / "gate")
     command = [
         sys.executable, "-m", "longdecode.evals.throughput.cli", "--config", str(config), "--output", str(folder),
         "--device", device, "--leased", *filters,

@@ -37,7 +37,7 @@ def test_the_committed_times_were_taken_with_these_launches() -> None:
             chosen = page_score.choose_launch(record.context // 16, 8 * record.batch, 128, torch.bfloat16, HOPPER)
             assert record.launch["page_score"] == asdict(chosen)
         seen += 1
-    assert seen >= 24
+    assert seen >= 12
 
 
 def test_projections_keep_four_tiles_in_flight_on_hopper() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from pathlib import Path
@@ -66,13 +67,16 @@ def test_held_out_books_are_never_read(library: Library) -> None:
     assert '-- "quite"' in library.books[0]
 
 
-def test_the_shipped_plan_reads_and_reaches_the_models_context() -> None:
-    plan = load_curriculum(PLAN)
+@pytest.mark.parametrize(("name", "longest"), [("curriculum", 16384), ("curriculum-8k", 8192)])
+def test_a_shipped_plan_reads_and_reaches_its_models_limit(name: str, longest: int) -> None:
+    plan = load_curriculum(PLAN.with_name(f"{name}.yaml"))
     lengths = {plan.length_at(step) for step in range(plan.total_steps)}
-    assert max(lengths) == MiniatureShape().max_position_embeddings
+    assert max(lengths) == plan.longest == longest
     assert plan.learning_rate_at(plan.warmup_steps) == pytest.approx(plan.learning_rate)
     assert plan.learning_rate_at(plan.total_steps) == pytest.approx(plan.final_learning_rate)
-    assert all(plan.rows_at(step) * plan.length_at(step) == plan.tokens_per_step for step in range(0, 8000, 97))
+    assert all(
+        plan.rows_at(step) * plan.length_at(step) == plan.tokens_per_step for step in range(0, plan.total_steps, 97)
+    )
 
 
 @pytest.mark.parametrize(("old", "new"), [("story:", "poems:"), ("seed: 0", "sed: 0"), ("steps: 800", "stepz: 800")])
@@ -102,6 +106,10 @@ def test_a_resumed_training_ends_with_the_same_weights(
     monkeypatch.setattr(training, "_save_state", save)
     parts = training.train(_curriculum(4), tmp_path / "parts", library, device, workers=0)
     assert len(calls) == 1
+    assert json.loads((parts / "config.json").read_text())["max_position_embeddings"] == 512
+    card = (parts / "README.md").read_text()
+    assert "seed 0" in card and "4 at 256, 512" in card and "limit is the longest, 512" in card
+    assert [line.split(" |")[0] for line in card.splitlines() if line.startswith("| ")][2:] == ["| 256", "| 512"]
     first, second = load_file(whole / "model.safetensors"), load_file(parts / "model.safetensors")
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)

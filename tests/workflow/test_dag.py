@@ -92,7 +92,8 @@ def test_jobs_by_context_have_all_labels(snakemake: Any, write_config: Any) -> N
 def test_a_profile_has_the_files_that_it_asks_for(profile: str) -> None:
     run = load_run_config(ROOT / "config" / f"{profile}.yaml")
     plan = Plan(run, ROOT)
-    wanted = sum(len(run.suites_of(label)) for label in run.methods) * len(run.models)
+    files = {suite: len(spec.contexts) if run.jobs == "context" else 1 for suite, spec in run.suites.items()}
+    wanted = sum(files[suite] for label in run.methods for suite in run.suites_of(label)) * len(run.models)
     assert len(set(plan.records)) == len(plan.records) == wanted
     assert len(plan.role_files) == len(run.identification.runs)
     gates = plan.gate_files(run.methods)

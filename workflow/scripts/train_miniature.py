@@ -12,7 +12,8 @@ with logged(snakemake):
     target = Path(snakemake.output[0]).parent
     seed = snakemake.wildcards.get("seed")
     folder = target.parent if seed is None else Path("results", "miniature", f"seed{seed}")
+    plan = ["--seed", seed, "--curriculum", snakemake.input.plan] if seed else []
     # On a CPU it would take days.
-    main(["--output", str(folder), "--books", str(books), "--device", "cuda", *(["--seed", seed] if seed else [])])
+    main(["--output", str(folder), "--books", str(books), "--device", "cuda", *plan])
     if seed:
         shutil.copytree(folder / "weights", target, dirs_exist_ok=True)
