@@ -66,26 +66,31 @@ def _rows(config: RunConfig, spec: RetrospectionSpec, model: str, target: torch.
     decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
     rows: list[tuple[object, ...]] = []
     for context in spec.contexts:
-        prompt, tokens = forced_continuation(config, spec, decoder, load_tokenizer(folder), context)
+        prompt, tokens = forced_continuation(config, spec, model, decoder, load_tokenizer(folder), context)
         for budget in spec.budgets:
             methods = _methods(config, spec, decoder, model, budget.tokens(context) or context)
             for label, measure, layer, index, values in measured(spec, decoder, prompt, tokens, methods):
                 scores = stats.Scores(values.cpu().numpy(), np.arange(len(values)), None)
                 rng = stats.generator("retrospection", model, context, budget.text, label, measure, layer, index)
                 found = stats.mean_estimate(scores, config.confidence, RESAMPLES, rng)
-                cell = (model, spec.task, context, budget.text, label, measure, layer, index)
+                cell = (model, spec.task_of(model), context, budget.text, label, measure, layer, index)
                 rows.append((*cell, found.value, found.low, found.high, len(values)))
     return rows
 
 
 def forced_continuation(
-    config: RunConfig, spec: RetrospectionSpec, decoder: Decoder, tokenizer: TextTokenizer, context: int
+    config: RunConfig,
+    spec: RetrospectionSpec,
+    model: str,
+    decoder: Decoder,
+    tokenizer: TextTokenizer,
+    context: int,
 ) -> tuple[Prompt, Tensor]:
     """Return the prefilled samples and the ``steps + 1`` tokens that follow each, ``[B, steps + 1]``.
 
     The task's forced tokens come first; where they end, Full goes on greedily.
     """
-    task, wanted = get_task(spec.task, config.data), spec.steps + 1
+    task, wanted = get_task(spec.task_of(model), config.data), spec.steps + 1
     requests = []
     for sample in task.samples(context, spec.samples, config.seed, tokenizer):
         forced = tokenizer.encode(sample.forced)[:wanted]

@@ -101,7 +101,7 @@ def _outputs(method: AttentionMethod) -> Iterator[list[Tensor]]:
 
     def recorded(layer: int, q: Tensor, state: DecodeState) -> Tensor:
         out = attend(layer, q, state)
-        seen.append(out)
+        seen.append(out.clone())  # a method may keep its outputs in place
         return out
 
     vars(method)["attend"] = recorded

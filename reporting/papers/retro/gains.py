@@ -14,7 +14,6 @@ from longdecode.reporting.papers.blocks import (
     Cells,
     Compared,
     Comparison,
-    Level,
     Prose,
     compared,
     direction,
@@ -25,12 +24,10 @@ from longdecode.reporting.papers.blocks import (
 )
 from longdecode.reporting.papers.inputs import PaperInputs, full_of
 from longdecode.reporting.papers.printed import printed_only
+from longdecode.reporting.papers.retro.books import along_books, book_places, book_row
 from longdecode.reporting.wording import short_tokens
 
-QUEST, PROSE = "quest", "fidelity"
-PROSE_VERDICTS: Mapping[int, tuple[str, Level]] = {
-    -1: ("gain", "shown"), 0: ("no gain shown", "muted"), 1: ("loses more", "worse"),
-}  # fmt: skip
+QUEST = "quest"
 CONTROLS = ("page_union", "selection_reuse")
 SAME_PAGES = ("share", "page_size", "group_score")
 """Parameters in which a label and the Quest that it is held against agree."""
@@ -74,6 +71,10 @@ def gains(inputs: PaperInputs) -> list[Block]:
             found.append(Comparison(caption, HEADS, [_row(inputs, cell) for cell in own], "points"))
         if text := list(_text_rows(inputs, model)):
             found.append(Comparison(words["text_caption"].format(about=inputs.about(model, None)), HEADS, text, "nats"))
+        if quarters := list(along_books(inputs, model, _quests(inputs, model))):
+            heads = ("Label", "Quarter", "Context", "Budget")
+            told = words["quarters_caption"].format(about=inputs.about(model, None))
+            found.append(Comparison(told, heads, quarters, "nats", fold="Minus Quest, quarter by quarter of the text"))
         rows = [_row(inputs, cell) for cell in beside] + list(_paid_rows(inputs, model))
         if rows:
             fold = "Controls: reused and joined selections, growing caches, and Quest at a larger budget"
@@ -132,14 +133,15 @@ def _row(inputs: PaperInputs, cell: Cell) -> Compared:
 
 def _text_rows(inputs: PaperInputs, model: str) -> Iterator[Compared]:
     """Yield the loss of forced text over Full's, minus Quest's: below 0 is a gain."""
-    places = [(PROSE, context) for context in inputs.contexts(model, PROSE)]
-    for cell in _cells(inputs, model, inputs.labels(inputs.spec.method, model), places):
-        verdict, level = PROSE_VERDICTS[cell.gap.sign(inputs.alpha)]
+    for cell in _cells(inputs, model, inputs.labels(inputs.spec.method, model), book_places(inputs, model)):
         of = [cell.label, cell.place[0], short_tokens(cell.place[1]), wording.budget(cell.budget)]
-        value = wording.number(cell.gap.value, 3, signed=True)
-        spread = wording.interval(cell.gap.low, cell.gap.high, 3, signed=True)
-        reason = f"Quest loses {cell.quest:.3f}; fewer in {cell.gap.losses} texts, more in {cell.gap.wins}"
-        yield compared(of, None, value, spread, verdict, level, reason)
+        yield book_row(of, cell.quest, cell.gap, inputs.alpha)
+
+
+def _quests(inputs: PaperInputs, model: str) -> dict[str, str]:
+    """Return each label of the method with the Quest that it is held against."""
+    labels = inputs.labels(inputs.spec.method, model)
+    return {label: quest for label in labels if (quest := quest_of(inputs, model, label))}
 
 
 def _paid_rows(inputs: PaperInputs, model: str) -> Iterator[Compared]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from longdecode.evals.records import Record
@@ -10,6 +10,7 @@ from longdecode.reporting import wording
 from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.blocks import (
     Block,
+    Cells,
     Comparison,
     Prose,
     agreement,
@@ -19,7 +20,7 @@ from longdecode.reporting.papers.blocks import (
     points_interval,
     points_text,
 )
-from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.inputs import PaperInputs, full_of
 from longdecode.reporting.papers.printed import printed_only
 from longdecode.reporting.results import REFERENCE_METHOD
 
@@ -104,10 +105,34 @@ def gain_by_model(inputs: PaperInputs) -> list[Block]:
 
 
 def budget_by_benchmark(inputs: PaperInputs) -> list[Block]:
-    """Return Quest at 5 % in print; the measured side is the suites' own pages."""
-    what = inputs.published.tables["budget_sensitivity"].what
-    text = Prose(inputs.words("budget")["text"].format(what=what))
-    return [text, printed_only(inputs.published, "budget_sensitivity")]
+    """Return Quest at 5 % in print, and Quest by budget and number of answers on each model that ran."""
+    words, what = inputs.words("budget"), inputs.published.tables["budget_sensitivity"].what
+    found: list[Block] = [Prose(words["text"].format(what=what)), printed_only(inputs.published, "budget_sensitivity")]
+    for model in inputs.compared_models():
+        if rows := list(_quest_rows(inputs, model)):
+            heads = ("Task", "Context", "Budget", "Right", "Interval", "Of Full")
+            caption = words["measured"].format(about=inputs.about(model, None))
+            found.append(Cells(caption, heads, rows, frozenset({1, 2, 3, 5})))
+    return found
+
+
+def _quest_rows(inputs: PaperInputs, model: str) -> Iterator[list[str]]:
+    """Yield the scores of Quest's own label by task and budget."""
+    quest = inputs.label("quest", model)
+    for place in inputs.places(model):
+        records = inputs.records(model, [place])
+        for task in sorted({r.task for r in records}):
+            mine = [r for r in records if r.task == task]
+            full = full_of(mine)
+            for budget in sorted({r.budget for r in mine if r.label == quest}, key=wording.budget_order):
+                samples = pairs.scored([r for r in mine if r.label == quest and r.budget == budget])
+                mean = inputs.estimate(samples, model, task, place[1], quest, budget)
+                share = mean.value / max(pairs.mean_of(full), 1e-9) if full else float("nan")
+                yield [
+                    task, wording.short_tokens(place[1]), wording.budget(budget),
+                    wording.score(mean.value, "fraction"), wording.score_interval(mean.low, mean.high, "fraction"),
+                    f"{100 * share:.0f}{wording.NARROW}%",
+                ]  # fmt: skip
 
 
 def known_models(inputs: PaperInputs) -> dict[str, str]:

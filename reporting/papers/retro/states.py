@@ -106,7 +106,14 @@ def _overlap_row(inputs: PaperInputs, measure: str, row: pd.Series) -> Compared:
         measured = number(100 * bounds[0], 0)
         interval = wording.interval(100 * bounds[1], 100 * bounds[2], 0)
     verdict: tuple[str, Level] = ("not comparable", "muted") if printed else ("nothing published", "muted")
-    return compared(of, printed, measured, interval, *verdict, inputs.words("overlap")["reason"] if printed else "")
+    return compared(
+        of,
+        printed,
+        measured,
+        interval,
+        *verdict,
+        inputs.words("overlap")["reason"].format(task=row["task"]) if printed else "",
+    )
 
 
 def _nearer(row: pd.Series, of: list[str]) -> Compared:
