@@ -17,7 +17,7 @@ TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
 
-.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest pack plan rehearse faults cluster-test container
+.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest pack settle plan rehearse faults cluster-test container
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,11 @@ manifest: $(STAMP) ## Write the manifests of PROFILE anew, for evidence that was
 
 pack: $(STAMP) ## Pack the records of PROFILE for publishing: what samples share is kept once; they read back equal
 	$(BIN)/python -m longdecode.evals.pack results/$(PROFILE)
+
+settle: ## Date PROFILE's committed results in the order of their making (git keeps no times), so that a run adds to them
+	@find smollm2/weights miniature/weights -type f -exec touch -c -t 200001010000 {} +
+	@for rooms in "identification tuning" gate "records speed retrospection"; do \
+		sleep 1; for room in $$rooms; do find results/$(PROFILE)/$$room -type f -exec touch -c {} + 2>/dev/null || true; done; done
 
 plan: $(STAMP) ## Jobs, GPU hours, disk and downloads of the sweep in config/PROFILE (PROFILE=papers)
 	$(BIN)/python -m longdecode.evals.sweep config/$(PROFILE)

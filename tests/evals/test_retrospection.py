@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from longdecode.engine.attention import Selection
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
+from longdecode.evals.hashing import REPOSITORY
 from longdecode.evals.retrospection import measures
 from longdecode.evals.retrospection.job import ALL_LAYERS, MINUS, measured
 from longdecode.evals.retrospection.spec import RetrospectionSpec
 from longdecode.evals.retrospection.trace import PageChoices, chosen_and_next, record
+from longdecode.evals.run_config import build_run_config
 from longdecode.methods.conformance_bench import CONFIG, make_inputs
 from longdecode.methods.registry import get_method
 
@@ -101,3 +104,13 @@ def test_states_lie_where_they_must(seed: int) -> None:
         next(measured(spec, inputs.decoder, prompt, inputs.fed, {"one": built["one"]}))
     with pytest.raises(ConfigError, match="dropped token"):
         record(inputs.decoder, prompt, get_method("streaming").from_budget(64, CONFIG), inputs.fed)
+
+
+def test_a_model_may_have_a_task_of_its_own() -> None:
+    values = yaml.safe_load((REPOSITORY / "config" / "retro.yaml").read_text("utf-8"))
+    spec = build_run_config(values, "retro", check_params=False).retrospection
+    assert spec is not None
+    assert [spec.task_of(model) for model in spec.models] == ["mini_longgen_45", "pg19_long_forced_1024"]
+    values["retrospection"]["tasks"] = {"smollm2": "fidelity_forced"}
+    with pytest.raises(ConfigError, match=r"retrospection\.tasks.*smollm2"):
+        build_run_config(values, "retro", check_params=False)

@@ -41,11 +41,13 @@ CONFIG: dict[str, Any] = {
     "suites": {
         "mini_longgen": {"contexts": [2048], "samples": 40},
         "longgenbench": {"contexts": [8192], "samples": 12},
+        "pg19_long": {"contexts": [2048], "samples": 40},
     },
     "confidence": 0.95,
     "bootstrap_resamples": 200,
 }
 TASKS = {"mini_longgen": {"mini_longgen_15": 15}, "longgenbench": {"longgenbench_gsm8k_15": 15}}
+BOOK_GAP = {"full": 0.0, "quest": 0.02, "retro": 0.02, "retro_w8": 0.015}
 STEP_US = {"full": 9000.0, "quest": 5000.0, "retro": 5240.0, "retro_w8": 6900.0}
 
 
@@ -88,7 +90,18 @@ def records(made_up: ModuleType) -> list[Record]:
                     context = CONFIG["suites"][suite]["contexts"][0]
                     cell = made_up._cell(label, spec, model, suite, task, context, budget, rng)
                     found += list(cell)
-    return found
+    return found + [on_a_book(r) for r in found if r.model == "miniature" and r.label in BOOK_GAP and r.budget != "256"]
+
+
+def on_a_book(record: Record) -> Record:
+    """A loss over Full's in 16 stretches that grows along the text, by label and sample."""
+    rate, rng = BOOK_GAP[record.label], np.random.default_rng(record.sample_index)
+    parts = [rate * (place + 1) * (1 + 0.1 * float(rng.random())) for place in range(16)]
+    values = {
+        "suite": "pg19_long", "task": "pg19_long_forced_1024", "metric": "loss_over_full", "unit": "nats/token",
+        "higher_is_better": False, "parts": parts, "score": float(np.mean(parts)),
+    }  # fmt: skip
+    return record.model_copy(update=values)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +185,7 @@ def test_gains_are_paired_differences_and_no_gain_is_said(page: str, records: li
     for label, said in (("retro_w8", "above 0"), ("retro ", "no gain shown")):
         name = label.strip()
         scores = {
-            method: [r.score for r in records if r.label == method and r.model == "miniature"]
+            method: [r.score for r in records if (r.label, r.model, r.suite) == (method, "miniature", "mini_longgen")]
             for method in (name, "quest")
         }
         gap = 100 * float(np.mean(np.subtract(scores[name], scores["quest"])))  # type: ignore[arg-type]
@@ -185,6 +198,31 @@ def test_gains_are_paired_differences_and_no_gain_is_said(page: str, records: li
     # What grows is held against the Quest that grows, what pays for more against the Quest below.
     assert "over Quest at 5 %" in gains and "page_union" in gains
     assert re.search(r"retro_grow mini_longgen 2K 256", gains)
+
+
+def test_losses_on_books_are_set_beside_quests_whole_and_by_quarter(page: str, records: list[Record]) -> None:
+    gains = section(page, "on models that run here", "Table 3")
+    parts = {
+        label: np.array([r.parts for r in records if r.suite == "pg19_long" and r.label == label])
+        for label in ("quest", "retro_w8")
+    }
+    gap = (parts["retro_w8"] - parts["quest"]).mean(axis=0)
+    for of, wanted in (("pg19_long", gap.mean()), ("1 of 4", gap[:4].mean()), ("4 of 4", gap[12:].mean())):
+        row = re.search(rf"retro_w8 {of} 2K 5 % - (-[\d.]+) \[.*?\] gain", gains)
+        assert row is not None and float(row[1]) == pytest.approx(wanted, abs=6e-4), of
+    assert re.search(rf"Quest loses {parts['quest'][:, 12:].mean():.3f}", gains)
+    assert re.search(r"retro 4 of 4 2K 5 % - \+?0\.000 \[.*?\] no gain shown", gains)
+
+
+def test_quest_by_budget_is_a_share_of_full(page: str, records: list[Record]) -> None:
+    mean = {
+        label: np.mean(
+            [r.score for r in records if (r.label, r.suite, r.model) == (label, "mini_longgen", "miniature")]
+        )
+        for label in ("quest", "full")
+    }
+    table = section(page, "Figure 2a, budget by benchmark", "Figure 5")
+    assert re.search(rf"mini_longgen_15 2K 5 % .*? {100 * mean['quest'] / mean['full']:.0f} ?%", table)
 
 
 def test_scores_stand_beside_print_where_the_checkpoint_ran(page: str) -> None:
