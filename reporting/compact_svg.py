@@ -108,7 +108,7 @@ def _join(element: ET.Element, outlines: set[str]) -> None:
         first, second = ({k: v for k, v in path.attrib.items() if k != "d"} for path in (before, after))
         both = before.tag == after.tag and after.tag.endswith("path")
         if both and first == second and "id" not in first and first.get("class") in outlines:
-            after.set("d", before.attrib["d"] + after.attrib["d"])
+            after.set("d", before.get("d", "") + after.get("d", ""))  # a line without a finite point has none
             element.remove(before)
 
 

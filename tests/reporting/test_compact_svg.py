@@ -91,3 +91,10 @@ def test_every_light_colour_has_its_dark_one_and_panels_keep_their_names(drawn: 
             assert names == set(re.findall(rf"\.(s\d+)\{{[^}}]*\b{kind}:{night}", dark))
     assert "#094bcd" in light and "style=" not in small
     assert [f'<g id="panel{place}">' in small for place in range(2)] == [True, True]
+
+
+def test_lines_without_a_finite_point_are_drawn_as_nothing() -> None:
+    path = '<path {}clip-path="url(#a)" style="fill: none; stroke: #094bcd"/>'
+    drawing = '<svg xmlns="http://www.w3.org/2000/svg"><style>text{{fill:red}}</style><g>{}</g></svg>'
+    small = compact(drawing.format(path.format("") * 2 + path.format('d="M 1 2 L 3 4 " ')), DARK)
+    assert re.findall(r' d="([^"]*)"', small) == ["M1 2L3 4"]
