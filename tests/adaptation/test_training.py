@@ -18,12 +18,14 @@ from longdecode.adaptation import attention
 from longdecode.adaptation import train as training
 from longdecode.adaptation.attention import sparse_attention
 from longdecode.adaptation.documents import Document, Maker, makers
+from longdecode.adaptation.shipping import attach, ship
 from longdecode.adaptation.train import Trainer, train_fork
 from longdecode.engine.errors import CheckpointError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.adaptation_spec import AdaptationRun
 from longdecode.kernels.importance import ImportanceWeights, token_importance
+from longdecode.methods.nosa.method import Nosa
 from longdecode.methods.registry import get_method
 from longdecode.miniature.checkpoint import save_checkpoint
 from longdecode.miniature.model import Miniature, MiniatureShape
@@ -189,3 +191,18 @@ def test_a_fork_learns_and_runs_in_the_engine_as_it_was_trained(
     # The merged weights are bfloat16.
     torch.testing.assert_close(-torch.tensor(done.forced_logprobs), losses[149:], atol=0.05, rtol=0.02)
     assert F.cosine_similarity(-torch.tensor(done.forced_logprobs), losses[149:], dim=0) > 0.9999
+
+    if attention == "infllm2":
+        with pytest.raises(CheckpointError, match=r"no importance.safetensors"):
+            ship(tmp_path, tmp_path / "shipped")
+    if attention == "nosa":
+        ship(tmp_path, tmp_path / "shipped")
+        attach(tmp_path / "shipped", base, tmp_path / "laid")
+        laid = load_decoder(tmp_path / "laid", device="cpu", dtype=torch.float32)
+        heads = Nosa.from_budget(run.budget, laid.config).heads
+        assert all(
+            torch.equal(getattr(heads, name), x) for name, x in load_file(heads_file / "importance.safetensors").items()
+        )
+        save_checkpoint(Miniature(replace(SHAPE, num_hidden_layers=3), compiled=False), tmp_path / "deeper")
+        with pytest.raises(CheckpointError, match="this model needs"):
+            attach(tmp_path / "shipped", tmp_path / "deeper", tmp_path / "not laid")
