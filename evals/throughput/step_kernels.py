@@ -6,10 +6,13 @@ A look inside a step, not a measurement: nothing is compared, gated or recorded.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -24,11 +27,12 @@ from longdecode.evals.throughput.models import load_model
 from longdecode.evals.throughput.step_block import fill_cache, step_block
 
 REPLAYS = 3
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One launch on the device, microseconds from any start."""
+    """One launch on the device, microseconds from any start; a kernel's name is followed by its grid."""
 
     kernel: str
     start_us: float
@@ -63,6 +67,17 @@ def parts_of(spans: Iterable[Span]) -> list[Part]:
     return sorted(parts.values(), key=lambda part: -part.added_us)
 
 
+def spans_of(trace: Mapping[str, Any]) -> list[Span]:
+    """Return what ran on the device according to a trace in Chrome's format, as ``torch.profiler`` exports it."""
+    spans = []
+    for event in trace["traceEvents"]:
+        if event.get("cat") in _ON_DEVICE:
+            grid = "x".join(str(size) for size in event.get("args", {}).get("grid", ()))
+            name = event["name"].removeprefix("void ")[:60]
+            spans.append(Span(f"{name} {grid}".rstrip(), event["ts"], event["ts"] + event["dur"]))
+    return spans
+
+
 def profiled(decoder: Decoder, method: AttentionMethod, label: str, context: int, batch: int) -> list[list[Span]]:
     """Return the launches of a few replays of a step at ``context`` tokens, a list a replay.
 
@@ -80,8 +95,10 @@ def profiled(decoder: Decoder, method: AttentionMethod, label: str, context: int
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             block.run()
             torch.cuda.synchronize(decoder.device)
-        events = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-        replays.append([Span(event.name, event.time_range.start, event.time_range.end) for event in events])
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "trace.json"
+            seen.export_chrome_trace(str(file))
+            replays.append(spans_of(json.loads(file.read_text(encoding="utf-8"))))
     if not replays[-1]:
         raise ConfigError("the profiler saw no kernel: are device counters open to this user?")
     return replays[1:]
@@ -93,10 +110,10 @@ def table(label: str, context: int, batch: int, replays: Sequence[Sequence[Span]
     parts = parts_of(replay)
     total = sum(part.added_us for part in parts)
     lines = [f"{label} context={context} batch={batch}: {total:,.0f} us, {len(replay)} launches"]
-    lines.append(f"{'added us':>10}{'launches':>10}{'us each':>9}{'start-end':>11}  kernel")
+    lines.append(f"{'added us':>10}{'launches':>10}{'us each':>9}{'start-end':>11}  kernel and grid")
     for part in parts[:rows]:
         each, own = part.added_us / part.launches, part.own_us / part.launches
-        lines.append(f"{part.added_us:10.1f}{part.launches:10d}{each:9.2f}{own:11.2f}  {part.kernel[:80]}")
+        lines.append(f"{part.added_us:10.1f}{part.launches:10d}{each:9.2f}{own:11.2f}  {part.kernel}")
     return "\n".join(lines)
 
 

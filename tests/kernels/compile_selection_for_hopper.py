@@ -68,7 +68,7 @@ def launch_windows(batch: int, heads: int, kv_heads: int, dim: int, capacity: in
         bounds = PageBounds(*(meta(several, kv_heads, capacity // 16, dim, dtype=dtype) for _ in range(2)))
         indices = meta(several, kv_heads, 256, dtype=torch.int64)
         loaded = meta(several, kv_heads, capacity // 16, dtype=torch.int32)
-        for window in (2, 8, 32) if batch == several else (4,):
+        for window in (2, 8, 32) if batch == several and dtype != torch.float32 else (4,):
             integers = meta(several, window, dtype=torch.int64)
             fused = meta(several, window, heads + 2 * kv_heads, dim, dtype=dtype).transpose(1, 2)
             angles = meta(several, window, dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longdecode.evals.throughput.step_kernels import Span, main, parts_of
+from longdecode.evals.throughput.step_kernels import Span, main, parts_of, spans_of
 
 
 def test_parts_add_up_to_the_span_and_early_starts_add_no_waiting() -> None:
@@ -20,6 +20,19 @@ def test_parts_add_up_to_the_span_and_early_starts_add_no_waiting() -> None:
         "linear": (1, 8.0), "norm": (2, 5.0), "side": (1, 0.0),
     }  # fmt: skip
     assert parts["linear"].own_us == 9.0 and next(iter(parts)) == "linear"
+
+
+def test_one_kernel_at_two_grids_is_two_parts_and_the_host_is_none() -> None:
+    events = [
+        {"cat": "cpu_op", "name": "linear", "ts": 0, "dur": 9},
+        {"cat": "kernel", "name": "linear", "ts": 5.5, "dur": 2.0, "args": {"grid": [192, 1, 1]}},
+        {"cat": "kernel", "name": "linear", "ts": 8.0, "dur": 1.0, "args": {"grid": [128, 1, 1]}},
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "ts": 9.0, "dur": 0.5, "args": {"bytes": 8}},
+        {"ph": "M", "name": "process_name"},
+    ]
+    assert spans_of({"traceEvents": events}) == [
+        Span("linear 192x1x1", 5.5, 7.5), Span("linear 128x1x1", 8.0, 9.0), Span("Memcpy DtoD", 9.0, 9.5),
+    ]  # fmt: skip
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device to look into")
