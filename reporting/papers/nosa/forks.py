@@ -89,7 +89,7 @@ def trainings(inputs: PaperInputs) -> list[Block]:
 
 
 def quality(inputs: PaperInputs) -> list[Block]:
-    """Return every fork and method minus the full fork, and NOSA's fork minus InfLLM-V2's, suite by suite."""
+    """Return every fork and method minus the full fork, and NOSA's fork minus each of the others, suite by suite."""
     words, blocks = inputs.words("quality"), list[Block]()
     base = fork_of(inputs, "full")
     for place in places(inputs) if base else []:
@@ -102,15 +102,25 @@ def quality(inputs: PaperInputs) -> list[Block]:
         if full and rows:
             caption = words["caption"].format(**_named(place))
             blocks.append(Comparison(caption, ("Fork", "Method"), rows, "points"))
-        sides = [(fork_of(inputs, name), name) for name in ("nosa", "infllm2")]
-        both = [samples(inputs, fork.model, name, place) for fork, name in sides if fork]
-        if len(both) == 2 and all(both):
-            printed = inputs.published.figure("quality", "nosa", suite="RULER")
-            other = inputs.published.figure("quality", "infllm2", suite="RULER")
-            lead = printed.minus(other) if printed and other and place[0] == "ruler" else None
-            row = _against(inputs, ["NOSA minus InfLLM-V2"], both[0], both[1], lead, place)
-            blocks.append(Comparison(words["over"].format(**_named(place)), ("Difference",), [row], "points"))
+        if over := _leads(inputs, place):
+            blocks.append(Comparison(words["over"].format(**_named(place)), ("Than", "Method"), over, "points"))
     return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"])])]
+
+
+def _leads(inputs: PaperInputs, place: Place) -> list[Compared]:
+    """Return NOSA's fork minus the other sparse forks, and minus what needs no training on the full fork."""
+    nosa, base = fork_of(inputs, "nosa"), fork_of(inputs, "full")
+    ours = samples(inputs, nosa.model, "nosa", place) if nosa else {}
+    others = [(fork, fork.attention) for name in ("infllm2", "dma") if (fork := fork_of(inputs, name))]
+    others += [(base, label) for label in _shown(inputs, base)] if base else []
+    rows = []
+    for fork, label in others if ours else []:
+        if theirs := samples(inputs, fork.model, label, place):
+            printed = [inputs.published.figure("quality", name, suite="RULER") for name in ("nosa", "infllm2")]
+            like = fork.attention == "infllm2" and place[0] == "ruler" and all(printed)
+            lead = printed[0].minus(printed[1]) if like and printed[0] and printed[1] else None
+            rows.append(_against(inputs, [fork.name, label], ours, theirs, lead, place))
+    return rows
 
 
 def books(inputs: PaperInputs) -> list[Block]:
