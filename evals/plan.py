@@ -30,6 +30,8 @@ from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JO
 from longdecode.evals.throughput.spec import KERNELS_JOB, KernelSpec
 from longdecode.evals.yaml_file import read_yaml
 
+HEADS = ("chained/zero", "chained/normal", "medusa/zero")
+"""Sets of draft heads that a model's training makes: TokenSwift's from two starts, the paper's last, and Medusa's."""
 SPEED_TABLES = ("speed", "growth", "breakeven", "breakdown", "correction", "over_baselines")
 
 
@@ -185,9 +187,9 @@ class Plan:
     def made(self) -> list[str]:
         """Files that rules of this run make and that its configuration names."""
         forks = (f"{fork}/model/model.safetensors" for fork in self.forks.values())
-        kinds = [f"{kind}/{init}" for kind in ("chained", "medusa") for init in ("zero", "normal")]
-        heads = (f"{self.results}/heads/{model}/{kind}/heads.json" for model in self.run.models for kind in kinds)
-        return [*self.role_files, *forks, *heads]
+        heads = [f"{self.results}/heads/{model}/{made}/heads.json" for model in self.run.models for made in HEADS]
+        shipped = (f"heads/weights/{model}/heads.json" for model in self.run.models)
+        return [*self.role_files, *forks, *heads, *shipped]
 
     @cached_property
     def _has_gpu(self) -> bool:
@@ -297,9 +299,10 @@ class Plan:
         return self.folder_hash("adaptation", "engine", "methods") if self.forks or self.locality else ""
 
     def folder_hash(self, *folders: str) -> str:
-        """Hash the files in folders of the project."""
+        """Hash the files in folders of the project, weights that ship left out."""
         files = (path for folder in folders for path in (self.root / folder).rglob("*"))
-        return hash_files((path for path in files if "__pycache__" not in path.parts), self.root)
+        left_out = {"__pycache__", "weights"}
+        return hash_files((path for path in files if not left_out & set(path.relative_to(self.root).parts)), self.root)
 
     @cached_property
     def identification_code(self) -> str:

@@ -101,7 +101,8 @@ def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
         cost.add(_samples_cost(run, file, sizes, times))
     gates = {run.gate_of(label) for label in run.methods}
     heads = {path for model in run.models for path in plan.method_files(run.methods, model)} - set(plan.role_files)
-    trained = {"roles": len(plan.role_files), "heads": len(heads & set(plan.made))}
+    learning = {Path(path).parents[2] for path in heads & set(plan.made)}  # one job makes all heads of a model
+    trained = {"roles": len(plan.role_files), "heads": len(learning)}
     cost.jobs = len(groups) + len(gates) + len(plan.speed_jobs) + len(plan.generation) + sum(trained.values())
     cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
     cost.gpu_hours += sum(count * _size(sizes, "training_hours", kind, run) for kind, count in trained.items() if count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,10 +12,27 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longdecode.engine.errors import ConfigError
+from longdecode.evals.plan import HEADS
 
 RECIPE = Path(__file__).resolve().parent / "recipe.yaml"
 Count = Annotated[int, Field(ge=1)]
+Kind = Literal["chained", "medusa"]
 Init = Literal["zero", "normal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A kind of heads and their first weights; as text ``<kind>/<init>``."""
+
+    kind: Kind
+    init: Init
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.init}"
+
+
+STARTS = {made: Start(*made.split("/")) for made in HEADS}  # type: ignore[arg-type]
+"""Sets of heads that a training makes."""
 
 
 class Recipe(BaseModel):
@@ -26,7 +44,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    heads: Mapping[Literal["chained", "medusa"], Count]
+    heads: Mapping[Kind, Count]
     steps: Count
     sequences: Count
     at_once: Count

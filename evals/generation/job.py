@@ -125,6 +125,12 @@ class GenerationJob:
                     found.append(Writer(f"{label}+{shape}", "speculate", params, label, True))
         return found
 
+    @property
+    def _law_label(self) -> str | None:
+        """Return the first label of the run that is TokenSwift by its exact rule; more would give the same law."""
+        exact = (w.label for w in self.writers if w.method == "tokenswift" and w.params.get("mode", "exact") == "exact")
+        return next(exact, None)
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of all that the texts depend on, the code included."""
@@ -193,7 +199,7 @@ class GenerationJob:
         file = self.output.with_name("-".join([self.name, *map(str, text.key)]) + ".state")
         saved: Saved | None = None
         run = LongRun(generator, method, file, self.fingerprint)
-        for saved in run.write(request, spec.mark):
+        for saved in run.write(request, spec.mark, spec.keep_every):
             print(json.dumps({"text": text.key, **asdict(saved.marks[-1])}), flush=True)
         ids, measures = run.finished(saved)
         difference = None if full is None or full.output_ids is None else first_difference(ids, full.output_ids)
@@ -207,8 +213,7 @@ class GenerationJob:
         )
         if full is not None:
             measures |= {"identical": float(same), "same_tokens": len(ids) if difference is None else difference}
-        wants_law = method.name == "tokenswift" and method.draft is not None and method.draft.rule == "exact"
-        if wants_law and spec.law_positions:
+        if spec.law_positions and text.writer.label == self._law_label:
             laws, drafts = steps_of(generator, method, request, spec.law_positions)
             measures |= law_measures(laws, drafts, self.config.seed, self.config.confidence)
         record = self._record(

@@ -79,11 +79,12 @@ class LongRun:
         self.generator, self.method, self.file, self.fingerprint = generator, method, file, fingerprint
 
     @torch.no_grad()
-    def write(self, request: Request, every: int) -> Iterator[Saved]:
+    def write(self, request: Request, every: int, keep_every: int = 1) -> Iterator[Saved]:
         """Write a text and yield the state at every multiple of ``every`` tokens, and at the end.
 
-        Each state is on disk before it is yielded. Where the file holds a state of this run, its marks are not yielded
-        again. The token that the prefill chooses is written, but neither a step nor timed.
+        Every ``keep_every``-th state and the last are on disk before they are yielded; a text of one mark alone is not
+        kept. Where the file holds a state of this run, its marks are not yielded again. The token that the prefill
+        chooses is written, but neither a step nor timed.
 
         Raises:
             ContextLimitError: prompt and text are over the model's context.
@@ -103,8 +104,10 @@ class LongRun:
             works = tuple(capture(work, device) for work in works) if graph else works
             advance = stepper.plan(works, total - 1)
             while (written := int(stepper.sequences.counts[0])) < total:
-                self._advance(saved, advance, min(total, (written // every + 1) * every))
-                self._save(saved)
+                until = min(total, (written // every + 1) * every)
+                self._advance(saved, advance, until)
+                if total > every and (until == total or until // every % keep_every == 0):
+                    self._save(saved)
                 yield saved
 
     def finished(self, saved: Saved | None) -> tuple[tuple[int, ...], dict[str, float]]:
@@ -161,9 +164,7 @@ class LongRun:
         generator = self.generator
         prompt = generator.prefill_for([request], self.method)
         stepper = make_stepper(generator.decoder, generator.sampling, prompt, self.method, keep_prompt=False)
-        saved = Saved(self.fingerprint, stepper, 0, prompt.prefill_ms)
-        self._save(saved)
-        return saved
+        return Saved(self.fingerprint, stepper, 0, prompt.prefill_ms)
 
     def _warm_up(self, stepper: Stepper, total: int) -> None:
         """Run each kind of work twice on a side stream, as graph capture asks for."""

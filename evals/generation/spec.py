@@ -37,10 +37,11 @@ class GenerationRun:
 
     ``prompts`` are lengths in tokens, ``books`` how many prompts there are of each. Full writes first, whatever the
     labels say: the others are compared with it. ``budgets`` stand in for those of the configuration; a fraction is one
-    of the prompt, so that ``1.0`` is the paper's. A run checkpoints every ``mark`` tokens.
+    of the prompt, so that ``1.0`` is the paper's. Totals are noted every ``mark`` tokens, and every
+    ``keep_every``-th time the whole state goes to disk, where a killed run goes on.
 
     ``drafters`` are labels that draft for Full, each with every one of ``draft_tokens`` and ``branches``. On
-    ``law_positions`` steps of every TokenSwift label the bias of the printed rule of acceptance is measured.
+    ``law_positions`` steps of the first TokenSwift label the bias of the printed rule of acceptance is measured.
     """
 
     model: typed.Text
@@ -55,6 +56,7 @@ class GenerationRun:
     source: Source = "pg19"
     budgets: Budgets | None = None
     mark: typed.Count = 10_240
+    keep_every: typed.Count = 1
     law_positions: typed.Whole = 0
 
     @property

@@ -160,15 +160,16 @@ class Rehearsal:
         recipe = self.place / "recipe.yaml"
         recipe.write_text(yaml.safe_dump({"default": RECIPE}))
         for model, spec in config.models.items():
-            kinds = {path.parts[-3] for label in config.methods.values() for path in label.files_of(model)}
-            for kind in sorted(kinds & {"chained", "medusa"}):
-                folder = Path("results") / config.profile / "heads" / model / kind / "zero"
+            folder = Path("results") / config.profile / "heads" / model
+            named = {path for label in config.methods.values() for path in label.files_of(model)}
+            sets = sorted(str(path.parent.relative_to(folder)) for path in named if folder in path.parents)
+            if sets:
                 self._do(
-                    "longdecode.heads.train", "--model", spec.path, "--name", model, "--kind", kind,
+                    "longdecode.heads.train", "--model", spec.path, "--name", model, "--sets", *sets,
                     "--books", str(config.data["pg19"]), "--recipe", str(recipe), "--device", "cpu",
                     "--output", str(folder),
                 )  # fmt: skip
-                made = [path for path in (self.place / folder).iterdir() if path.suffix in manifest.SUFFIXES]
+                made = [path for path in (self.place / folder).rglob("*") if path.suffix in manifest.SUFFIXES]
                 manifest.seal(self.place / "results" / config.profile, made)
 
     def _snakemake(self, file: Path, cores: int) -> str:

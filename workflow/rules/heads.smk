@@ -1,27 +1,36 @@
+from longdecode.evals.plan import HEADS
+
+UNSHIPPED = [
+    name
+    for name in RUN.models
+    if not Path(f"heads/weights/{name}/heads.json").is_file()
+]
+
+
 rule tokenswift_train:
-    """Train draft heads of every model of the configuration: TokenSwift's and Medusa's, from the zero start."""
+    """Train draft heads of every model of the configuration: TokenSwift's from two starts, Medusa's."""
     input:
         expand(
-            f"{RESULTS}/heads/{{model}}/{{kind}}/zero/heads.json",
+            f"{RESULTS}/heads/{{model}}/{{made}}/heads.json",
             model=RUN.models,
-            kind=["chained", "medusa"],
+            made=HEADS,
         ),
 
 
 rule train_heads:
-    """Train one kind of heads on one model; ``init`` is zero, or the paper's normal. A killed run goes on."""
+    """Train a model's sets of draft heads, all from one pass of the model over the books. A killed run goes on."""
     input:
         model=lambda wildcards: PLAN.model_files(wildcards.model),
     output:
-        heads=f"{RESULTS}/heads/{{model}}/{{kind}}/{{init}}/heads.json",
-        tensors=f"{RESULTS}/heads/{{model}}/{{kind}}/{{init}}/heads.safetensors",
-        curve=f"{RESULTS}/heads/{{model}}/{{kind}}/{{init}}/curve.csv",
-        accuracy=f"{RESULTS}/heads/{{model}}/{{kind}}/{{init}}/accuracy.csv",
+        expand(
+            f"{RESULTS}/heads/{{{{model}}}}/{{made}}/{{file}}",
+            made=HEADS,
+            file=["heads.json", "heads.safetensors", "curve.csv", "accuracy.csv"],
+        ),
     log:
-        f"{RESULTS}/logs/heads/{{model}}/{{kind}}-{{init}}.log",
-    wildcard_constraints:
-        kind="chained|medusa",
-        init="zero|normal",
+        f"{RESULTS}/logs/heads/{{model}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/heads/{{model}}.tsv"
     conda:
         "../envs/longdecode.yaml"
     threads: PLAN.threads[0]
@@ -36,3 +45,21 @@ rule train_heads:
         code=PLAN.folder_hash("heads"),
     script:
         "../scripts/train_heads.py"
+
+
+rule ship_heads:
+    """Copy a model's TokenSwift heads to heads/weights, in bfloat16 and with a card; what is there already stays."""
+    input:
+        f"{RESULTS}/heads/{{model}}/chained/zero/heads.json",
+    output:
+        "heads/weights/{model}/heads.json",
+        "heads/weights/{model}/heads.safetensors",
+        "heads/weights/{model}/README.md",
+    log:
+        f"{RESULTS}/logs/heads/{{model}}-shipped.log",
+    wildcard_constraints:
+        model=one_of(UNSHIPPED),
+    conda:
+        "../envs/longdecode.yaml"
+    script:
+        "../scripts/ship_heads.py"

@@ -1,4 +1,4 @@
-"""Train the draft heads of one model of the configuration."""
+"""Train the sets of draft heads of one model of the configuration."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from job_log import logged
 
 with logged(snakemake):
     from longdecode.engine.config_reader import resolve_checkpoint
-    from longdecode.heads.recipe import load_recipe
+    from longdecode.heads.recipe import STARTS, load_recipe
     from longdecode.heads.train import train_heads
 
     asked = snakemake.wildcards
@@ -15,8 +15,7 @@ with logged(snakemake):
         asked.model,
         snakemake.params.books,
         load_recipe(asked.model),
-        asked.kind,
-        asked.init,
-        Path(snakemake.output.heads).parent,
+        list(STARTS.values()),
+        Path(snakemake.output[0]).parents[2],
         snakemake.params.device,
     )

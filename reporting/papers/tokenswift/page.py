@@ -21,7 +21,7 @@ from longdecode.reporting.papers.tokenswift.tables import (
     quality,
     why,
 )
-from longdecode.reporting.papers.tokenswift.texts import fulls, longest, value, written
+from longdecode.reporting.papers.tokenswift.texts import fulls, longest, standing, value, written
 
 RATES, DISTINCTS = ("alpha", "speedup"), ("distinct_1", "distinct_2", "distinct_3", "distinct_4", "average")
 
@@ -29,11 +29,11 @@ RATES, DISTINCTS = ("alpha", "speedup"), ("distinct_1", "distinct_2", "distinct_
 def claimed(inputs: PaperInputs) -> Compared | None:
     """Return the measured speedup of the longest texts, on the model that wrote most."""
     stands = inputs.words("tables")["default"]
-    found = written(inputs.folder, label=stands["label"], task=stands["sampler"])
+    found = standing(written(inputs.folder, task=stands["sampler"]), stands["label"])
     most = longest(found)
     own = [r for r in found if r.measures["tokens"] == most]
     seen = value(own, fulls(inputs.folder), "speedup", most)
-    reason = f"{own[0].model}, {most:,} tokens; {why('speedup')}" if own else ""
+    reason = f"{own[0].label} on {own[0].model}, {most:,} tokens; {why('speedup')}" if own else ""
     return None if seen is None else compared_value([], None, seen, reason)
 
 

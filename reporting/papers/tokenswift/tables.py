@@ -12,7 +12,7 @@ from longdecode.evals.records import Record
 from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.tokenswift.texts import Value, fulls, longest, texts, value, written
+from longdecode.reporting.papers.tokenswift.texts import Value, fulls, longest, standing, texts, value, written
 
 PRINTED_MODEL, PRINTED_PROMPT = "llama3.1-8b", 4096
 
@@ -72,7 +72,7 @@ class Mirror:
         stands = words["default"] | (known.get(str(printed[self.key])) or {})
         prompts = {self.key: int(printed[self.key])} if self.key == "prefill" else {}
         prompt = prompts.get("prefill", stands["prompt"])
-        fits = [r for r in mine if (r.label, r.task) == (stands["label"], stands["sampler"]) and r.context == prompt]
+        fits = standing([r for r in mine if (r.task, r.context) == (stands["sampler"], prompt)], stands["label"])
         if str(printed[self.key]) not in known and self.key != "prefill":
             fits = []
         past = int(printed.get("generated") or longest(fits))
@@ -148,7 +148,7 @@ def minutes(inputs: PaperInputs) -> list[Block]:
     stands = inputs.words("tables")["default"]
     for printed in inputs.published.rows("figure_1"):
         for column, label in (("autoregressive", "full"), ("tokenswift", stands["label"])):
-            own = written(inputs.folder, label=label, task=stands["sampler"], context=stands["prompt"])
+            own = standing(written(inputs.folder, task=stands["sampler"], context=stands["prompt"]), label)
             past = printed["generated"]
             found = value([r for r in own if r.measures["tokens"] == longest(own)], theirs, "minutes", past)
             figure = inputs.published.figure("figure_1", column, generated=past)

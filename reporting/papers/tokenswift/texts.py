@@ -48,6 +48,12 @@ def longest(records: Sequence[Record]) -> int:
     return max((int(r.measures.get("tokens", 0)) for r in records), default=0)
 
 
+def standing(records: Sequence[Record], labels: str | Sequence[str]) -> list[Record]:
+    """Return the texts of that label which wrote most, of several such labels the first's."""
+    names = [labels] if isinstance(labels, str) else labels
+    return max(([r for r in records if r.label == name] for name in names), key=longest)
+
+
 def value(records: Sequence[Record], fulls: Mapping[tuple[Any, ...], Record], column: str, past: int) -> Value | None:
     """Return a column over prompts at ``past`` tokens, ``None`` where no text is so long or has it.
 

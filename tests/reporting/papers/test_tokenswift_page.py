@@ -20,7 +20,7 @@ from longdecode.reporting.lossless import matrix
 from longdecode.reporting.papers.blocks import Cells
 from longdecode.reporting.papers.registry import load_paper
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
-from longdecode.reporting.papers.tokenswift.texts import fulls, value, written
+from longdecode.reporting.papers.tokenswift.texts import fulls, standing, value, written
 
 ROOT = Path(__file__).parents[3]
 MARKS = (20_480, 102_400)
@@ -83,6 +83,18 @@ def test_values_are_means_over_prompts_paired_with_full(folder: Path) -> None:
     assert value(own, theirs, "alpha", 5) is None and value(own, theirs, "distinct_2", 20_480) is None
 
 
+def test_the_label_with_the_longest_text_stands(folder: Path) -> None:
+    records = written(folder, sample_index=0)
+    cut = [r.model_copy(update={"measures": r.measures | {"tokens": 9.0}}) if r.label == "tokenswift" else r
+           for r in records]  # fmt: skip
+    for given, labels, label in (
+        (records, "tokenswift_k0", "tokenswift_k0"), (records, ["tokenswift", "tokenswift_k0"], "tokenswift"),
+        (cut, ["tokenswift", "tokenswift_k0"], "tokenswift_k0"), (records, ["none", "tokenswift"], "tokenswift"),
+    ):  # fmt: skip
+        assert {r.label for r in standing(given, labels)} == {label}
+    assert standing(records, ["none"]) == []
+
+
 def test_the_matrix_names_the_fastest_first_and_says_who_could_not(folder: Path) -> None:
     table = next(block for block in matrix(folder) if isinstance(block, Cells))
     assert [(row[0], row[1], row[6]) for row in table.rows] == [
@@ -107,7 +119,8 @@ def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_pri
         for setting, stands in (tables[name].get("rows") or {}).items():
             assert setting in printed, (name, setting)
             wanted = default | (stands or {})
-            assert wanted["label"] in run.methods and wanted["sampler"] in run.generation.samplers
+            labels = [wanted["label"]] if isinstance(wanted["label"], str) else wanted["label"]
+            assert set(labels) <= set(run.methods) and wanted["sampler"] in run.generation.samplers
 
 
 def test_a_composed_speedup_is_tokens_a_step_over_the_steps_time(folder: Path) -> None:
