@@ -65,8 +65,8 @@ pack: $(STAMP) ## Pack the records of PROFILE for publishing: what samples share
 	$(BIN)/python -m longdecode.evals.pack results/$(PROFILE)
 
 settle: ## Date PROFILE's committed results in the order of their making (git keeps no times), so that a run adds to them
-	@find smollm2/weights miniature/weights -type f -exec touch -c -t 200001010000 {} +
-	@for rooms in "identification tuning" gate "records speed retrospection"; do \
+	@find smollm2/weights miniature/weights $(wildcard heads/weights) -type f -exec touch -c -t 200001010000 {} +
+	@for rooms in "identification tuning heads" gate "records speed retrospection generation"; do \
 		sleep 1; for room in $$rooms; do find results/$(PROFILE)/$$room -type f -exec touch -c {} + 2>/dev/null || true; done; done
 
 plan: $(STAMP) ## Jobs, GPU hours, disk and downloads of the sweep in config/PROFILE (PROFILE=papers)
