@@ -20,7 +20,7 @@ SIGN_FLIPS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample's score, the right-or-wrong items behind it (1 if unknown), its problem, and what it read."""
+    """One sample's score, right-or-wrong items behind it (1 if unknown, 0 of a loss), its problem, and what it read."""
 
     score: float
     items: int
@@ -184,13 +184,15 @@ def _scores(samples: Sequence[Sample]) -> stats.Scores:
     problems: dict[object, int] = {}
     clusters = [problems.setdefault(sample.problem, len(problems)) for sample in samples]
     values = np.array([sample.score for sample in samples], dtype=np.float64)
-    bounded = bool(np.all((values >= 0) & (values <= 1)))
+    bounded = bool(np.all((values >= 0) & (values <= 1))) and all(sample.items for sample in samples)
     trials = np.array([sample.items for sample in samples], dtype=np.int64) if bounded else None
     return stats.Scores(values, np.array(clusters, dtype=np.int64), trials)
 
 
 def _items(record: Record) -> int:
-    """Right-or-wrong items that a score is the mean of; 1 where it is not made that way."""
+    """Right-or-wrong items that a score is the mean of; 1 where it is not made that way, 0 of a loss."""
+    if not record.higher_is_better:
+        return 0
     parts = record.parts or []
     made_of_parts = set(parts) <= {0.0, 1.0} and bool(parts) and abs(np.mean(parts) - float(record.score or 0)) < 1e-9
     return len(parts) if made_of_parts else 1

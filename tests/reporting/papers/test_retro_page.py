@@ -23,6 +23,7 @@ from longdecode.evals.storage import write_records, write_table
 from longdecode.reporting.build import build_report
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
+from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.registry import load_paper, papers_of
 from longdecode.reporting.results import load_results
 
@@ -210,6 +211,11 @@ def test_losses_on_books_are_set_beside_quests_whole_and_by_quarter(page: str, r
     for of, wanted in (("pg19_long", gap.mean()), ("1 of 4", gap[:4].mean()), ("4 of 4", gap[12:].mean())):
         row = re.search(rf"retro_w8 {of} 2K 5 % - (-[\d.]+) \[.*?\] gain", gains)
         assert row is not None and float(row[1]) == pytest.approx(wanted, abs=6e-4), of
+    # Losses below one nat are no proportions: where few texts differ, no interval of proportions is drawn around them.
+    few = [r for r in records if r.suite == "pg19_long" and r.sample_index < 3]
+    sides = (pairs.scored([r for r in few if r.label == label]) for label in ("retro_w8", "quest"))
+    found = pairs.difference(*sides, 0.95, 200, "few")
+    assert found.high - found.low < 0.02
     assert re.search(rf"Quest loses {parts['quest'][:, 12:].mean():.3f}", gains)
     assert re.search(r"retro 4 of 4 2K 5 % - \+?0\.000 \[.*?\] no gain shown", gains)
 
