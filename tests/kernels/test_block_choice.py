@@ -121,7 +121,9 @@ def test_of_equal_scores_the_newer_block_wins(rng: torch.Generator, kind: str) -
     few = torch.randint(-1, 2, (3, 16), generator=rng).float()
     means = few[torch.randint(0, 3, (5, 2, pooling.room(capacity)), generator=rng)]
     levels = torch.tensor([-1.5, -0.0, 0.0, 1.5])[torch.randint(0, 4, (5, 2, room), generator=rng)]
-    importance = levels * (1 + 1e-3 * torch.rand(5, 2, room, generator=rng)) if kind == "by_importance" else levels
+    importance = (
+        levels * (1 + 4e-3 * (torch.rand(5, 2, room, generator=rng) - 0.5)) if kind == "by_importance" else levels
+    )
     assert check(choose_blocks_gpu, q, means, lengths, importance, shares, pooling, size, room) == 0
 
 
