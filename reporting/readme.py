@@ -58,10 +58,14 @@ def figure_reading(results: Results) -> str:
     places = [f"{v.headline.removeprefix('from ')} at {v.context:,} tokens" for v in quest]
     within = [f"{v.label} from {v.budget} ({v.reads}; {v.flips})" for v in judged.ranked("shown", "estimate")]
     far = [f"{v.label} ({v.value} at {v.budget})" for v in judged.ranked("worse")]
+    shares = {v.context or 0: float(v.budget.split()[0]) for v in quest if v.level in ("shown", "estimate")}
+    tokens = [context * share for context, share in shares.items()]
+    by_number = len(tokens) > 1 and max(tokens) / min(tokens) < max(shares.values()) / min(shares.values())
+    shape = ": what a selector needs is nearer to a number of tokens than to a share of them" if by_number else ""
     return _lines(
-        f"Quest stays within {margin(topic.unit)} of Full from {listing(places)}: what a selector needs is nearer to a "
-        "number of tokens than to a share of them. At every context at once, with the bytes read as a share of Full's, "
-        f"selector included, and the answers lost where it is worst: {'; '.join(within)}."
+        f"Quest stays within {margin(topic.unit)} of Full from {listing(places)}{shape}. At every context at once, "
+        "with the bytes read as a share of Full's, selector included, and the answers lost where it is worst: "
+        f"{'; '.join(within)}."
         + (f" Still worse at the largest budget: {'; '.join(far)}." if far else "")
         + f" Miniature model, generated data, {results.config['suites']['mini_longgen']['samples']} samples a task, "
         f"{listing(sorted(set(results.summary['device'])))}."

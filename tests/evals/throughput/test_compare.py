@@ -75,9 +75,14 @@ def test_an_exported_tree_needs_no_git(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(CompareError, match="symbolic links"):
         exported(tmp_path)
     asked: list[tuple[Path, str, str]] = []
+    gated: list[str] = []
 
     def process(command: list[str], *, cwd: Path, env: dict[str, str], **rest: object) -> SimpleNamespace:
         asked.append((cwd, command[command.index("--config") + 1], env["PYTHONPATH"]))
+        gate = Path(command[command.index("--output") + 1]) / "gate"
+        gated.append((gate / "full.json").read_text() if gate.exists() else "")
+        gate.mkdir(parents=True, exist_ok=True)
+        (gate / "full.json").write_text(str(cwd))
         return SimpleNamespace(returncode=0, stderr="")
 
     monkeypatch.setattr(subprocess, "run", process)
@@ -91,6 +96,7 @@ def test_an_exported_tree_needs_no_git(tmp_path: Path, monkeypatch: pytest.Monke
     compare(before, config, 1, root=ROOT)
     other, this = (before.resolve(), str(config)), (ROOT, str(config))
     assert [where[:2] for where in asked] == [other, this, this, other]
+    assert gated == ["", "", str(ROOT), str(before.resolve())]  # each revision's gates are its own, and checked once
     # This tree's rooms are not on the path of the other's process; packages carried beside them are.
     assert asked[0][2] == f"{before.resolve()}/src:{tmp_path}" and asked[1][2] == f"{ROOT}/src:{tmp_path}"
 
