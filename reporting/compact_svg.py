@@ -5,14 +5,19 @@ from __future__ import annotations
 import functools
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
+from itertools import groupby, pairwise
+
+from longdecode.reporting.svg_path import line, points, shorten
 
 _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _REFERENCE = re.compile(r"^#(.+)$|^url\(#(.+)\)$")
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _KEPT = ("title", "desc")
+_FEWEST = 2
+"""Neighbours that are worth drawing, or clipping, together."""
+_MARKER = {"overflow": "visible", "markerUnits": "userSpaceOnUse"}
 
 
 def compact(svg: str, dark: Mapping[str, str]) -> str:
@@ -30,34 +35,94 @@ def compact(svg: str, dark: Mapping[str, str]) -> str:
         if _HREF in attributes:
             attributes["href"] = attributes.pop(_HREF)
         if style := attributes.pop("style", "").replace(": ", ":").replace("; ", ";"):
-            attributes["class"] = classes.setdefault(style, f"s{len(classes)}")
+            attributes["class"] = classes.setdefault(re.sub(r"\b0\.", ".", style), f"s{len(classes)}")
         if attributes.get("transform", "").startswith("rotate(-0 "):
             del attributes["transform"]
         _round(element)
     _name(root)
+    _gather(root)
+    markers = Markers()
+    unseen = {name for style, name in classes.items() if style == "fill:none"}
     outlines = {name for style, name in classes.items() if "fill:none" in style}
-    for change in (_lift, _splice, functools.partial(_join, outlines=outlines)):
+    for change in (
+        functools.partial(_drop, unseen=unseen), _lift, _splice, markers.set, _flatten,
+        functools.partial(_join, outlines=outlines), _clip_together,
+    ):  # fmt: skip
         for element in list(root.iter()):
             change(element)
+    for element in root.iter():
+        if "d" in element.attrib:
+            element.set("d", shorten(element.attrib["d"], _places(element)))
+    root.extend(markers.definitions())
     sheet = root.find(f"{{{_SVG}}}style")
     if sheet is not None:
-        sheet.text = f"{sheet.text or ''}{_rules(classes, dark)}"
+        used = {name for element in root.iter() for name in element.attrib.get("class", "").split()}
+        styles = {style: name for style, name in (classes | markers.styles()).items() if name in used}
+        sheet.text = f"{sheet.text or ''}{_rules(styles, dark)}"
     return _serialised(root)
 
 
+class Markers:
+    """Draws the marks of a line at its vertices, instead of each in an element of its own.
+
+    Source: SVG 2, section 13.7: a marker inherits nothing from the line that carries it, so there is one for each
+    symbol and style.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, str], str] = {}
+
+    def set(self, parent: ET.Element) -> None:
+        """Replace each group of like marks in an element by the line before it, or by one that is not stroked."""
+        for place, group in reversed(list(enumerate(parent))):
+            symbols = {child.attrib.get("href", "") for child in group if set(child.attrib) == {"x", "y", "href"}}
+            if len(group) < _FEWEST or len(symbols) != 1 or set(group.attrib) - {"class", "clip-path"}:
+                continue
+            if any(set(child.attrib) != {"x", "y", "href"} for child in group):
+                continue
+            vertices = [(float(child.attrib["x"]), float(child.attrib["y"])) for child in group]
+            name = self._names.setdefault((symbols.pop(), group.attrib.pop("class", "")), f"m{len(self._names)}")
+            before = parent[place - 1] if place else group
+            clip = group.attrib.get("clip-path")
+            if points(before.attrib.get("d", "")) == vertices and before.attrib.get("clip-path") == clip:
+                before.set("class", f"{before.attrib.get('class', '')} {name}".strip())
+                parent.remove(group)
+            else:
+                parent[place] = ET.Element(f"{{{_SVG}}}path", {"d": line(vertices), **group.attrib, "class": name})
+
+    def definitions(self) -> list[ET.Element]:
+        """Return the markers."""
+        found = []
+        for (symbol, style), name in self._names.items():
+            marker = ET.Element(f"{{{_SVG}}}marker", _MARKER | {"id": name})
+            ET.SubElement(marker, f"{{{_SVG}}}use", {"href": symbol} | ({"class": style} if style else {}))
+            found.append(marker)
+        return found
+
+    def styles(self) -> dict[str, str]:
+        """Return the style of each class that carries a marker."""
+        return {f"fill:none;marker:url(#{name})": name for name in self._names.values()}
+
+
 def _round(element: ET.Element) -> None:
-    """Round positions to a tenth, and the outlines of markers, which are small, to a hundredth."""
-    places = 2 if "id" in element.attrib and element.tag.endswith("path") else 1
-
-    def shorter(found: re.Match[str]) -> str:
-        text = f"{float(found[0]):.{places}f}".rstrip("0").rstrip(".")
-        return "0" if text == "-0" else text
-
-    for name in ("x", "y", "d"):
+    """Round places to a tenth."""
+    for name in ("x", "y"):
         if name in element.attrib:
-            element.set(name, _NUMBER.sub(shorter, element.attrib[name]))
+            element.set(name, _NUMBER.sub(_shorter, element.attrib[name]))
     if "d" in element.attrib:
-        element.set("d", re.sub(r"\s*([A-Za-z])\s*", r"\1", " ".join(element.attrib["d"].split())))
+        digits = _places(element)
+        text = _NUMBER.sub(lambda found: f"{round(float(found[0]), digits):.10g}", element.attrib["d"])
+        element.set("d", re.sub(r"\s*([A-Za-z])\s*", r"\1", " ".join(text.split())))
+
+
+def _places(element: ET.Element) -> int:
+    """Decimal places of an outline: two for marks, which are small, one for the rest."""
+    return 2 if "id" in element.attrib else 1
+
+
+def _shorter(found: re.Match[str]) -> str:
+    text = f"{float(found[0]):.1f}".removesuffix(".0")
+    return "0" if text == "-0" else text
 
 
 def _name(root: ET.Element) -> None:
@@ -76,6 +141,14 @@ def _name(root: ET.Element) -> None:
             name is not None and name not in _KEPT and not name.startswith("panel") and not element.tag.endswith("view")
         ):
             del element.attrib["id"]
+
+
+def _gather(root: ET.Element) -> None:
+    """Put all definitions into the first."""
+    parts = [(parent, child) for parent in root.iter() for child in parent if child.tag.endswith("}defs")]
+    for parent, child in parts[1:]:
+        parts[0][1].extend(child)
+        parent.remove(child)
 
 
 def _lift(group: ET.Element) -> None:
@@ -108,18 +181,64 @@ def _join(element: ET.Element, outlines: set[str]) -> None:
         first, second = ({k: v for k, v in path.attrib.items() if k != "d"} for path in (before, after))
         both = before.tag == after.tag and after.tag.endswith("path")
         if both and first == second and "id" not in first and first.get("class") in outlines:
-            after.set("d", before.get("d", "") + after.get("d", ""))  # a line without a finite point has none
+            after.set("d", before.attrib["d"] + after.attrib["d"])
             element.remove(before)
 
 
+def _flatten(parent: ET.Element) -> None:
+    """Put the one mark of a group in the place of the group."""
+    for place, group in enumerate(list(parent)):
+        if group.tag.endswith("}g") and len(group) == 1 and set(group.attrib) == {"class"}:
+            (child,) = group
+            if child.tag.endswith("}use") and "class" not in child.attrib:
+                child.set("class", group.attrib["class"])
+                parent[place] = child
+
+
+def _drop(element: ET.Element, unseen: set[str]) -> None:
+    """Take outlines that are neither filled nor stroked, and lines that have no finite point."""
+    for child in list(element):
+        shown = child.get("d") and child.get("class") not in unseen
+        if child.tag.endswith("}path") and "id" not in child.attrib and not shown:
+            element.remove(child)
+
+
+def _clip_together(parent: ET.Element) -> None:
+    """Clip neighbours that share a clip in one group."""
+    runs = [(clip, list(run)) for clip, run in groupby(parent, key=lambda child: child.attrib.get("clip-path"))]
+    if not any(clip and len(run) >= _FEWEST for clip, run in runs):
+        return
+    children: list[ET.Element] = []
+    for clip, run in runs:
+        if clip and len(run) >= _FEWEST:
+            group = ET.Element(f"{{{_SVG}}}g", {"clip-path": clip})
+            for child in run:
+                del child.attrib["clip-path"]
+            group.extend(run)
+            children.append(group)
+        else:
+            children += run
+    parent[:] = children
+
+
 def _rules(classes: Mapping[str, str], dark: Mapping[str, str]) -> str:
-    light = "".join(f".{name}{{{style}}}" for style, name in classes.items())
-    night = ""
-    for style, name in classes.items():
-        pairs = (part.split(":", 1) for part in style.split(";") if part)
-        changed = [f"{key}:{dark[value]}" for key, value in pairs if key in ("fill", "stroke") and value in dark]
-        night += f".{name}{{{';'.join(changed)}}}" if changed else ""
-    return f"{light}@media (prefers-color-scheme: dark){{{night}}}"
+    light = [(part, name) for style, name in classes.items() for part in style.split(";") if part]
+    pairs = [(part.split(":", 1), name) for part, name in light]
+    night = [
+        (f"{key}:{dark[value]}", name) for (key, value), name in pairs if key in ("fill", "stroke") and value in dark
+    ]
+    return f"{_grouped(light)}@media (prefers-color-scheme: dark){{{_grouped(night)}}}"
+
+
+def _grouped(parts: Iterable[tuple[str, str]]) -> str:
+    """Write each part of a style once, with all classes that have it."""
+    names: dict[str, list[str]] = {}
+    for part, name in parts:
+        names.setdefault(part, []).append(f".{name}")
+    together: dict[str, list[str]] = {}
+    for part, found in names.items():
+        together.setdefault(",".join(found), []).append(part)
+    return "".join(f"{selector}{{{';'.join(found)}}}" for selector, found in together.items())
 
 
 def _serialised(root: ET.Element) -> str:

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from longdecode.reporting.compact_svg import compact
+from longdecode.reporting.svg_path import line, points, shorten
 
 DARK = {"#094bcd": "#2e75e4", "#ffffff": "#14171b"}
 
@@ -31,50 +32,84 @@ def drawn() -> str:
     return re.sub(r"(<svg [^>]*>)", r"\1<style>text{fill:red}</style>", text.getvalue(), count=1)
 
 
-def _painted(svg: str) -> list[tuple[object, ...]]:
-    """Resolve every subpath, mark and word to its style, place and clip."""
-    root = ET.fromstring(re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL).replace("xlink:href", "href"))
+def _styles(root: ET.Element) -> dict[str, str]:
+    """Each class with all that the light style sheet says of it."""
     sheet = "".join(element.text or "" for element in root.iter() if element.tag.endswith("style")).split("@media")[0]
-    classes = dict(re.findall(r"\.(s\d+)\{([^}]*)\}", sheet))
+    found: dict[str, list[str]] = {}
+    for selectors, parts in re.findall(r"((?:\.[sm]\d+,?)+)\{([^}]*)\}", sheet):
+        for name in selectors.replace(".", "").split(","):
+            found.setdefault(name, []).extend(parts.split(";"))
+    return {name: ";".join(parts) for name, parts in found.items()}
+
+
+def _painted(svg: str) -> list[tuple[object, ...]]:
+    """Resolve every subpath, mark and word that shows to its style, place and clip."""
+    root = ET.fromstring(re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL).replace("xlink:href", "href"))
+    classes = _styles(root)
     named = {element.attrib["id"]: element for element in root.iter() if "id" in element.attrib}
 
     def walk(element: ET.Element, style: str, clip: str) -> Iterator[tuple[object, ...]]:
-        own = element.attrib.get("style") or classes.get(element.attrib.get("class", ""), "")
-        style = ";".join(sorted(own.replace(" ", "").split(";"))) if own else style
+        names = element.attrib.get("class", "").split()
+        own = element.attrib.get("style") or ";".join(classes.get(name, "") for name in names)
+        parts = re.sub(r"\b0\.", ".", own.replace(" ", "")).split(";")
+        marker = next((part[12:-1] for part in parts if part.startswith("marker:url(")), "")
+        style = ";".join(sorted({part for part in parts if part and not part.startswith("marker:")})) if own else style
         clip = element.attrib.get("clip-path", clip)
         kind = element.tag.rpartition("}")[2]
         if kind == "path":
             box = named[clip[5:-1]][0].attrib if clip else {}
             limits = tuple(round(float(box[name])) for name in ("width", "height")) if box else ()
-            for part in re.findall(r"M[^M]*", element.attrib["d"]):
-                yield kind, style, limits, *_places(part)
+            lines = _vertices(element.attrib["d"])
+            if style != "fill:none":
+                yield from ((kind, style, limits, *vertices) for vertices in lines)
+            for x, y in (vertex for vertices in lines for vertex in vertices if marker):
+                (mark,) = named[marker]
+                yield from walk(ET.Element("use", mark.attrib | {"x": str(x), "y": str(y)}), "", clip)
         elif kind == "use":
             mark = named[element.attrib["href"][1:]]
-            yield kind, style, *walk(mark, style, ""), *_places(f"{element.attrib['x']} {element.attrib['y']}")
+            yield kind, style, *walk(mark, style, ""), float(element.attrib["x"]), float(element.attrib["y"])
         elif kind == "text":
-            yield kind, style, *_places(f"{element.attrib['x']} {element.attrib['y']}"), "".join(element.itertext())
-        elif kind != "defs":
+            yield kind, style, float(element.attrib["x"]), float(element.attrib["y"]), "".join(element.itertext())
+        elif kind not in ("defs", "marker"):
             for child in element:
                 yield from walk(child, style, clip)
 
     return list(walk(root, "", ""))
 
 
-def _places(text: str) -> list[float]:
-    return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", text)]
+def _vertices(outline: str) -> list[list[tuple[float, float]]]:
+    """Read an outline's commands, absolute or relative, into the places that each subpath names."""
+    tokens = re.findall(r"[A-Za-z]|-?(?:\d+\.?\d*|\.\d+)", outline)
+    found: list[list[tuple[float, float]]] = []
+    x = y = 0.0
+    letter = ""
+    while tokens:
+        letter = tokens.pop(0) if tokens[0].isalpha() else {"m": "l", "M": "L"}.get(letter, letter)
+        if letter in "zZ":
+            x, y = found[-1][0]
+            continue
+        if letter in "mM":
+            found.append([])
+        base = (x, y) if letter.islower() else (0.0, 0.0)
+        for _ in range({"c": 3, "q": 2}.get(letter.lower(), 1)):
+            x = base[0] + float(tokens.pop(0)) if letter not in "vV" else x
+            y = base[1] + float(tokens.pop(0)) if letter not in "hH" else y
+            found[-1].append((x, y))
+    return found
 
 
 def _flat(value: object) -> Iterator[object]:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         for part in value:
             yield from _flat(part)
     else:
         yield value
 
 
-def test_the_same_is_painted_in_the_same_order_from_a_third(drawn: str) -> None:
+def test_the_same_is_painted_in_the_same_order_from_a_quarter(drawn: str) -> None:
     small = compact(drawn, DARK)
-    assert len(small) < 0.45 * len(drawn) and compact(drawn, DARK) == small
+    assert len(small) < 0.35 * len(drawn) and compact(drawn, DARK) == small
+    assert "marker:url(#m0)" in small and small.count("<use ") < drawn.count("<use ")
     before, after = _painted(drawn), _painted(small)
     assert len(before) == len(after) > 40
     for old, new in zip(before, after, strict=True):
@@ -87,9 +122,12 @@ def test_every_light_colour_has_its_dark_one_and_panels_keep_their_names(drawn: 
     light, dark = small.split("@media (prefers-color-scheme: dark)")
     for kind in ("fill", "stroke"):
         for colour, night in DARK.items():
-            names = set(re.findall(rf"\.(s\d+)\{{[^}}]*\b{kind}:{colour}", light))
-            assert names == set(re.findall(rf"\.(s\d+)\{{[^}}]*\b{kind}:{night}", dark))
-    assert "#094bcd" in light and "style=" not in small
+            by_day, by_night = (
+                re.findall(rf"((?:\.s\d+,?)+)\{{{kind}:{shade}", sheet)
+                for sheet, shade in ((light, colour), (dark, night))
+            )
+            assert by_day == by_night
+    assert "stroke:#094bcd" in light and "style=" not in small
     assert [f'<g id="panel{place}">' in small for place in range(2)] == [True, True]
 
 
@@ -97,4 +135,16 @@ def test_lines_without_a_finite_point_are_drawn_as_nothing() -> None:
     path = '<path {}clip-path="url(#a)" style="fill: none; stroke: #094bcd"/>'
     drawing = '<svg xmlns="http://www.w3.org/2000/svg"><style>text{{fill:red}}</style><g>{}</g></svg>'
     small = compact(drawing.format(path.format("") * 2 + path.format('d="M 1 2 L 3 4 " ')), DARK)
-    assert re.findall(r' d="([^"]*)"', small) == ["M1 2L3 4"]
+    assert re.findall(r' d="([^"]*)"', small) == ["m1 2 2 2"]
+
+
+def test_steps_add_up_to_the_rounded_places() -> None:
+    """Each vertex is rounded by itself: fifty steps of a third end where the last place is."""
+    places = [(k / 3, 100 - k * k / 7) for k in range(50)]
+    ((start, *_, end),) = _vertices(shorten(line(places), 1))
+    assert start == (0.0, 100.0) and end == pytest.approx((round(49 / 3, 1), round(100 - 49 * 49 / 7, 1)), abs=1e-9)
+    assert (
+        shorten("M 0.5 -0.25 L 0.5 3 L 4.5 3 Q 5 5 6 6 C 1 1 2 2 3 3 z", 2) == "m.5-.25v3.25h4q.5 2 1.5 3c-5-5-4-4-3-3z"
+    )
+    assert shorten("M 0 0 A 1 1 0 0 1 2 2", 1) == "M 0 0 A 1 1 0 0 1 2 2"
+    assert points("M0 1L2 -3.5") == [(0.0, 1.0), (2.0, -3.5)] and points("M0 1L2 3z") == points("M0 1M2 3") == []
