@@ -57,6 +57,11 @@ class Provenance(_Stored):
     sm_clock_mhz: int | None = None
     started_at: str
 
+    @property
+    def short_revision(self) -> str:
+        """The revision as tables have it: its first 12 digits, and that the tree was dirty."""
+        return self.revision[:12] + ("+dirty" if self.dirty else "")
+
 
 class BaseRecord(_Stored):
     """Fields common to all records.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,8 @@ from longdecode.evals.shared_columns import expanded, write_parquet
 R = TypeVar("R", bound=BaseRecord)
 _FINGERPRINT, _SETTINGS, _CHECKSUM = b"fingerprint", b"settings", b"checksum"
 _SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+DIGITS = 6
+"""Significant digits of a fraction in a table."""
 _AS_JSON = ("params", "launch", "provenance")
 
 
@@ -164,12 +167,21 @@ def replacing(path: Path, needed_bytes: int | None = None) -> Iterator[Path]:
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame as CSV, or as zstd parquet where the name says so."""
+    """Write a frame as zstd parquet where the name says so, else as CSV with its fractions in ``DIGITS`` digits."""
     with replacing(path, int(frame.memory_usage(deep=True).sum())) as temporary:
         if path.suffix == ".parquet":
             frame.to_parquet(temporary, index=False, compression="zstd")
         else:
-            frame.to_csv(temporary, index=False, float_format="%.9g", lineterminator="\n")
+            fractions = [name for name in frame.columns if pd.api.types.is_float_dtype(frame[name])]
+            written = frame.assign(**{name: frame[name].map(_shortened) for name in fractions})
+            written.to_csv(temporary, index=False, float_format="%.9g", lineterminator="\n")
+
+
+def _shortened(value: float) -> float:
+    """Round to ``DIGITS`` significant digits, whole numbers not at all."""
+    if pd.isna(value) or value == 0 or not math.isfinite(value):
+        return value
+    return round(value, max(0, DIGITS - 1 - math.floor(math.log10(abs(value)))))
 
 
 def _checksum(rows: Iterable[Mapping[str, Any]], stamps: Mapping[bytes, bytes]) -> bytes:

@@ -225,7 +225,7 @@ def _identity(cell: Cell, found: Sequence[Record]) -> dict[str, Any]:
         "context": cell.context, "batch": cell.batch, "n": len(_scored(found)), "unit": first.unit,
         "n_timeout": sum(map(_is_unscored, found)), "status": _status(found),
         "device": _joined(r.provenance.device for r in found),
-        "revision": _joined(r.provenance.revision + ("+dirty" if r.provenance.dirty else "") for r in found),
+        "revision": _joined(r.provenance.short_revision for r in found),
         "data_source": _joined(r.data_source for r in found),
     }  # fmt: skip
     return row | {name: _mean(r.measures.get(name) for r in found) for name in _names(found)}

@@ -29,7 +29,7 @@ COLUMNS = (
     "bench", "model", "weights", "subject", "label", "params", "stage", "context", "batch", "budget", "budget_tokens",
     "op_sizes", "status", "reason", "n", "disturbed", "median_us", "p5_us", "p95_us", "reference", "ratio",
     "ratio_low", "ratio_high", "bytes_min", "floor_us", "fraction", "gb_per_s", "tokens_per_s", "expected_bytes",
-    "peak_bytes", "launch", "sm_clock_low_mhz", "sm_clock_high_mhz", "device", "revision",
+    "peak_bytes", "sm_clock_low_mhz", "sm_clock_high_mhz", "device", "revision",
 )  # fmt: skip
 _INTEGERS = (
     "context", "batch", "budget_tokens", "n", "disturbed", "bytes_min", "expected_bytes", "peak_bytes",
@@ -88,6 +88,7 @@ def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig, c
 def speed_table(records: Iterable[SpeedRecord], confidence: float, resamples: int) -> pd.DataFrame:
     """One row a record: medians, intervals of the ratio, floors from the best read rate seen on the same device.
 
+    Launch settings stay in the records, where they are half of all bytes.
     Disturbed samples are counted and left out of every statistic.
     """
     found = list(records)
@@ -162,11 +163,10 @@ def _row(record: SpeedRecord, ceilings: dict[str, float], confidence: float, res
         "tokens_per_s": _tokens(record) / us.value * 1e6 if _tokens(record) and timed else None,
         "expected_bytes": record.expected_bytes,
         "peak_bytes": record.peak_bytes,
-        "launch": json.dumps(record.launch, sort_keys=True),
         "sm_clock_low_mhz": clocks[0],
         "sm_clock_high_mhz": clocks[1],
         "device": record.provenance.device,
-        "revision": record.provenance.revision + ("-dirty" if record.provenance.dirty else ""),
+        "revision": record.provenance.short_revision,
     }
 
 

@@ -22,7 +22,7 @@ STEP = "step"
 SPECULATIVE_STEP = "speculative_step"
 _TEXT = (
     *("bench", "model", "weights", "subject", "label", "params", "stage", "budget", "op_sizes", "status", "reason"),
-    *("reference", "launch", "device", "revision", "axis", "verdict", "part"),
+    *("reference", "device", "revision", "axis", "verdict", "part"),
 )
 _FRAMES: dict[str, tuple[str, ...]] = {
     "growth": (

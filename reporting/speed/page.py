@@ -157,15 +157,17 @@ def provenance(speed: Speed, records: Iterable[SpeedRecord]) -> dict[str, list[t
     clocks = table[["sm_clock_low_mhz", "sm_clock_high_mhz"]].dropna().astype(int)
     seen = {
         "device": Counter(table["device"].dropna()),
-        "code revision": Counter(table["revision"].dropna()),
+        "code revision": Counter(),
         "SM clock while timing (MHz), lowest": Counter(f"{low:,}" for low in clocks["sm_clock_low_mhz"]),
         "SM clock while timing (MHz), highest": Counter(f"{high:,}" for high in clocks["sm_clock_high_mhz"]),
     }
     for record in records:
+        origin = record.provenance
         for name, value in {
-            "number format": record.provenance.dtype,
+            "code revision": origin.revision + ("+dirty" if origin.dirty else ""),
+            "number format": origin.dtype,
             "lower clocks, as the driver said": record.throttle,
-            **dict(sorted(record.provenance.versions.items())),
+            **dict(sorted(origin.versions.items())),
         }.items():
             if value is not None:
                 seen.setdefault(name, Counter())[value] += 1
