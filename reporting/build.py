@@ -35,6 +35,7 @@ from longdecode.reporting import (
     verdicts,
     wording,
 )  # fmt: skip
+from longdecode.reporting.compact_html import column_names, column_rules, compact
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.lossless import LOSSLESS, matrix
@@ -118,11 +119,11 @@ class _Build:
         self.matrix = matrix(results_dir)
         self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, paged)
         self.common = self._common()
+        self.columns: set[str] = set()
 
     def everything(self) -> None:
         """Write every page."""
-        for name in ("style.css", "tables.js"):
-            shutil.copyfile(_HERE / "templates" / name, self.folder / name)
+        shutil.copyfile(_HERE / "templates" / "tables.js", self.folder / "tables.js")
         self._index()
         for suite in self.results.suites:
             self._suite(suite)
@@ -141,6 +142,8 @@ class _Build:
         self._provenance()
         self._data()
         self._figure_index()
+        style = (_HERE / "templates" / "style.css").read_text("utf-8")
+        (self.folder / "style.css").write_text(style + column_rules(self.columns, style), "utf-8")
 
     def _index(self) -> None:
         self._page(
@@ -310,9 +313,9 @@ class _Build:
     def _figure_index(self) -> None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["name", "title", "svg", "data", "caption"])
+        writer.writerow(["name", "title", "svg", "data", "same_in_every_row", "caption"])
         for f in self.figures.written:
-            writer.writerow([f.name, f.title, f.wide, f.data, f.caption])
+            writer.writerow([f.name, f.title, f.wide, f.data, f.same, f.caption])
         (self.folder / "figures" / "index.csv").write_text(text.getvalue(), "utf-8")
 
     def _common(self) -> dict[str, Any]:
@@ -357,7 +360,8 @@ class _Build:
 
     def _page(self, template: str, name: str, heading: str, description: str, **values: Any) -> None:
         page = self.environment.get_template(template)
-        text = page.render(**self.common, page=name, heading=heading, description=description, **values)
+        text = compact(page.render(**self.common, page=name, heading=heading, description=description, **values))
+        self.columns |= column_names(text)
         (self.folder / name).write_text(text, encoding="utf-8")
 
 

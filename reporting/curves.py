@@ -37,7 +37,9 @@ def along_generation(results: Results, writer: FigureWriter, model: str, suite: 
     binned = pd.DataFrame(_bins(results, model, task, context, width))
     budgets = _selected(curves)
     panels = [_along_panel(results, writer.looks, curves, binned, text, width) for text in budgets]
-    data = pd.concat([curves.assign(drawn_as="question"), binned.assign(drawn_as=f"mean of {width}")])
+    dots = curves.assign(drawn_as="question", low=math.nan, high=math.nan)
+    both = pd.concat([*([dots] if width > 1 else []), binned.assign(drawn_as=f"mean of {width}")])
+    data = both[both["budget"].isin([*budgets, *_reference_budgets(results, curves)])]
     fields = {
         "name": task,
         "context": f"{context:,}",
@@ -61,7 +63,8 @@ def loss_by_position(results: Results, writer: FigureWriter, model: str, task: s
     fields = {"name": task, "context": f"{context:,}", "unit": unit}
     words = Words("loss_by_position", about, {**_spread(results, curves), **fields})
     layout = Layout("position (stretch of the scored text, 1 = first)", unit_label(unit), wide=4)
-    return writer.write(f"position-{slug(model)}-{slug(task)}", words, panels, curves, layout)
+    data = curves[curves["budget"].isin([*budgets, *_reference_budgets(results, curves)])]
+    return writer.write(f"position-{slug(model)}-{slug(task)}", words, panels, data, layout)
 
 
 def _fixed_length_task(curves: pd.DataFrame) -> str | None:
@@ -81,6 +84,10 @@ def _selected(curves: pd.DataFrame) -> list[str]:
     if len(budgets) <= MAX_PANELS:
         return budgets or ["full"]
     return [budgets[round(i)] for i in np.linspace(0, len(budgets) - 1, MAX_PANELS)]
+
+
+def _reference_budgets(results: Results, curves: pd.DataFrame) -> set[str]:
+    return set(curves.loc[curves["method"].map(results.kind) == REFERENCE_METHOD, "budget"])
 
 
 def _bins(results: Results, model: str, task: str, context: int, width: int) -> list[dict[str, object]]:

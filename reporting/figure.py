@@ -24,6 +24,7 @@ from matplotlib.patches import Patch
 
 from longdecode.reporting.compact_svg import compact
 from longdecode.reporting.drawing import unit_note
+from longdecode.reporting.figure_data import write_data
 from longdecode.reporting.identity import DARK, FAINT, GRID, INK, MUTED, PAPER, Look
 
 _FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
@@ -72,7 +73,10 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A written figure, as pages show it; ``caption`` and ``alt`` are plain text, sizes are in CSS pixels."""
+    """A written figure, as pages show it; ``caption`` and ``alt`` are plain text, sizes are in CSS pixels.
+
+    ``same`` names the columns that its data leaves out because every row has the same value there.
+    """
 
     name: str
     title: str
@@ -80,6 +84,7 @@ class Figure:
     alt: str
     wide_size: tuple[int, int]
     narrow_size: tuple[int, int]
+    same: str = ""
 
     @property
     def wide(self) -> str:
@@ -93,7 +98,7 @@ class Figure:
 
     @property
     def data(self) -> str:
-        """Path of the CSV with every number that is drawn."""
+        """Path of the CSV with every number that is drawn, apart from what is ``same``."""
         return f"figures/{self.name}.csv"
 
 
@@ -158,9 +163,9 @@ class FigureWriter:
         looks = legend if legend is not None else self._named(set(data["method"]))
         path = self.folder / f"{name}.svg"
         sizes = _draw(path, texts["title"], texts["alt"], panels, looks, layout)
-        data.to_csv(self.folder / f"{name}.csv", index=False, float_format="%.9g", lineterminator="\n")
+        same = write_data(self.folder / f"{name}.csv", data)
         caption = f"{texts['caption']} {words.about}"
-        figure = Figure(name, texts["title"], caption, texts["alt"], *sizes)
+        figure = Figure(name, texts["title"], caption, texts["alt"], *sizes, same)
         self.written.append(figure)
         return figure
 

@@ -16,7 +16,7 @@ from longdecode.reporting.wording import is_fraction, listing, scale, short_toke
 
 DATA_COLUMNS = [
     *("model", "suite", "task", "metric", "unit", "method", "budget", "budget_tokens", "share", "context"),
-    *("n", "value", "low", "high", "diff_to_full", "diff_low", "diff_high", "status"),
+    *("n", "value", "low", "high", "status"),
 ]
 _BUDGET = "budget (% of the context)"
 

@@ -22,6 +22,11 @@ from longdecode.reporting.tables import score_table
 
 INLINE = {"a", "span", "b", "code", "strong", "em", "sup"}
 VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
+IMPLIED = {
+    "td": ("td", "th"), "th": ("td", "th"), "tr": ("td", "th", "tr"), "tbody": ("td", "th", "tr", "thead", "tbody"),
+    "/table": ("td", "th", "tr", "thead", "tbody"),
+}  # fmt: skip
+"""Open elements that a tag closes, as HTML has it."""
 LOADING = {("img", "src"), ("source", "srcset"), ("link", "href"), ("script", "src"), ("iframe", "src")}
 PAGES = [
     "index", "traffic", "speed", "speed-tables", "transfer", "fair-play", "data", "provenance", "samples-mini-recall",
@@ -45,12 +50,19 @@ class Page(HTMLParser):
         assert not self.open, f"{path.name}: left open: {self.open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._imply(tag)
         assert len({name for name, _ in attrs}) == len(attrs), f"{self.path.name}: <{tag}> repeats an attribute"
         self.elements.append((tag, {name: value or "" for name, value in attrs}))
         if tag not in VOID:
             self.open.append(tag)
 
+    def _imply(self, tag: str) -> None:
+        while self.open and self.open[-1] in IMPLIED.get(tag, ()):
+            self.open.pop()
+            self.text.append(" ")
+
     def handle_endtag(self, tag: str) -> None:
+        self._imply(f"/{tag}")
         self.text.append("" if tag in INLINE else " ")
         assert self.open and self.open[-1] == tag, f"{self.path.name}: </{tag}> closes {self.open[-1:]}"
         self.open.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +32,20 @@ def both(folder: Path) -> str:
 def links(folder: Path) -> set[str]:
     """Files that the pages of a report link to."""
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.html")]
-    found = {link.split("#")[0] for text in texts for link in re.findall(r'(?:href|src|srcset)="([^"]+)"', text)}
+    found = {link.split("#")[0] for text in texts for link in re.findall(r'(?:href|src|srcset)="?([^"\s>]+)', text)}
     return {link for link in found if link and ":" not in link}
+
+
+def figure_rows(path: Path) -> pd.DataFrame:
+    """A figure's data with the columns that the index of figures says once."""
+    index = pd.read_csv(path.with_name("index.csv"), keep_default_na=False).set_index("data")
+    same = dict(
+        part.split("=", 1) for part in index.at[f"figures/{path.name}", "same_in_every_row"].split("; ") if part
+    )
+    head, *lines = path.read_text(encoding="utf-8").splitlines()
+    assert not set(same) & set(head.split(","))
+    text = "\n".join([",".join([head, *same]), *(",".join([line, *same.values()]) for line in lines)])
+    return pd.read_csv(io.StringIO(text), dtype={"budget": str})
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +111,7 @@ def test_the_summary_names_device_ceiling_and_what_was_disturbed(speed: pd.DataF
 
 def test_the_page_has_ten_tables_at_most_and_a_list_of_contents(report: Path) -> None:
     text = (report / "speed.html").read_text(encoding="utf-8")
-    assert 0 < text.count("<table") <= 10 and '<ol class="contents">' in text
+    assert 0 < text.count("<table") <= 10 and "<ol class=contents>" in text
 
 
 def test_holes_are_holes(speed: pd.DataFrame, page: str) -> None:
@@ -128,7 +141,7 @@ def test_the_stock_loop_is_a_row_and_no_denominator(speed: pd.DataFrame, page: s
     assert times in page and "No other ratio is taken against it" in page
     assert not (speed["reference"] == "hf_full").any()
     for path in (report / "figures").glob("speed-*.csv"):
-        data = pd.read_csv(path)
+        data = figure_rows(path)
         assert "label" not in data or not (data["label"] == "hf_full").any(), path.name
 
 
@@ -137,7 +150,7 @@ def test_figures_draw_what_the_table_holds(speed: pd.DataFrame, report: Path, na
     paths = sorted((report / "figures").glob(f"speed-{name}-*.csv"))
     assert paths
     for path in paths:
-        data = pd.read_csv(path, dtype={"budget": str})
+        data = figure_rows(path)
         keys = [key for key in (*KEYS, "subject", "reference") if key in data]
         bench = speed[speed["bench"] == ("kernel" if name == "kernels" else "decode")]
         joined = data.merge(bench, on=keys, how="left", suffixes=("", "_table"))
@@ -148,7 +161,7 @@ def test_figures_draw_what_the_table_holds(speed: pd.DataFrame, report: Path, na
 
 
 def test_bars_add_up_to_the_step(speed: pd.DataFrame, report: Path) -> None:
-    data = pd.read_csv(report / "figures" / "speed-breakdown-llama3-8b.csv", dtype={"budget": str})
+    data = figure_rows(report / "figures" / "speed-breakdown-llama3-8b.csv")
     assert set(data["part"]) == {"weights", "selection", "attention", "rest"}
     for key, rows in data.groupby(["label", "budget", "context", "batch"]):
         label, budget, context, batch = key
