@@ -21,7 +21,7 @@ class Launch:
     """Entries of a list that a program compares with all slots at a time, and its warps."""
 
     entries: int = 64
-    num_warps: int = 4
+    num_warps: int = 8
 
 
 def choose_launch(slots: int) -> Launch:
@@ -58,7 +58,8 @@ def claim_slots_kernel(
         b_block = tl.load(p_indices + o_entry * index_entry, mask=o_entry < count, other=-1)
         valid = (b_block >= 0) & (b_block <= newest)
         b_match = (b_block[:, None] == b_held[None, :]) & valid[:, None]
-        b_wanted = tl.maximum(b_wanted, tl.max(b_match.to(tl.int32), 0))
+        b_at = tl.min(tl.where(b_match, o_slot[None, :], BLOCK_SLOTS), 1)
+        b_wanted = tl.maximum(b_wanted, tl.max((b_at[:, None] == o_slot[None, :]).to(tl.int32), 0))
     spoken = (b_wanted > 0) | (o_slot >= slots - 1)
     b_age = tl.sort(tl.where(spoken, _NEVER, (b_used + 1) * BLOCK_SLOTS + o_slot))
     b_victim = (b_age % BLOCK_SLOTS).to(tl.int32)

@@ -42,10 +42,10 @@ class BlockQueue:
 def claim_slots(indices: Tensor, counts: Tensor, residents: Residents, queue: BlockQueue, blocks: int) -> Tensor:
     """Return the slot of every listed block; queue the missing ones into the slots that were unused the longest.
 
-    A listed block that some slot holds stays there (the lowest slot, where several hold it). The ``i``-th missing
-    block of a list takes the ``i``-th slot that is neither listed nor the last, in the order of ``used`` and then of
-    slots. Entries outside ``0 .. newest`` are ignored, ``newest`` being the block in the last slot; so are missing
-    blocks for which no slot is left. Changes ``residents`` and ``queue`` in place.
+    A listed block that some slot holds stays there (the lowest slot, where several hold it; the others are free). The
+    ``i``-th missing block of a list takes the ``i``-th slot that holds none of these and is not the last, in the order
+    of ``used`` and then of slots. Entries outside ``0 .. newest`` are ignored, ``newest`` being the block in the last
+    slot; so are missing blocks for which no slot is left. Changes ``residents`` and ``queue`` in place.
 
     Args:
         indices: ``[B, Hkv, N]`` int64 block numbers, any strides.
@@ -66,14 +66,15 @@ def claim_slots(indices: Tensor, counts: Tensor, residents: Residents, queue: Bl
     place = torch.arange(slots, device=held.device)
     valid = before(counts, width) & (indices >= 0) & (indices <= held[..., -1:])
     match = valid[..., None] & (indices[..., None] == held[:, :, None])
-    hit, wanted = match.any(dim=3), match.any(dim=2)
+    hit, at = match.any(dim=3), match.to(torch.uint8).argmax(dim=3)
+    wanted = (match & (at[..., None] == place)).any(dim=2)
     age = torch.where(wanted | (place == slots - 1), NEVER, (used + 1) * slots + place)
     victims = age.argsort(dim=2)
     missing = valid & ~hit
     rank = missing.long().cumsum(dim=2) - 1
     claimed = missing & (rank < (age != NEVER).sum(dim=2, keepdim=True))
     fresh = victims.gather(2, rank.clamp(0, slots - 1))
-    chosen = torch.where(hit, match.to(torch.uint8).argmax(dim=3), torch.where(claimed, fresh, 0))
+    chosen = torch.where(hit, at, torch.where(claimed, fresh, 0))
 
     now = residents.clock.expand_as(used)
     column = torch.where(claimed, fresh, slots)

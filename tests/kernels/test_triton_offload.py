@@ -116,6 +116,9 @@ def test_lists_without_room_or_sense_do_no_harm(claim: Claim) -> None:
     assert got.tolist() == [[[2, 0]]] and int(queue.count) == 3
     claim(whole([[[1, 2]]]), whole([[0]]), residents, queue, 10)
     assert held.tolist() == [[[4, 4, 7, 9]]] and int(queue.count) == 3
+    # A block that stands in two slots needs one: the other is free for what is missing.
+    got = claim(whole([[[1, 4, 7, 9]]]), whole([[4]]), residents, queue, 10)
+    assert got.tolist() == [[[1, 0, 2, 3]]] and held.tolist() == [[[4, 1, 7, 9]]] and int(queue.count) == 4
 
 
 @pytest.mark.parametrize("take", [naive.values_in_slots, values_in_slots_gpu], ids=["naive", "triton"])
