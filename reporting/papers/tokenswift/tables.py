@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
 from longdecode.evals.records import Record
 from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
@@ -199,31 +197,6 @@ def law(inputs: PaperInputs) -> list[Block]:
              "Exact rule, drawn", "Positions")  # fmt: skip
     table = Cells(words["caption"], heads, rows, frozenset({2, 3, 4, 6, 7, 8}))
     return [Prose(words["text"]), table if rows else inputs.missing(words["missing"], "generate")]
-
-
-def heads(inputs: PaperInputs) -> list[Block]:
-    """Return the heads' accuracy on unseen books beside a pair table's, and their last loss beside print."""
-    words, rows, losses = inputs.words("heads"), list[list[str]](), list[Compared]()
-    for path in sorted((inputs.folder / "heads").glob("*/*/*/accuracy.csv")):
-        model, kind, init = path.parts[-4:-1]
-        for row in pd.read_csv(path).to_dict("records"):
-            shown = [wording.number(100 * row[name], 1) for name in ("top1", "pair_top1", "top2", "top3")]
-            rows.append([model, kind, init, str(row["head"]), *shown])
-        last = pd.read_csv(path.parent / "curve.csv").iloc[-1]
-        if kind == "chained":
-            for head in (1, 2, 3):
-                printed = inputs.published.figure("heads", f"head_{head}", model=PRINTED_MODEL)
-                loss = wording.number(last[f"loss_{head}"], 3)
-                of = [f"{model}, {init}", str(head)]
-                losses.append(compared(of, printed, loss, "", "other model", "muted", "other tokens"))
-    if not rows:
-        return [Prose(words["text"]), inputs.missing(words["missing"], "heads")]
-    heads_ = ("Model", "Kind", "Start", "Head", "Top 1, %", "Pair table, %", "Top 2, %", "Top 3, %")
-    return [
-        Prose(words["text"]),
-        Cells(words["caption"], heads_, rows, frozenset(range(3, 8))),
-        Comparison(words["losses"], ("Heads of", "Head"), losses, "nats"),
-    ]
 
 
 def one_text(inputs: PaperInputs) -> list[Block]:

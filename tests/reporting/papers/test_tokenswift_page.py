@@ -16,9 +16,11 @@ from longdecode.evals.records import Record
 from longdecode.evals.run_config import load_run_config
 from longdecode.evals.storage import write_records
 from longdecode.reporting.build import build_report
+from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.lossless import matrix
-from longdecode.reporting.papers.blocks import Cells
+from longdecode.reporting.papers.blocks import Cells, Comparison, Picture
 from longdecode.reporting.papers.registry import load_paper
+from longdecode.reporting.papers.tokenswift.heads import heads
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.texts import fulls, standing, value, written
 
@@ -161,3 +163,30 @@ def test_the_report_has_both_pages_and_the_text(
     assert "tokenswift_train --config profile=" in page and "0.452" in page
     (text,) = (tmp_path / "report" / "texts").glob("*.txt")
     assert text.read_text(encoding="utf-8").startswith("It was a dark night.") and text.name in page
+
+
+def test_heads_stand_beside_the_pair_table_and_their_curves_are_drawn(tmp_path: Path, no_drawing: None) -> None:
+    for start, first in (("zero", 0.5), ("normal", 0.25)):
+        trained = tmp_path / "heads" / "tiny" / "chained" / start
+        trained.mkdir(parents=True)
+        ranks = {f"{of}top{rank}": first + rank / 8 - bool(of) / 10 for rank in (1, 2, 3) for of in ("", "pair_")}
+        pd.DataFrame([{"head": 2} | ranks]).to_csv(trained / "accuracy.csv", index=False)
+        curve = pd.DataFrame({"step": [5, 10]} | {f"loss_{head}": [9.0, first + head] for head in (1, 2, 3)})
+        curve.to_csv(trained / "curve.csv", index=False)
+    paper = load_paper("tokenswift")
+    inputs: Any = SimpleNamespace(
+        folder=tmp_path, words=lambda part: paper.words[part], published=paper.published,
+        writer=FigureWriter(tmp_path / "pages", {}),
+    )  # fmt: skip
+    _, table, picture, losses = heads(inputs)
+    assert isinstance(table, Cells) and isinstance(picture, Picture) and isinstance(losses, Comparison)
+    assert [list(row) for row in table.rows] == [
+        ["tiny", "chained", "normal", "2", "37.5", "27.5", "50.0", "40.0", "62.5", "52.5"],
+        ["tiny", "chained", "zero", "2", "62.5", "52.5", "75.0", "65.0", "87.5", "77.5"],
+    ]
+    assert [(row.of[0], row.measured) for row in losses.rows][2:4] == [
+        ("tiny, normal", "3.250"),
+        ("tiny, zero", "1.500"),
+    ]
+    drawn = pd.read_csv(tmp_path / "pages" / picture.figure.data)
+    assert len(drawn) == 4 and set(drawn["start"]) == {"zero", "normal"}
