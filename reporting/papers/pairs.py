@@ -69,8 +69,10 @@ class Paired:
     p_value: float
 
     def sign(self, alpha: float) -> int:
-        """Return 1, -1, or 0 where the test does not reject a zero difference at ``alpha``."""
-        return 0 if self.p_value >= alpha else 1 if self.value > 0 else -1
+        """Return 1 or -1 where the test rejects a zero difference at ``alpha`` and the interval excludes it, else 0."""
+        if self.p_value >= alpha or self.low <= 0 <= self.high:
+            return 0
+        return 1 if self.value > 0 else -1
 
 
 def scored(records: Sequence[Record], measure: Measure = total_bytes) -> dict[Key, Sample]:
