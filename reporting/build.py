@@ -232,7 +232,8 @@ class _Build:
     def _method(self, label: str) -> None:
         results = self.results.without(self.results.ablations - {label})
         card = load_card(self.kinds[label])
-        scored, speed, ablation = label in results.labels, results.speed, label in self.results.ablations
+        speed, ablation = results.speed, label in self.results.ablations
+        scored = set(results.summary[results.summary["method"] == label]["model"]) if label in results.labels else set()
         sections = [
             (
                 model,
@@ -240,7 +241,8 @@ class _Build:
                 tables.method_table(results, model, label),
                 verdicts.board(results, model, [label]),
             )
-            for model in (results.models if scored else [])
+            for model in results.models
+            if model in scored
         ]
         drawn = None if ablation else self.figures
         timed = [] if speed is None else speed_page.method_sections(speed, drawn, label, self._timed_name)

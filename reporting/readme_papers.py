@@ -9,8 +9,9 @@ import pandas as pd
 
 from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.inputs import MOST_RESAMPLES
+from longdecode.reporting.papers.nosa.locality import lead_of
 from longdecode.reporting.results import Results, load_results
-from longdecode.reporting.wording import listing, number, ratio
+from longdecode.reporting.wording import interval, listing, number, ratio
 
 RESULTS = Path("results")
 TOKENS_A_STEP = 4.2
@@ -20,7 +21,7 @@ BUDGETS = {"256": "256 tokens", "1024": "1,024 tokens", "bytes=0.25": "25 % of F
 
 ANSWERS_AT = "1,024"
 
-_OTHER_PAGES = {"retro": ("reports/retro/paper-retro.html",)}
+_OTHER_PAGES = {"retro": ("reports/retro/paper-retro.html",), "nosa": ("reports/offload/paper-nosa.html",)}
 
 
 def paper_retro(real: Results) -> str:
@@ -44,7 +45,7 @@ def paper_retro(real: Results) -> str:
 
 
 def paper_nosa() -> str:
-    """Return NOSA's line: throughput at equal device memory."""
+    """Return NOSA's line: throughput at equal device memory, and its fork beside InfLLM-V2's."""
     said = (
         "block-sparse attention trained for locality, and a cache in host memory with it. In print its steps share "
         "94.4 % of their blocks, InfLLM-V2's 88.9 % (1B), and decoding is up to 5.04 times as fast as Full at equal "
@@ -57,9 +58,9 @@ def paper_nosa() -> str:
         f"Here, at the hit rates in print, 64K tokens and 8 GiB for all, over Full: {ratio(ratios['nosa_offload'])} "
         f"({ratio(ratios['nosa_spare32'])} with 32 spare slots), InfLLM-V2 {ratio(ratios['infllm2_offload'])}; "
         f"fetching a layer early is slower ({ratio(ratios['nosa_prefetch'])}). "
-        "Forks are not trained yet: `snakemake nosa_train`"
+        f"{_forks()}"
     )
-    return _line("NOSA (arXiv 2510.13602)", said, "nosa", "reports/offload/paper-nosa.html")
+    return _line("NOSA (arXiv 2510.13602)", said, "nosa")
 
 
 def paper_tokenswift() -> str:
@@ -105,6 +106,28 @@ def _printed_text() -> str:
         f"End to end it loses on so small a model: {ratio(full['ms'] / last['ms'])} times Full's speed over the first "
         f"{last['tokens']:,} tokens of a text, *as a job at 1c8d4b8 printed whose records were lost* "
         "(`results/tokenswift/printed.log`)"
+    )
+
+
+def _forks() -> str:
+    """Return the overlap and the look-ups of NOSA's fork beside those of InfLLM-V2's and of full attention."""
+    found = pd.read_csv(RESULTS / "nosa" / "locality.csv")
+    sides = [found[found["label"] == label] for label in ("nosa", "infllm2")]
+    value, low, high = (number(each, 1, signed=True) for each in lead_of(sides[0], sides[1]))
+    shares = [number(100 * side["gamma"].mean(), 1) for side in sides]
+    table = pd.read_csv(RESULTS / "nosa" / "summary.csv")
+    table = table[table["task"] == "ruler_niah_multikey_2"]
+    values, shown = list[float](), list[str]()
+    for model, method in (("fork-nosa", "nosa"), ("fork-infllm2", "infllm2"), ("fork-full", "full")):
+        row = table[(table["model"] == model) & (table["method"] == method)].iloc[0]
+        share, *bounds = (100 * float(row[name]) for name in ("value", "low", "high"))
+        values.append(share)
+        shown.append(f"{number(share, 1)} % {interval(bounds[0], bounds[1], 0)}")
+    worse = ", the least of the three" if values[0] < min(values[1:]) else ""
+    return (
+        f"Forks of SmolLM2 that read 1,024 of 4,096 tokens share {shares[0]} %, InfLLM-V2's {shares[1]} %: {value} "
+        f"points [{low}, {high}]. Look-ups (RULER multi-key 2): {shown[0]}{worse}, InfLLM-V2's fork {shown[1]}, "
+        f"the full fork with full attention {shown[2]}"
     )
 
 

@@ -128,7 +128,8 @@ def books(inputs: PaperInputs) -> list[Block]:
     words, blocks = inputs.words("books"), list[Block]()
     base = fork_of(inputs, "full")
     for place in places(inputs, BOOKS) if base else []:
-        full = samples(inputs, base.model if base else "", REFERENCE_METHOD, place)
+        if not (full := samples(inputs, base.model if base else "", REFERENCE_METHOD, place)):
+            continue
         own = {
             (fork, label): found
             for fork in forks(inputs)
@@ -142,7 +143,7 @@ def books(inputs: PaperInputs) -> list[Block]:
             for (fork, label), found in own.items()
             if nosa is not None and found is not nosa
         ]
-        if full and rows:
+        if rows:
             count = len({sample.problem for sample in full.values()})
             caption = words["caption"].format(task=next(iter(full))[1], books=count, **_named(place))
             blocks.append(Comparison(caption, ("Fork", "Method"), rows, "nats a token"))

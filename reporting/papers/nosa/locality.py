@@ -9,8 +9,11 @@ from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.nosa.forks import forks
+from longdecode.reporting.speed.targets import Verdict
 
 _DRAWS = 2000
+TARGET, STRETCH = 3.0, 5.5
+"""Points of overlap over InfLLM-V2's that were asked of NOSA beforehand, with an interval above 0."""
 
 
 def locality(inputs: PaperInputs) -> list[Block]:
@@ -58,12 +61,42 @@ def mean_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, floa
 
 def lead(inputs: PaperInputs) -> Compared | None:
     """Return NOSA's lead over InfLLM-V2 with its interval, for the claims."""
+    sides = _sides(inputs)
+    return _gaps(inputs, *sides)[0] if sides else None
+
+
+def target(inputs: PaperInputs) -> Verdict:
+    """Return the verdict on that lead, on forks of a small model."""
+    what = "Overlap of steps over InfLLM-V2's, forks of one checkpoint"
+    goals = (f"≥ {TARGET:g} points, interval above 0", f"≥ {STRETCH:g} points")
+    sides, row = _sides(inputs), lead(inputs)
+    if sides is None or row is None:
+        return Verdict(what, *goals, wording.DASH, "", "absent", "not measured")
+    value, low, _ = lead_of(*sides)
+    level, words = ("met", "target met") if value >= TARGET and low > 0 else ("missed", "missed")
+    if level == "met" and value >= STRETCH:
+        level, words = "stretch", "stretch target met"
+    return Verdict(what, *goals, f"{row.measured} points", row.interval, level, words)
+
+
+def lead_of(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, float, float]:
+    """Return a method's overlap minus another's with its interval over texts, in points, from rows of locality.csv."""
+    return mean_interval(_leads(ours, theirs, "gamma", "document").to_numpy())
+
+
+def _sides(inputs: PaperInputs) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+    """Return the rows of NOSA and of InfLLM-V2, where both were measured."""
     path = inputs.folder / "locality.csv"
     if not path.is_file():
         return None
     found = pd.read_csv(path)
-    sides = [found[found["method"] == name] for name in ("nosa", "infllm2")]
-    return _gaps(inputs, *sides)[0] if all(len(side) for side in sides) else None
+    ours, theirs = (found[found["method"] == name] for name in ("nosa", "infllm2"))
+    return (ours, theirs) if len(ours) and len(theirs) else None
+
+
+def _leads(ours: pd.DataFrame, theirs: pd.DataFrame, column: str, *keys: str) -> pd.Series:
+    """Return the differences of the means by some keys, in points."""
+    return 100 * (_means(ours, column, *keys) - _means(theirs, column, *keys)).dropna()
 
 
 def _row(inputs: PaperInputs, method: str, rows: pd.DataFrame | None, label: str = "") -> Compared:
@@ -85,10 +118,7 @@ def _gaps(inputs: PaperInputs, ours: pd.DataFrame, theirs: pd.DataFrame) -> list
     printed = inputs.published.figure("locality_gap", "points", bound="low")
     rows = []
     for column, name in (("gamma", "all blocks"), ("gamma_free", "blocks that are not forced")):
-        by_text, by_head = (
-            100 * (_means(ours, column, *keys) - _means(theirs, column, *keys)).dropna()
-            for keys in (("document",), ("layer", "head"))
-        )
+        by_text, by_head = (_leads(ours, theirs, column, *keys) for keys in (("document",), ("layer", "head")))
         value, low, high = mean_interval(by_text.to_numpy())
         shown = printed if column == "gamma" else None
         verdict = "above 0" if low > 0 else "below 0" if high < 0 else "cannot be told apart"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from longdecode.reporting.papers.nosa.forks import books, heads, parts, quality, trainings
-from longdecode.reporting.papers.nosa.locality import lead, locality
+from longdecode.reporting.papers.nosa.locality import lead, locality, target
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.equal_memory import EqualMemory
 from longdecode.reporting.papers.sections.method import method
@@ -37,7 +37,7 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method],
-        "targets": [TargetTable()],
+        "targets": [TargetTable(own=(target,))],
         "forks": [trainings],
         "quality": [quality],
         "books": [books],

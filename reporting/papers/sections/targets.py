@@ -46,15 +46,17 @@ class TargetTable:
     Args:
         quality: the targets on scores; those on speed are in reporting/bars.yaml.
         model: the model they were set for.
+        own: targets on what this paper alone measures; each returns its row.
     """
 
     quality: tuple[QualityTarget, ...] = ()
     model: str = "miniature"
+    own: tuple[Callable[[PaperInputs], Verdict], ...] = ()
 
     def __call__(self, inputs: PaperInputs) -> list[Block]:
         """Return the table, and how to fill it where a number is missing."""
         words = inputs.words("targets")
-        rows = [*inputs.targets]
+        rows = [*inputs.targets, *(target(inputs) for target in self.own)]
         rows += [self._row(inputs, target, longest) for target in self.quality for longest in (False, True)]
         found: list[Block] = [Prose(words["text"]), Targets(rows)]
         absent = not inputs.targets or any(row.level == "absent" for row in rows)

@@ -192,6 +192,8 @@ def test_locality_and_training_are_shown(whole: PaperPage) -> None:
     assert rows_of(shown[2])["nosa", "64 slots"].published == "3.58"
     (claim,) = [row for row in sections["claims"].blocks[1].rows if "Overlap" in row.of[0]]  # type: ignore[union-attr]
     assert claim.measured == "+5.0"
+    (target,) = [row for row in sections["targets"].blocks[1].rows if "Overlap" in row.what]  # type: ignore[union-attr]
+    assert (target.level, target.measured) == ("met", "+5.0 points")
     assert {"4.10 M", "3.1234", "95.5", "93.0"} <= set(texts(sections["forks"].blocks[1]))
 
 
@@ -205,5 +207,5 @@ def test_holes_name_the_command_that_fills_them(tmp_path: Path, lychee_run: Modu
     }
     assert holes["forks"] == "snakemake --cores 8 nosa_train --config profile=nosa"
     assert holes["locality"] == "snakemake --cores 8 nosa_locality --config profile=nosa"
-    assert "throughput" in holes
+    assert "throughput" in holes and "targets" in holes
     assert np.isfinite(paper.published.tables["speedups"].rows[0]["ratio"])
