@@ -7,7 +7,7 @@ steps gets heads made for it, once through the kernels in force and once through
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from longdecode.engine.speculation import PlacedTree
 from longdecode.engine.token_block import WHOLE, BlockHeads, TokenBlock
 from longdecode.kernels import dispatch
 from longdecode.kernels.rope import rotate
+from longdecode.methods.paged import PagedMethod
 from longdecode.methods.registry import get_method, load_card
 
 LAYERS = 7
@@ -103,7 +104,8 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: Sequen
     """Start a method on a filled cache and run its blocks, every layer on heads of its own.
 
     Args:
-        replayed: lists that are read in the place of those chosen, so that a near-tie decides no output.
+        replayed: lists that are taken in the place of those chosen, so that a near-tie decides no output. A method of
+            pages goes on from its choice: how long a union of choices is, for one, hangs on how a tie was broken.
     """
     generator = torch.Generator(shape.device).manual_seed(seed)
     config, device = shape.config, shape.device
@@ -114,17 +116,21 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: Sequen
     aims /= aims.norm(dim=-1, keepdim=True)
     state = _start(method, shape, lengths, aims, generator)
     lists: list[Selection | None] = []
-    select = method.select
 
-    def recorded(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
-        chosen = select(layer, q, state)
-        copy = chosen and Selection(chosen.indices.clone(), chosen.counts.clone(), chosen.block_size, chosen.uneven)
-        lists.append(copy)
-        return replayed[len(lists) - 1] if chosen and replayed else chosen
+    def recorded(hook: Callable[[int, Tensor, DecodeState], Selection | None]) -> Callable[..., Selection | None]:
+        def choose(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
+            chosen = hook(layer, q, state)
+            copy = chosen and Selection(chosen.indices.clone(), chosen.counts.clone(), chosen.block_size, chosen.uneven)
+            lists.append(copy)
+            return replayed[len(lists) - 1] if chosen and replayed else chosen
+
+        return choose
+
+    hooks = ("choose", "select") if isinstance(method, PagedMethod) else ("select",)
 
     outputs = []
     rope = RopeTable(config, device)
-    vars(method)["select"] = recorded
+    vars(method).update({name: recorded(getattr(method, name)) for name in hooks})
     try:
         for step, block in enumerate(_blocks(method, state)):
             state.begin(block, method)
@@ -136,7 +142,8 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: Sequen
             state.end(method)
             state.accept(torch.zeros_like(state.cache.positions) if method.draft else None)
     finally:
-        del vars(method)["select"]
+        for name in hooks:
+            del vars(method)[name]
     return _Run(outputs, lists)
 
 

@@ -16,7 +16,7 @@ from longdecode.engine.errors import GateError
 from longdecode.evals.throughput.models import shape_config
 from longdecode.kernels import dispatch
 from longdecode.kernels.dispatch import VARIABLE
-from longdecode.methods import conformance_launches
+from longdecode.methods import conformance_launches, paged
 from longdecode.methods.conformance import check_method
 from longdecode.methods.conformance_launches import Place, check_launches, landmarks
 from longdecode.methods.registry import get_method, load_card, method_names
@@ -97,6 +97,35 @@ def test_a_selector_that_misses_late_pages_is_caught(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(quest, "select", select)
     with pytest.raises(GateError, match="entries of a list are not in its definition's"):
         checked("quest", torch.float32)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_tie_broken_otherwise_fails_no_union_of_pages(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice that takes one page for another of nearly its score makes a union longer or shorter."""
+    right, generator = paged.page_score, torch.Generator().manual_seed(seed)
+
+    def rounded(*given: Any, **options: Any) -> Tensor:
+        scores = right(*given, **options)
+        return scores * (1 + 1e-3 * torch.randn(scores.shape, generator=generator)) if in_force() else scores
+
+    monkeypatch.setattr(paged, "page_score", rounded)
+    checked("page_union", torch.float32)
+
+
+@pytest.mark.parametrize(("hook", "name"), [("choose", "quest"), ("choose", "page_union"), ("select", "page_union")])
+def test_a_list_of_a_wrong_length_is_caught(hook: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = get_method(name)
+    right = getattr(method, hook)
+
+    def shorter(self: Any, layer: int, q: Tensor, state: Any) -> Selection | None:
+        chosen: Selection | None = right(self, layer, q, state)
+        if chosen is not None and in_force():
+            chosen.counts = chosen.counts - torch.eye(1, chosen.counts.shape[1], dtype=torch.int64)[0]
+        return chosen
+
+    monkeypatch.setattr(method, hook, shorter)
+    with pytest.raises(GateError, match="lists have other lengths"):
+        checked(name, torch.float32)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
