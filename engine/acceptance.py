@@ -10,6 +10,7 @@ from torch import Tensor
 from longdecode.engine.sampling import gumbel_noise, uniform_noise
 from longdecode.engine.sequences import Sequences
 from longdecode.engine.speculation import AcceptRule, PlacedTree
+from longdecode.kernels.tree_walk import tree_walk
 
 _PATH_NOISE = 0x3C6EF372FE94F82B
 _BONUS_NOISE = 0x1F83D9ABFB41BD6B
@@ -24,13 +25,11 @@ class Accepted:
         rows: ``[B, depth + 1]`` int64, the rows along it; past ``counts`` any.
         chosen: ``[B, depth + 1]`` int64, the token chosen after each of these rows.
         counts: ``[B]`` int64, tokens chosen: the accepted drafts and one more.
-        logits: ``[B, depth + 1, V]`` float32 of ``rows``.
     """
 
     rows: Tensor
     chosen: Tensor
     counts: Tensor
-    logits: Tensor
 
 
 def accept(
@@ -46,45 +45,30 @@ def accept(
         rule: ``exact`` gives the tokens of plain decoding under the same noise. ``faithful`` and ``released`` are
             TokenSwift's: one draw for each path and depth, which is not the target's law.
     """
-    if rule == "exact":
-        return _chain(nodes, logits, sequences) if placed.tree.is_chain else _walk(placed, nodes, logits, sequences)
-    return _by_paths(placed, nodes, logits, sequences, released=rule == "released")
-
-
-def _chain(nodes: Tensor, logits: Tensor, sequences: Sequences) -> Accepted:
-    """Choose after all rows at once: every one lies on the only path."""
-    logits = logits.float()
-    chosen = sequences.choose(logits, nodes)
-    agreed = (nodes == chosen[:, :-1]).long().cumprod(dim=1).sum(dim=1)
-    return Accepted(torch.arange(chosen.shape[1], device=nodes.device).expand_as(chosen), chosen, agreed + 1, logits)
+    if rule != "exact":
+        return _by_paths(placed, nodes, logits, sequences, released=rule == "released")
+    if placed.tree.is_chain or sequences.sampling.is_simple:
+        chosen = sequences.choose_in_tree(placed, nodes, logits.float())
+        return Accepted(*tree_walk(chosen, nodes, placed.ancestors, placed.depths))
+    return _walk(placed, nodes, logits, sequences)
 
 
 def _walk(placed: PlacedTree, nodes: Tensor, logits: Tensor, sequences: Sequences) -> Accepted:
     """Draw once after the newest token, go on at the drafts that carry the token drawn, and so on.
 
-    Rows with the same tokens before them stand for one node: of several the first is read. So equal prefixes of
-    different branches are merged, and only the rows along the path go through the sampling.
+    Serves the rules that sort a vocabulary: only the rows along the path go through the sampling.
     """
-    batch, rows = logits.shape[:2]
-    index = torch.arange(rows, device=nodes.device)
-    alive = (index == 0).expand(batch, rows)
-    row = torch.zeros_like(sequences.counts)
-    counts = torch.ones_like(row)
-    path, chosen, read = list[Tensor](), list[Tensor](), list[Tensor]()
+    undrawn, vocab = -2, logits.shape[2]
+    drawn = torch.full((len(nodes), placed.tree.rows), undrawn, dtype=torch.int64, device=nodes.device)
+    path = Accepted(*tree_walk(drawn, nodes, placed.ancestors, placed.depths))
     for depth in range(placed.tree.depth + 1):
-        path.append(row)
-        here = logits.gather(1, row[:, None, None].expand(-1, 1, logits.shape[2])).float()
-        read.append(here)
-        token = sequences.choose(here, torch.stack(chosen, dim=1) if chosen else None, depth)
-        # A finished row may read anything and choose no token at all.
-        chosen.append(token[:, 0].clamp(0, logits.shape[2] - 1))
-        if depth < placed.tree.depth:
-            follows = alive[:, placed.parents] & (nodes == token)
-            alive = torch.cat((torch.zeros_like(alive[:, :1]), follows), dim=1)
-            first = torch.where(alive, index, rows).amin(dim=1)
-            counts += first < rows
-            row = torch.where(first < rows, first, row)
-    return Accepted(torch.stack(path, dim=1), torch.stack(chosen, dim=1), counts, torch.cat(read, dim=1))
+        row = path.rows[:, depth : depth + 1]
+        here = logits.gather(1, row[..., None].expand(-1, -1, vocab)).float()
+        token = sequences.choose(here, path.chosen[:, :depth], depth)
+        known = drawn.gather(1, row)  # the path may have ended before
+        drawn = drawn.scatter(1, row, torch.where(known == undrawn, token, known))
+        path = Accepted(*tree_walk(drawn, nodes, placed.ancestors, placed.depths))
+    return path
 
 
 def _by_paths(placed: PlacedTree, nodes: Tensor, logits: Tensor, sequences: Sequences, released: bool) -> Accepted:
@@ -132,5 +116,4 @@ def _by_paths(placed: PlacedTree, nodes: Tensor, logits: Tensor, sequences: Sequ
     bonus = after.argmax(dim=1, keepdim=True)
     bonus = torch.where(is_forced[:, 0].gather(1, longest), forced[:, 0].gather(1, longest), bonus)
     chosen = torch.cat((tokens.gather(1, path[:, 1:]), bonus), dim=1).scatter(1, longest, bonus)
-    along = logits.gather(1, path[..., None].expand(-1, -1, vocab))
-    return Accepted(path, chosen, longest[:, 0] + 1, along)
+    return Accepted(path, chosen, longest[:, 0] + 1)

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from longdecode.engine.errors import ConfigError
 from longdecode.kernels.argmax import argmax
+from longdecode.kernels.draw import DrawRule, Noise, draw, gumbel_noise, penalised, uniform_noise
 
-_GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
-_MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
-_MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+__all__ = ["Sampling", "filtered_logits", "gumbel_noise", "penalised", "uniform_noise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +71,25 @@ class Sampling:
         """
         if self.penalty > 1 and history is None:
             raise ConfigError("a penalty needs the tokens before the draw")
-        if self.temperature == 0:
-            return argmax(self._penalised(logits, history))
-        return self.scores(logits, seeds, positions, history).argmax(dim=-1)
+        return self.best(logits, 1, seeds, positions, history)[:, 0]
 
-    def scores(self, logits: Tensor, seeds: Tensor, positions: Tensor, history: Tensor | None = None) -> Tensor:
-        """Return the scores ``[N, V]`` whose largest one is the token drawn; arguments as in ``choose``.
+    def best(self, logits: Tensor, count: int, seeds: Tensor, positions: Tensor, history: Tensor | None) -> Tensor:
+        """Return the tokens ``[N, count]`` int64 that ``choose`` prefers, best first; arguments as there.
 
         Without a history nothing is penalised.
         """
-        if self.temperature == 0:
-            return self._penalised(logits, history)
-        return self.processed(logits, history).double() + gumbel_noise(seeds, positions, logits.shape[-1])
+        if self.is_simple:
+            noise = Noise(seeds, positions) if self.temperature > 0 else None
+            return draw(logits, count, DrawRule(self.temperature, self.min_p, self.penalty), noise, history)
+        scores = self.processed(logits, history).double() + gumbel_noise(seeds, positions, logits.shape[-1])
+        return scores.argmax(dim=-1)[:, None] if count == 1 else scores.topk(count, dim=1).indices
+
+    @property
+    def is_simple(self) -> bool:
+        """Return true where ``kernels.draw`` knows the rule: a penalty, a temperature and min-p alone."""
+        return self.temperature == 0 or (
+            self.top_p == 1 and self.eta == 0 and (self.min_p == 0 or self.min_tokens == 1)
+        )
 
     def processed(self, logits: Tensor, history: Tensor | None = None) -> Tensor:
         """Return logits ``[N, V]`` whose softmax is the law of the draw; without a history nothing is penalised."""
@@ -95,14 +101,6 @@ class Sampling:
 
     def _penalised(self, logits: Tensor, history: Tensor | None) -> Tensor:
         return penalised(logits, history, self.penalty) if self.penalty > 1 and history is not None else logits
-
-
-def penalised(logits: Tensor, history: Tensor, penalty: float) -> Tensor:
-    """Logits ``[N, V]`` with those of the tokens in ``history`` ``[N, W]`` moved down; ``-1`` names no token."""
-    padded = torch.cat((logits, logits.new_zeros(len(logits), 1)), dim=1)
-    index = torch.where(history < 0, logits.shape[1], history)
-    seen = padded.gather(1, index)
-    return padded.scatter(1, index, torch.where(seen > 0, seen / penalty, seen * penalty))[:, :-1]
 
 
 def filtered_logits(logits: Tensor, top_p: float, min_p: float, eta: float = 0.0, min_tokens: int = 1) -> Tensor:
@@ -128,34 +126,3 @@ def filtered_logits(logits: Tensor, top_p: float, min_p: float, eta: float = 0.0
 def _last_of(values: Tensor, count: int) -> Tensor:
     """The smallest of each row's ``count`` largest values, ``[N, 1]``."""
     return values.amax(dim=-1, keepdim=True) if count == 1 else values.topk(min(count, values.shape[-1])).values[:, -1:]
-
-
-def gumbel_noise(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
-    """Standard Gumbel noise ``[B, vocab]`` float64, a pure function of (seed, position, vocabulary index).
-
-    A token drawn with it does not depend on the rest of the batch, on the device or on what was drawn before, so that
-    batched, single and speculative runs can be compared token by token.
-
-    Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators" (SplitMix64's finalizer).
-    """
-    return -torch.log(-torch.log(uniform_noise(seeds, positions, vocab)))
-
-
-def uniform_noise(seeds: Tensor, positions: Tensor, width: int) -> Tensor:
-    """Uniform noise between 0 and 1, ``[B, width]`` float64, a pure function of (seed, position, index)."""
-    row = _mix(_mix(seeds * _GOLDEN + 1) + positions * _GOLDEN)
-    index = torch.arange(1, width + 1, device=seeds.device)
-    bits = _shift_right(_mix(row[:, None] + index * _GOLDEN), 11)
-    return (bits.double() + 0.5) * 2.0**-53
-
-
-def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finalizer; int64 products wrap modulo 2^64 as the unsigned ones do."""
-    z = (z ^ _shift_right(z, 30)) * _MIX_1
-    z = (z ^ _shift_right(z, 27)) * _MIX_2
-    return z ^ _shift_right(z, 31)
-
-
-def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """Logical shift of int64: the arithmetic one with the copied sign bits cleared."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)

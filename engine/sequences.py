@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.request import Request
-from longdecode.engine.sampling import Sampling, penalised
+from longdecode.engine.sampling import Sampling
+from longdecode.kernels.draw import DrawRule, draw
 
 if TYPE_CHECKING:
     from longdecode.engine.speculation import PlacedTree
@@ -54,6 +55,7 @@ class Sequences:
         self.history_tokens = sampling.history_tokens
         self.text = torch.full((batch, self.history_tokens + self.longest + 1), -1, dtype=torch.int64, device=device)
         self.chosen = self.text[:, self.history_tokens :]
+        self.window = torch.arange(self.history_tokens, device=device)
         if self.history_tokens:
             for row, request in enumerate(requests):
                 tail = request.prompt_ids[-self.history_tokens :]
@@ -74,23 +76,26 @@ class Sequences:
         Returns:
             ``[B, T]`` int64.
         """
-        batch, width, vocab = logits.shape
-        forced, is_forced = self.forced_ahead(width, ahead)
-        if not self.generates:
-            return forced
-        seeds = positions = self.seeds
-        if self.sampling.temperature > 0:
-            seeds = self.seeds[:, None].expand(batch, width).reshape(-1)
-            positions = (self.prompt_lengths[:, None] + self._index(width, ahead)).reshape(-1)
-        history = self._history(width, drafts, ahead)
-        drawn = self.sampling.choose(logits.reshape(-1, vocab), seeds, positions, history)
-        return torch.where(is_forced, forced, drawn.view(batch, width))
+        width = logits.shape[1]
+        return self._best(logits, 1, self._index(width, ahead), self._history(width, drafts, ahead))[..., 0]
+
+    def choose_in_tree(self, placed: PlacedTree, nodes: Tensor, logits: Tensor) -> Tensor:
+        """Choose the token that follows each row of a block, ``[B, T]`` int64.
+
+        Args:
+            placed: the block's shape.
+            nodes: ``[B, T - 1]`` int64, the drafted tokens.
+            logits: ``[B, T, V]`` float32.
+        """
+        history = None
+        if self.history_tokens:
+            history = self.history_of(placed, torch.cat((self.tokens[:, None], nodes), dim=1))
+        return self._best(logits, 1, self.counts[:, None] + placed.depths, history)[..., 0]
 
     def forced_ahead(self, width: int, ahead: int | Tensor = 0) -> tuple[Tensor, Tensor]:
         """Return the forced tokens of the next ``width`` places, ``[B, width]``, and where tokens are forced (bool)."""
-        index = self._index(width, ahead)
-        forced = self.forced.gather(1, index.clamp(max=self.forced.shape[1] - 1))
-        return forced, index < self.forced_counts[:, None]
+        places = self._index(width, ahead)
+        return self._forced_at(places), places < self.forced_counts[:, None]
 
     def candidates(self, logits: Tensor, count: int, drafts: Tensor | None, ahead: int) -> Tensor:
         """Return ``count`` tokens for the place after ``ahead`` drafts, best first: ``choose``'s, then the next.
@@ -104,13 +109,7 @@ class Sequences:
         Returns:
             ``[B, count]`` int64.
         """
-        first = self.choose(logits, drafts, ahead)
-        if count == 1:
-            return first
-        positions = (self.prompt_lengths[:, None] + self._index(1, ahead))[:, 0]
-        history = self._history(1, drafts, ahead)
-        scores = self.sampling.scores(logits[:, 0].float(), self.seeds, positions, history)
-        return torch.cat((first, scores.topk(count, dim=1).indices[:, 1:]), dim=1)
+        return self._best(logits.float(), count, self._index(1, ahead), self._history(1, drafts, ahead))[:, 0]
 
     def rank(self, logits: Tensor, count: int, *, noisy: bool, penalised_rows: int | None = None) -> Tensor:
         """Return the tokens that rank first at the next places, best first, ``[B, T, count]`` int64.
@@ -121,16 +120,18 @@ class Sequences:
             penalised_rows: rows that the penalty applies to, from the first on; all where left out.
         """
         batch, width, vocab = logits.shape
-        sampling, flat, history = self.sampling, logits.float().reshape(-1, vocab), self.history()
+        flat, history = logits.float().reshape(-1, vocab), self.history()
         if history is not None:
-            rows = torch.arange(width, device=logits.device) < (width if penalised_rows is None else penalised_rows)
-            history = torch.where(rows[None, :, None], history[:, None], -1).reshape(-1, history.shape[1])
+            history = history[:, None].expand(-1, width, -1)
+            if penalised_rows is not None:
+                rows = torch.arange(width, device=logits.device) < penalised_rows
+                history = torch.where(rows[None, :, None], history, -1)
+            history = history.reshape(-1, self.history_tokens)
         if noisy:
-            positions = (self.prompt_lengths[:, None] + self._index(width)).reshape(-1)
-            scores = sampling.scores(flat, self.seeds.repeat_interleave(width), positions, history)
+            best = self._drawn(flat, count, self._index(width), history)
         else:
-            scores = flat if history is None else penalised(flat, history, sampling.penalty)
-        return scores.topk(count, dim=1).indices.view(batch, width, count)
+            best = draw(flat, count, DrawRule(penalty=self.sampling.penalty), None, history)
+        return best.view(batch, width, count)
 
     def history(self) -> Tensor | None:
         """Return the tokens before the next draw, ``[B, W]``, ``None`` where the sampling depends on none."""
@@ -145,19 +146,17 @@ class Sequences:
         window = self.history()
         if window is None:
             return None
-        size, depth = self.history_tokens, placed.tree.depth
-        source = torch.arange(size, device=tokens.device) + placed.depths[:, None]
-        back = (depth - placed.depths[:, None] + source - size).clamp(0, depth - 1)
-        index = torch.where(source < size, source, size + placed.lineage.gather(1, back))
-        return torch.cat((window, tokens), dim=1)[:, index].reshape(-1, size)
+        before = torch.cat((window, tokens), dim=1)
+        return before[:, placed.history_index(self.history_tokens)].reshape(-1, self.history_tokens)
 
-    def emit(self, tokens: Tensor, logits: Tensor, counts: Tensor | None = None) -> Tensor:
+    def emit(self, tokens: Tensor, logits: Tensor, counts: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """Record the first ``counts`` chosen tokens of each active row, up to a stop token or the row's total.
 
         Args:
             tokens: ``[B, T]`` int64.
             logits: ``[B, T, V]`` float32 that they were chosen from.
             counts: ``[B]`` int64; all ``T`` where left out.
+            rows: ``[B, T]`` int64, the rows of a longer block's logits; their order where left out.
 
         Returns:
             Tokens recorded, ``[B]`` int64, 0 in rows that were not active.
@@ -176,6 +175,8 @@ class Sequences:
         place = torch.where(taken, index, self.longest)
         self.chosen.scatter_(1, place, tokens)
         if self.scores_forced:
+            if rows is not None:
+                logits = logits.gather(1, rows[..., None].expand(-1, -1, logits.shape[2]))
             # A finished row may hold anything, no token among it.
             logit = logits.gather(2, torch.where(taken, tokens, 0)[..., None])[..., 0]
             total = logits.logsumexp(dim=2)
@@ -196,6 +197,32 @@ class Sequences:
         self.active.logical_and_(~done)
         return recorded
 
+    def _best(self, logits: Tensor, count: int, places: Tensor, history: Tensor | None) -> Tensor:
+        """Choose ``count`` tokens for ``places`` ``[B, T]`` of the continuation, ``[B, T, count]``, best first.
+
+        A forced token is the best of its place.
+        """
+        batch, width, vocab = logits.shape
+        if not self.generates:
+            return self._forced_at(places)[..., None].expand(-1, -1, count)
+        best = self._drawn(logits.reshape(-1, vocab), count, places, history).view(batch, width, count)
+        if not self.scores_forced:
+            return best
+        first = torch.where(places < self.forced_counts[:, None], self._forced_at(places), best[..., 0])
+        return torch.cat((first[..., None], best[..., 1:]), dim=2)
+
+    def _drawn(self, logits: Tensor, count: int, places: Tensor, history: Tensor | None) -> Tensor:
+        """The sampling's ``count`` best tokens ``[B * T, count]`` of logits ``[B * T, V]`` at ``places`` ``[B, T]``."""
+        seeds = positions = self.seeds
+        if self.sampling.temperature > 0:
+            seeds = seeds[:, None].expand(places.shape).reshape(-1)
+            positions = (self.prompt_lengths[:, None] + places).reshape(-1)
+        return self.sampling.best(logits, count, seeds, positions, history)
+
+    def _forced_at(self, places: Tensor) -> Tensor:
+        """The forced tokens at ``places`` ``[B, T]``, any where none is forced."""
+        return self.forced.gather(1, places.clamp(max=self.forced.shape[1] - 1))
+
     def _index(self, width: int, ahead: int | Tensor = 0) -> Tensor:
         """Places in the continuation of ``width`` tokens, ``[B, T]``, the first ``ahead`` places after the next."""
         if isinstance(ahead, int) and width == 1 and not ahead:
@@ -207,7 +234,7 @@ class Sequences:
         """The tokens before each draw, ``[B * T, W]``, where the sampling depends on them."""
         if not self.history_tokens:
             return None
-        places = torch.arange(self.history_tokens, device=self.counts.device)
+        places = self.window
         window = self.text.gather(1, self.counts[:, None] + places)
         if drafts is not None:
             window = torch.cat((window, drafts), dim=1)

@@ -106,8 +106,8 @@ class PlacedTree:
 
     ``parents`` ``[T - 1]`` and ``depths`` ``[T]`` int64. ``mask`` ``[T, T]`` bool, ``None`` for a chain. ``lineage``
     ``[T, depth]`` int64: the drafted rows from the root down to each row, itself included, after as many zeros as are
-    missing. ``path_rows`` ``[P, depth + 1]`` int64: the rows of each path, its last one repeated; ``path_lengths``
-    ``[P]`` int64: its drafts.
+    missing. ``ancestors`` ``[T, depth + 1]`` int64: the rows from the newest token to each row, its own repeated.
+    ``path_rows`` ``[P, depth + 1]``: those of each path's last row; ``path_lengths`` ``[P]`` int64: its drafts.
     """
 
     def __init__(self, tree: DraftTree, device: torch.device):
@@ -120,9 +120,22 @@ class PlacedTree:
         paths = [tree.path(row) for row in range(tree.rows)]
         sees = [[other in path for other in range(tree.rows)] for path in paths]
         self.mask = None if tree.is_chain else torch.tensor(sees, device=device)
+        self.ancestors = table([list(path) + [path[-1]] * (tree.depth + 1 - len(path)) for path in paths])
         self.lineage = table([[0] * (tree.depth + 1 - len(path)) + list(path[1:]) for path in paths])
-        self.path_rows = table([list(path) + [path[-1]] * (tree.depth + 1 - len(path)) for path in tree.paths])
+        self.path_rows = self.ancestors[[path[-1] for path in tree.paths]]
         self.path_lengths = torch.tensor([len(path) - 1 for path in tree.paths], device=device)
+        self._history: dict[int, Tensor] = {}
+
+    def history_index(self, size: int) -> Tensor:
+        """Return the places of the ``size`` tokens before each row's draw, ``[T, size]``: in as many and the block.
+
+        Worked out once: ask for it before a step is captured as a CUDA graph.
+        """
+        if size not in self._history:
+            source = torch.arange(size, device=self.depths.device) + self.depths[:, None]
+            back = (self.tree.depth - self.depths[:, None] + source - size).clamp(0, self.tree.depth - 1)
+            self._history[size] = torch.where(source < size, source, size + self.lineage.gather(1, back))
+        return self._history[size]
 
     def along_paths(self, values: Tensor, tokens: Tensor) -> Tensor:
         """Return the values ``[B, T, V]`` of each path's next token, ``[B, P, depth]``; ``tokens`` is ``[B, T]``."""

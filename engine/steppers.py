@@ -183,7 +183,7 @@ class SpeculativeStepper(Stepper):
     def accept(self, starts: Tensor, nodes: Tensor, hidden: Tensor, logits: Tensor) -> None:
         """Emit the path that the rule accepts, keep its keys and values, and tell the proposer."""
         accepted = accept(self.placed, nodes, logits, self.sequences, self.rule)
-        kept = self.sequences.emit(accepted.chosen, accepted.logits, accepted.counts)
+        kept = self.sequences.emit(accepted.chosen, logits, accepted.counts, accepted.rows)
         cache = self.state.dense
         if self.placed.mask is not None:
             cache.compact(starts, accepted.rows)
@@ -225,6 +225,7 @@ def make_stepper(
         _dense(state, f"{method.name} verifies")
         proposer = draft.start(decoder, sequences, state, prompt)
         placed = PlacedTree(draft.tree, decoder.device)
+        placed.history_index(sequences.history_tokens)
         stepper = SpeculativeStepper(decoder, sequences, state, method, proposer, placed, draft.rule)
     elif (correction := method.correction) is not None:
         _dense(state, f"{method.name}: correction = {correction.mode}")

@@ -1,0 +1,46 @@
+"""Compiles the kernels between two passes of a step for compute capability 9.0: draws, walks, tables."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from compile_dense_for_hopper import faults
+from compile_only import compile_only
+from torch import Tensor
+
+from longdecode.kernels.draw import DrawRule, Noise
+from longdecode.kernels.draw.gpu import draw_gpu
+from longdecode.kernels.tree_walk.gpu import tree_walk_gpu
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64, device="meta")
+
+
+def launch_all() -> None:
+    """Plain, drafting and verifying steps: greedy and drawn, one candidate and several."""
+    minp, rows, vocab = DrawRule(1.0, 0.1, 1.2), 32, 128_256
+    logits = torch.empty(rows, vocab, device="meta")
+    for count in (1, 9):
+        draw_gpu(logits, count, minp, Noise(integers(rows), integers(rows)), integers(rows, 1024))
+        draw_gpu(logits, count, DrawRule(0.7), Noise(integers(rows), integers(rows)))
+        draw_gpu(logits, count, DrawRule(penalty=1.2), None, integers(rows, 1024))
+    for tree in (32, 121):
+        tree_walk_gpu(integers(1, tree), integers(1, tree - 1), integers(tree, 5), integers(tree))
+
+
+def main() -> None:
+    """Compile, print what each binary takes, and exit with the list of what is wrong."""
+    found = []
+    with compile_only() as binaries:
+        launch_all()
+    for binary in binaries:
+        print(f"{binary.kernel}: {binary.registers} registers, {binary.shared_bytes} B shared")
+        found += [f"{binary.kernel}: {fault}" for fault in faults(binary, pdl=True)]
+    if found:
+        sys.exit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()
