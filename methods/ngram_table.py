@@ -10,6 +10,7 @@ from torch import Tensor
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.sequences import Sequences
 from longdecode.engine.speculation import Verified
+from longdecode.kernels.ngram_table import NgramCounts, add_ngrams, append_text, codes, frequent_continuations
 
 
 class TextOnDevice:
@@ -31,19 +32,16 @@ class TextOnDevice:
 
     def add(self, tokens: Tensor, counts: Tensor) -> None:
         """Append the first ``counts`` (``[B]``) of ``tokens`` ``[B, W]``."""
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        at = torch.where(place < counts[:, None], self.lengths[:, None] + place, self.capacity)
-        self.text.scatter_(1, at.clamp(max=self.capacity), tokens)
-        self.lengths += counts
+        append_text(self.text, self.lengths, tokens, counts)
 
 
 class NgramTable(TextOnDevice):
     """Counts of the n-grams that end more than ``lag`` tokens before the end of the text.
 
-    Every n-gram's latest occurrence holds its count, so that the table is three columns over the text: the continuation
-    as one integer, the count, and whether a later occurrence exists. Adding compares with the whole text; nothing is
-    sorted in a step and no step waits for the host. The released table compares entries by their count alone and so
-    loses some; a count here is a count.
+    The table is three columns over the text (``kernels.ngram_table``): the continuation as one integer, the count, and
+    whether a later occurrence exists. Adding compares with the whole text; nothing is sorted in a step and no step
+    waits for the host. The released table compares entries by their count alone and so loses some; a count here is a
+    count.
 
     Args:
         prompts: token ids of the prompts; their n-grams are counted first.
@@ -64,33 +62,15 @@ class NgramTable(TextOnDevice):
                 f"n-grams of {order} tokens over a vocabulary of {vocab:,} do not fit the table's 64-bit integer"
             )
         super().__init__(prompts, sequences)
-        self.order, self.lag, self.vocab = order, lag, vocab
-        self.count = torch.zeros_like(self.text)
-        self.is_latest = torch.zeros_like(self.text, dtype=torch.bool)
-        self.code = torch.zeros_like(self.text)
+        self.entries = NgramCounts(
+            self.text, self.lengths, torch.zeros_like(self.text), torch.zeros_like(self.text),
+            torch.zeros_like(self.text, dtype=torch.bool), order, lag, vocab,
+        )  # fmt: skip
         self._count_all()
 
     def add_verified(self, verified: Verified) -> None:
-        """Append a step's tokens and count the n-grams that the lag sets free, all in one look at the text."""
-        place = torch.arange(verified.chosen.shape[1], device=self.text.device)
-        starts = self.lengths[:, None] - self.lag - self.order + 1 + place
-        self.add(verified.chosen, verified.kept)
-        counted = (starts >= 0) & (place < verified.kept[:, None])
-        at = torch.where(counted, starts, self.capacity)
-        first, code = self.text.gather(1, at), self._codes(at)
-        known = (self.text[:, None] == first[..., None]) & (self.code[:, None] == code[..., None])
-        known &= self.is_latest[:, None] & counted[..., None]
-        before = torch.where(known, self.count[:, None], 0).amax(dim=2)
-        self.is_latest.logical_and_(~known.any(dim=1))
-        # The step's own n-grams may be equal to one another.
-        equal = (first[:, :, None] == first[:, None]) & (code[:, :, None] == code[:, None])
-        equal &= counted[:, :, None] & counted[:, None]
-        earlier = (equal & (place < place[:, None])).sum(dim=2)
-        last = ~(equal & (place > place[:, None])).any(dim=2)
-        self.is_latest.scatter_(1, at, last & counted)
-        self.count.scatter_(1, at, before + earlier + 1)
-        self.code.scatter_(1, at, code)
-        self.is_latest[:, -1] = False
+        """Append a step's tokens and count the n-grams that the lag sets free."""
+        add_ngrams(self.entries, verified.chosen, verified.kept)
 
     def look_up(self, first: Tensor, k: int) -> Tensor:
         """Return the ``k`` most frequent continuations of ``first`` ``[B]``, of equal ones the latest first.
@@ -98,37 +78,23 @@ class NgramTable(TextOnDevice):
         Returns:
             ``[B, k, order - 1]`` int64; -1 where there are fewer.
         """
-        size = self.text.shape[1]
-        index = torch.arange(size, device=first.device)
-        known = self.is_latest & (self.text == first[:, None])
-        ranked = torch.where(known, self.count * size + index, -1)
-        score, at = ranked.topk(min(k, size), dim=1)
-        places = torch.arange(1, self.order, device=first.device)
-        found = self.text.gather(1, (at[..., None] + places).clamp(max=self.capacity).flatten(1))
-        found = torch.where(score[..., None] >= 0, found.view(*at.shape, -1), -1)
-        return torch.nn.functional.pad(found, (0, 0, 0, k - found.shape[1]), value=-1)
-
-    def _codes(self, starts: Tensor) -> Tensor:
-        """Return the continuations after ``starts`` ``[B, N]`` as integers."""
-        code = torch.zeros_like(starts)
-        for step in range(1, self.order):
-            code = code * self.vocab + self.text.gather(1, (starts + step).clamp(max=self.capacity))
-        return code
+        return frequent_continuations(self.entries, first, k)
 
     def _count_all(self) -> None:
         """Count the n-grams of the text as it stands."""
+        table = self.entries
         index = torch.arange(self.text.shape[1], device=self.text.device).expand_as(self.text)
-        self.code.copy_(self._codes(index))
-        counted = index + self.order <= (self.lengths - self.lag)[:, None]
+        table.code.copy_(codes(table, index))
+        counted = index + table.order <= (self.lengths - table.lag)[:, None]
         for row in range(len(self.text)):
-            grams = torch.stack((self.text[row], self.code[row]))[:, counted[row]]
+            grams = torch.stack((self.text[row], table.code[row]))[:, counted[row]]
             if grams.shape[1]:
                 _, group = grams.unique(dim=1, return_inverse=True)
                 order = group.sort(stable=True).indices
                 ends = torch.cat((group[order][1:] != group[order][:-1], group.new_ones(1, dtype=torch.bool)))
                 at = counted[row].nonzero()[:, 0]
-                self.is_latest[row, at[order[ends]]] = True
-                self.count[row, at] = group.bincount()[group]
+                table.is_latest[row, at[order[ends]]] = True
+                table.count[row, at] = group.bincount()[group]
 
 
 class SuffixTable(TextOnDevice):

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from longdecode.kernels.draw import DrawRule, Noise
 from longdecode.kernels.draw.gpu import draw_gpu
+from longdecode.kernels.ngram_table import NgramCounts
+from longdecode.kernels.ngram_table.gpu import add_ngrams_gpu, frequent_continuations_gpu
 from longdecode.kernels.tree_walk.gpu import tree_walk_gpu
 
 
@@ -26,6 +28,13 @@ def launch_all() -> None:
         draw_gpu(logits, count, minp, Noise(integers(rows), integers(rows)), integers(rows, 1024))
         draw_gpu(logits, count, DrawRule(0.7), Noise(integers(rows), integers(rows)))
         draw_gpu(logits, count, DrawRule(penalty=1.2), None, integers(rows, 1024))
+    text = integers(1, 106_497)
+    table = NgramCounts(
+        text, integers(1), text, text, torch.empty(1, 106_497, dtype=torch.bool, device="meta"), 4, 0, 9
+    )
+    add_ngrams_gpu(table, integers(1, 5), integers(1))
+    for k in (5, 20):
+        frequent_continuations_gpu(table, integers(1), k)
     for tree in (32, 121):
         tree_walk_gpu(integers(1, tree), integers(1, tree - 1), integers(tree, 5), integers(tree))
 

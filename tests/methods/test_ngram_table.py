@@ -19,9 +19,15 @@ def a_batch(texts: list[list[int]], longest: int) -> Sequences:
     return Sequences(requests, Sampling(), torch.ones(len(texts), dtype=torch.bool))
 
 
+@pytest.mark.parametrize("path", ["naive", "triton"])
 @pytest.mark.parametrize(("lag", "vocab"), [(0, 3), (7, 4)])
-def test_the_table_counts_as_a_dictionary_does(lag: int, vocab: int, seed: int) -> None:
+def test_the_table_counts_as_a_dictionary_does(
+    lag: int, vocab: int, path: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Counts, ties by recency and the lag, over texts in which everything recurs; grown in steps of 0 to 3 tokens."""
+    if path == "triton":
+        monkeypatch.setattr("longdecode.kernels.ngram_table.kernel_path", lambda device: "triton")
+        monkeypatch.setattr("longdecode.kernels.ngram_table.gpu._CHUNK", 64)
     generator = torch.Generator().manual_seed(seed)
     texts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in (60, 9, 1)]
     sequences = a_batch(texts, 80)
@@ -29,7 +35,7 @@ def test_the_table_counts_as_a_dictionary_does(lag: int, vocab: int, seed: int) 
     sequences.counts.fill_(1)
     table = NgramTable(texts, sequences, 3, lag, vocab)
     texts = [[*text, row] for row, text in enumerate(texts)]
-    for _ in range(25):
+    for _ in range(15):
         for row, text in enumerate(texts):
             counts: Counter[tuple[int, int]] = Counter()
             last: dict[tuple[int, int], int] = {}

@@ -326,7 +326,7 @@ def test_a_step_changes_tensors_in_place(decoder: Decoder, name: str) -> None:
 
     def addresses() -> dict[str, int]:
         owners = {"": stepper.proposer}
-        for part in ("partial", "filler", "table", "renewal"):
+        for part in ("partial", "filler", "table", "entries", "renewal"):
             for owner in list(owners.values()):
                 if (found := getattr(owner, part, None)) is not None:
                     owners[part] = found
