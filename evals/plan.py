@@ -141,7 +141,7 @@ class Plan:
         )
         self.overlap = [f"{self.results}/overlap.csv"] if run.identification.overlap else []
         looked_at = run.retrospection.models if run.retrospection else ()
-        self.retrospection = [f"{self.results}/retrospection/{model}.csv" for model in looked_at]
+        self.retrospection = [f"{self.results}/retrospection/{model}.parquet" for model in looked_at]
         writing = run.generation.runs if run.generation else ()
         self.generation = [f"{self.results}/generation/{name}.parquet" for name in writing]
         self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.adaptation.runs.items()}

@@ -170,7 +170,7 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame as zstd parquet where the name says so, else as CSV with its fractions in ``DIGITS`` digits."""
     with replacing(path, int(frame.memory_usage(deep=True).sum())) as temporary:
         if path.suffix == ".parquet":
-            frame.to_parquet(temporary, index=False, compression="zstd")
+            frame.to_parquet(temporary, index=False, compression="zstd", compression_level=19, write_statistics=False)
         else:
             fractions = [name for name in frame.columns if pd.api.types.is_float_dtype(frame[name])]
             written = frame.assign(**{name: frame[name].map(_shortened) for name in fractions})

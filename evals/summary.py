@@ -97,7 +97,7 @@ def write_summary(config_path: Path, records: Sequence[Path], output: Path) -> N
     comparable.require_comparable(config, found)
     rows = [record for path in found for record in found[path]]
     spread = Spread(config.confidence, config.bootstrap_resamples, config.seed)
-    tables = [output, output.with_name("along_generation.parquet"), output.with_name("loss_by_position.csv")]
+    tables = [output, output.with_name("along_generation.parquet"), output.with_name("loss_by_position.parquet")]
     write_table(output, summarise(rows, spread))
     write_table(tables[1], curves.along_generation(rows, spread.confidence))
     write_table(tables[2], curves.loss_by_position(rows, spread.confidence))

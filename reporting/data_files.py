@@ -14,7 +14,7 @@ WHAT = {
     "summary.csv": "Every scored cell: value, interval, difference to Full, reads and bytes.",
     "speed.csv": "Every timing: median, spread, ratio to Full, floor.",
     "along_generation.parquet": "Accuracy by question along long generations.",
-    "loss_by_position.csv": "Loss by position in the text.",
+    "loss_by_position.parquet": "Loss by position in the text.",
     "shared.parquet": "Prompt hashes and answers that the records refer to by number.",
     "growth.csv": "Lines through step times: what each 1,024 tokens and each sequence add.",
     "breakeven.csv": "From which size on a method is faster than Full.",

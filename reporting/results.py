@@ -221,7 +221,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         config_text=text,
         summary=summary,
         along=_curves(results_dir / "along_generation.parquet") if len(summary) else pd.DataFrame(),
-        loss=_curves(results_dir / "loss_by_position.csv") if len(summary) else pd.DataFrame(),
+        loss=_curves(results_dir / "loss_by_position.parquet") if len(summary) else pd.DataFrame(),
         records=records,
         losses=frozenset(record.task for record in records if not record.higher_is_better),
         instrument=json.loads(instrument.read_text(encoding="utf-8")) if instrument.exists() else None,

@@ -322,7 +322,7 @@ def test_write_summary_reads_parquet_and_writes_table_and_curves(tmp_path: Path)
     assert narrower.all(), "the configuration's confidence of 80 % must reach the intervals"
     along = pd.read_parquet(tmp_path / "along_generation.parquet")
     assert along["index"].tolist() == [*range(1, 16)] * 2 and (along["n"] == 12).all()
-    assert pd.read_csv(tmp_path / "loss_by_position.csv").empty
+    assert pd.read_parquet(tmp_path / "loss_by_position.parquet").empty
     before = (tmp_path / "summary.csv").read_bytes()
     summary.write_summary(config, paths[::-1], tmp_path / "summary.csv")
     assert (tmp_path / "summary.csv").read_bytes() == before

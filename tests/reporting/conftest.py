@@ -152,7 +152,7 @@ def _write_run(folder: Path, config: dict[str, Any]) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     write_table(folder / "summary.csv", summary.summarise(everything, SPREAD))
     write_table(folder / "along_generation.parquet", curves.along_generation(everything, 0.95))
-    write_table(folder / "loss_by_position.csv", curves.loss_by_position(everything, 0.95))
+    write_table(folder / "loss_by_position.parquet", curves.loss_by_position(everything, 0.95))
     return folder
 
 

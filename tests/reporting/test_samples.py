@@ -58,7 +58,7 @@ def run(folder: Path, text: str = "right", digest: str | None = None) -> Results
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     write_table(folder / "summary.csv", summary.summarise([*full, *mine], summary.Spread(0.95, 200, 0)))
     write_table(folder / "along_generation.parquet", curves.along_generation([*full, *mine], 0.95))
-    write_table(folder / "loss_by_position.csv", curves.loss_by_position([*full, *mine], 0.95))
+    write_table(folder / "loss_by_position.parquet", curves.loss_by_position([*full, *mine], 0.95))
     return load_results(folder / "config.yaml", folder)
 
 

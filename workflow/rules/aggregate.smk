@@ -26,7 +26,7 @@ rule aggregate:
             category="Results",
         ),
         along_generation=f"{RESULTS}/along_generation.parquet",
-        loss_by_position=f"{RESULTS}/loss_by_position.csv",
+        loss_by_position=f"{RESULTS}/loss_by_position.parquet",
     log:
         f"{RESULTS}/logs/aggregate.log",
     conda:

@@ -9,7 +9,7 @@ if PLAN.retrospection:
                 RUN.retrospection.labels, wildcards.model
             ),
         output:
-            f"{RESULTS}/retrospection/{{model}}.csv",
+            f"{RESULTS}/retrospection/{{model}}.parquet",
         log:
             f"{RESULTS}/logs/retrospection/{{model}}.log",
         benchmark:

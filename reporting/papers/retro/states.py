@@ -84,7 +84,7 @@ def along(inputs: PaperInputs) -> list[Block]:
 def _tables(inputs: PaperInputs) -> dict[str, pd.DataFrame]:
     """Return what was measured by model."""
     folder = inputs.folder / "retrospection"
-    return {path.stem: pd.read_csv(path, dtype={"budget": str}) for path in sorted(folder.glob("*.csv"))}
+    return {path.stem: pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))}
 
 
 def _where(row: pd.Series) -> list[str]:

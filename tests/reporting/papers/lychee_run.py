@@ -115,7 +115,7 @@ def _scores(folder: Path) -> None:
             everything += records
     write_table(folder / "summary.csv", summary.summarise(everything, SPREAD))
     write_table(folder / "along_generation.parquet", curves.along_generation(everything, 0.95))
-    write_table(folder / "loss_by_position.csv", curves.loss_by_position(everything, 0.95))
+    write_table(folder / "loss_by_position.parquet", curves.loss_by_position(everything, 0.95))
 
 
 def _cell(

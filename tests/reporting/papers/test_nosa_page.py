@@ -95,7 +95,7 @@ def write_run(folder: Path, lychee_run: ModuleType, more: bool) -> Path:
         write_records(folder / "records" / place[0] / place[1] / f"{place[2]}.parquet", mine, Record)
     write_table(folder / "summary.csv", summary.summarise(records, summary.Spread(0.95, 200, 0)))
     write_table(folder / "along_generation.parquet", curves.along_generation(records, 0.95))
-    write_table(folder / "loss_by_position.csv", curves.loss_by_position(records, 0.95))
+    write_table(folder / "loss_by_position.parquet", curves.loss_by_position(records, 0.95))
     if not more:
         return folder
     rows = [

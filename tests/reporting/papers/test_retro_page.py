@@ -117,7 +117,7 @@ def report(made_up: ModuleType, records: list[Record], tmp_path_factory: pytest.
             write_records(path, mine, Record)
     write_table(folder / "summary.csv", summary.summarise(records, made_up.SPREAD))
     write_table(folder / "along_generation.parquet", curves.along_generation(records, 0.95))
-    write_table(folder / "loss_by_position.csv", curves.loss_by_position(records, 0.95))
+    write_table(folder / "loss_by_position.parquet", curves.loss_by_position(records, 0.95))
     made_up.write_speed(folder)
     rows = [
         ("effective_budget", "quest", -1, 1, 1.21), ("effective_budget", "quest", -1, 7, 1.55),
@@ -142,7 +142,7 @@ def report(made_up: ModuleType, records: list[Record], tmp_path_factory: pytest.
             for measure, label, layer, index, value in rows
         ],
         columns=list(COLUMNS),
-    ).to_csv(folder / "retrospection" / "miniature.csv", index=False)  # fmt: skip
+    ).to_parquet(folder / "retrospection" / "miniature.parquet", index=False)  # fmt: skip
     build_report(folder / "config.yaml", folder, folder / "report")
     return folder / "report"
 
@@ -267,7 +267,7 @@ def test_a_run_without_any_of_it_says_how_to_make_it(
         write_records(tmp_path / "records" / "miniature" / label / "mini_longgen.parquet", mine, Record)
     write_table(tmp_path / "summary.csv", summary.summarise(kept, made_up.SPREAD))
     write_table(tmp_path / "along_generation.parquet", curves.along_generation(kept, 0.95))
-    write_table(tmp_path / "loss_by_position.csv", curves.loss_by_position(kept, 0.95))
+    write_table(tmp_path / "loss_by_position.parquet", curves.loss_by_position(kept, 0.95))
     results = load_results(tmp_path / "config.yaml", tmp_path)
     drawn = looks(["full", "retro"], ["full", "retro"], "full")
     found = papers_of(results, tmp_path, FigureWriter(tmp_path / "figures", drawn), lambda *_: "", str, {})
