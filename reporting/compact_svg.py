@@ -15,6 +15,8 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 _REFERENCE = re.compile(r"^#(.+)$|^url\(#(.+)\)$")
 _NUMBER = re.compile(r"-?\d+\.\d+")
 _KEPT = ("title", "desc")
+_ENDS = 2
+"""Vertices of a straight line."""
 _FEWEST = 2
 """Neighbours that are worth drawing, or clipping, together."""
 _MARKER = {"overflow": "visible", "markerUnits": "userSpaceOnUse"}
@@ -43,10 +45,13 @@ def compact(svg: str, dark: Mapping[str, str]) -> str:
     _gather(root)
     markers = Markers()
     unseen = {name for style, name in classes.items() if style == "fill:none"}
-    outlines = {name for style, name in classes.items() if "fill:none" in style}
+    symbols = {f"#{element.attrib['id']}": element for element in root.iter() if "id" in element.attrib}
+    ticks = {symbol.attrib["class"] for symbol in symbols.values() if _is_tick(symbol)}
+    strokes = ticks | {name for style, name in classes.items() if "fill:none" in style}
     for change in (
         functools.partial(_drop, unseen=unseen), _lift, _splice, markers.set, _flatten,
-        functools.partial(_join, outlines=outlines), _clip_together,
+        functools.partial(_draw_ticks, symbols=symbols), functools.partial(_sort, strokes=strokes),
+        functools.partial(_join, strokes=strokes), _clip_together,
     ):  # fmt: skip
         for element in list(root.iter()):
             change(element)
@@ -175,12 +180,40 @@ def _splice(element: ET.Element) -> None:
     element[:] = children
 
 
-def _join(element: ET.Element, outlines: set[str]) -> None:
+def _is_tick(symbol: ET.Element) -> bool:
+    return "class" in symbol.attrib and len(points(symbol.attrib.get("d", ""))) == _ENDS
+
+
+def _draw_ticks(parent: ET.Element, symbols: Mapping[str, ET.Element]) -> None:
+    """Draw each mark that is a straight line as a path, which can be joined; a line has nothing to fill."""
+    for place, mark in enumerate(list(parent)):
+        symbol = symbols.get(mark.attrib.get("href", ""))
+        if symbol is not None and _is_tick(symbol) and not set(mark.attrib) - {"x", "y", "href", "class"}:
+            x, y = float(mark.attrib["x"]), float(mark.attrib["y"])
+            moved = line([(x + dx, y + dy) for dx, dy in points(symbol.attrib["d"])])
+            parent[place] = ET.Element(f"{{{_SVG}}}path", {"d": moved, "class": symbol.attrib["class"]})
+
+
+def _sort(parent: ET.Element, strokes: set[str]) -> None:
+    """Put neighbouring strokes, as of an axis, before the words between them."""
+
+    def movable(child: ET.Element) -> bool:
+        return _is_text(child) or (child.attrib.get("class") in strokes and "id" not in child.attrib)
+
+    runs = [sorted(run, key=_is_text) if plain else list(run) for plain, run in groupby(parent, key=movable)]
+    parent[:] = [child for run in runs for child in run]
+
+
+def _is_text(element: ET.Element) -> bool:
+    return element.tag.endswith("}text")
+
+
+def _join(element: ET.Element, strokes: set[str]) -> None:
     """Draw neighbouring outlines of one style in one path; a dash pattern begins anew with each part."""
     for before, after in pairwise(list(element)):
         first, second = ({k: v for k, v in path.attrib.items() if k != "d"} for path in (before, after))
         both = before.tag == after.tag and after.tag.endswith("path")
-        if both and first == second and "id" not in first and first.get("class") in outlines:
+        if both and first == second and "id" not in first and first.get("class") in strokes:
             after.set("d", before.attrib["d"] + after.attrib["d"])
             element.remove(before)
 

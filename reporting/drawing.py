@@ -110,6 +110,8 @@ def dodged(axes: Axes, x: Sequence[float], place: int) -> np.ndarray:
 def line(axes: Axes, look: Look, x: Sequence[float], rows: pd.DataFrame, factor: float, *, place: int = 0) -> None:
     """Draw one method's line with its intervals, shifted a little so that intervals do not hide each other.
 
+    What is drawn faintly is of the background: a line without intervals.
+
     Args:
         rows: columns ``value``, ``low``, ``high``, in the order of ``x``.
         factor: what values are multiplied by.
@@ -117,8 +119,9 @@ def line(axes: Axes, look: Look, x: Sequence[float], rows: pd.DataFrame, factor:
     """
     at = dodged(axes, x, place)
     values = rows["value"].to_numpy(dtype=np.float64) * factor
-    low, high = (rows[name].to_numpy(dtype=np.float64) * factor for name in ("low", "high"))
-    axes.vlines(at, low, high, color=look.colour, linewidth=1.0, alpha=0.55)
+    if look.colour != FAINT:
+        low, high = (rows[name].to_numpy(dtype=np.float64) * factor for name in ("low", "high"))
+        axes.vlines(at, low, high, color=look.colour, linewidth=1.0, alpha=0.55)
     axes.plot(at, values, color=look.colour, linestyle=look.dashes, marker=look.marker, markerfacecolor=look.face)
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
 from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
 from longdecode.reporting import wording
@@ -24,21 +26,30 @@ from longdecode.reporting.wording import number, short_tokens, slug
 COLUMNS = ["model", "task", "context", "k_tokens", "layer", "head_kind", "head", "mean_overlap", "n"]
 KINDS = {"kv": "KV heads", "query": "query heads"}
 MAX_SIZES = 2
+SHADES = 32
+"""Steps of opacity that a map tells apart; an eye sees fewer."""
 
 
-def cell(axes: Axes, x: float, y: float, value: float, colour: str) -> None:
-    """A unit square with its lower left corner at ``(x, y)``, as opaque as ``value`` in [0, 1]."""
-    if value > 0:
-        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, alpha=min(1.0, value), linewidth=0))
+def cells(axes: Axes, found: Iterable[tuple[float, float, float]], colour: str) -> None:
+    """Draw unit squares, one path a shade.
+
+    Args:
+        found: lower left corner and value of each; a square is as opaque as its value in [0, 1], none is drawn for 0.
+    """
+    shades: dict[int, list[Path]] = {}
+    for x, y, value in found:
+        if shade := round(SHADES * min(1.0, value)):
+            shades.setdefault(shade, []).append(Path.unit_rectangle().transformed(Affine2D().translate(x, y)))
+    for shade, squares in sorted(shades.items()):
+        path = Path.make_compound_path(*squares)
+        axes.add_patch(PathPatch(path, facecolor=colour, alpha=shade / SHADES, linewidth=0))
 
 
 def heat(axes: Axes, values: NDArray[np.float64], colour: str) -> None:
     """A map of ``values`` ``[columns, rows]`` in [0, 1]; NaN stays empty. Columns and rows are numbered from 0."""
     columns, rows = values.shape
-    for x in range(columns):
-        for y in range(rows):
-            if np.isfinite(values[x, y]):
-                cell(axes, x, y, float(values[x, y]), colour)
+    places = [(x, y) for x in range(columns) for y in range(rows) if np.isfinite(values[x, y])]
+    cells(axes, [(x, y, float(values[x, y])) for x, y in places], colour)
     axes.set_xlim(0, columns)
     axes.set_ylim(0, rows)
     axes.grid(visible=False)

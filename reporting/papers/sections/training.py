@@ -15,10 +15,10 @@ from longdecode.reporting import drawing
 from longdecode.reporting.figure import Figure, Layout, Words
 from longdecode.reporting.identity import Look
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.sections.heat_maps import cell
+from longdecode.reporting.papers.sections.heat_maps import cells
 from longdecode.reporting.wording import number, plural, slug
 
-MOST_POINTS = 120
+MOST_POINTS = 60
 BINS = 10
 
 
@@ -91,7 +91,10 @@ def _curve_panel(
 
 
 def histograms(inputs: PaperInputs, model: str, runs: Sequence[Run], about: str) -> Figure:
-    """Return the figure of one training a family: the share of values in each tenth of the range, step by step."""
+    """Return the figure of one training a family: the share of values in each tenth of the range, step by step.
+
+    The data leave out tenths that hold no value.
+    """
     firsts = list({run.family: run for run in reversed(runs)}.values())[::-1]
     data = pd.concat([_binned(run) for run in firsts])
     panels = [_histogram_panel(run, data[data["run"] == run.name]) for run in firsts]
@@ -110,9 +113,8 @@ def _binned(run: Run) -> pd.DataFrame:
     rows = []
     for step, mine in run.values.groupby("step"):
         counts, edges = np.histogram(mine["score"].clip(0, 1), bins=BINS, range=(0, 1))
-        for low, count in zip(edges, counts, strict=False):
-            share = count / len(mine)
-            rows.append({"run": run.name, "family": run.family, "step": step, "from": low, "share": share})
+        shares = zip(edges.tolist(), counts / len(mine), strict=False)
+        rows += [{"run": run.name, "step": step, "from": low, "share": share} for low, share in shares if share]
     return pd.DataFrame(rows)
 
 
@@ -121,9 +123,8 @@ def _histogram_panel(run: Run, data: pd.DataFrame) -> Callable[[Axes], None]:
 
     def draw(axes: Axes) -> None:
         axes.set_title(panel_title(run.family))
-        for place, step in enumerate(steps):
-            for _, row in data[data["step"] == step].iterrows():
-                cell(axes, place, row["from"] * BINS, float(row["share"]) ** 0.5, run.look.colour)
+        columns = zip(data["step"].map(steps.index), data["from"], data["share"], strict=True)
+        cells(axes, [(place, low * BINS, share**0.5) for place, low, share in columns], run.look.colour)
         axes.set_xlim(0, len(steps))
         axes.set_ylim(0, BINS)
         axes.grid(visible=False)
