@@ -16,15 +16,15 @@ from longdecode.engine.errors import LongDecodeError
 from longdecode.evals import manifest
 from longdecode.evals.migrations import RecordSchemaError
 from longdecode.evals.records import Record
-from longdecode.evals.shared_columns import NAME, STAMP, SharedValues, write_parquet
+from longdecode.evals.shared_columns import CONSTANT, NAME, STAMP, SharedValues, write_parquet
 from longdecode.evals.storage import read_records, read_table, replacing, stamped
 
 
 def pack(root: Path) -> tuple[int, int]:
-    """Pack every file below ``root/records`` that is not packed, and return the bytes before and after.
+    """Pack every file below ``root/records`` that is not, or as an earlier version did; return bytes before and after.
 
     The shared values are written first, and a file takes its place only when it reads back equal, so that packing can
-    stop at any point. No job may write records meanwhile.
+    stop at any point; where no file refers to the old ones, they go. No job may write records meanwhile.
 
     Args:
         root: the results folder of a run.
@@ -37,15 +37,15 @@ def pack(root: Path) -> tuple[int, int]:
     files = sorted((root / "records").rglob("*.parquet"))
     manifest.require(root, [*files, *([shared] if shared.exists() else [])])
     before = _size([*files, shared])
-    values = SharedValues(shared)
+    stamps = {path: pq.read_schema(path).metadata or {} for path in files}
+    values = SharedValues(shared if any(STAMP in found for found in stamps.values()) else None)
     packed = {}
     for path in files:
-        if STAMP in (pq.read_schema(path).metadata or {}):
+        if CONSTANT in stamps[path]:
             continue
         read_records(path, Record)
         whole = stamped(read_table(path))
-        beside = os.path.relpath(shared, path.parent).encode()
-        packed[path] = values.packed(whole).replace_schema_metadata(whole.schema.metadata | {STAMP: beside})
+        packed[path] = values.packed(whole, os.path.relpath(shared, path.parent))
     if packed:
         with replacing(shared) as temporary:
             write_parquet(values.table(), temporary)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,7 +14,7 @@ from longdecode.evals import manifest
 from longdecode.evals.migrations import RecordSchemaError
 from longdecode.evals.pack import main, pack
 from longdecode.evals.records import Record
-from longdecode.evals.storage import read_folder, read_records, stamped_settings, write_records
+from longdecode.evals.storage import read_folder, read_records, read_table, stamped_settings, write_records
 
 Maker = Callable[..., Record]
 
@@ -30,7 +31,11 @@ def run(tmp_path: Path, make_record: Maker) -> tuple[Path, list[Record]]:
     prompts = [hashlib.sha256(f"{i}".encode()) for i in range(300)]
     records = [
         make_record(
-            sample_index=i, prompt_sha256=prompt.hexdigest(), output_ids=list(prompt.digest())[: i % 33], parts=[i / 3]
+            sample_index=i,
+            prompt_sha256=prompt.hexdigest(),
+            output_ids=list(prompt.digest())[: i % 33],
+            parts=[i / 3],
+            output_text=prompt.hexdigest()[: i % 33],
         )
         for i, prompt in enumerate([*prompts, *prompts])
     ]
@@ -61,6 +66,31 @@ def test_later_records_join_and_packed_files_stay(run: tuple[Path, list[Record]]
     pack(root)
     assert read_folder(root / "records", Record) == [*records, *more]
     assert all(p.read_bytes() == b for p, b in packed.items() if p.parent != root)
+    for label in "abc":
+        _write(root, label, more)
+    pack(root)
+    assert read_folder(root / "records", Record) == more * 3
+    assert pq.read_table(root / "shared.parquet")["prompt_sha256"].to_pylist() == [["new"]]
+
+
+def test_a_file_packed_by_an_earlier_version_is_read_and_packed_anew(run: tuple[Path, list[Record]]) -> None:
+    """Of a file it shared prompts and answers, and kept every column."""
+    root, records = run
+    pack(root)
+    path, shared = root / "records" / "m" / "a" / "s.parquet", root / "shared.parquet"
+    hashes = pq.read_table(shared)["prompt_sha256"].to_pylist()[0]
+    whole = read_table(path)
+    numbers = pa.array([hashes.index(value) for value in whole["prompt_sha256"].to_pylist()], pa.int32())
+    place = whole.column_names.index("prompt_sha256")
+    old = whole.set_column(place, pa.field("prompt_sha256", pa.int32()), numbers)
+    pq.write_table(old.replace_schema_metadata(whole.schema.metadata | {b"shared": b"../../../shared.parquet"}), path)
+    pq.write_table(pq.read_table(shared).drop_columns(["output_text", "provenance"]), shared)
+    (root / "records" / "m" / "b" / "s.parquet").unlink()
+    manifest.rewrite(root)
+    assert read_records(path, Record) == records[:300]
+    before, after = pack(root)
+    assert after < 0.7 * before and read_records(path, Record, "job a") == records[:300]
+    assert {"sample_index", "output_ids", "parts"} <= set(pq.read_schema(path).names) < set(whole.column_names)
 
 
 def test_shared_values_that_are_missing_or_others_are_refused(run: tuple[Path, list[Record]]) -> None:
