@@ -90,6 +90,7 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     """
     leaves = {leaf: kind for field in table.schema for leaf, kind in _leaves(field.name, field.type)}
     coded = {leaf: "BYTE_STREAM_SPLIT" for leaf in leaves if leaf.split(".")[0] in _SPLIT}
+    coded |= {leaf: "PLAIN" for leaf in leaves if leaf.startswith("measures.") and leaf.endswith(".value")}
     coded |= {leaf: "DELTA_BINARY_PACKED" for leaf, kind in leaves.items() if kind == pa.int32()}
     with pq.ParquetWriter(
         path, table.schema, compression="zstd", compression_level=19, write_page_checksum=True, write_statistics=False,
