@@ -19,6 +19,7 @@ from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.rope_append import rope_append
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
+from longdecode.kernels.token_move import compact_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,14 +328,7 @@ class DenseCache(WholeCache):
             starts: ``[B]`` int64, the block's first slots.
             rows: ``[B, N]`` int64, the block row that goes to place ``n``, at least ``n``.
         """
-        places = torch.arange(rows.shape[1], device=self.device)
-        for tensor in (self.k, self.v):
-            shape = (*tensor.shape[:3], rows.shape[1], tensor.shape[4])
-            source, target = (
-                (starts[:, None] + at).clamp(max=self.capacity - 1)[None, :, None, :, None].expand(shape)
-                for at in (rows, places)
-            )
-            tensor.scatter_(3, target, tensor.gather(3, source))
+        compact_tokens(self.k, self.v, starts, rows)
 
     def takes_over(self, width: int) -> bool:
         """See ``KVCache.takes_over``."""

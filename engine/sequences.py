@@ -11,6 +11,7 @@ from torch import Tensor
 from longdecode.engine.request import Request
 from longdecode.engine.sampling import Sampling
 from longdecode.kernels.draw import DrawRule, draw
+from longdecode.kernels.emission import Progress, record_tokens
 
 if TYPE_CHECKING:
     from longdecode.engine.speculation import PlacedTree
@@ -64,6 +65,10 @@ class Sequences:
         self.greedy = torch.zeros(batch, self.longest + 1, dtype=torch.bool, device=device)
         self.alternatives = Alternatives(requests, self.longest, device) if self.scores_forced else None
         self.active.copy_(self.totals > 0)
+        self.progress = Progress(
+            self.chosen, self.counts, self.steps, self.tokens, self.active, self.totals, self.forced_counts,
+            self.stops if self.can_stop else None,
+        )  # fmt: skip
 
     def choose(self, logits: Tensor, drafts: Tensor | None = None, ahead: int | Tensor = 0) -> Tensor:
         """Choose the tokens that follow a block; forced ones stand where they are due.
@@ -161,20 +166,10 @@ class Sequences:
         Returns:
             Tokens recorded, ``[B]`` int64, 0 in rows that were not active.
         """
-        width = tokens.shape[1]
-        index = self._index(width)
-        taken = self.active[:, None]  # an active row lacks one token at least
-        if width > 1:
-            taken = taken & (index < self.totals[:, None])
-        if counts is not None:
-            taken = taken & (torch.arange(width, device=tokens.device) < counts[:, None])
-        if self.can_stop:
-            stop = (tokens[..., None] == self.stops[:, None]).any(dim=-1) & (index >= self.forced_counts[:, None])
-            if width > 1:
-                taken = taken & (stop.cumsum(dim=1) - stop.long() == 0)
-        place = torch.where(taken, index, self.longest)
-        self.chosen.scatter_(1, place, tokens)
-        if self.scores_forced:
+        index = self._index(tokens.shape[1]).clone() if self.scores_forced else None  # counts move on
+        recorded, taken = record_tokens(self.progress, tokens, counts)
+        if index is not None:
+            place = torch.where(taken, index, self.longest)
             if rows is not None:
                 logits = logits.gather(1, rows[..., None].expand(-1, -1, logits.shape[2]))
             # A finished row may hold anything, no token among it.
@@ -184,17 +179,6 @@ class Sequences:
             if self.alternatives is not None:
                 self.alternatives.record(place, logits, total)
             self.greedy.scatter_(1, place, logit >= logits.amax(dim=2))
-        self.steps += self.active
-        recorded, last = taken[:, 0].long(), tokens[:, 0]
-        if width > 1:
-            recorded = taken.sum(dim=1)
-            last = tokens.gather(1, (recorded - 1).clamp(min=0)[:, None])[:, 0]
-        self.counts += recorded
-        self.tokens.copy_(torch.where(taken[:, 0], last, self.tokens))
-        done = self.counts >= self.totals
-        if self.can_stop:
-            done |= (stop & taken).any(dim=1)
-        self.active.logical_and_(~done)
         return recorded
 
     def _best(self, logits: Tensor, count: int, places: Tensor, history: Tensor | None) -> Tensor:

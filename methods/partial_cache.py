@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
+from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache, StepSlots, empty_pair, store_heads
 from longdecode.engine.slots import write_tokens
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
+from longdecode.kernels.token_move import PartialSlots, fill_tokens
 
 
 class PartialCache(KVCache):
@@ -100,16 +101,24 @@ class PartialCache(KVCache):
 
     def take_over(self, k: Tensor, v: Tensor, starts: Tensor, kept: Tensor) -> None:
         """See ``KVCache.take_over``."""
-        place = torch.arange(k.shape[3], device=self.device)
-        since = self.newer[:, None] + place
-        free = (self.budget - self.held)[:, None]
-        slots = torch.where(since < free, self.held[:, None] + since, self.budget - 1 - since).clamp(min=0)
-        taken = place < kept[:, None]
-        slots, taken = (part[None, :, None].expand(k.shape[:4]) for part in (slots, taken))
+        taken = torch.arange(k.shape[3], device=self.device) < kept[:, None]
+        slots, taken = (part[None, :, None].expand(k.shape[:4]) for part in (self._next.slots(k.shape[3]), taken))
         write_tokens(self.k, slots, k, taken)
         write_tokens(self.v, slots, v, taken)
+        self._stand_after(starts, kept)
+
+    def take_over_from(self, dense: DenseCache, starts: Tensor, kept: Tensor, width: int) -> None:
+        """Take over as ``take_over``: the first ``kept`` of ``width`` tokens of a dense cache, from ``starts`` on."""
+        fill_tokens(dense.k, dense.v, starts, kept, width, self._next)
+        self._stand_after(starts, kept)
+
+    @property
+    def _next(self) -> PartialSlots:
+        return PartialSlots(self.k, self.v, self.held, self.newer, self.budget)
+
+    def _stand_after(self, starts: Tensor, kept: Tensor) -> None:
         self.newer += kept
-        self.length.copy_(starts + kept)
+        torch.add(starts, kept, out=self.length)
         self.positions.copy_(self.length)
 
     def step_slots(self) -> Iterator[StepSlots]:

@@ -10,6 +10,9 @@ import torch
 MAX_ROWS = 16
 """Rows up to which a weight is worth streaming by hand; beyond, the projection belongs to cuBLAS."""
 
+SMALL_WEIGHT_BYTES = 8 << 20
+"""Weight that stays in L2 between two tiles of rows: up to twice ``MAX_ROWS`` take it."""
+
 SHARED_LIMIT_BYTES = 232_448
 """Shared memory one block may have on compute capability 9.0 (CUDA C++ programming guide, table 27)."""
 
@@ -52,6 +55,9 @@ def choose_launch(
 ) -> Launch | None:
     """Choose settings by shape, or ``None`` where torch serves: float32, and more rows than ``MAX_ROWS``.
 
+    Of a small weight twice as many rows are served, in two tiles: a pass of a small model is bound by launches, which
+    here overlap. That is reasoned, not measured.
+
     Measured on an H200 at the shapes of Llama-3-8B. One row: small programs fill the device to the
     last multiprocessor; larger tiles where the channels are many or the outputs outnumber all programs. More rows:
     tall tiles for large weights, because ``x`` is read again for each; groups of warps share the channels of a short
@@ -65,10 +71,11 @@ def choose_launch(
         gated: whether a program reads gate and up rows.
         shared_bytes: what a program may have of shared memory; with less than Hopper's, fewer tiles are in flight.
     """
-    if not 1 <= rows <= MAX_ROWS or dtype == torch.float32 or k < 1:
-        return None
     matrices = 2 if gated else 1
     outputs = n * matrices
+    tiles_of_rows = 2 if outputs * k * dtype.itemsize <= SMALL_WEIGHT_BYTES else 1
+    if not 1 <= rows <= tiles_of_rows * MAX_ROWS or dtype == torch.float32 or k < 1:
+        return None
     if rows == 1:
         weight_rows, block_k, warps = (8, 2048, 8) if k >= 8192 else (8, 4096, 8) if outputs >= 65_536 else (4, 512, 2)
         return Launch("fma", weight_rows // matrices, block_k, warps, max_registers=128)

@@ -160,8 +160,8 @@ class TokenSwiftProposer(RenewingProposer):
         """See ``Proposer.keep``; the drafted token's keys and values go, the verified ones are taken over."""
         if self.partial is not None:
             self.end_renewal(verified)
-            k, v = self.verifier.dense.window(verified.starts, self.tree.depth + 1)
-            self.partial.take_over(k, v, verified.starts, verified.kept)
+            width = self.tree.depth + 1
+            self.partial.take_over_from(self.verifier.dense, verified.starts, verified.kept, width)
         self.filler.keep(verified)
 
     def counts(self) -> Mapping[str, Tensor]:

@@ -11,8 +11,12 @@ from torch import Tensor
 
 from longdecode.kernels.draw import DrawRule, Noise
 from longdecode.kernels.draw.gpu import draw_gpu
+from longdecode.kernels.emission import Progress
+from longdecode.kernels.emission.gpu import record_tokens_gpu
 from longdecode.kernels.ngram_table import NgramCounts
 from longdecode.kernels.ngram_table.gpu import add_ngrams_gpu, frequent_continuations_gpu
+from longdecode.kernels.token_move import PartialSlots
+from longdecode.kernels.token_move.gpu import compact_tokens_gpu, fill_tokens_gpu
 from longdecode.kernels.tree_walk.gpu import tree_walk_gpu
 
 
@@ -35,6 +39,14 @@ def launch_all() -> None:
     add_ngrams_gpu(table, integers(1, 5), integers(1))
     for k in (5, 20):
         frequent_continuations_gpu(table, integers(1), k)
+    cache, partial = (torch.empty(30, 1, 3, size, 64, dtype=torch.bfloat16, device="meta") for size in (9999, 4100))
+    compact_tokens_gpu(cache, cache, integers(1), integers(1, 5))
+    fill_tokens_gpu(cache, cache, integers(1), integers(1), 5, PartialSlots(partial, partial, *[integers(1)] * 2, 4096))
+    active = torch.empty(1, dtype=torch.bool, device="meta")
+    for stops in (None, integers(1, 3)):
+        record_tokens_gpu(
+            Progress(text, *[integers(1)] * 3, active, *[integers(1)] * 2, stops), integers(1, 5), integers(1)
+        )
     for tree in (32, 121):
         tree_walk_gpu(integers(1, tree), integers(1, tree - 1), integers(tree, 5), integers(tree))
 

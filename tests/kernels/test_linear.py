@@ -100,11 +100,12 @@ def test_a_row_does_not_depend_on_its_neighbours(rng: torch.Generator, launch: L
             assert torch.equal(op(alone, weight, launch=launch)[row], together[row])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 9, MAX_ROWS, MAX_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 2, 9, MAX_ROWS, MAX_ROWS + 1, 2 * MAX_ROWS + 1])
 def test_the_rule_by_shape(rng: torch.Generator, rows: int) -> None:
     """Whatever the rule picks computes the projection; it leaves float32 and many rows to torch."""
     x, weight, bias = inputs(rng, rows, 18, 300, torch.float16)
-    assert (choose_launch(18, 300, rows, torch.float16) is None) == (rows > MAX_ROWS)
+    assert (choose_launch(18, 300, rows, torch.float16) is None) == (rows > 2 * MAX_ROWS)
+    assert (choose_launch(4096, 4096, rows, torch.float16) is None) == (rows > MAX_ROWS)
     assert choose_launch(18, 300, rows, torch.float32) is None
     close(linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias))), x.double() @ weight.double().T + bias, x.dtype)
     close(gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE)), gated(x, weight), x.dtype, factor=2)
