@@ -70,14 +70,14 @@ def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> l
     remedy = f"remove it (`rm {path}`) and run again: it is written anew from its journal, or computed again"
     try:
         table = read_table(path)
-        rows = table.to_pylist()
+        rows, stamps = table.to_pylist(), table.schema.metadata or {}
+        kept = {name: stamps[name] for name in (_FINGERPRINT, _SETTINGS) if name in stamps}
+        intact = _CHECKSUM not in stamps or stamps[_CHECKSUM] == _checksum(rows, kept)
     except FileNotFoundError:
         raise RecordSchemaError(f"{path}: no such file; run again to make it") from None
-    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, OverflowError) as error:
         raise RecordSchemaError(f"{path}: not a parquet file of records ({_first_line(error)}); {remedy}") from error
-    stamps = table.schema.metadata or {}
-    kept = {name: stamps[name] for name in (_FINGERPRINT, _SETTINGS) if name in stamps}
-    if _CHECKSUM in stamps and stamps[_CHECKSUM] != _checksum(rows, kept):
+    if not intact:
         raise RecordSchemaError(f"{path}: the records do not match their checksum: damaged or edited; {remedy}")
     if fingerprint is not None and stamps.get(_FINGERPRINT) != fingerprint.encode():
         return []
