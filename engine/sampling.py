@@ -78,6 +78,8 @@ class Sampling:
 
         Without a history nothing is penalised.
         """
+        if self.temperature == 0 and history is None and count == 1:
+            return argmax(logits)[:, None]
         if self.is_simple:
             noise = Noise(seeds, positions) if self.temperature > 0 else None
             return draw(logits, count, DrawRule(self.temperature, self.min_p, self.penalty), noise, history)

@@ -91,16 +91,16 @@ def chunk_max_kernel(
 @triton.jit
 def chunk_best_kernel(
     p_logits, p_seen, p_max, p_seeds, p_positions, p_score, p_token,
-    x_row, x_column, width, chunks, penalty, temperature, log_min_p,
+    x_row, x_column, width, chunks, penalty, temperature, log_min_p, seed_row, position_row,
     PENALTY: tl.constexpr, WARM: tl.constexpr, MIN_P: tl.constexpr, NOISE: tl.constexpr, COUNT: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The ``COUNT`` largest scores of one chunk of one row: ``x + g``, without the tokens under the row's floor.
 
     ``p_logits`` ``[N, V]`` float32, float16 or bfloat16, any strides; ``p_seen`` ``[N, V]`` int8; ``p_max``
-    ``[N, chunks]``; ``p_seeds`` and ``p_positions`` ``[N]`` int64; ``p_score`` float64 and ``p_token`` int64
-    ``[N, chunks, COUNT]``. Grid ``(N, chunks)``. Moves ``N * V`` logits, as many bytes where penalised. Noise is worked
-    out only in chunks of which a token is left.
+    ``[N, chunks]``; ``p_seeds`` and ``p_positions`` ``[N]`` int64, any strides; ``p_score`` float64 and ``p_token``
+    int64 ``[N, chunks, COUNT]``. Grid ``(N, chunks)``. Moves ``N * V`` logits, as many bytes where penalised. Noise is
+    worked out only in chunks of which a token is left.
     """
     wait_for_earlier(PDL)
     let_next_start(PDL)
@@ -118,7 +118,8 @@ def chunk_best_kernel(
     if NOISE:
         b_left = tl.max(b_x, 0)
         if b_left > float("-inf"):
-            b_score = b_score + gumbel(tl.load(p_seeds + i_row), tl.load(p_positions + i_row), o_column)
+            b_seed = tl.load(p_seeds + i_row * seed_row)
+            b_score = b_score + gumbel(b_seed, tl.load(p_positions + i_row * position_row), o_column)
     p_best = (i_row * chunks + i_chunk) * COUNT
     for i_place in tl.static_range(COUNT):
         b_best = tl.max(b_score, 0)
@@ -169,6 +170,7 @@ def draw_gpu(
     token = torch.empty(rows, chunks * count, dtype=torch.int64, device=device)
     highest = torch.empty(rows, chunks, dtype=torch.float32, device=device) if min_p else score
     seen = torch.zeros(rows, width, dtype=torch.int8, device=device) if penalty else logits
+    keys = (noise.seeds, noise.positions) if noise else (token, token)
     numbers = (*logits.stride(), width, chunks, float(rule.penalty), float(rule.temperature))
     moved = {"PENALTY": penalty, "WARM": warm, "BLOCK": _CHUNK, "num_warps": 8, **overlap}
     with torch.cuda.device_of(logits):
@@ -181,8 +183,8 @@ def draw_gpu(
         if min_p:
             chunk_max_kernel[(rows, chunks)](logits, seen, highest, *numbers, **moved)
         chunk_best_kernel[(rows, chunks)](
-            logits, seen, highest, noise.seeds if noise else out, noise.positions if noise else out, score, token,
-            *numbers, math.log(rule.min_p) if min_p else 0.0,
+            logits, seen, highest, *keys, score, token, *numbers, math.log(rule.min_p) if min_p else 0.0,
+            *(key.stride(0) for key in keys),
             MIN_P=min_p, NOISE=noise is not None, COUNT=count, CHUNKS=triton.next_power_of_2(chunks), **moved,
         )  # fmt: skip
         row_best_kernel[(rows,)](

@@ -53,8 +53,9 @@ def count_ngrams_kernel(
 ):  # fmt: skip
     """Find a step's n-grams in one chunk of the text: their counts go to ``p_before``, their places are latest no more.
 
-    The texts end with the step's tokens already; ``reach`` are the lag and ``ORDER - 1`` tokens. ``p_latest``
-    ``[B, S]`` is int8, the rest int64. Grid ``(B, chunks)``. Moves ``17 * S`` bytes a row.
+    The texts end with the step's tokens already; one longer than its row is cut off. ``reach`` are the lag and
+    ``ORDER - 1`` tokens. ``p_latest`` ``[B, S]`` is int8, the rest int64. Grid ``(B, chunks)``. Moves
+    ``17 * S`` bytes a row.
     """
     wait_for_earlier(PDL)
     let_next_start(PDL)
@@ -70,7 +71,7 @@ def count_ngrams_kernel(
     any_known = o_place < 0
     for i_place in tl.static_range(WIDTH):
         b_start = b_first_start + i_place
-        counted = (b_start >= 0) & (i_place < b_kept)
+        counted = (b_start >= 0) & (b_start + ORDER < size) & (i_place < b_kept)
         b_token = tl.load(p_text + b_start, mask=counted, other=-2)
         known = b_latest & (b_text == b_token) & (b_code == continuation(p_text, b_start, counted, vocab, ORDER))
         known = known & counted
@@ -96,14 +97,14 @@ def settle_ngrams_kernel(
     b_kept = tl.load(p_kept + i_row)
     b_first_start = tl.load(p_lengths + i_row) - b_kept - reach
     b_start = b_first_start + o_place
-    counted = (o_place < WIDTH) & (b_start >= 0) & (o_place < b_kept)
+    counted = (o_place < WIDTH) & (b_start >= 0) & (b_start + ORDER < size) & (o_place < b_kept)
     b_token = tl.load(p_text + b_start, mask=counted, other=-2)
     b_code = continuation(p_text, b_start, counted, vocab, ORDER)
     b_count = tl.load(p_before + i_row * WIDTH + o_place, mask=counted, other=0) + 1
     b_later = o_place < 0
     for i_place in tl.static_range(WIDTH):
         b_other = b_first_start + i_place
-        other = (b_other >= 0) & (i_place < b_kept)
+        other = (b_other >= 0) & (b_other + ORDER < size) & (i_place < b_kept)
         same = (b_token == tl.load(p_text + b_other, mask=other, other=-1)) & other
         same = same & (b_code == continuation(p_text, b_other, other, vocab, ORDER))
         b_count += (same & (i_place < o_place)).to(tl.int64)

@@ -67,7 +67,7 @@ def add_ngrams(table: NgramCounts, tokens: Tensor, kept: Tensor) -> None:
     place = torch.arange(tokens.shape[1], device=tokens.device)
     starts = table.lengths[:, None] - table.lag - table.order + 1 + place
     append_text(table.text, table.lengths, tokens, kept)
-    counted = (starts >= 0) & (place < kept[:, None])
+    counted = (starts >= 0) & (starts + table.order <= table.capacity) & (place < kept[:, None])
     at = torch.where(counted, starts, table.capacity)
     first, code = table.text.gather(1, at), codes(table, at)
     known = (table.text[:, None] == first[..., None]) & (table.code[:, None] == code[..., None])

@@ -51,8 +51,8 @@ def tree_walk_kernel(
 
 
 def tree_walk_gpu(chosen: Tensor, nodes: Tensor, paths: Tensor, depths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Walk as in ``naive.tree_walk``, in one launch; ``chosen`` contiguous, ``nodes`` with contiguous rows."""
-    batch, rows = chosen.shape
+    """Walk as in ``naive.tree_walk``, in one launch; the tree's tables contiguous."""
+    (batch, rows), chosen, nodes = chosen.shape, chosen.contiguous(), nodes.contiguous()
     taken = torch.empty(batch, paths.shape[1], dtype=torch.int64, device=chosen.device)
     tokens, counts = torch.empty_like(taken), torch.empty(batch, dtype=torch.int64, device=chosen.device)
     with torch.cuda.device_of(chosen):

@@ -80,12 +80,22 @@ def test_the_largest_scores_are_drawn(
 
 
 @BOTH
+def test_rows_of_one_request_share_a_seed_in_memory(op, rng: torch.Generator) -> None:
+    """Keys without a stride, or with one of their own, as a batch of one makes them."""
+    logits, seed = torch.randn(4, 70, generator=rng).to(DEVICE), torch.tensor([77, 1, 2, 3], device=DEVICE)
+    places = torch.arange(8, device=DEVICE)
+    got = op(logits, 1, DrawRule(0.8), Noise(seed[:1].expand(4), places[::2]))
+    alone = [op(logits[n : n + 1], 1, DrawRule(0.8), Noise(seed[:1], places[2 * n : 2 * n + 1])) for n in range(4)]
+    assert torch.equal(got, torch.cat(alone)) and len(set(got.flatten().tolist())) > 1
+
+
+@BOTH
 def test_a_row_of_no_number_still_names_tokens(op) -> None:
     """A finished row may read anything; its neighbour does not suffer."""
     logits = torch.zeros(2, 3000, device=DEVICE)
     logits[0], logits[1, 2900] = math.nan, 50.0
-    noise = Noise(torch.zeros(2, dtype=torch.int64, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE))
-    got = op(logits, 2, DrawRule(1.0, 0.1), noise, None)
+    zeros = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    got = op(logits, 2, DrawRule(1.0, 0.1), Noise(zeros, zeros), None)
     assert got[1, 0] == 2900 and bool(((got >= 0) & (got < 3000)).all())
 
 

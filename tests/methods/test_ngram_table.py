@@ -74,3 +74,20 @@ def test_the_end_of_the_text_is_looked_up(seed: int) -> None:
 def test_a_vocabulary_over_the_tables_integer_is_refused() -> None:
     with pytest.raises(UnsupportedCellError, match="vocabulary of 3,000,000 do not fit the table's 64-bit integer"):
         NgramTable([(1,)], a_batch([[1]], 4), 4, 0, 3_000_000)
+
+
+@pytest.mark.parametrize("path", ["naive", "triton"])
+def test_a_text_that_outgrows_its_row_is_cut_off(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timed step is repeated without end: nothing is written past the row, into the next one's."""
+    if path == "triton":
+        monkeypatch.setattr("longdecode.kernels.ngram_table.kernel_path", lambda device: "triton")
+    sequences = a_batch([[1, 2, 1, 2], [1, 2, 1, 2]], 6)
+    table = NgramTable([(1, 2, 1, 2)] * 2, sequences, 3, 0, 5)
+    second = [tensor[1].clone() for tensor in (table.text, table.entries.code, table.entries.count)]
+    new, kept = torch.full((2, 3), 4), torch.tensor([3, 0])
+    for _ in range(7):
+        table.add_verified(Verified(kept, kept, new, kept, new))
+    for tensor, before in zip((table.text, table.entries.code, table.entries.count), second, strict=True):
+        assert torch.equal(tensor[1, :-1], before[:-1])
+    assert table.text[0, :-1].tolist() == [1, 2, 1, 2] + [4] * 6
+    assert table.look_up(torch.tensor([4, 1]), 1).tolist() == [[[4, 4]], [[2, 1]]]

@@ -70,6 +70,24 @@ def test_the_text_is_that_of_plain_decoding(
     assert_same_text(decoder, name, requests, sampling)
 
 
+def test_the_kernels_of_a_step_write_the_same_text(
+    decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws, walks, tables and moves through Triton, in a whole step: plain torch elsewhere."""
+    stops = frozenset({9})
+    requests = [Request(random_ids(n, 64), 14, stop_ids=stops, seed=n) for n in (97, 50)]
+    generator = Generator(decoder, PENALISED)
+    want = generator.run(requests, get_method("full").from_budget(None, CONFIG))
+    for op in ("draw", "token_move"):
+        monkeypatch.setattr(f"longdecode.kernels.{op}.use_triton", lambda x: True)
+    for op in ("tree_walk", "ngram_table", "emission"):
+        monkeypatch.setattr(f"longdecode.kernels.{op}.kernel_path", lambda device: "triton")
+    for name in ("full", "tokenswift"):
+        method = build(name, ngrams=2, tree="1,2,2") if name != "full" else get_method(name).from_budget(None, CONFIG)
+        assert [c.output_ids for c in generator.run(requests, method)] == [c.output_ids for c in want]
+        assert generator.run(requests[1:], method)[0].output_ids == want[1].output_ids
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("LONGDECODE_LONG_TESTS" not in os.environ, reason="minutes; LONGDECODE_LONG_TESTS=1 runs it")
 @pytest.mark.parametrize("sampling", [Sampling(), PENALISED], ids=["greedy", "penalised"])
