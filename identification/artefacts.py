@@ -15,7 +15,8 @@ CURVE_COLUMNS = (
     "step", "loss", "distill", "constraint", "lagrange", "density", "expected_heads", "retrieval_heads",
     "gates_undecided", "seconds",
 )  # fmt: skip
-GATE_COLUMNS = ("step", "layer", "kv_head", "score", "p_zero", "p_one")
+GATE_COLUMNS = ("step", "layer", "kv_head", "score")
+_GATE_DIGITS = 4
 FILES = ("roles.json", "curve.csv", "gates.csv", "run.json")
 
 
@@ -34,18 +35,20 @@ def write_artefacts(
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "curve.csv", CURVE_COLUMNS, curve)
-    write_csv(folder / "gates.csv", GATE_COLUMNS, gates)
+    write_csv(folder / "gates.csv", GATE_COLUMNS, gates, _GATE_DIGITS)
     write_text(folder / "run.json", json.dumps(run, indent=2, sort_keys=True) + "\n")
     write_role_file(folder / "roles.json", roles)
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table through a temporary file; floats keep six significant digits."""
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 6) -> None:
+    """Write a table through a temporary file; floats keep so many significant digits."""
     partial = _partial(path)
     with partial.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
+        writer.writerows(
+            [f"{value:.{digits}g}" if isinstance(value, float) else value for value in row] for row in rows
+        )
     partial.replace(path)
 
 

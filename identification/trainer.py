@@ -156,12 +156,8 @@ class Trainer:
 
     @torch.no_grad()
     def _gate_rows(self, step: int) -> list[list[float]]:
-        tables = [table.tolist() for table in (self.gates.score(), self.gates.p_zero(), self.gates.p_one())]
-        return [
-            [step, layer, head, *(table[layer][head] for table in tables)]
-            for layer in range(self.gates.layers)
-            for head in range(self.gates.kv_heads)
-        ]
+        scores = self.gates.score().tolist()
+        return [[step, layer, head, score] for layer, row in enumerate(scores) for head, score in enumerate(row)]
 
 
 def trapezoid(step: int, steps: int) -> float:

@@ -175,12 +175,12 @@ def _training(folder: Path, kind: str, data: str, seed: int) -> None:
     pd.DataFrame(rows, columns=names.split()).to_csv(folder / "curve.csv", index=False)
     pd.DataFrame(
         [
-            (step, layer, head, float(score[layer, head]), 0.1, 0.1)
+            (step, layer, head, float(score[layer, head]))
             for step, score in list(gates.items())[::2]
             for layer in range(LAYERS)
             for head in range(HEADS)
         ],
-        columns=["step", "layer", "kv_head", "score", "p_zero", "p_one"],
+        columns=["step", "layer", "kv_head", "score"],
     ).to_csv(folder / "gates.csv", index=False)
     last = gates[int(steps[-1])]
     roles = [[1] * HEADS, *([int(taste[layer, head] >= cut) for head in range(HEADS)] for layer in range(1, LAYERS))]
