@@ -1,4 +1,7 @@
-"""Make a page small: no end tag that a parser supplies by itself, no class that every cell of a column repeats."""
+"""Make a page small: no end tag that a parser supplies by itself, no class that every cell of a column repeats.
+
+A table whose rows are all first of their group says so itself, in the class ``each``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ _VERBATIM = re.compile(r"(<pre\b.*?</pre>)", re.DOTALL)
 _TABLE = re.compile(r"<table\b([^>]*)>(.*?)</table>", re.DOTALL)
 _ROW = re.compile(r"(<tr\b[^>]*>)(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r"<(t[dh])\b([^>]*)>(.*?)</\1>", re.DOTALL)
+_FIRST, _CONTEXT = '<tr class="first">', '<tr class="context">'
 _SUPPLIED = re.compile(r"</(?:tbody|thead)>")
 _NAMES = re.compile(r'<table\b[^>]*? class="?([^">]*)')
 _TAG = re.compile(r"<[a-z][^<>]*>")
@@ -58,9 +62,16 @@ def _table(found: re.Match[str]) -> str:
     rows = [_CELL.findall(row) for _, row in _ROW.findall(found[2]) if not _spans(row)]
     widest = max(map(len, rows), default=0)
     columns = {k: name for k in range(2, widest + 1) if (name := _shared(rows, k)) in _COLUMN}
-    body = _SUPPLIED.sub("", _ROW.sub(lambda row: _row(row, columns), found[2]))
+    head, tag, inside = found[2].partition("<tbody")
+    each = set(re.findall(r"<tr\b[^>]*>", inside)) - {_CONTEXT} == {_FIRST}
+    inside = inside.replace(_FIRST, "<tr>") if each else inside
+    body = _SUPPLIED.sub("", _ROW.sub(lambda row: _row(row, columns), head + tag + inside))
     body = re.sub(r"\s*<(thead|tbody)\b", r"<\1", re.sub(r"\s*<tr\b", "\n<tr", body)).rstrip()
-    classes = [*re.findall(r'class="([^"]*)"', found[1]), *(f"{_COLUMN[name]}{k}" for k, name in columns.items())]
+    classes = [
+        *re.findall(r'class="([^"]*)"', found[1]),
+        *(["each"] if each else []),
+        *(f"{_COLUMN[name]}{k}" for k, name in columns.items()),
+    ]
     others = re.sub(r' class="[^"]*"', "", found[1])
     return f"<table{others}{' class=' + chr(34) + ' '.join(classes) + chr(34) if classes else ''}>{body}\n</table>"
 

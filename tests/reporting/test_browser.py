@@ -122,6 +122,15 @@ def test_the_checks_see_a_broken_page(browser: str, tmp_path: Path) -> None:
     assert desk["wide"] == []
 
 
+def test_rows_of_scores_are_named_for_links(browser: str, report: Path, tmp_path: Path) -> None:
+    page = f"{(report / 'suite-mini-longgen.html').as_uri()}"
+    done = run(browser, tmp_path / "profile", "--virtual-time-budget=5000", "--dump-dom", page)
+    names = re.findall(r'<tr\b[^>]*\bid="([^"]+)"', done.stdout)
+    assert len(set(names)) == len(names) > 5
+    assert all(f'href="#{name}"' in done.stdout for name in names)
+    assert re.fullmatch(r"mini-longgen[a-z0-9-]*\.[a-z0-9-]+\.\d+\.[a-z0-9.-]+", names[0])
+
+
 @pytest.mark.parametrize("page", ["index", "suite-mini-longgen"])
 def test_pages_print(browser: str, report: Path, tmp_path: Path, page: str) -> None:
     target = tmp_path / "page.pdf"
