@@ -250,7 +250,9 @@ def test_running_out_of_device_memory_is_typed(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.1, top_p=0.9)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(1.1, top_p=0.9), Sampling(1.0, min_p=0.05, penalty=1.2, penalty_window=9)]
+)
 @pytest.mark.parametrize("name", ["llama3", "qwen3"])
 def test_graph_replay_equals_eager(
     name: str, sampling: Sampling, tiny_checkpoint: Callable, random_ids: Callable, dense: Callable

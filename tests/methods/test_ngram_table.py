@@ -13,10 +13,12 @@ from longdecode.engine.sequences import Sequences
 from longdecode.engine.speculation import Verified
 from longdecode.methods.ngram_table import NgramTable, SuffixTable
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 def a_batch(texts: list[list[int]], longest: int) -> Sequences:
     requests = [Request(tuple(text), longest) for text in texts]
-    return Sequences(requests, Sampling(), torch.ones(len(texts), dtype=torch.bool))
+    return Sequences(requests, Sampling(), torch.ones(len(texts), dtype=torch.bool, device=DEVICE))
 
 
 @pytest.mark.parametrize("path", ["naive", "triton"])
@@ -25,9 +27,8 @@ def test_the_table_counts_as_a_dictionary_does(
     lag: int, vocab: int, path: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts, ties by recency and the lag, over texts in which everything recurs; grown in steps of 0 to 3 tokens."""
-    if path == "triton":
-        monkeypatch.setattr("longdecode.kernels.ngram_table.kernel_path", lambda device: "triton")
-        monkeypatch.setattr("longdecode.kernels.ngram_table.gpu._CHUNK", 64)
+    monkeypatch.setattr("longdecode.kernels.ngram_table.kernel_path", lambda device: path)
+    monkeypatch.setattr("longdecode.kernels.ngram_table.gpu._CHUNK", 64)
     generator = torch.Generator().manual_seed(seed)
     texts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in (60, 9, 1)]
     sequences = a_batch(texts, 80)
@@ -46,10 +47,10 @@ def test_the_table_counts_as_a_dictionary_does(
                     counts[gram] += 1
                     last[gram] = at
             want = sorted(counts, key=lambda gram: (-counts[gram], -last[gram]))[:4]
-            got = table.look_up(torch.full((3,), first), 4)[row].tolist()
+            got = table.look_up(torch.full((3,), first, device=DEVICE), 4)[row].tolist()
             assert got == [list(gram) for gram in want] + [[-1, -1]] * (4 - len(want))
-        kept = torch.randint(0, 4, (3,), generator=generator)
-        new = torch.randint(vocab, (3, 3), generator=generator)
+        kept = torch.randint(0, 4, (3,), generator=generator).to(DEVICE)
+        new = torch.randint(vocab, (3, 3), generator=generator).to(DEVICE)
         table.add_verified(Verified(kept, kept, new, kept, new))
         texts = [text + new[row, : int(kept[row])].tolist() for row, text in enumerate(texts)]
 
@@ -79,15 +80,14 @@ def test_a_vocabulary_over_the_tables_integer_is_refused() -> None:
 @pytest.mark.parametrize("path", ["naive", "triton"])
 def test_a_text_that_outgrows_its_row_is_cut_off(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A timed step is repeated without end: nothing is written past the row, into the next one's."""
-    if path == "triton":
-        monkeypatch.setattr("longdecode.kernels.ngram_table.kernel_path", lambda device: "triton")
+    monkeypatch.setattr("longdecode.kernels.ngram_table.kernel_path", lambda device: path)
     sequences = a_batch([[1, 2, 1, 2], [1, 2, 1, 2]], 6)
     table = NgramTable([(1, 2, 1, 2)] * 2, sequences, 3, 0, 5)
     second = [tensor[1].clone() for tensor in (table.text, table.entries.code, table.entries.count)]
-    new, kept = torch.full((2, 3), 4), torch.tensor([3, 0])
+    new, kept = torch.full((2, 3), 4, device=DEVICE), torch.tensor([3, 0], device=DEVICE)
     for _ in range(7):
         table.add_verified(Verified(kept, kept, new, kept, new))
     for tensor, before in zip((table.text, table.entries.code, table.entries.count), second, strict=True):
         assert torch.equal(tensor[1, :-1], before[:-1])
     assert table.text[0, :-1].tolist() == [1, 2, 1, 2] + [4] * 6
-    assert table.look_up(torch.tensor([4, 1]), 1).tolist() == [[[4, 4]], [[2, 1]]]
+    assert table.look_up(torch.tensor([4, 1], device=DEVICE), 1).tolist() == [[[4, 4]], [[2, 1]]]

@@ -70,6 +70,24 @@ def test_the_text_is_that_of_plain_decoding(
     assert_same_text(decoder, name, requests, sampling)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["tokenswift", "medusa"])
+def test_a_captured_step_writes_what_an_eager_one_writes(decoder: Decoder, name: str, random_ids: Callable) -> None:
+    """Also with renewals of the partial cache, and what plain decoding writes: float32 leaves no draw in doubt."""
+    made = Decoder(CONFIG, moved(decoder.weights, "cuda"), torch.device("cuda"), torch.float32)
+    requests = [Request(random_ids(n, 64), 120, seed=n) for n in (97, 50)]
+    texts = []
+    for method, graph in (
+        (get_method("full").from_budget(None, CONFIG), True),
+        (build(name), True),
+        (build(name), False),
+    ):
+        done = Generator(made, PENALISED, cuda_graph=graph).run(requests, method)
+        texts.append([c.output_ids for c in done])
+    assert texts[1] == texts[2] == texts[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the model is on the CPU, where Triton is interpreted")
 def test_the_kernels_of_a_step_write_the_same_text(
     decoder: Decoder, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
