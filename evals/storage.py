@@ -166,22 +166,22 @@ def replacing(path: Path, needed_bytes: int | None = None) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
-def write_table(path: Path, frame: pd.DataFrame, digits: int = DIGITS) -> None:
-    """Write a frame as zstd parquet where the name says so, else as CSV with its fractions in so many digits."""
+def write_table(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame as zstd parquet where the name says so, else as CSV with its fractions in ``DIGITS`` digits."""
     with replacing(path, int(frame.memory_usage(deep=True).sum())) as temporary:
         if path.suffix == ".parquet":
             frame.to_parquet(temporary, index=False, compression="zstd", compression_level=19, write_statistics=False)
         else:
             fractions = [name for name in frame.columns if pd.api.types.is_float_dtype(frame[name])]
-            written = frame.assign(**{name: frame[name].map(lambda x: _shortened(x, digits)) for name in fractions})
+            written = frame.assign(**{name: frame[name].map(_shortened) for name in fractions})
             written.to_csv(temporary, index=False, float_format="%.9g", lineterminator="\n")
 
 
-def _shortened(value: float, digits: int) -> float:
-    """Round to so many significant digits, whole numbers not at all."""
+def _shortened(value: float) -> float:
+    """Round to ``DIGITS`` significant digits, whole numbers not at all."""
     if pd.isna(value) or value == 0 or not math.isfinite(value):
         return value
-    return round(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+    return round(value, max(0, DIGITS - 1 - math.floor(math.log10(abs(value)))))
 
 
 def _checksum(rows: Iterable[Mapping[str, Any]], stamps: Mapping[bytes, bytes]) -> bytes:
