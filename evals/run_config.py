@@ -171,6 +171,9 @@ class RunConfig:
     earlier_evidence: Annotated[
         Literal["refuse", "show"], Field(description="Results of other code than today's: refuse them, or show them.")
     ] = "refuse"
+    transfer_from: Annotated[
+        typed.Folder | None, Field(description="Results of several models, whose ranks the page Transfer compares.")
+    ] = None
     data: Annotated[
         Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
     ] = field(default_factory=dict)

@@ -42,7 +42,7 @@ from longdecode.reporting.lossless import LOSSLESS, matrix
 from longdecode.reporting.nearest import ORACLE
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.printed_ranks import printed_rankings
-from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
+from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, ReportError, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
 from longdecode.reporting.staleness import measured_before
@@ -77,7 +77,7 @@ def build_report(config_path: Path, results_dir: Path, output_dir: Path) -> None
         output_dir: where the pages go; what an earlier report left there and this one does not make is removed.
 
     Raises:
-        ReportError: the folder has neither a summary nor times.
+        ReportError: the folder has neither a summary nor times, or the one that ``transfer_from`` names has no results.
         ConfigError: a method has no card.
     """
     results = load_results(Path(config_path), Path(results_dir))
@@ -166,11 +166,18 @@ class _Build:
         )  # fmt: skip
 
     def _transfer(self) -> None:
-        small = [name for name, words in self.models.items() if words.miniature]
-        labels = {label for label in self.main.labels if self.main.kind(label) != REFERENCE_METHOD}
+        main, known = self.main, self.results.config.get("models") or {}
+        if source := self.results.config.get("transfer_from"):
+            if not (Path(source) / "config.yaml").is_file():
+                raise ReportError(f"transfer_from: {source} holds no results (no config.yaml); leave the key out")
+            other = load_results(Path(source) / "config.yaml", Path(source))
+            main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
+        small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
+        labels = {label for label in main.labels if main.kind(label) != REFERENCE_METHOD}
         self._page(
             "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
-            found=transfer.transfer(self.main, small, labels, printed_rankings()),
+            found=transfer.transfer(main, small, labels, printed_rankings()),
+            origin=main.profile if source else None, origin_folder=source,
         )  # fmt: skip
 
     def _data(self) -> None:

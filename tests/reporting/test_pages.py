@@ -199,6 +199,24 @@ def test_the_front_page_answers_first_and_says_what_is_missing(pages: dict[str, 
     assert "names no tuning record for miniature" in pages["fair-play"].words()
 
 
+@pytest.mark.usefixtures("no_drawing")
+def test_transfer_compares_the_models_of_the_run_it_names(make_run: Callable, run_folder: Path, tmp_path: Path) -> None:
+    mine = make_run(("full", "quest"), ("mini_recall",))
+    config = yaml.safe_load((mine / "config.yaml").read_text(encoding="utf-8"))
+    target = tmp_path / "report"
+    for source in (run_folder, tmp_path / "nothing"):
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(config | {"transfer_from": str(source)}), encoding="utf-8")
+        if source == run_folder:
+            build_report(path, mine, target)
+        else:
+            with pytest.raises(ReportError, match=r"transfer_from: .*nothing holds no results"):
+                build_report(path, mine, target)
+    words = (target / "transfer.html").read_text("utf-8")
+    assert "The records are those of profile <code>synthetic</code>" in words
+    assert "mini_longgen" in words.split("<h1>")[1], "a suite that this run did not score"
+
+
 def test_evidence_of_other_code_says_what_it_was_measured_before(pages: dict[str, Page]) -> None:
     """The made-up records carry a code hash that no code has."""
     for name in ("index", "provenance", "speed"):
