@@ -65,6 +65,7 @@ class SuiteSection:
     grids: list[verdicts.Grid]
     example: samples.Reading | None
     lost: list[tuple[samples.Cell, list[tuple[int, int]], list[samples.Reading]]]
+    compared: bool
 
 
 def build_report(config_path: Path, results_dir: Path, output_dir: Path) -> None:
@@ -196,19 +197,22 @@ class _Build:
                 continue
             has_mean = topics[0].task == ALL_TASKS
             about = self._about(model, suite)
+            drawn = results.compares(model)
             sections.append(
                 SuiteSection(
                     model,
                     _made(
                         quality.against_budget(results, self.figures, topic, self._about(model, suite, topic))
                         for topic in topics
+                        if drawn
                     ),
                     _made([curves.along_generation(results, self.figures, model, suite, about)]),
                     _made(
                         curves.loss_by_position(results, self.figures, model, t.task, self._about(model, suite, t))
                         for t in tasks
+                        if drawn
                     ),
-                    quality.by_task(results, self.figures, model, suite, about) if has_mean else None,
+                    quality.by_task(results, self.figures, model, suite, about) if has_mean and drawn else None,
                     [tables.score_table(results, topic) for topic in (topics if has_mean else []) + tasks],
                     verdicts.board(results, model, suite=suite),
                     self.reader.example(model, suite, self._exemplary()),
@@ -216,6 +220,7 @@ class _Build:
                         (cell, self.reader.lost(cell), self.reader.read(cell, 0, SHOWN_SAMPLES))
                         for cell in self.reader.cells(model, suite, [x for x in results.labels if x in self.featured])
                     ],
+                    drawn,
                 )
             )
         names = {t.task for model in results.models for t in results.tasks(model, suite)}
@@ -345,6 +350,7 @@ class _Build:
             "cite": data_files.citation(results),
             "with_page": set(self.labels),
             "has_quality": results.has_quality,
+            "scored": len(results.models) if results.has_quality else 0,
             "has_matrix": bool(self.matrix),
             "has_speed": results.speed is not None,
             "stale": measured_before(results.records, results.speed_records, results.ablations),

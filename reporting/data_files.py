@@ -19,6 +19,7 @@ WHAT = {
     "growth.csv": "Lines through step times: what each 1,024 tokens and each sequence add.",
     "breakeven.csv": "From which size on a method is faster than Full.",
     "breakdown.csv": "Parts of a step.",
+    "locality.csv": "Overlap of consecutive steps and misses by resident set, by text, layer and KV head.",
     "tuning.csv": "An earlier sweep of single knobs.",
     "instrument.json": "Checks of the instrument with their numbers.",
     "config.yaml": "The configuration as it was run.",

@@ -68,7 +68,7 @@ def index_values(
     drawn = main.without(set(main.labels) - set(featured))
     small = [name for name in main.models if models[name].miniature]
     boards = []
-    for model in sorted(main.models, key=lambda name: (name in small, main.models.index(name))):
+    for model in sorted(filter(main.compares, main.models), key=lambda name: (name in small, main.models.index(name))):
         grids = verdicts.board(main, model)
         grouped = front.by_family(grids, families)
         chart = front.pareto(drawn, drawn.speed, writer, model, about(model)) or front.against_bytes(

@@ -56,8 +56,8 @@ def paper_nosa() -> str:
     ratios = steps.set_index("label")["ratio"]
     said += (
         f"Here, at the hit rates in print, 64K tokens and 8 GiB for all, over Full: {ratio(ratios['nosa_offload'])} "
-        f"({ratio(ratios['nosa_spare32'])} with 32 spare slots), InfLLM-V2 {ratio(ratios['infllm2_offload'])}; "
-        f"fetching a layer early is slower ({ratio(ratios['nosa_prefetch'])}). "
+        f"({ratio(ratios['nosa_spare32'])} with 32 spare slots), InfLLM-V2 {ratio(ratios['infllm2_offload'])} "
+        f"({ratio(ratios['infllm2_spare32'])}); fetching a layer early too loses ({ratio(ratios['nosa_prefetch'])}). "
         f"{_forks()}"
     )
     return _line("NOSA (arXiv 2510.13602)", said, "nosa")

@@ -108,6 +108,16 @@ class Results:
             label for label, spec in methods.items() if spec and (spec.get("suites") or spec.get("budgets"))
         )
 
+    def meant_for(self, label: str, model: str) -> bool:
+        """Return whether the configuration runs a label on a model: a method may name its ``models``."""
+        spec = (self.config.get("methods") or {}).get(label) or {}
+        return not spec.get("models") or model in spec["models"]
+
+    def compares(self, model: str) -> bool:
+        """Return whether a model has a method beside Full; a run of Full alone counts too."""
+        swept = [label for label in self.labels if self.kind(label) != REFERENCE_METHOD]
+        return not swept or any(self.meant_for(label, model) for label in swept)
+
     def without(self, labels: Collection[str]) -> Results:
         """The same without some labels; what was timed of them is left out too."""
         gone = list(labels)

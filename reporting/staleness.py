@@ -11,6 +11,8 @@ from longdecode.evals.provenance import revision
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.summary import REFERENCE_METHOD
 from longdecode.evals.tasks.registry import get_task
+from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
+from longdecode.evals.throughput.spec import KERNELS_JOB
 from longdecode.reporting.wording import listing
 
 _SHOWN = 9
@@ -53,8 +55,8 @@ def _quality_hash(method: str, task: str) -> str:
 
 @functools.cache
 def _speed_hash(bench: str, subject: str) -> str:
-    kernels = bench != "decode"
-    return speed_code_hash("kernels" if kernels else "decode", () if kernels else (REFERENCE_METHOD, subject))
+    module = {"decode": "decode", "offload": EQUAL_MEMORY_JOB}.get(bench, KERNELS_JOB)
+    return speed_code_hash(module, () if module == KERNELS_JOB else (REFERENCE_METHOD, subject))
 
 
 def _named(labels: set[str], unnamed: Container[str]) -> str:

@@ -102,15 +102,16 @@ class Grid:
 
 
 def board(results: Results, model: str, labels: Sequence[str] | None = None, suite: str | None = None) -> list[Grid]:
-    """Return the grid of every topic of a model, or of one of its suites, that has a number."""
-    return [grid(results, topic, labels) for topic in results.topics(model, suite) if results.contexts(topic)]
+    """Return the grid of every topic of a model, or of one of its suites, that has a number and a method to judge."""
+    found = [grid(results, topic, labels) for topic in results.topics(model, suite) if results.contexts(topic)]
+    return [each for each in found if each.rows or not _swept(results, labels)]
 
 
 def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) -> Grid:
     """Judge methods (all that were scored, unless named) on one topic at each of its contexts."""
     contexts = results.contexts(topic)
     rows = with_traffic(results.rows_of(topic))
-    swept = [x for x in labels or results.labels if results.kind(x) != REFERENCE_METHOD]
+    swept = [label for label in _swept(results, labels) if results.meant_for(label, topic.model)]
     full = rows[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok")].set_index("context")["value"]
     scores = [with_unit(score(full[c], topic.unit), topic.unit) if c in full else "" for c in contexts]
     unsolved = {c for c in contexts if c in full and not _solved(topic, full[c])}
@@ -135,6 +136,10 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
         for text in sorted(set(rows.loc[in_bytes, "budget"]), key=budget_order)
     }
     return Grid(topic, contexts, scores, judged, columns)
+
+
+def _swept(results: Results, labels: Sequence[str] | None) -> list[str]:
+    return [x for x in labels or results.labels if results.kind(x) != REFERENCE_METHOD]
 
 
 def margin(unit: str) -> str:

@@ -15,7 +15,8 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from longdecode.reporting import families, traffic
+from longdecode.evals.hashing import speed_code_hash
+from longdecode.reporting import families, staleness, traffic
 from longdecode.reporting.build import build_report
 from longdecode.reporting.results import ReportError, load_results
 from longdecode.reporting.tables import score_table
@@ -222,6 +223,11 @@ def test_evidence_of_other_code_says_what_it_was_measured_before(pages: dict[str
     for name in ("index", "provenance", "speed"):
         assert "Measured before " in pages[name].words(), name
     assert "the code behind them has changed since" in pages["index"].words()
+
+
+def test_times_at_equal_memory_are_of_the_code_of_their_own_job() -> None:
+    assert staleness._speed_hash("offload", "nosa") == speed_code_hash("equal_memory", ("full", "nosa"))
+    assert staleness._speed_hash("decode", "nosa") == speed_code_hash("decode", ("full", "nosa"))
 
 
 def test_reads_of_a_score_table_are_bytes_with_the_selectors(run_folder: Path, pages: dict[str, Page]) -> None:

@@ -151,7 +151,7 @@ def books(inputs: PaperInputs) -> list[Block]:
 
 
 def heads(inputs: PaperInputs) -> list[Block]:
-    """Return the forms of the importance head: in print, and each NOSA fork with its own."""
+    """Return the forms of the importance head: in print, each NOSA fork with its own, and their differences."""
     words, rows = inputs.words("heads"), list[Compared]()
     where = [place for place in places(inputs) if place[0] == "ruler"]
     for row in inputs.published.rows("heads"):
@@ -170,7 +170,19 @@ def heads(inputs: PaperInputs) -> list[Block]:
     caption = words["caption"].format(suite="ruler", context=f"{where[0][1]:,}" if where else wording.DASH)
     found_any = any(row.verdict != "not measured" for row in rows)
     more = [] if found_any else [inputs.missing(words["missing"])]
-    return [Prose(words["text"]), Comparison(caption, ("Head",), rows, "points"), *more]
+    return [Prose(words["text"]), Comparison(caption, ("Head",), rows, "points"), *_forms(inputs), *more]
+
+
+def _forms(inputs: PaperInputs) -> list[Block]:
+    """Return NOSA's fork minus each fork with another form of the head, suite by suite."""
+    nosa, rows = fork_of(inputs, "nosa"), list[Compared]()
+    others = [fork for fork in forks(inputs) if fork.attention == "nosa" and fork != nosa]
+    for place in places(inputs) if nosa else []:
+        ours = samples(inputs, nosa.model if nosa else "", "nosa", place)
+        for fork in others:
+            if ours and (theirs := samples(inputs, fork.model, "nosa", place)):
+                rows.append(_against(inputs, [place[0], fork.head], ours, theirs, None, place))
+    return [Comparison(inputs.words("heads")["over"], ("Suite", "Form"), rows, "points")] if rows else []
 
 
 def parts(inputs: PaperInputs) -> list[Block]:
@@ -213,13 +225,18 @@ def samples(inputs: PaperInputs, model: str, label: str, place: Place) -> Mappin
     return pairs.scored([record for record in found if record.unit == "fraction"])
 
 
+def untrained(inputs: PaperInputs, fork: Fork) -> Sequence[str]:
+    """Return the labels scored on a fork that was not trained for them."""
+    table = inputs.results.summary
+    rows = table[(table["model"] == fork.model) & (table["status"] == "ok") & (table["kind"] == table["method"])]
+    return [label for label in inputs.results.labels if label in set(rows["method"]) - {REFERENCE_METHOD}]
+
+
 def _shown(inputs: PaperInputs, fork: Fork) -> Sequence[str]:
     """Return the labels shown for a fork: its own attention; on the full fork every method that needs no training."""
     if fork.attention != "full":
         return [fork.attention] if fork.head == "ed_dma" else []
-    table = inputs.results.summary
-    rows = table[(table["model"] == fork.model) & (table["status"] == "ok") & (table["kind"] == table["method"])]
-    return [label for label in inputs.results.labels if label in set(rows["method"]) - {REFERENCE_METHOD}]
+    return untrained(inputs, fork)
 
 
 def _lead(inputs: PaperInputs, fork: Fork, label: str) -> PublishedFigure | None:

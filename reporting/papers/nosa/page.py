@@ -6,6 +6,7 @@ from functools import partial
 
 from longdecode.reporting.papers.nosa.forks import books, heads, parts, quality, trainings
 from longdecode.reporting.papers.nosa.locality import lead, locality, target
+from longdecode.reporting.papers.nosa.quality_targets import near_full, over_rivals
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.equal_memory import EqualMemory
 from longdecode.reporting.papers.sections.method import method
@@ -13,7 +14,8 @@ from longdecode.reporting.papers.sections.targets import TargetTable
 from longdecode.reporting.papers.spec import declare
 
 THROUGHPUT = EqualMemory(
-    "throughput", "speedups", {"full": "full", "infllm2": "infllm2_offload", "shadowkv": "shadowkv"},
+    "throughput", "speedups",
+    {"full": ("full",), "infllm2": ("infllm2_offload", "infllm2_spare32"), "shadowkv": ("shadowkv",)},
     ("nosa_offload", "nosa_spare32", "nosa_prefetch"), ("throughput", "engine"),
 )  # fmt: skip
 
@@ -28,6 +30,11 @@ CLAIMS = Claims(
     ]
 )  # fmt: skip
 
+QUALITY = (
+    *(partial(over_rivals, suite=suite) for suite in ("mini_recall", "ruler", "pg19_long")),
+    *(partial(near_full, suite=suite) for suite in ("mini_recall", "ruler")),
+)
+
 PAPER = declare(
     __file__,
     title="NOSA",
@@ -37,7 +44,7 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method],
-        "targets": [TargetTable(own=(target,))],
+        "targets": [TargetTable(own=(target, *QUALITY), apart=True)],
         "forks": [trainings],
         "quality": [quality],
         "books": [books],

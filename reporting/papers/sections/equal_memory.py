@@ -30,14 +30,14 @@ class EqualMemory:
     Args:
         part: key of its words: ``text``, ``missing``, ``reason`` and ``held``, and more for a baseline under its name.
         table: published ratios, by ``baseline``.
-        rivals: by baseline, the label of this run that stands for it.
-        best: labels of the paper's method, of which the fastest at a context is compared.
+        rivals: by baseline, the labels of this run that stand for it, of which the fastest at a context is compared.
+        best: labels of the paper's method, likewise.
         printed: further published tables.
     """
 
     part: str
     table: str
-    rivals: dict[str, str]
+    rivals: dict[str, tuple[str, ...]]
     best: tuple[str, ...]
     printed: tuple[str, ...] = ()
 
@@ -70,17 +70,17 @@ class EqualMemory:
             for name in self.rivals
             for ratio in self._all(steps, name) or [None]
         ]
-        caption = f"Tokens a second at equal device memory, the method's fastest label over another. {about}"
+        caption = f"Tokens a second at equal device memory, the method's fastest label over a rival's fastest. {about}"
         return Comparison(caption, ("Context", "Label", "Over", "Batches"), table, "times")
 
     def _all(self, steps: pd.DataFrame, baseline: str) -> list[Ratio | None]:
         """Return the ratio over a baseline at each context that has both."""
         found: list[Ratio | None] = []
         for _, here in steps.groupby("context"):
-            ours, other = here[here["label"].isin(self.best)], here[here["label"] == self.rivals[baseline]]
+            ours, other = here[here["label"].isin(self.best)], here[here["label"].isin(self.rivals[baseline])]
             if ours.empty or other.empty:
                 continue
-            mine, theirs = ours.sort_values("median_us").iloc[0], other.iloc[0]
+            mine, theirs = (rows.sort_values("median_us").iloc[0] for rows in (ours, other))
             value, low, high = (float(mine[name]) for name in ("ratio", "ratio_low", "ratio_high"))
             if theirs["label"] != "full":  # both were timed in pairs with full attention
                 value, low, high = (

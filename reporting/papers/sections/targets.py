@@ -47,20 +47,28 @@ class TargetTable:
         quality: the targets on scores; those on speed are in reporting/bars.yaml.
         model: the model they were set for.
         own: targets on what this paper alone measures; each returns its row.
+        apart: targets of speed are filled by the command ``throughput``, the others by ``forks``; else all by ``all``.
     """
 
     quality: tuple[QualityTarget, ...] = ()
     model: str = "miniature"
     own: tuple[Callable[[PaperInputs], Verdict], ...] = ()
+    apart: bool = False
 
     def __call__(self, inputs: PaperInputs) -> list[Block]:
         """Return the table, and how to fill it where a number is missing."""
         words = inputs.words("targets")
-        rows = [*inputs.targets, *(target(inputs) for target in self.own)]
+        rows = [target(inputs) for target in self.own]
         rows += [self._row(inputs, target, longest) for target in self.quality for longest in (False, True)]
-        found: list[Block] = [Prose(words["text"]), Targets(rows)]
-        absent = not inputs.targets or any(row.level == "absent" for row in rows)
-        return [*found, inputs.missing(words["missing"])] if absent else found
+        timed = list(inputs.targets)
+        found: list[Block] = [Prose(words["text"]), Targets([*timed, *rows])]
+        no_speed = not timed or any(row.level == "absent" for row in timed)
+        no_other = any(row.level == "absent" for row in rows)
+        if not self.apart:
+            return [*found, inputs.missing(words["missing"])] if no_speed or no_other else found
+        if no_speed:
+            found.append(inputs.missing(words["missing_speed"], "throughput"))
+        return [*found, inputs.missing(words["missing"], "forks")] if no_other else found
 
     def _row(self, inputs: PaperInputs, target: QualityTarget, longest: bool) -> Verdict:
         known = inputs.label(inputs.spec.method, self.model) is not None

@@ -18,9 +18,11 @@ import yaml
 from longdecode.evals import curves, summary
 from longdecode.evals.records import Record
 from longdecode.evals.storage import write_records, write_table
+from longdecode.reporting import verdicts
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers.blocks import Compared, Comparison, MissingResult
+from longdecode.reporting.papers.nosa.quality_targets import over_rivals
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import load_results
 
@@ -174,7 +176,8 @@ def test_differences_between_forks_are_paired(whole: PaperPage) -> None:
         ("nosa minus infllm2", "infllm2"): ("+0.037", "more loss"),
     }  # fmt: skip
     assert "8 books" in books.caption
-    (forms,) = [b for b in sections["heads"].blocks if isinstance(b, Comparison)]
+    forms, between = [b for b in sections["heads"].blocks if isinstance(b, Comparison)]
+    assert [(row.of, row.measured) for row in between.rows] == [(["ruler", "dma"], f"+{100 * 5 / 24:.1f}")]
     measured = {of[0]: row.measured for of, row in rows_of(forms).items()}
     assert measured["ed_dma"] == "75.0" and measured["dma"] == "54.2" and measured["retaining"] == "\u2013"
 
@@ -195,6 +198,43 @@ def test_locality_and_training_are_shown(whole: PaperPage) -> None:
     (target,) = [row for row in sections["targets"].blocks[1].rows if "Overlap" in row.what]  # type: ignore[union-attr]
     assert (target.level, target.measured) == ("met", "+5.0 points")
     assert {"4.10 M", "3.1234", "95.5", "93.0"} <= set(texts(sections["forks"].blocks[1]))
+
+
+def test_quality_is_judged_by_the_closest_rival(whole: PaperPage) -> None:
+    sections = {section.anchor: section for section in whole.paper.sections(whole.inputs)}
+    _, table, *holes = sections["targets"].blocks
+    rows = {row.what.removeprefix("NOSA's fork minus "): row for row in table.rows}  # type: ignore[union-attr]
+    closest = rows["DMA's and each method without training, the closest: look-ups of ruler, infllm2"]
+    # 18 against 8 of 24 under InfLLM-V2 on the full fork, and 22 under full attention.
+    assert (closest.level, closest.measured) == ("met", f"+{100 * 10 / 24:.1f} points")
+    near = rows["the full fork with full attention: look-ups of ruler"]
+    assert near.level == "recorded" and near.measured.replace("\u2212", "-") == f"-{100 * 4 / 24:.1f} points"
+    assert rows["DMA's and each method without training, the closest: loss on books"].level == "absent"
+    assert [hole.command for hole in holes if isinstance(hole, MissingResult)] == [
+        "snakemake --cores 16 times_report --config profile=offload",
+        "snakemake --cores 8 nosa_locality all --config profile=nosa",
+    ]
+
+
+def test_a_loss_below_some_rivals_and_above_others_misses(tmp_path: Path, lychee_run: ModuleType,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    for loss, level in ((3.2, "met"), (3.04, "missed")):
+        monkeypatch.setitem(LOSS, ("fork-full", "infllm2"), loss)
+        (folder := tmp_path / level).mkdir()
+        found = page(write_run(folder, lychee_run, more=False))
+        assert over_rivals(found.inputs, "pg19_long").level == level
+
+
+def test_overviews_leave_out_models_on_which_only_full_runs(tmp_path: Path, lychee_run: ModuleType,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    only = {"infllm2": {"models": ["fork-full"]}, "nosa": {"models": ["fork-nosa"]}}
+    monkeypatch.setitem(CONFIG, "methods", {**CONFIG["methods"], **only})
+    results = page(write_run(tmp_path, lychee_run, more=False)).inputs.results
+    main = results.without(results.ablations)
+    assert [model for model in main.models if main.compares(model)] == ["fork-full", "fork-nosa"]
+    assert verdicts.board(main, "dense") == []
+    ruler, *_ = verdicts.board(main, "fork-nosa")
+    assert [label for label, _, _ in ruler.rows] == ["nosa"]
 
 
 def test_holes_name_the_command_that_fills_them(tmp_path: Path, lychee_run: ModuleType) -> None:

@@ -1,0 +1,87 @@
+"""Judge what was asked beforehand of the quality of NOSA's fork, on forks of a small model."""
+
+from __future__ import annotations
+
+from longdecode.reporting import wording
+from longdecode.reporting.papers.blocks import points_interval, points_text
+from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.nosa.forks import BOOKS, Fork, Place, fork_of, places, samples, untrained
+from longdecode.reporting.papers.pairs import Paired
+from longdecode.reporting.results import REFERENCE_METHOD
+from longdecode.reporting.speed.targets import Verdict
+
+STRETCH = -1.0
+"""Points that the stretch target lets NOSA's fork lie under the full fork."""
+
+
+def over_rivals(inputs: PaperInputs, suite: str) -> Verdict:
+    """Return the verdict on NOSA's fork over DMA's and over methods without training, at its narrowest.
+
+    Args:
+        inputs: the run.
+        suite: look-ups, in points, or books, in nats a token, where less is better.
+    """
+    is_loss = suite in BOOKS
+    asked = "< 0" if is_loss else "> 0"
+    what = f"NOSA's fork minus DMA's and each method without training, the closest: {_named(suite)}"
+    found = [
+        (gap, label)
+        for fork, label in _rivals(inputs)
+        if (gap := _gap(inputs, fork, label, suite)) is not None
+    ]  # fmt: skip
+    if not found:
+        return Verdict(what, asked, wording.DASH, wording.DASH, "", "absent", "not measured")
+    better = -1 if is_loss else 1
+    gap, label = min(found, key=lambda pair: better * pair[0].value)
+    value, bounds = _shown(gap, is_loss)
+    sure = all((one.high < 0 if is_loss else one.low > 0) for one, _ in found)
+    level, words = ("met", "target met") if sure else ("missed", "missed")
+    if not sure and better * gap.value > 0:
+        level, words = "recorded", "cannot be told apart"
+    return Verdict(f"{what}, {label}", asked, wording.DASH, value, bounds, level, words)
+
+
+def near_full(inputs: PaperInputs, suite: str) -> Verdict:
+    """Return the verdict on NOSA's fork minus the full fork with full attention, in points."""
+    what = f"NOSA's fork minus the full fork with full attention: {_named(suite)}"
+    goals = (wording.DASH, f"≥ {wording.number(STRETCH, 0)} point")
+    base = fork_of(inputs, "full")
+    gap = _gap(inputs, base, REFERENCE_METHOD, suite, "nosa", "nosa") if base else None
+    if gap is None:
+        return Verdict(what, *goals, wording.DASH, "", "absent", "not measured")
+    value, bounds = _shown(gap, False)
+    reached = 100 * gap.value >= STRETCH
+    level, words = ("stretch", "stretch target met") if reached else ("recorded", "stretch target missed")
+    return Verdict(what, *goals, value, bounds, level, words)
+
+
+def _rivals(inputs: PaperInputs) -> list[tuple[Fork, str]]:
+    dma, base = fork_of(inputs, "dma"), fork_of(inputs, "full")
+    found = [] if dma is None else [(dma, "dma")]
+    return found if base is None else [*found, *((base, label) for label in untrained(inputs, base))]
+
+
+def _gap(inputs: PaperInputs, fork: Fork, label: str, suite: str, *row: str) -> Paired | None:
+    """Return NOSA's fork minus another in the first place of a suite; ``None`` without both.
+
+    ``row`` names the row of the page's tables that has this difference, where other words than its own do: a
+    bootstrap is seeded by them, so that both show one interval.
+    """
+    nosa, where = fork_of(inputs, "nosa"), places(inputs, (suite,))
+    if nosa is None or not where:
+        return None
+    place: Place = where[0]
+    ours, theirs = samples(inputs, nosa.model, "nosa", place), samples(inputs, fork.model, label, place)
+    named = "nosa minus " if suite in BOOKS else ""
+    return inputs.paired(ours, theirs, *(row or (f"{named}{fork.name}", label)), *place) if ours and theirs else None
+
+
+def _named(suite: str) -> str:
+    return "loss on books" if suite in BOOKS else f"look-ups of {suite}"
+
+
+def _shown(gap: Paired, is_loss: bool) -> tuple[str, str]:
+    if not is_loss:
+        return f"{points_text(gap.value)} points", points_interval(gap)
+    text = f"{wording.number(gap.value, 3, signed=True)} nats"
+    return text, wording.interval(gap.low, gap.high, 3, signed=True)
