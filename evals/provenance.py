@@ -32,11 +32,11 @@ def revision() -> str:
 def is_dirty() -> bool:
     """Return whether tracked files may differ from the revision that records name.
 
-    Where git has no commit to compare with, ``LONGDECODE_DIRTY=0`` vouches for the files; without it they count as
-    changed.
+    Where git has no commit to compare with, ``LONGDECODE_DIRTY`` of 0 or false vouches for the files; without it
+    they count as changed.
     """
     if _git("rev-parse", "HEAD") is None:
-        return os.environ.get("LONGDECODE_DIRTY", "1") != "0"
+        return os.environ.get("LONGDECODE_DIRTY", "1").lower() not in ("0", "false")
     return bool(_git("status", "--porcelain", "--untracked-files=no"))
 
 
