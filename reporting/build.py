@@ -154,6 +154,7 @@ class _Build:
             words={**self.suite_words, **self.task_words},
             tuning=index.tuning_words(self.play),
             role_words=index.role_words(self.play),
+            texts=sorted(Counter(record.model for record in self.results.texts if record.status == "ok").items()),
             **index.index_values(
                 self.results, self.main, self.figures, self.models, self.featured, self.suite_families, self._about,
                 self._timed_name, index.tuning_short(self.play),
@@ -307,14 +308,15 @@ class _Build:
 
     def _provenance(self) -> None:
         results = self.results
-        origins = [r.provenance for r in results.records] + [r.provenance for r in results.speed_records]
+        records = [*results.records, *results.texts]
+        origins = [r.provenance for r in (*records, *results.speed_records)]
         moments = sorted(origin.started_at.replace("T", " ") for origin in origins)
         about = "Revision, versions, seeds, checks and configuration behind every number."
         self._page(
             "provenance.html", "provenance.html", "Provenance", about,
-            facts=tables.provenance_facts(results.records),
-            hashes=tables.hashes(results.records),
-            record_count=len(results.records),
+            facts=tables.provenance_facts(records),
+            hashes=tables.hashes(records),
+            record_count=len(records),
             started=(moments[0], moments[-1]) if moments else None,
             models=results.models,
             config_text=results.config_text.strip(),
@@ -353,7 +355,7 @@ class _Build:
             "scored": len(results.models) if results.has_quality else 0,
             "has_matrix": bool(self.matrix),
             "has_speed": results.speed is not None,
-            "stale": measured_before(results.records, results.speed_records, results.ablations),
+            "stale": measured_before(results.records, results.speed_records, results.ablations, results.texts),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list({**self.models, **self.timed}.values()),
             "data_line": data_files.data_line(

@@ -21,6 +21,7 @@ WHAT = {
     "breakdown.csv": "Parts of a step.",
     "locality.csv": "Overlap of consecutive steps and misses by resident set, by text, layer and KV head.",
     "tuning.csv": "An earlier sweep of single knobs.",
+    "replay.csv": "Written texts against full attention in float32, token by token.",
     "instrument.json": "Checks of the instrument with their numbers.",
     "config.yaml": "The configuration as it was run.",
 }
@@ -56,7 +57,7 @@ def citation(results: Results) -> str:
     path = Path(__file__).parents[1] / "CITATION.cff"
     about = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
     authors = " and ".join(f"{{{a.get('name') or a.get('family-names', '')}}}" for a in about.get("authors", []))
-    origins = [r.provenance for r in results.records] + [r.provenance for r in results.speed_records]
+    origins = [r.provenance for r in (*results.records, *results.texts, *results.speed_records)]
     revisions = sorted({origin.revision[:12] for origin in origins})
     years = sorted({origin.started_at[:4] for origin in origins})
     fields = {

@@ -54,7 +54,8 @@ class Results:
 
     ``summary`` holds the rows of summary.csv with two more columns: ``kind`` (the registered method behind a label) and
     ``share`` (the budget as a fraction of the context; 1 for methods that read everything). ``losses`` names the tasks
-    of which lower is better; ``flips`` counts the answers that a cell wins and loses against Full.
+    of which lower is better; ``flips`` counts the answers that a cell wins and loses against Full; ``texts`` are the
+    records of long generation, which no summary holds.
     """
 
     profile: str
@@ -68,6 +69,7 @@ class Results:
     instrument: Mapping[str, Any] | None
     speed: Speed | None = None
     speed_records: Sequence[SpeedRecord] = ()
+    texts: Sequence[Record] = ()
     flips: Mapping[Place, Flips] = field(default_factory=dict)
 
     @property
@@ -238,6 +240,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         speed=speed,
         flips=count_flips(records),
         speed_records=read_folder(results_dir / "speed", SpeedRecord),
+        texts=read_folder(results_dir / "generation", Record),
     )
 
 

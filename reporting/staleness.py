@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.hashing import quality_code_hash, speed_code_hash
+from longdecode.evals.hashing import code_hash, quality_code_hash, speed_code_hash
 from longdecode.evals.provenance import revision
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.summary import REFERENCE_METHOD
@@ -16,21 +16,30 @@ from longdecode.evals.throughput.spec import KERNELS_JOB
 from longdecode.reporting.wording import listing
 
 _SHOWN = 9
+_TEXTS = "longdecode.evals.generation.job"
 
 
-def measured_before(scores: Iterable[Record], times: Iterable[SpeedRecord], unnamed: Container[str] = ()) -> list[str]:
+def measured_before(
+    scores: Iterable[Record], times: Iterable[SpeedRecord], unnamed: Container[str] = (), texts: Sequence[Record] = ()
+) -> list[str]:
     """Say which scores and times carry a code hash that today's code does not have; nothing where all do.
 
     Args:
         scores: records of quality.
         times: records of speed.
         unnamed: labels that are counted and not named, such as ablations.
+        texts: records of long generation; those of one job have one hash.
     """
     old: dict[tuple[str, str], set[str]] = {}
     for kind, records in (("scores", scores), ("times", times)):
         for record in records:
             if record.provenance.code_hash != _hash_of(record):
                 old.setdefault((kind, record.provenance.revision), set()).add(record.label)
+    for made in {record.provenance.code_hash for record in texts}:
+        job = [record for record in texts if record.provenance.code_hash == made]
+        if made != code_hash([_TEXTS], sorted({record.method for record in job})):
+            for record in job:
+                old.setdefault(("texts", record.provenance.revision), set()).add(record.label)
     return [
         f"Measured before {revision()[:12]}: {kind} of {_named(labels, unnamed)} (revision {made[:12]}; the code "
         "behind them has changed since)."

@@ -13,12 +13,14 @@ import torch
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator, Request, Sampling
+from longdecode.engine.sampling import gumbel_noise
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.generation import job as jobs
 from longdecode.evals.generation.law import law_measures, steps_of
 from longdecode.evals.generation.measures import distinct, diversity, loss_by_full
 from longdecode.evals.generation.run import LongRun, first_difference
 from longdecode.evals.records import Record
+from longdecode.evals.replay import Replay, distances
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.storage import read_records
 from longdecode.methods.conformance_bench import CONFIG
@@ -106,6 +108,34 @@ def test_the_law_is_taken_where_the_text_goes(generator: Generator, random_ids: 
     assert abs(found["tv_27_drawn"] - found["tv_27"]) < 0.1 and abs(found["tv_exact_drawn"]) < 0.1
 
 
+def test_a_replay_says_by_how_much_logits_must_be_off() -> None:
+    """0 for what the sampling chooses; a token is chosen once all logits favour it by its distance, and not before."""
+    rows, vocab = 60, 12
+    logits = 3 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(5))
+    history = torch.randint(vocab, (rows, 4), generator=torch.Generator().manual_seed(6))
+    seeds, at = torch.full((rows,), 3), torch.arange(rows)
+    for sampling in (Sampling(), Sampling(0.7, penalty=1.3), Sampling(1.0, min_p=0.1, penalty=1.3)):
+        noise = gumbel_noise(seeds, at, vocab) if sampling.temperature else None
+        chosen = sampling.choose(logits, seeds, at, history)
+        every = [distances(logits, torch.full_like(at, v), sampling, noise, history) for v in range(vocab)]
+        found = torch.stack(every, 1)
+        assert torch.equal(found == 0, torch.nn.functional.one_hot(chosen, vocab).bool())
+        if sampling.min_p or sampling.penalty > 1:
+            continue
+        for factor, wins in ((1.001, True), (0.999, False)):
+            moved = logits[:, None] + torch.diag_embed(found.float() * factor + (1e-5 if wins else -1e-5))
+            assert torch.equal(moved.argmax(2) == torch.arange(vocab), (found == 0) | wins)
+    laws, shift = torch.tensor([[0.0, -2.0, -2.5, -4.0]]), torch.tensor([[0.0, 2.3, 2.5, 0.0]]).double()
+    lifted = torch.tensor([[0.0, 2.3, 3.0, 0.0]]).double()  # beats all, but stands under min-p's floor
+    for wanted, noise, want in (
+        (0, shift, 0.3), (1, shift, 0.0), (2, shift, 0.3), (3, shift, math.log(10)), (2, lifted, 2.5 - math.log(10)),
+    ):  # fmt: skip
+        seen = distances(laws, torch.tensor([wanted]), Sampling(1.0, min_p=0.1), noise, None)
+        assert math.isclose(float(seen), want, abs_tol=1e-6), wanted
+    with pytest.raises(ConfigError, match="top-p and eta"):
+        distances(laws, torch.tensor([0]), Sampling(1.0, top_p=0.9), shift, None)
+
+
 def generation(**changes: Any) -> dict[str, Any]:
     run = {
         "model": "tiny", "prompts": [64], "tokens": 72, "samplers": ["greedy", "drawn"],
@@ -141,6 +171,13 @@ def test_a_job_killed_between_and_inside_texts_writes_the_same_records(
         steps = record.measures["decode_steps"]
         assert math.isclose(record.score or 0, 71 / steps) and (exact or steps == 71), (label, sampler)
     assert seen["streaming", "drawn"].measures["identical"] == 0
+    replayed = {(row["label"], row["sampler"]): row for row in Replay(run, "short").rows(records, 50)}
+    assert set(replayed) == set(seen)
+    for how in ("greedy", "drawn"):
+        assert all(
+            replayed[name, how]["drawn"] == 50 and not replayed[name, how]["largest"] for name in ("full", "swift")
+        )
+    assert replayed["streaming", "drawn"]["drawn"] < 50 and replayed["streaming", "drawn"]["beyond_0.125"] > 0
     assert 0 <= seen["swift", "drawn"].measures["tv_27_low"] <= seen["swift", "drawn"].measures["tv_47"]
 
     advance, calls = LongRun._advance, []

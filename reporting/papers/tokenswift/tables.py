@@ -24,12 +24,12 @@ class Mirror:
 
     Args:
         table: of published.yaml.
-        key: the column of its keys that tells settings apart.
+        key: the column of its keys that tells settings apart, or several, whose values are joined by a comma.
         columns: what is compared.
     """
 
     table: str
-    key: str
+    key: str | tuple[str, ...]
     columns: tuple[str, ...]
 
     def __call__(self, inputs: PaperInputs) -> list[Block]:
@@ -56,10 +56,14 @@ class Mirror:
             else [*blocks, inputs.missing(f"{words['caption']} No text stands for a row", "generate")]
         )
 
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return (self.key,) if isinstance(self.key, str) else self.key
+
     def _printed(self, inputs: PaperInputs) -> Sequence[Mapping[str, Any]]:
         table = inputs.published.tables[self.table]
         only = {name: known for name, known in (("model", PRINTED_MODEL), ("prefill", PRINTED_PROMPT))
-                if name in table.keys and name != self.key}  # fmt: skip
+                if name in table.keys and name not in self._key}  # fmt: skip
         return inputs.published.rows(self.table, **only)
 
     def _rows(
@@ -67,11 +71,12 @@ class Mirror:
     ) -> list[Compared]:
         words, keys = inputs.words("tables"), inputs.published.tables[self.table].keys
         known = words[self.table].get("rows", {})
-        stands = words["default"] | (known.get(str(printed[self.key])) or {})
-        prompts = {self.key: int(printed[self.key])} if self.key == "prefill" else {}
+        setting = ", ".join(str(printed[name]) for name in self._key)
+        stands = words["default"] | (known.get(setting) or {})
+        prompts = {"prefill": int(setting)} if self.key == "prefill" else {}
         prompt = prompts.get("prefill", stands["prompt"])
         fits = standing([r for r in mine if (r.task, r.context) == (stands["sampler"], prompt)], stands["label"])
-        if str(printed[self.key]) not in known and self.key != "prefill":
+        if setting not in known and self.key != "prefill":
             fits = []
         past = int(printed.get("generated") or longest(fits))
         rows = []
@@ -206,7 +211,8 @@ def one_text(inputs: PaperInputs) -> list[Block]:
     if not found:
         return [Prose(words["text"]), inputs.missing(words["missing"], "generate")]
     most = longest(found)
-    r = next(r for r in found if r.measures["tokens"] == most)
+    whole = sorted((r for r in found if r.measures["tokens"] == most), key=lambda r: r.method != inputs.spec.method)
+    r = whole[0]
     name = f"{r.model}-{r.label}-{r.task}-{r.context}-{r.sample_index}.txt"
     folder = inputs.writer.folder.parent / "texts"
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from longdecode.evals.hashing import code_hash
 from longdecode.evals.plan import Plan, config_path
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import load_run_config
@@ -18,11 +19,13 @@ from longdecode.evals.storage import write_records
 from longdecode.reporting.build import build_report
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.lossless import matrix
-from longdecode.reporting.papers.blocks import Cells, Comparison, Picture
+from longdecode.reporting.papers.blocks import Cells, Comparison, Picture, Prose
 from longdecode.reporting.papers.registry import load_paper
+from longdecode.reporting.papers.tokenswift.exactness import end_to_end, host_growth, replayed, same_draws
 from longdecode.reporting.papers.tokenswift.heads import heads
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.texts import fulls, standing, value, written
+from longdecode.reporting.staleness import measured_before
 
 ROOT = Path(__file__).parents[3]
 MARKS = (20_480, 102_400)
@@ -102,7 +105,41 @@ def test_the_matrix_names_the_fastest_first_and_says_who_could_not(folder: Path)
     assert [(row[0], row[1], row[6]) for row in table.rows] == [
         ("streaming", "2", "2 of 2"), ("quest", "4", "2 of 2"), ("h2o", "4x2", "unsupported: must be fed"),
     ]  # fmt: skip
+    said = [block.text for block in matrix(folder) if isinstance(block, Prose)][-1]
+    assert said.startswith("Of 2 drafters and sizes on tiny, streaming 2 is faster than plain decoding: 4.00")
     assert table.rows[0][-1].startswith("4.00") and table.rows[1][4:6] == ["0.50", "3.00"]
+
+
+def test_texts_are_judged_by_speed_replay_and_memory(folder: Path, tmp_path: Path) -> None:
+    words = load_paper("tokenswift").words
+    inputs: Any = SimpleNamespace(folder=folder, words=lambda part: words[part], missing=lambda *_: None)
+    whole = end_to_end(inputs)
+    assert (whole.measured, whole.level) == ("2.00×", "stretch") and whole.what.endswith("(tiny, tokenswift)")
+    assert same_draws(inputs).level == "absent" and host_growth(inputs).measured == "0.0 MiB"
+    made = shutil.copytree(folder, tmp_path / "replayed")
+    row = {"run": "long", "model": "tiny", "sampler": "minp", "context": 4096, "tokens": 400, "largest": 0.25}
+    rows = [
+        row | {"label": label, "budget": "full", "sample": number, "drawn": count, "beyond_0.125": 3, "beyond_0.25": 0}
+        for label, count in (("full", 392), ("tokenswift", 396), ("quest+4", 390)) for number in (0, 1)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(made / "replay.csv", index=False)
+    inputs.folder = made
+    assert same_draws(inputs).measured == "99.0\u202f% (98.0\u202f%)"
+    table = next(block for block in replayed(inputs) if isinstance(block, Cells))
+    assert [list(line[4:]) for line in table.rows][::2] == [
+        ["400", "98.0\u202f%", "3", "0", "0.250"], ["400", "99.0\u202f%", "3", "0", "0.250"],
+    ]  # fmt: skip
+    drafters = next(block for block in matrix(made) if isinstance(block, Cells))
+    assert [line[7] for line in drafters.rows] == ["–", "780 of 800 (rest within 0.25)", "–"]
+
+
+def test_texts_of_other_code_are_named_as_such(folder: Path) -> None:
+    today = code_hash(["longdecode.evals.generation.job"], ["full"])
+    (full,) = written(folder, label="full", sample_index=0)
+    (found,) = measured_before([], [], texts=[full])
+    assert "texts of full" in found
+    now = full.model_copy(update={"provenance": full.provenance.model_copy(update={"code_hash": today})})
+    assert measured_before([], [], texts=[now]) == []
 
 
 def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_print() -> None:
@@ -118,6 +155,7 @@ def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_pri
     for name in set(tables) - {"title"}:
         keys = paper.published.tables[name].keys
         printed = {str(row[key]) for row in paper.published.rows(name) for key in keys}
+        printed |= {", ".join(str(row[key]) for key in keys) for row in paper.published.rows(name)}
         for setting, stands in (tables[name].get("rows") or {}).items():
             assert setting in printed, (name, setting)
             wanted = default | (stands or {})
