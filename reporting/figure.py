@@ -225,7 +225,8 @@ def _draw(
     """
     count, height = len(panels), layout.panel_in or 1.75
     columns = math.ceil(count / math.ceil(count / layout.wide))
-    width = (min(_WIDE, _PHONE * count) - _RIGHT) / columns - _LEFT
+    desk = _PHONE if layout.wide == 1 else min(_WIDE, _PHONE * count)
+    width = (desk - _RIGHT) / columns - _LEFT
     fitting = max(1, int((_PHONE - _RIGHT) / (_LEFT + width)))
     title_in = 0.3 + 0.14 * (layout.title_lines - 1)
     views = []

@@ -108,48 +108,64 @@ def sentences(
     if words and holding:
         text = "; ".join(words)
         said.append(text[0].upper() + text[1:] + ".")
-    if speed is not None and (fast := _speed_sentence(speed)):
-        said.append(fast)
+    if speed is not None:
+        named = set(holding[:_SHOWN]) if holding else nearest.leaders(results, _places(grids, context))
+        said += _speed_sentence(speed, model, context, named)
     return said
 
 
 def pareto(
-    results: Results,
-    speed: Speed | None,
-    writer: FigureWriter,
-    model: str,
-    about: str,
+    results: Results, writer: FigureWriter, model: str, about: str, families: Families, featured: Collection[str]
 ) -> Pareto | None:
     """Draw quality against the measured speedup over Full, of configurations that were scored and timed as they are.
 
     Without such a configuration there is no chart.
 
     A mark is one method at one budget, a line joins its budgets; both sides are of this model, label, context and
-    budget. The context is the longest that most labels share, the batch the largest, the topic the one on which
-    methods differ most there.
+    budget. The context is the longest that most labels share, the batch the largest. A family of suites has one panel,
+    the topic on which methods differ most there.
+
+    Args:
+        results: without ablations.
+        writer: where the figure goes.
+        model: whose scores.
+        about: the end of the caption.
+        families: the model's verdicts by family of suites.
+        featured: labels that overviews show; those that come nearest to Full somewhere are drawn too.
     """
+    speed = results.speed
     pairs = _pairs(results, speed, model)
-    if pairs.empty:
+    if pairs.empty or speed is None:
         return None
     sizes = pairs.groupby(["context", "batch"])["label"].nunique()
     context, batch = max(sizes[sizes == sizes.max()].index)
     found = pairs[(pairs["context"] == context) & (pairs["batch"] == batch)]
-    topic = _widest(results, model, context, found)
-    if topic is None:
+    widest = [_widest([grid.topic for grid in grids], found) for _, grids in families]
+    topics = [topic for topic in widest if topic is not None]
+    if not topics:
         return Pareto(None, f"the configurations of {model} that were timed have no score.")
-    table = found[found["suite"].eq(topic.suite) & found["task"].eq(topic.task)].sort_values(["label", "share"])
-    size = f"{short_tokens(context)} tokens, {plural(batch, 'sequence')}"
-    full = results.rows_of(topic, context)
-    full = full[(full["kind"] == REFERENCE_METHOD) & (full["status"] == "ok")]
+    shown = {*featured, *nearest.leaders(results, [(topic, context) for topic in topics])}
+    found = found[found["label"].isin(shown)].sort_values(["label", "share"])
+    tables = [found[found["suite"].eq(topic.suite) & found["task"].eq(topic.task)] for topic in topics]
     limits = _limits(speed, model, context, batch)
-    fields = {"name": topic.name, "size": size, "model": model, "device": listing(speed.devices if speed else [])}
-    columns = ["label", "budget", "context", "batch", "value", "low", "high", "ratio", "ratio_low", "ratio_high"]
-    data = table[columns].rename(columns={"label": "method"}).assign(suite=topic.suite, task=topic.task)
-    panel = _panel(writer, topic, table, full, limits)
-    layout = Layout(
-        "step time of Full / step time (times as fast)", f"{topic.metric} ({unit_label(topic.unit)})", 1, 1, 3.1
-    )
-    figure = writer.write(f"pareto-{slug(model)}", Words("pareto", about, fields), [panel], data, layout)
+    fields = {
+        "size": f"{short_tokens(context)} tokens, {plural(batch, 'sequence')}",
+        "device": listing(speed.devices),
+        "direction": "Upper right is best" if all(topic.higher_is_better for topic in topics)
+        else "Upper right is best, lower right where the arrow points down",
+    }  # fmt: skip
+    columns = [
+        "label", "suite", "task", "budget", "context", "batch", "value", "low", "high", "ratio", "ratio_low",
+        "ratio_high",
+    ]  # fmt: skip
+    data = pd.concat(tables)[columns].rename(columns={"label": "method"})
+    panels: list[Callable[[Axes], None]] = []
+    for topic, table in zip(topics, tables, strict=True):
+        full = results.rows_of(topic, context)
+        full = full[(full["kind"] == REFERENCE_METHOD) & (full["status"] == "ok")]
+        panels.append(_panel(writer, topic, table, full, limits, "" if panels else "free selection"))
+    layout = Layout("step time of Full / step time (times as fast)", "", 1, 1, 3.1 if len(panels) == 1 else 1.9)
+    figure = writer.write(f"pareto-{slug(model)}", Words("pareto", about, fields), panels, data, layout)
     return Pareto(figure)
 
 
@@ -258,37 +274,51 @@ def _harder(here: Mapping[str, list[Verdict]], there: Mapping[str, list[Verdict]
     ]
 
 
-def _speed_sentence(speed: Speed) -> str:
-    """The fastest methods of the largest timed model at its longest context, beside the free selection."""
+def _speed_sentence(speed: Speed, model: str, asked: int, named: Collection[str]) -> list[str]:
+    """Say how fast the fastest methods are, and those that the sentences before name, beside the free selection.
+
+    Where the scored model is the largest that was timed, at the context asked for and at every batch; else of the
+    largest timed model, at its longest context and smallest batch.
+    """
     steps = speed.table
     steps = steps[
         (steps["bench"] == "decode") & (steps["stage"] == STEP) & (steps["status"] == "ok") & steps["ratio"].notna()
     ]
     models = steps.groupby("model")["bytes_min"].max()
     if models.empty:
-        return ""
-    model = str(models.idxmax())
-    batch = steps.loc[steps["model"] == model, "batch"].min()
-    mine = steps[(steps["model"] == model) & (steps["batch"] == batch)]
-    mine = mine[mine["budget"].isin(["full", speed.main_budget(model)])]
-    counts = mine.groupby("context")["label"].nunique()
-    context = max(counts[counts == counts.max()].index)
-    mine = mine[mine["context"] == context].sort_values("ratio", ascending=False)
-    methods = mine[~mine["subject"].isin([REFERENCE_METHOD, CEILING_METHOD]) & (mine["label"] == mine["subject"])]
-    free = mine[mine["subject"] == CEILING_METHOD]["ratio"]
-    parts = [f"{row['label']} {ratio(row['ratio'])}" for _, row in methods.head(_SHOWN).iterrows()]
-    slower = len(methods) - _SHOWN
-    more = f" ({slower} more {'is' if slower == 1 else 'are'} slower)" if slower > 0 else ""
-    limit = f"; pages chosen for free, the limit of page lists, {ratio(free.iloc[0])}" if len(free) else ""
-    main = speed.main_budget(model)
+        return []
+    timed = str(models.idxmax())
+    mine = steps[(steps["model"] == timed) & steps["budget"].isin(["full", speed.main_budget(timed)])]
+    if timed == model and asked in set(mine["context"]):
+        mine = mine[mine["context"] == asked]
+    else:
+        mine = mine[mine["batch"] == mine["batch"].min()]
+        counts = mine.groupby("context")["label"].nunique()
+        mine = mine[mine["context"] == max(counts[counts == counts.max()].index)]
+    batches = sorted(set(mine["batch"]))
+    ratios = mine.pivot_table(index="label", columns="batch", values="ratio")[batches].dropna()
+    ratios = ratios.sort_values(batches[0], ascending=False)
+    told = {
+        label: " / ".join(ratio(value) for value in row)
+        for label, row in zip(ratios.index, ratios.to_numpy(), strict=True)
+    }
+    methods = set(mine.loc[~mine["subject"].isin([REFERENCE_METHOD, CEILING_METHOD]), "label"]) & set(mine["subject"])
+    order = [label for label in told if label in methods]
+    first = [label for place, label in enumerate(order) if place < _SHOWN or label in named]
+    if not first:
+        return []
+    left = len(order) - len(first)
+    slower = "is" if left == 1 else "are"
+    more = "" if not left else f" ({left} more {f'{slower} slower' if len(first) == _SHOWN else f'{slower} timed'})"
+    free = f"; pages chosen for free, the limit of page lists, {told[CEILING_METHOD]}" if CEILING_METHOD in told else ""
+    main = speed.main_budget(timed)
     at = f" and a budget of {budget(main)}" if main else ""
-    if not parts:
-        return ""
-    return (
-        f"A step of {model} at {short_tokens(int(context))} tokens, batch {int(batch)}{at}, times as fast as Full: "
-        f"{', '.join(parts)}{more}{limit}; "
+    return [
+        f"A step of {timed} at {short_tokens(int(mine['context'].iloc[0]))} tokens, batch "
+        f"{' / '.join(str(int(batch)) for batch in batches)}{at}, times as fast as Full: "
+        f"{', '.join(f'{label} {told[label]}' for label in first)}{more}{free}; "
         "these are times, of the configurations that the page Speed names."
-    )
+    ]
 
 
 def _pairs(results: Results, speed: Speed | None, model: str) -> pd.DataFrame:
@@ -308,19 +338,17 @@ def _pairs(results: Results, speed: Speed | None, model: str) -> pd.DataFrame:
     return joined[joined["params"] == joined["params_timed"]]
 
 
-def _widest(results: Results, model: str, context: int, found: pd.DataFrame) -> Topic | None:
-    """The topic on which the timed configurations differ most, in units of Full's own score."""
+def _widest(topics: Sequence[Topic], found: pd.DataFrame) -> Topic | None:
+    """The topic on which the timed configurations differ most; a share before a loss, as the two do not compare."""
     spread = {}
-    for topic in results.topics(model):
+    for topic in topics:
         rows = found[(found["suite"] == topic.suite) & (found["task"] == topic.task)]
-        if rows["label"].nunique() > 1 and is_fraction(topic.unit):
-            spread[topic] = float(rows["value"].max() - rows["value"].min())
+        if rows["label"].nunique() > 1:
+            spread[topic] = (is_fraction(topic.unit), float(rows["value"].max() - rows["value"].min()))
     return max(spread, key=lambda topic: spread[topic]) if spread else None
 
 
-def _limits(speed: Speed | None, model: str, context: int, batch: int) -> list[float]:
-    if speed is None:
-        return []
+def _limits(speed: Speed, model: str, context: int, batch: int) -> list[float]:
     rows = speed.table
     rows = rows[
         (rows["model"] == model)
@@ -332,16 +360,18 @@ def _limits(speed: Speed | None, model: str, context: int, batch: int) -> list[f
 
 
 def _panel(
-    writer: FigureWriter, topic: Topic, table: pd.DataFrame, full: pd.DataFrame, limits: Sequence[float]
+    writer: FigureWriter, topic: Topic, table: pd.DataFrame, full: pd.DataFrame, limits: Sequence[float], named: str
 ) -> Callable[[Axes], None]:
     factor = scale(topic.unit)
 
     def draw(axes: Axes) -> None:
+        axes.set_title(topic.name)
+        drawing.unit_note(axes, unit_label(topic.unit) + ("" if topic.higher_is_better else " ↓"))
         for _, row in full.iterrows():
             drawing.reference(axes, writer.looks[row["method"]], row, factor)
         axes.axvline(1.0, color=drawing.FAINT, linewidth=1.0)
         for limit in limits[-1:]:
-            drawing.limit(axes, limit, "free selection")
+            drawing.limit(axes, limit, named)
         ordered = [
             label for label in writer.looks if label in set(table["label"]) and not writer.looks[label].is_reference
         ]

@@ -71,9 +71,8 @@ def index_values(
     for model in sorted(filter(main.compares, main.models), key=lambda name: (name in small, main.models.index(name))):
         grids = verdicts.board(main, model)
         grouped = front.by_family(grids, families)
-        chart = front.pareto(drawn, drawn.speed, writer, model, about(model)) or front.against_bytes(
-            main, writer, model, about(model), grouped, featured
-        )
+        given = (main, writer, model, about(model), grouped, featured)
+        chart = front.pareto(*given) or front.against_bytes(*given)
         said = front.sentences(main, main.speed, grids, model, featured, tuned)
         overview = quality.overview(drawn, writer, model, about(model))
         boards.append(Board(model, said, chart, grouped, overview))

@@ -13,6 +13,7 @@ import pandas as pd
 
 from longdecode.engine.config_reader import parse_config, read_config
 from longdecode.engine.errors import LongDecodeError
+from longdecode.engine.model_cache import built_model
 from longdecode.evals.budgets import token_share
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 from longdecode.methods.registry import get_method, load_card, method_names
@@ -87,9 +88,10 @@ def setups(results: Results, table: pd.DataFrame, kind: str) -> list[tuple[pd.Se
 @functools.cache
 def _setup(kind: str, params: str, model: str, path: str, tokens: int, share: float) -> Setup | None:
     raw = RAW_SHAPES.get(model)
-    if kind not in method_names() or (raw is None and not (Path(path) / "config.json").is_file()):
+    folder = built_model(path) or Path(path)
+    if kind not in method_names() or (raw is None and not (folder / "config.json").is_file()):
         return None
-    config = read_config(Path(path)) if raw is None else parse_config(raw, model)
+    config = read_config(folder) if raw is None else parse_config(raw, model)
     given: dict[str, Any] = json.loads(params)
     try:
         method = get_method(kind).from_budget(tokens, config, **given)

@@ -20,8 +20,10 @@ from longdecode.reporting.wording import (
     gap,
     gap_interval,
     is_fraction,
+    listing,
     number,
     score,
+    short_tokens,
     with_unit,
 )
 
@@ -64,7 +66,11 @@ class Verdict:
         """The words of the table's cell."""
         if self.level == "unsolved":
             return "not judged: Full fails"
-        fixed = {"hole": "not run", "alone": "no Full to compare with", "worse": f"still worse at {self.budget}"}
+        fixed = {
+            "hole": self.words or "not run",
+            "alone": "no Full to compare with",
+            "worse": f"still worse at {self.budget}",
+        }
         return fixed.get(self.level, f"from {self.budget}")
 
     @property
@@ -122,12 +128,15 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
         each = [
             Verdict(label, topic, context, "unsolved")
             if context in unsolved
-            else _verdict(results, topic, label, context, [mine[context]])
+            else _explained(_verdict(results, topic, label, context, [mine[context]]), rows[~in_bytes], [context])
             for context in contexts
         ]
         solved = [mine[context] for context in contexts if context not in unsolved]
         every = Verdict(label, topic, None, "unsolved")
-        judged.append((label, each, _verdict(results, topic, label, None, solved) if solved else every))
+        left = [context for context in contexts if context not in unsolved]
+        if solved:
+            every = _explained(_verdict(results, topic, label, None, solved), rows[~in_bytes], left)
+        judged.append((label, each, every))
     left = [context for context in contexts if context not in unsolved]
     columns = {
         budget(text): {
@@ -168,7 +177,19 @@ def _at_bytes(results: Results, topic: Topic, label: str, contexts: Sequence[int
     """The verdict at one budget in bytes over the contexts; a method that reads more at every budget has none."""
     found = _verdict(results, topic, label, None, [_tried(rows, topic, label, context) for context in contexts])
     refused = rows.loc[rows["method"] == label, "status"].eq("unsupported").any()
-    return replace(found, words="no budget reads this") if found.level == "hole" and refused else found
+    if found.level == "hole" and refused:
+        return replace(found, words="no budget reads this")
+    return _explained(found, rows, contexts)
+
+
+def _explained(found: Verdict, rows: pd.DataFrame, contexts: Sequence[int]) -> Verdict:
+    """Say of a hole that memory made it, and at which of several contexts."""
+    mine = rows[(rows["method"] == found.label) & (rows["status"] == "oom")]
+    short = sorted(set(contexts) & set(mine["context"]))
+    if found.level != "hole" or not short:
+        return found
+    where = f" at {listing([short_tokens(context) for context in short])}" if len(contexts) > 1 else ""
+    return replace(found, words=f"out of memory{where}")
 
 
 def _verdict(results: Results, topic: Topic, label: str, context: int | None, tried: Sequence[pd.DataFrame]) -> Verdict:

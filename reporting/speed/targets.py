@@ -71,7 +71,7 @@ def judge(speed: Speed, path: Path = TARGETS_PATH, paper: str | None = None) -> 
         TargetError: an entry of the file is malformed.
     """
     entries: Sequence[Mapping[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    models = set(speed.table["model"])
+    models = set(speed.table.loc[speed.table["bench"] != "ceiling", "model"])  # a ceiling is the device's
     asked = [entry for entry in entries if paper is None or entry.get("paper") == paper]
     told = [
         (entry.get("paper"), _verdict(speed, entry))

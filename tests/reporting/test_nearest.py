@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from longdecode.reporting.fair_play import FairPlay
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.results import Results
+from longdecode.reporting.speed.measured import Speed
 from longdecode.reporting.wording import NARROW
 
+EMPTY = pd.DataFrame()
 UNITS = {"ask": "fraction", "prose": "nats/token", "long": "fraction"}
 
 
@@ -89,6 +92,49 @@ def test_equal_bytes_have_a_column_and_no_part_in_the_smallest_budget(scored: Re
     assert verdicts.board(scored, "m")[2].equal_bytes == {}
 
 
+def test_a_hole_made_by_memory_says_so_and_at_which_context() -> None:
+    gone = {"status": "oom", "value": None, "diff_to_full": None}
+    rows = [
+        row("ask", "a", "256", 0.0, 0.1, context=8192),
+        row("ask", "a", "256", 0.0, 0.1, **gone),
+        row("ask", "a", "bytes=0.25", 0.0, 0.1, context=8192),
+        row("ask", "a", "bytes=0.25", 0.0, 0.1, **gone),
+        row("ask", "b", "256", 0.0, 0.1, context=8192),
+    ]
+    found = run([*rows, row("ask", "full", "full", 0.0, 1.0, context=8192)], {"suites": {"ask": {}}})
+    (grid,) = verdicts.board(found, "m")
+    said = {label: [v.headline for v in (*each, every)] for label, each, every in grid.rows}
+    assert said["a"][1:] == ["out of memory", "out of memory at 32K"] and said["b"][1:] == ["not run", "not run"]
+    assert next(iter(grid.equal_bytes.values()))["a"].headline == "out of memory at 32K"
+
+
+@pytest.mark.usefixtures("no_drawing")
+def test_times_stand_on_the_first_screen_by_family_at_the_context_asked_for_and_at_every_batch(
+    scored: Results, tmp_path: Path
+) -> None:
+    base = {"bench": "decode", "stage": "step", "status": "ok", "model": "m", "params": "{}", "device": "d"}
+    timed = [
+        base | {"subject": label, "label": label, "budget": "256", "context": context, "batch": batch,
+                "bytes_min": 1.0, "ratio": ratio * batch, "ratio_low": ratio, "ratio_high": ratio}
+        for label, ratio in (("dear", 0.5), ("cheap", 2.0), ("free_selection", 3.0))
+        for context, batch in ((32768, 1), (32768, 8), (65536, 1))
+    ]  # fmt: skip
+    speed = Speed(pd.DataFrame(timed), EMPTY, EMPTY, EMPTY, ("dear", "cheap"))
+    scored = dataclasses.replace(scored, speed=speed)
+    grids = verdicts.board(scored, "m")
+    said = front.sentences(scored, speed, grids, "m", {"dear"}, "tuned")[-1]
+    assert said.startswith("A step of m at 32K tokens, batch 1 / 8 and a budget of 256 tokens, times as fast as Full: ")
+    assert "cheap 2.00 / 16.00, dear 0.50 / 4.00; pages chosen for free, the limit of page lists, 3.00 / 24.0" in said
+    writer = FigureWriter(tmp_path, looks(scored.labels, scored.labels, "full", oracle=nearest.ORACLE))
+    families = [("look-ups", [grids[0], grids[2]]), ("text", [grids[1]])]
+    chart = front.pareto(scored, writer, "m", "", families, {"dear"})
+    assert chart is not None and chart.figure is not None and "lower right where the arrow" in chart.figure.caption
+    drawn = pd.read_csv(tmp_path / chart.figure.data)
+    # Of the first family the topic at that context, of the second its loss; the nearest is drawn, featured or not.
+    assert set(drawn["suite"]) == {"ask", "prose"} and set(drawn["method"]) == {"dear", "cheap"}
+    assert "context=32768" in chart.figure.same and "batch=8" in chart.figure.same
+
+
 @pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("named", [True, False])
 def test_a_model_without_times_is_drawn_against_bytes_with_the_command_that_adds_times(
@@ -99,7 +145,7 @@ def test_a_model_without_times_is_drawn_against_bytes_with_the_command_that_adds
     labels = scored.labels
     writer = FigureWriter(tmp_path, looks(labels, labels, "full", oracle=nearest.ORACLE))
     families = [("look-ups", verdicts.board(scored, "m")[::2]), ("text", verdicts.board(scored, "m")[1:2])]
-    assert front.pareto(scored, None, writer, "m", "") is None
+    assert front.pareto(scored, writer, "m", "", families, {"dear"}) is None
     chart = front.against_bytes(scored, writer, "m", "", families, {"dear"})
     assert chart.figure is not None and "bytes, not time" in chart.figure.title and "32K" in chart.figure.title
     drawn = pd.read_csv(tmp_path / chart.figure.data)

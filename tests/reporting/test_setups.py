@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -60,3 +61,14 @@ def test_layers_that_read_everything_count_as_whole_heads() -> None:
     assert setup_of("llama3-8b", "{}", "0.1", 13108, 131072, "quest") == Setup(2 / 32, 16, 0.1)
     assert setup_of("unknown", "{}", "0.1", 13108, 131072, "quest") is None
     assert setup_of("llama3-8b", "{}", "0.1", 13108, 131072, "hf_full") is None
+
+
+def test_a_built_model_is_found_where_it_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGDECODE_CACHE", str(tmp_path))
+    (tmp_path / "smollm2-long").mkdir()
+    shutil.copy(ROOT / "miniature/weights/config.json", tmp_path / "smollm2-long")
+    row = {"model": "s", "params": "{}", "budget": "1024", "budget_tokens": 1024, "context": 32768, "kind": "quest"}
+    config = {"models": {"s": {"path": "smollm2-long"}}}
+    results = Results("p", config, "", EMPTY, EMPTY, EMPTY, [], frozenset(), None)
+    ((_, found),) = setups(results, pd.DataFrame([row]), "kind")
+    assert found == Setup(2 / 12, 16, 0.03125)

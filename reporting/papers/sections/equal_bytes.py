@@ -43,7 +43,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class EqualBytes:
-    """Fill the part that compares with rivals on the miniature's suites.
+    """Fill the part that compares with rivals on the suites of models that run here.
 
     Args:
         part: key of its words.

@@ -99,7 +99,8 @@ class Latency:
         verdict, level = agreement(None if printed is None else printed.value, value, low, high)
         limits = self._limits_at(inputs, context if batch == 1 else 0)
         why = words["reasons"].get(baseline, "")
-        if baseline == "full" and wording.DASH not in limits.values():
+        bound = self.limits is not None and row["model"] == self.limits[1]
+        if baseline == "full" and bound and wording.DASH not in limits.values():
             why += words["limit"].format(**limits)
         reason = f"{why} ({row['how']})" if why else str(row["how"])
         return compared(of, printed, wording.ratio(value), wording.interval(low, high, 2), verdict, level, reason)

@@ -61,7 +61,7 @@ class TargetTable:
         rows = [target(inputs) for target in self.own]
         rows += [self._row(inputs, target, longest) for target in self.quality for longest in (False, True)]
         timed = list(inputs.targets)
-        found: list[Block] = [Prose(words["text"]), Targets([*timed, *rows])]
+        found: list[Block] = [Prose(words["text"]), *([Targets([*timed, *rows])] if timed or rows else [])]
         no_speed = not timed or any(row.level == "absent" for row in timed)
         no_other = any(row.level == "absent" for row in rows)
         if not self.apart:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import re
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,9 @@ from longdecode.evals.storage import read_records
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers import pairs
+from longdecode.reporting.papers.lychee.page import LATENCY
 from longdecode.reporting.papers.registry import papers_of
+from longdecode.reporting.papers.sections.latency import COLUMNS
 from longdecode.reporting.results import load_results
 
 NAMES = ("full", "quest", "tidal", "lychee", "lychee_cc", "hf_full", "hf_full_static")
@@ -213,3 +216,16 @@ def test_a_run_without_the_method_has_no_page(lychee_run: ModuleType, tmp_path: 
     ours = speed["subject"].str.startswith("hybrid_attention") | (speed["subject"] == "lychee")
     speed[~ours].to_csv(folder / "speed.csv", index=False)
     assert blocks_of(folder) is None
+
+
+@pytest.mark.parametrize(("model", "said"), [("llama3-8b", True), ("smollm2-long", False)])
+def test_what_memory_allows_is_said_of_the_shape_it_was_worked_out_for_alone(model: str, said: bool) -> None:
+    def figure(table: str, name: str, **_: Any) -> SimpleNamespace | None:
+        return SimpleNamespace(text="2.00") if table == "limits" else None
+
+    words = {"reasons": {"full": "our own Full"}, "limit": "; memory allows {ideal}"}
+    published = SimpleNamespace(figure=figure, tables={"limits": SimpleNamespace(columns=["ideal"])})
+    inputs = SimpleNamespace(words=lambda part: words, published=published)
+    cells = [model, 131072, 1, "lychee", "4096", "full", 1.5, 1.4, 1.6, "paired"]
+    row = LATENCY._row(inputs, pd.Series(dict(zip(COLUMNS, cells, strict=True))))  # type: ignore[arg-type]
+    assert ("memory allows 2.00" in row.reason) == said and row.reason.startswith("our own Full")

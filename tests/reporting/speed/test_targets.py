@@ -147,6 +147,7 @@ def test_models_that_were_not_timed_have_no_targets(tmp_path: Path) -> None:
     entry = {"what": "w", "where": {"model": "other"}, "target": "<= 5", "stretch": None, "unit": "ms"}
     path.write_text(yaml.safe_dump([entry]), encoding="utf-8")
     assert judge(table({}), path) == []
+    assert judge(table({}, {"model": "other", "bench": "ceiling"}), path) == []
 
 
 def test_a_stretch_target_that_is_met_implies_its_target(tmp_path: Path) -> None:
