@@ -140,9 +140,17 @@ def _over_quest(steps: pd.DataFrame) -> list[str]:
 
 
 def _text_gaps(real: Results) -> list[str]:
-    """Return RetroAttention's loss on text minus Quest's at the longest context, by budget, with intervals."""
+    """Return RetroAttention's loss on text minus Quest's where both ran at every budget, with intervals.
+
+    At the longest such context.
+    """
     suite, model = "fidelity", real.models[0]
-    context = max(r.context for r in real.records if r.suite == suite)
+    ran: dict[int, set[tuple[str, str]]] = {}
+    for r in real.records:
+        if r.suite == suite and r.model == model and r.status == "ok":
+            ran.setdefault(r.context, set()).add((r.label, r.budget))
+    wanted = {(label, budget) for label in ("retro", "quest") for budget in BUDGETS}
+    context = max(context for context, cells in ran.items() if wanted <= cells)
     found = []
     for budget, name in BUDGETS.items():
         sides = [

@@ -20,6 +20,19 @@
     }
   };
 
+  // A row of scores is named by its table, method, context and budget, so that it can be linked.
+  const plain = text => text.trim().replace(/,/g, "").toLowerCase().replace(/[^a-z0-9.]+/g, "-").replace(/-$/, "");
+  for (const table of document.querySelectorAll("table[data-rows]")) {
+    for (const body of table.tBodies) {
+      const context = parseInt(body.rows[0].textContent.replace(/,/g, ""));
+      for (const row of movable(body)) {
+        const label = row.querySelector("a") ?? row.cells[0];
+        row.id = [table.dataset.rows, plain(label.textContent), context, plain(row.cells[1].textContent)].join(".");
+      }
+    }
+  }
+  if (location.hash && !document.querySelector(":target")) location.replace(location.hash);
+
   for (const table of document.querySelectorAll(".scroll table")) {
     if (!table.tHead) continue;
     [...table.tHead.rows[0].cells].forEach((head, place) => {
