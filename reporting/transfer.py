@@ -257,7 +257,7 @@ def _words(contrasts: Sequence[Contrast], budgets: Sequence[Correlation]) -> lis
             kind: [c for c in found if c.outcome == kind] for kind in ("holds", "reverses", "undecided", "ceiling")
         }
         said.append(
-            f"Of {len(found)} differences that the miniature shows, {len(count['holds'])} hold on {place}, "
+            f"Of the {len(found)} clearest differences of a miniature, {len(count['holds'])} hold on {place}, "
             f"{len(count['reverses'])} reverse, {len(count['undecided'])} are undecided"
             + (f", {len(count['ceiling'])} are at the ceiling" if count["ceiling"] else "")
             + "."

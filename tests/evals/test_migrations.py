@@ -76,9 +76,10 @@ def test_the_committed_evidence_is_read(path: str, kind: type[Record] | type[Spe
     rows, found = pq.read_table(file).to_pylist(), read_records(file, kind)
     assert len(found) == len(rows) > 0
     for row, record in zip(rows, found, strict=True):
-        assert (row["status"], row["context"], json.loads(row["params"])) == (
-            record.status, record.context, record.params,
-        )  # fmt: skip
+        assert row["context"] == record.context
+        # Packing keeps once what every row says.
+        assert row.get("status", "ok") == record.status
+        assert "params" not in row or json.loads(row["params"]) == record.params
         if "read_tokens_mean" in row:
             assert record.measures.get("kv_tokens_read") == row["read_tokens_mean"]
 
