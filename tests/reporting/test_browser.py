@@ -29,8 +29,11 @@ for (const page of pages) for (const width of widths) {
   frame.src = page; frame.dataset.page = page; frame.dataset.width = width;
   document.body.append(frame); frames.push(frame);
 }
-// A frame chooses its images anew once it has its width.
-addEventListener("load", () => setTimeout(() => {
+// A frame chooses its images anew once it has its width: wait for that, and measure what there is where it never comes.
+const chosen = frame => [...frame.contentDocument.images].every(
+  i => i.complete && i.currentSrc.endsWith("#narrow") === (frame.dataset.width === "390"));
+const measure = tries => tries > 0 && !frames.every(chosen) ? setTimeout(measure, 500, tries - 1) : found();
+const found = () => {
   const found = frames.map(frame => {
     const root = frame.contentDocument.documentElement;
     const images = [...frame.contentDocument.images];
@@ -47,7 +50,8 @@ addEventListener("load", () => setTimeout(() => {
   document.title = "measured";
   const out = document.createElement("pre"); out.id = "found"; out.textContent = JSON.stringify(found);
   document.body.append(out);
-}, 1000));
+};
+addEventListener("load", () => setTimeout(measure, 1000, 24));
 """
 
 
