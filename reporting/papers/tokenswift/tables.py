@@ -14,6 +14,9 @@ from longdecode.reporting.papers.tokenswift.texts import Value, fulls, longest, 
 
 PRINTED_MODEL, PRINTED_PROMPT = "llama3.1-8b", 4096
 
+_TEXT_SHOWN = 20_000
+"""Characters of a text's beginning, and of its end, that stand beside the pages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
@@ -205,7 +208,7 @@ def law(inputs: PaperInputs) -> list[Block]:
 
 
 def one_text(inputs: PaperInputs) -> list[Block]:
-    """Return the beginning and the end of one text, and write it whole beside the pages."""
+    """Return the beginning and the end of one text, and write more of both beside the pages; records have it whole."""
     words = inputs.words("text")
     found = [r for r in written(inputs.folder) if r.output_text]
     if not found:
@@ -216,7 +219,10 @@ def one_text(inputs: PaperInputs) -> list[Block]:
     name = f"{r.model}-{r.label}-{r.task}-{r.context}-{r.sample_index}.txt"
     folder = inputs.writer.folder.parent / "texts"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(r.output_text or "", encoding="utf-8")
+    whole_text = r.output_text or ""
+    short = len(whole_text) <= 2 * _TEXT_SHOWN
+    some = whole_text if short else f"{whole_text[:_TEXT_SHOWN]}\n\n[...]\n\n{whole_text[-_TEXT_SHOWN:]}"
+    (folder / name).write_text(some, encoding="utf-8")
     about = words["about"].format(label=r.label, model=r.model, sampler=r.task, tokens=f"{most:,}", name=name)
     text = " ".join((r.output_text or "").replace("`", "'").split())
     return [Prose(words["text"]), Prose(about), Prose(f"{text[:1200]} [...]"), Prose(f"[...] {text[-1200:]}")]
