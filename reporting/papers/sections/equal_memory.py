@@ -21,6 +21,9 @@ _PARTS = {
     "refetch": "without the diff: every listed block is fetched",
     "eager": "without the CUDA graph",
 }
+_PAIRED = ("Context", "Label", "Over", "Batches")
+
+Rivals = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +36,15 @@ class EqualMemory:
         rivals: by baseline, the labels of this run that stand for it, of which the fastest at a context is compared.
         best: labels of the paper's method, likewise.
         printed: further published tables.
+        forks: rivals and labels as above, at hit rates of forks that were trained here; print has no ratio for these.
     """
 
     part: str
     table: str
-    rivals: dict[str, tuple[str, ...]]
+    rivals: Rivals
     best: tuple[str, ...]
     printed: tuple[str, ...] = ()
+    forks: tuple[Rivals, tuple[str, ...]] = ({}, ())
 
     def __call__(self, inputs: PaperInputs) -> list[Block]:
         """Return the paragraph, for each model the tables that its rows can fill, and what else is in print."""
@@ -48,7 +53,7 @@ class EqualMemory:
         found: list[Block] = [Prose(words["text"])]
         for model, mine in rows.groupby("model", sort=False) if len(rows) else ():
             about = inputs.timed(str(model))
-            found += [self._ratios(inputs, mine, about), throughput_table(mine, about)]
+            found += [self._ratios(inputs, mine, about), *self._of_forks(mine, about), throughput_table(mine, about)]
             found += [*parts_tables(mine, about), *rates_tables(mine, about)]
         left = self.printed if len(rows) else (self.table, *self.printed)
         found += [printed_only(inputs.published, name) for name in left]
@@ -57,7 +62,7 @@ class EqualMemory:
     def claimed(self, inputs: PaperInputs, baseline: str) -> Compared | None:
         """Return the largest ratio over a baseline at any context, beside the one in print."""
         rows = offload_rows(inputs)
-        found = [ratio for ratio in self._all(_steps(rows), baseline) if ratio is not None] if len(rows) else []
+        found = _ratios(_steps(rows), self.rivals[baseline], self.best) if len(rows) else []
         return self._row(inputs, baseline, max(found, key=lambda ratio: ratio.value)) if found else None
 
     def _ratios(self, inputs: PaperInputs, rows: pd.DataFrame, about: str) -> Comparison:
@@ -68,33 +73,26 @@ class EqualMemory:
             if ratio is None
             else self._row(inputs, name, ratio)
             for name in self.rivals
-            for ratio in self._all(steps, name) or [None]
+            for ratio in _ratios(steps, self.rivals[name], self.best) or [None]
         ]
         caption = f"Tokens a second at equal device memory, the method's fastest label over a rival's fastest. {about}"
-        return Comparison(caption, ("Context", "Label", "Over", "Batches"), table, "times")
+        return Comparison(caption, _PAIRED, table, "times")
 
-    def _all(self, steps: pd.DataFrame, baseline: str) -> list[Ratio | None]:
-        """Return the ratio over a baseline at each context that has both."""
-        found: list[Ratio | None] = []
-        for _, here in steps.groupby("context"):
-            ours, other = here[here["label"].isin(self.best)], here[here["label"].isin(self.rivals[baseline])]
-            if ours.empty or other.empty:
-                continue
-            mine, theirs = (rows.sort_values("median_us").iloc[0] for rows in (ours, other))
-            value, low, high = (float(mine[name]) for name in ("ratio", "ratio_low", "ratio_high"))
-            if theirs["label"] != "full":  # both were timed in pairs with full attention
-                value, low, high = (
-                    bound / float(theirs[name])
-                    for bound, name in ((value, "ratio"), (low, "ratio_high"), (high, "ratio_low"))
-                )
-            found.append(Ratio(mine, theirs, value, low, high))
-        return found
+    def _of_forks(self, rows: pd.DataFrame, about: str) -> Iterable[Cells]:
+        """Yield the same ratios at the hit rates of forks that were trained here, if such labels were timed."""
+        rivals, best = self.forks
+        cells = [
+            [*ratio.between(), wording.ratio(ratio.value), wording.interval(ratio.low, ratio.high, 2)]
+            for labels in rivals.values()
+            for ratio in _ratios(_steps(rows), labels, best)
+        ]
+        if cells:
+            caption = f"The same at the hit rates of forks that were trained here, on real text. {about}"
+            yield Cells(caption, (*_PAIRED, "Times", "95 %"), cells, frozenset({4}))
 
     def _row(self, inputs: PaperInputs, baseline: str, ratio: Ratio) -> Compared:
         printed = inputs.published.figure(self.table, "ratio", baseline=baseline)
-        mine, other = ratio.mine, ratio.other
-        batches = f"{mine['batch']} over {other['batch']}"
-        of = [short_tokens(int(mine["context"])), str(mine["label"]), str(other["label"]), batches]
+        other = ratio.other
         verdict, level = agreement(None if printed is None else printed.value, ratio.value, ratio.low, ratio.high)
         words = inputs.words(self.part)
         held = words["held"].format(
@@ -103,7 +101,7 @@ class EqualMemory:
         on_device = _bound(other) == "device"
         reason = " ".join(filter(None, (words["reason"], words.get(baseline), held if on_device else "")))
         span = wording.interval(ratio.low, ratio.high, 2)
-        return compared(of, printed, wording.ratio(ratio.value), span, verdict, level, reason)
+        return compared(ratio.between(), printed, wording.ratio(ratio.value), span, verdict, level, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +113,12 @@ class Ratio:
     value: float
     low: float
     high: float
+
+    def between(self) -> list[str]:
+        """Return context, both labels and their batches."""
+        mine, other = self.mine, self.other
+        batches = f"{mine['batch']} over {other['batch']}"
+        return [short_tokens(int(mine["context"])), str(mine["label"]), str(other["label"]), batches]
 
 
 def offload_rows(inputs: PaperInputs) -> pd.DataFrame:
@@ -204,6 +208,24 @@ def rates_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
         theory_words = "computing, then all blocks at a copy's rate"
         heads = ("Hit rate", f"In theory ({theory_words})", "Measured", "Measured over theory")
         yield Cells(f"{caption}. {about}", heads, cells, frozenset(range(4)))
+
+
+def _ratios(steps: pd.DataFrame, rivals: tuple[str, ...], best: tuple[str, ...]) -> list[Ratio]:
+    """Return the ratio of the fastest of ``best`` over the fastest of ``rivals`` at each context that has both."""
+    found = []
+    for _, here in steps.groupby("context"):
+        ours, other = here[here["label"].isin(best)], here[here["label"].isin(rivals)]
+        if ours.empty or other.empty:
+            continue
+        mine, theirs = (rows.sort_values("median_us").iloc[0] for rows in (ours, other))
+        value, low, high = (float(mine[name]) for name in ("ratio", "ratio_low", "ratio_high"))
+        if theirs["label"] != "full":  # both were timed in pairs with full attention
+            value, low, high = (
+                bound / float(theirs[name])
+                for bound, name in ((value, "ratio"), (low, "ratio_high"), (high, "ratio_low"))
+            )
+        found.append(Ratio(mine, theirs, value, low, high))
+    return found
 
 
 def _steps(rows: pd.DataFrame) -> pd.DataFrame:

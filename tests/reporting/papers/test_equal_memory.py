@@ -81,6 +81,18 @@ def test_a_rival_is_taken_at_its_fastest_too() -> None:
     assert (claim.measured, claim.of[2]) == ("1.20", "infllm2_spare32")
 
 
+def test_hit_rates_of_forks_have_a_table_of_their_own_without_print() -> None:
+    theirs = [row("infllm2_fork", "step", 800, 32, 30e6, 0.766), row("nosa_fork", "step", 640, 32, 14e6, 0.894)]
+    found = list(THROUGHPUT(inputs_of([*ROWS, *theirs])))
+    published = next(block for block in found if isinstance(block, Comparison))
+    assert not any("nosa_fork" in line.of for line in published.rows)
+    forks = next(block for block in found if isinstance(block, Cells) and "forks" in block.caption)
+    assert [line[1:5] for line in forks.rows] == [
+        ["nosa_fork", "full", "32 over 4", "3.12"], ["nosa_fork", "infllm2_fork", "32 over 32", "1.25"],
+    ]  # fmt: skip
+    assert not any(isinstance(block, Cells) and "forks" in block.caption for block in THROUGHPUT(inputs_of(ROWS)))
+
+
 def test_tables_say_what_was_moved_and_what_each_piece_brings(blocks: list[Any]) -> None:
     throughput, parts, rates = (block for block in blocks if isinstance(block, Cells))
     nosa = next(cells for cells in throughput.rows if cells[1] == "nosa_offload")
