@@ -73,7 +73,7 @@ class EqualMemory:
             if ratio is None
             else self._row(inputs, name, ratio)
             for name in self.rivals
-            for ratio in _ratios(steps, self.rivals[name], self.best) or [None]
+            for ratio in _ratios(steps, self.rivals[name], self.best) or (None,)
         ]
         caption = f"Tokens a second at equal device memory, the method's fastest label over a rival's fastest. {about}"
         return Comparison(caption, _PAIRED, table, "times")
