@@ -41,7 +41,7 @@ PAPER = declare(
     title="NOSA",
     method="nosa",
     rivals=("infllm2", "dma", "shadowkv"),
-    suites=("mini_recall", "ruler"),
+    suites=("mini_recall", "ruler", "json_kv"),
     parts={
         "claims": [CLAIMS],
         "method": [method],

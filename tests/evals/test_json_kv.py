@@ -1,0 +1,92 @@
+"""json_kv: values read off the object, pairs at their depth, contexts filled, HELMET's mark."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.evals.scoring.helmet import substring_exact_match
+from longdecode.evals.tasks.base import Sample
+from longdecode.evals.tasks.json_kv.suite import DEPTHS, MAX_NEW_TOKENS
+from longdecode.evals.tasks.registry import get_task
+from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+
+UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+PAIR_CHARS = 2 * 36 + len('"": "",\n')
+
+
+@pytest.fixture(params=["bytes", "pieces"])
+def tokenizer(request: pytest.FixtureRequest, byte_checkpoint: Path) -> TextTokenizer:
+    """Bytes, or pieces of at most three characters behind a begin-of-text token."""
+    if request.param == "bytes":
+        return load_tokenizer(byte_checkpoint)
+    inner = Tokenizer(models.WordLevel({"<s>": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w{1,3}|\s?[^\w\s]+|\s"), "isolated")
+    inner.add_special_tokens(["<s>"])
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return TextTokenizer(inner)
+
+
+def table_of(sample: Sample) -> dict[str, str]:
+    """The object of a prompt, in its order."""
+    return json.JSONDecoder().raw_decode(sample.prompt)[0]
+
+
+@pytest.mark.parametrize("context", [1500, 4096])
+def test_objects_fill_the_context_and_depend_on_their_index_alone(
+    context: int, tokenizer: TextTokenizer, seed: int
+) -> None:
+    task = get_task("json_kv")
+    few, many = task.samples(context, 2, seed, tokenizer), task.samples(context, DEPTHS, seed, tokenizer)
+    assert few == many[:2] and len({sample.prompt for sample in many}) == DEPTHS
+    assert task.samples(context, 1, seed + 1, tokenizer)[0].prompt != many[0].prompt
+    pair = PAIR_CHARS if tokenizer.byte_level else PAIR_CHARS // 2
+    for sample in many:
+        used = len(tokenizer.prompt_ids(sample.prompt)) + len(tokenizer.encode(sample.forced)) + MAX_NEW_TOKENS
+        assert sample.max_new_tokens == MAX_NEW_TOKENS and context - 2 * pair < used <= context
+
+
+def test_the_answer_is_the_value_of_the_asked_key_at_its_depth(tokenizer: TextTokenizer, seed: int) -> None:
+    for sample in get_task("json_kv").samples(4096, 2 * DEPTHS, seed, tokenizer):
+        table = table_of(sample)
+        assert all(re.fullmatch(UUID, text) for pair in table.items() for text in pair)
+        (key,) = re.findall(UUID, sample.forced)
+        assert table[key] == sample.meta and sample.prompt.count(key) == sample.prompt.count(sample.meta) == 1
+        others = len(table) - 1
+        assert abs(list(table).index(key) - others * (sample.index % DEPTHS) / (DEPTHS - 1)) <= 0.5
+
+
+def test_two_other_keys_are_answered_first_as_the_asked_one_is_to_be(tokenizer: TextTokenizer, seed: int) -> None:
+    (sample,) = get_task("json_kv").samples(2048, 1, seed, tokenizer)
+    table, (key,) = table_of(sample), re.findall(UUID, sample.forced)
+    shape = re.escape(sample.forced).replace(re.escape(key), f"({UUID})")
+    shown = re.findall(rf"{shape} ({UUID})\n\n", sample.prompt)
+    assert len(shown) == 2 and len({name for name, _ in shown} | {key}) == 3
+    assert all(table[name] == value for name, value in shown)
+
+
+def test_a_value_is_marked_wherever_it_stands(tokenizer: TextTokenizer, seed: int) -> None:
+    task = get_task("json_kv")
+    first, second = task.samples(2048, 2, seed, tokenizer)
+    for right in (f" {first.meta}", f'"{first.meta.upper()}",\nKey: the next', first.meta.replace("-", "")):
+        assert task.score(first, right, ()).value == 1
+    for wrong in ("", first.meta[:-1], second.meta, f"{first.meta[:18]} {first.meta[18:]}"):
+        assert task.score(first, wrong, ()).value == 0
+
+
+def test_marks_ignore_case_punctuation_articles_and_blanks() -> None:
+    assert substring_exact_match("It is  the (Quartz) heron!", "a quartz, Heron") == 1
+    assert substring_exact_match("It is a heron of quartz.", "quartz heron") == 0
+    assert substring_exact_match("theheron", "the heron") == 1
+    assert substring_exact_match("another heron", "other the heron") == 1
+    assert substring_exact_match("an other heron", "another heron") == 0
+
+
+def test_a_context_too_short_is_unsupported(tokenizer: TextTokenizer) -> None:
+    with pytest.raises(UnsupportedCellError, match="json_kv does not fit 300"):
+        get_task("json_kv").samples(300, 1, 0, tokenizer)
