@@ -152,6 +152,25 @@ def test_needles_are_hidden_and_asked_for(kind: str, folder: Path, tokenizer: Te
         assert sample.forced.endswith("are" if plural else "is")
 
 
+def test_any_folder_of_texts_is_the_haystack_by_a_link(tmp_path: Path, tokenizer: TextTokenizer, seed: int) -> None:
+    books = tmp_path / "books"
+    for name, word in (("1", "heron"), ("2", "quartz")):
+        (books / name).mkdir(parents=True)
+        (books / name / f"{name}.txt").write_text(" ".join(f"The {word} {i} stood." for i in range(900)))
+    prompts = {}
+    for name in ("1", "2"):
+        place = tmp_path / f"ruler{name}"
+        place.mkdir()
+        (place / "essays").symlink_to(books / name, target_is_directory=True)
+        (sample,) = get_task("ruler_niah_multivalue", {"ruler": place}).samples(3000, 1, seed, tokenizer)
+        prompts[name] = sample.prompt
+    numbers = {name: re.findall(r"The (heron|quartz) (\d+) stood\.", prompt) for name, prompt in prompts.items()}
+    for name, word in (("1", "heron"), ("2", "quartz")):
+        assert {found for found, _ in numbers[name]} == {word} and len(numbers[name]) > 100
+        assert [int(i) for _, i in numbers[name]] == list(range(len(numbers[name])))
+        assert len(NEEDLE.findall(prompts[name])) == 4
+
+
 def test_values_are_marked_one_by_one(folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
     task = Ruler("niah_multivalue", folder)
     sample = task.samples(2048, 1, seed, tokenizer)[0]
