@@ -74,6 +74,17 @@ def test_bytes_after_a_first_token_fill_the_context(task: str) -> None:
     assert 4096 * 0.93 < len(prompt) + len(sample.forced) + sample.max_new_tokens <= 4096
 
 
+def test_ninety_answers_in_words_fill_the_context_and_are_marked(subwords: TextTokenizer) -> None:
+    task = get_task("mini_longgen_90")
+    (sample,) = task.samples(6144, 1, 0, subwords)
+    total = len(subwords.prompt_ids(sample.prompt)) + len(subwords.encode(sample.forced)) + sample.max_new_tokens
+    assert 6144 * 0.93 < total <= 6144
+    answer = WORDS.answer(sample.meta)
+    assert len(subwords.encode(answer)) < sample.max_new_tokens and len(sample.meta) == 90
+    assert task.score(sample, answer, ()).parts == (1.0,) * 90
+    assert task.score(sample, WORDS.answer(sample.meta[:30]), ()).parts == (1.0,) * 30 + (0.0,) * 60
+
+
 @pytest.mark.parametrize("variant", ["single", "multikey", "two_hop"])
 def test_look_ups_in_words_are_answered_by_their_records(variant: lookup.Variant) -> None:
     episode = lookup.recall(random.Random(3), variant, 4000, wording=WORDS)

@@ -17,7 +17,8 @@ from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks, task_names
 
 GENERATED = [name for name in task_names() if name.startswith("mini_") and name != "mini_book_pg19"]
-CONTEXT = 2048
+LONGGEN = [*suite_tasks("mini_longgen"), *suite_tasks("mini_longgen_long")]
+CONTEXT = 3072
 
 
 def answers(sample: Sample) -> list[str]:
@@ -55,7 +56,7 @@ def test_samples_depend_on_task_context_seed_and_index_alone(name: str, seed: in
 
 
 @pytest.mark.parametrize("name", GENERATED)
-@pytest.mark.parametrize("context", [2048, 3001])
+@pytest.mark.parametrize("context", [CONTEXT, 4001])
 def test_samples_fill_the_context(name: str, context: int, seed: int) -> None:
     for sample in get_task(name).samples(context, 3, seed):
         assert len((sample.prompt + sample.forced).encode()) + sample.max_new_tokens == context
@@ -65,17 +66,17 @@ def test_samples_fill_the_context(name: str, context: int, seed: int) -> None:
 def test_samples_are_the_same_in_another_process(seed: int) -> None:
     code = (
         "import hashlib, sys; from longdecode.evals.tasks.registry import get_task\n"
-        "samples = [get_task(name).samples(2048, 2, int(sys.argv[1])) for name in sys.argv[2:]]\n"
+        "samples = [get_task(name).samples(int(sys.argv[1]), 2, int(sys.argv[2])) for name in sys.argv[3:]]\n"
         "print(hashlib.sha256(repr(samples).encode()).hexdigest())"
     )
-    command = [sys.executable, "-c", code, str(seed), *GENERATED]
+    command = [sys.executable, "-c", code, str(CONTEXT), str(seed), *GENERATED]
     env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PYTHONHASHSEED": str(seed % 1000)}
     other = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
-    here = [get_task(name).samples(2048, 2, seed) for name in GENERATED]
+    here = [get_task(name).samples(CONTEXT, 2, seed) for name in GENERATED]
     assert other == hashlib.sha256(repr(here).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("name", [*suite_tasks("mini_recall"), *suite_tasks("mini_longgen")])
+@pytest.mark.parametrize("name", [*suite_tasks("mini_recall"), *LONGGEN])
 def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
     task = get_task(name)
     rng = random.Random(seed)
@@ -95,7 +96,7 @@ def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
         assert len(" ".join(right) + "\n") < sample.max_new_tokens
 
 
-@pytest.mark.parametrize("name", suite_tasks("mini_longgen"))
+@pytest.mark.parametrize("name", LONGGEN)
 def test_longgen_asks_as_many_questions_as_its_name_says(name: str, seed: int) -> None:
     sample = get_task(name).samples(CONTEXT, 1, seed)[0]
     assert len(answers(sample)) == int(name.rpartition("_")[2])
@@ -142,7 +143,12 @@ def test_writing_is_marked_on_restated_facts_only() -> None:
 
 
 def test_a_task_that_does_not_fit_is_unsupported(seed: int) -> None:
-    for name, context in (("mini_longgen_45", 600), ("mini_book_loss", 256), ("mini_book_write", 384)):
+    for name, context in (
+        ("mini_longgen_45", 600),
+        ("mini_longgen_90", 2048),
+        ("mini_book_loss", 256),
+        ("mini_book_write", 384),
+    ):
         with pytest.raises(UnsupportedCellError, match=name):
             get_task(name).samples(context, 1, seed)
 

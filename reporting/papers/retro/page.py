@@ -38,7 +38,7 @@ PAPER = declare(
     title="RetroAttention",
     method="retro",
     rivals=("quest", "selection_reuse", "page_union", "streaming", "tova"),
-    suites=("mini_longgen",),
+    suites=("mini_longgen", "mini_longgen_long"),
     parts={
         "claims": [CLAIMS],
         "method": [method],
