@@ -24,6 +24,7 @@ from longdecode.reporting.papers.registry import load_paper
 from longdecode.reporting.papers.tokenswift.exactness import end_to_end, host_growth, replayed, same_draws
 from longdecode.reporting.papers.tokenswift.heads import heads
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
+from longdecode.reporting.papers.tokenswift.tables import one_text
 from longdecode.reporting.papers.tokenswift.texts import fulls, standing, value, written
 from longdecode.reporting.staleness import measured_before
 
@@ -201,6 +202,23 @@ def test_the_report_has_both_pages_and_the_text(
     assert "tokenswift_train --config profile=" in page and "0.452" in page
     (text,) = (tmp_path / "report" / "texts").glob("*.txt")
     assert text.read_text(encoding="utf-8").startswith("It was a dark night.") and text.name in page
+
+
+def test_of_a_long_text_the_two_ends_stand_beside_the_page(tmp_path: Path, lychee_run: ModuleType) -> None:
+    paper = load_paper("tokenswift")
+    first = next(texts(lychee_run))
+    for length in (40_000, 40_001):
+        whole = "".join(f"{number:8}" for number in range(length // 8 + 1))[:length]
+        folder = tmp_path / str(length)
+        write_records(folder / "generation" / "long.parquet", [first.model_copy(update={"output_text": whole})], Record)
+        inputs: Any = SimpleNamespace(
+            folder=folder, words=lambda part: paper.words[part], spec=SimpleNamespace(method="tokenswift"),
+            writer=FigureWriter(folder / "pages", {}),
+        )  # fmt: skip
+        one_text(inputs)
+        (shown,) = (folder / "pages" / "texts").glob("*.txt")
+        ends = f"{whole[:20_000]}\n\n[...]\n\n{whole[-20_000:]}"
+        assert shown.read_text(encoding="utf-8") == (whole if length == 40_000 else ends)
 
 
 def test_heads_stand_beside_the_pair_table_and_their_curves_are_drawn(tmp_path: Path, no_drawing: None) -> None:
