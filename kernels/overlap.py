@@ -9,7 +9,7 @@ Projections, norms and rotation do so at once: while their last programs drain, 
 Sparse attention does so where its reading ends. Dense attention takes no part: programs of its that start early pair up
 on some multiprocessors and leave others idle. Against ordinary launches a step of Full takes 2.3 % less, one of Quest
 2.9 %; with every kernel letting the next start at once it was 0.7 % more for Full and 0.7 % less for Quest
-(``results/h200/launch_overlap.csv``).
+(the table ``launch_overlap`` of ``results/h200``, in the history up to revision 1b0697b).
 """
 
 # mypy: disable-error-code="no-untyped-def"

@@ -43,7 +43,8 @@ def choose_launch(
     Chosen on an H200 at the shapes of Llama-3-8B (``evals/throughput/tune_launches.py``). One row a sequence: one
     program a multiprocessor with two tiles of 64 KiB on their way reads fastest; smaller heads need two for as many
     bytes. More than 16 rows take the wide tensor-core instructions. A block's parts are joined by a second launch: over
-    65,536 tokens 41 rows take 115 us so, in tiles of 64, and 145 in tiles of 128 (``results/h200/tune_launches.csv``).
+    65,536 tokens 41 rows take 115 us so, in tiles of 64, and 145 in tiles of 128 (the table ``tune_launches`` of
+    ``results/h200``, in the history up to revision 1b0697b).
 
     Args:
         rows: query rows that share a KV head: group times ``T``.

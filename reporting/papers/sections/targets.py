@@ -1,4 +1,4 @@
-"""List every target of a paper: those of speed from bars.yaml, those of quality from paired differences."""
+"""List every target of a paper: those of speed from targets.yaml, those of quality from paired differences."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TargetTable:
     """Fill the part with every target, absent ones too.
 
     Args:
-        quality: the targets on scores; those on speed are in reporting/bars.yaml.
+        quality: the targets on scores; those on speed are in reporting/targets.yaml.
         model: the model they were set for.
         own: targets on what this paper alone measures; each returns its row.
         apart: targets of speed are filled by the command ``throughput``, the others by ``forks``; else all by ``all``.
