@@ -24,6 +24,7 @@ from longdecode.engine.rope import RopeTable
 from longdecode.engine.speculation import PlacedTree
 from longdecode.engine.token_block import WHOLE, BlockHeads, TokenBlock
 from longdecode.kernels import dispatch
+from longdecode.kernels.layout import before
 from longdecode.kernels.rope import rotate
 from longdecode.methods.paged import PagedMethod
 from longdecode.methods.registry import get_method, load_card
@@ -32,6 +33,8 @@ LAYERS = 7
 STEPS = 4
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """Largest difference allowed between outputs that weigh values of a standard normal law: so much, and so much of it."""
+SCORE_TOLERANCE = TOLERANCES[torch.float32]
+"""The same of scores that a choice is made from; they are float32 whatever the cache holds."""
 TIES = 0.01
 """Share of a list (two entries at least) that rounding may decide otherwise."""
 LANDMARKS = 12
@@ -52,10 +55,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Hold one way of running: outputs ``[B, Hq, T, D]`` by step and layer, and the lists chosen on the way."""
+    """Hold one way of running: outputs ``[B, Hq, T, D]`` by step and layer, and what was chosen on the way, from what.
+
+    ``scores`` ``[B, R, P]`` are those that a read leaves for a choice, zero past a row's end.
+    """
 
     outputs: list[Tensor]
     lists: list[Selection | None]
+    scores: list[Tensor]
 
 
 def check_launches(
@@ -94,18 +101,20 @@ def check_launches(
         shape = CacheShape(config, place.batch, place.context, device, dtype, place.context)
         got = _run(part, shape, seed)
         with dispatch.naive_kernels():
-            want = _run(part, shape, seed, got.lists)
+            want = _run(part, shape, seed, got)
         words = f"{part.name} in {str(dtype).removeprefix('torch.')}, {place.context} tokens, {place.batch} rows"
         _compare(got, want, TOLERANCES[dtype], words)
 
 
 @torch.no_grad()
-def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: Sequence[Selection | None] = ()) -> _Run:
+def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: _Run | None = None) -> _Run:
     """Start a method on a filled cache and run its blocks, every layer on heads of its own.
 
     Args:
-        replayed: lists that are taken in the place of those chosen, so that a near-tie decides no output. A method of
-            pages goes on from its choice: how long a union of choices is, for one, hangs on how a tie was broken.
+        replayed: whose lists are taken in the place of those chosen, so that a near-tie decides no output. A method of
+            pages goes on from its choice: how long a union of choices is, for one, hangs on how a tie was broken. One
+            that chooses by scores of a read goes on from those: a list that ends where its entries hold a share of the
+            mass is an entry longer or shorter where rounding decides whether they do.
     """
     generator = torch.Generator(shape.device).manual_seed(seed)
     config, device = shape.config, shape.device
@@ -116,21 +125,33 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: Sequen
     aims /= aims.norm(dim=-1, keepdim=True)
     state = _start(method, shape, lengths, aims, generator)
     lists: list[Selection | None] = []
+    scores: list[Tensor] = []
 
     def recorded(hook: Callable[[int, Tensor, DecodeState], Selection | None]) -> Callable[..., Selection | None]:
         def choose(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
             chosen = hook(layer, q, state)
             copy = chosen and Selection(chosen.indices.clone(), chosen.counts.clone(), chosen.block_size, chosen.uneven)
             lists.append(copy)
-            return replayed[len(lists) - 1] if chosen and replayed else chosen
+            return replayed.lists[len(lists) - 1] if chosen and replayed else chosen
 
         return choose
+
+    read = method.attend_selected
+
+    def scored(layer: int, q: Tensor, selection: Selection, state: DecodeState, **scoring: Any) -> Tensor:
+        out = read(layer, q, selection, state, **scoring)
+        if (left := scoring.get("scores")) is not None:
+            entries = -(-state.kv_lengths // scoring["score_block"])
+            scores.append(left.where(before(entries, left.shape[-1])[:, None], 0))
+            if replayed:
+                left.copy_(replayed.scores[len(scores) - 1])
+        return out
 
     hooks = ("choose", "select") if isinstance(method, PagedMethod) else ("select",)
 
     outputs = []
     rope = RopeTable(config, device)
-    vars(method).update({name: recorded(getattr(method, name)) for name in hooks})
+    vars(method).update({name: recorded(getattr(method, name)) for name in hooks}, attend_selected=scored)
     try:
         for step, block in enumerate(_blocks(method, state)):
             state.begin(block, method)
@@ -142,9 +163,9 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: Sequen
             state.end(method)
             state.accept(torch.zeros_like(state.cache.positions) if method.draft else None)
     finally:
-        for name in hooks:
+        for name in (*hooks, "attend_selected"):
             del vars(method)[name]
-    return _Run(outputs, lists)
+    return _Run(outputs, lists, scores)
 
 
 def _start(
@@ -233,6 +254,10 @@ def _compare(got: _Run, want: _Run, tolerance: float, words: str) -> None:
             raise GateError(
                 f"{where}: outputs differ by up to {differ:.3g} from their definition's, allowed {tolerance}"
             )
+    for mine, truth in zip(got.scores, want.scores, strict=True):
+        if not bool(((mine - truth).abs() <= SCORE_TOLERANCE * (1 + truth.abs())).all()):
+            differ = float((mine - truth).abs().max())
+            raise GateError(f"{words}: scores differ by up to {differ:.3g}, allowed {SCORE_TOLERANCE}")
     for mine_list, true_list in zip(got.lists, want.lists, strict=True):
         if (mine_list is None) != (true_list is None):
             raise GateError(f"{words}: a layer reads a list one way and everything the other")

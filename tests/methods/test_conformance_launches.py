@@ -19,6 +19,7 @@ from longdecode.kernels.dispatch import VARIABLE
 from longdecode.methods import conformance_launches, paged
 from longdecode.methods.conformance import check_method
 from longdecode.methods.conformance_launches import Place, check_launches, landmarks
+from longdecode.methods.lychee import method as lychee
 from longdecode.methods.registry import get_method, load_card, method_names
 
 CPU, SHAPE = torch.device("cpu"), shape_config("miniature-shape")
@@ -126,6 +127,64 @@ def test_a_list_of_a_wrong_length_is_caught(hook: str, name: str, monkeypatch: p
     monkeypatch.setattr(method, hook, shorter)
     with pytest.raises(GateError, match="lists have other lengths"):
         checked(name, torch.float32)
+
+
+TOP_P = {"mode": "token", "strategy": "top_p", "top_p": 0.8, "sink_tokens": 0, "recent_tokens": 0}
+
+
+def checked_top_p() -> None:
+    check_launches("lychee", SHAPE, TOP_P, 600, LONG, CPU, torch.float32)
+
+
+def reads_leave(change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change the scores that a read in force leaves for a choice."""
+    right = kv_cache.sparse_decode_attention
+
+    def read(*given: Any, scores: Tensor | None = None, **options: Any) -> Any:
+        out = right(*given, scores=scores, **options)
+        if scores is not None and in_force():
+            scores.copy_(change(scores))
+        return out
+
+    monkeypatch.setattr(kv_cache, "sparse_decode_attention", read)
+
+
+@pytest.mark.parametrize("factor", [1 - 8e-4, 1 + 8e-4])
+def test_a_mass_within_rounding_of_top_p_fails_no_list(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that are rounded otherwise end some lists an entry earlier or later."""
+    right, lengths = lychee.by_probability, list[Tensor]()
+
+    def kept(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        places, counts = right(*given, **options)
+        lengths.append(counts)
+        return places, counts
+
+    monkeypatch.setattr(lychee, "by_probability", kept)
+    checked_top_p()
+    exact = list(lengths)
+    lengths.clear()
+    reads_leave(lambda scores: factor * scores, monkeypatch)
+    checked_top_p()
+    assert any(not mine.equal(truth) for mine, truth in zip(lengths, exact, strict=True))
+
+
+def test_a_top_p_list_that_ends_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last entry is missing, though those before it hold less than ``top_p``."""
+    right = lychee.by_probability
+
+    def shorter(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        places, counts = right(*given, **options)
+        return places, counts - int(in_force())
+
+    monkeypatch.setattr(lychee, "by_probability", shorter)
+    with pytest.raises(GateError, match="lists have other lengths"):
+        checked_top_p()
+
+
+def test_scores_that_rounding_does_not_explain_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads_leave(lambda scores: 0.99 * scores, monkeypatch)
+    with pytest.raises(GateError, match=r"lychee in float32, .* scores differ by up to"):
+        checked_top_p()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
