@@ -16,7 +16,7 @@ from longdecode.engine.errors import LongDecodeError
 from longdecode.evals import manifest
 from longdecode.evals.migrations import RecordSchemaError
 from longdecode.evals.records import Record
-from longdecode.evals.shared_columns import CONSTANT, NAME, STAMP, SharedValues, write_parquet
+from longdecode.evals.shared_columns import FRAME, NAME, STAMP, SharedValues, write_parquet
 from longdecode.evals.storage import read_records, read_table, replacing, stamped
 
 
@@ -41,7 +41,7 @@ def pack(root: Path) -> tuple[int, int]:
     values = SharedValues(shared if any(STAMP in found for found in stamps.values()) else None)
     packed = {}
     for path in files:
-        if CONSTANT in stamps[path]:
+        if FRAME in stamps[path]:
             continue
         read_records(path, Record)
         whole = stamped(read_table(path))

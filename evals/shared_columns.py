@@ -1,8 +1,11 @@
 """Columns of records kept once for a whole run: thousands of samples share a prompt's hash and an answer's tokens.
 
 A packed file of records holds, in place of such a value, its number in ``shared.parquet`` beside the folder of records.
-That file has one row; each of its columns is the list of the distinct values, which only ever grows. A column that has
-one value in all rows of a file is no column of it: it stands in the stamp ``constant``, with its type.
+That file has one row; each of its columns is the list of the distinct values, which only ever grows.
+
+Columns without fractions are no columns of a packed file, because hundreds of files have nearly the same: they stand in
+its *frame*, a JSON text with its settings, also kept in ``shared.parquet``. So does a column that has one value in all
+rows. Earlier versions kept every other column, and constants in the stamp ``constant`` of the file.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +22,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 NAME = "shared.parquet"
-STAMP, CONSTANT = b"shared", b"constant"
+STAMP, FRAME = b"shared", b"frame"
+_CONSTANT, _SETTINGS = b"constant", b"settings"
+_FRAMES = "frames"
 COLUMNS = {
     "prompt_sha256": pa.string(),
     "output_ids": pa.list_(pa.int64()),
     "output_text": pa.string(),
     "provenance": pa.string(),
 }
+_KEPT = COLUMNS | {_FRAMES: pa.string()}
 _NUMBER = pa.int32()
-_SPLIT = ("output_ids", "parts", "score")
+_SPLIT, _PLAIN = ("output_ids",), ("parts", "score", _FRAMES)
 
 
 class SharedValues:
@@ -36,10 +43,10 @@ class SharedValues:
         """Take up the values of ``path`` where it exists."""
         known = _columns(path) if path is not None and path.exists() else {}
         found = {name: column.to_pylist() for name, column in known.items()}
-        self._numbers = {name: {_key(v): i for i, v in enumerate(found.get(name, []))} for name in COLUMNS}
+        self._numbers = {name: {_key(v): i for i, v in enumerate(found.get(name, []))} for name in _KEPT}
 
     def packed(self, table: pa.Table, shared: str) -> pa.Table:
-        """Return the table with numbers in place of the values of the shared columns, and without constant ones.
+        """Return the table with numbers in place of the values of the shared columns, and without what its frame has.
 
         Args:
             shared: path of ``shared.parquet`` from the file's folder.
@@ -51,13 +58,22 @@ class SharedValues:
             place = table.column_names.index(name)
             table = table.set_column(place, pa.field(name, _NUMBER), pa.array(numbers, _NUMBER))
         same = {name: [str(table.schema.field(name).type), value] for name, value in _constants(table)}
-        stamps = {STAMP: shared.encode(), CONSTANT: json.dumps(same, separators=(",", ":")).encode()}
-        return table.drop_columns(list(same)).replace_schema_metadata((table.schema.metadata or {}) | stamps)
+        rows = {
+            field.name: [str(field.type), table[field.name].to_pylist()]
+            for field in table.schema
+            if field.name not in same and not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
+        }
+        stamps = dict(table.schema.metadata or {})
+        frame = {"same": same, "rows": rows, "settings": stamps.pop(_SETTINGS, b"").decode()}
+        frames = self._numbers[_FRAMES]
+        number = frames.setdefault(json.dumps(frame, separators=(",", ":")), len(frames))
+        stamps |= {STAMP: shared.encode(), FRAME: str(number).encode()}
+        return table.drop_columns([*same, *rows]).replace_schema_metadata(stamps)
 
     def table(self) -> pa.Table:
         """Return the one row of ``shared.parquet``."""
-        fields = [(name, pa.list_(kind)) for name, kind in COLUMNS.items()]
-        return pa.Table.from_pylist([{name: list(self._numbers[name]) for name in COLUMNS}], schema=pa.schema(fields))
+        fields = [(name, pa.list_(kind)) for name, kind in _KEPT.items()]
+        return pa.Table.from_pylist([{name: list(self._numbers[name]) for name in _KEPT}], schema=pa.schema(fields))
 
 
 def expanded(table: pa.Table, path: Path) -> pa.Table:
@@ -69,27 +85,37 @@ def expanded(table: pa.Table, path: Path) -> pa.Table:
     stamps = table.schema.metadata or {}
     if STAMP not in stamps:
         return table
-    shared = (path.parent / stamps[STAMP].decode()).resolve()
-    if not shared.is_file():
-        raise pa.ArrowInvalid(f"its prompt hashes and answers lie in {shared}, which is missing")
-    for name, (kind, value) in json.loads(stamps.get(CONSTANT, b"{}")).items():
+    values, frame = _values(stamps, path), _frame(stamps, path)
+    for name, (kind, value) in frame["same"].items():
         table = table.append_column(name, pa.array([value] * table.num_rows, pa.type_for_alias(kind)))
-    values = _cached(shared, shared.stat().st_mtime_ns, shared.stat().st_size)
+    for name, (kind, rows) in frame["rows"].items():
+        table = table.append_column(name, pa.array(rows, pa.type_for_alias(kind)))
     for place, name in enumerate(table.column_names):
         if name in values and table.schema.field(name).type == _NUMBER:
             whole = pc.take(values[name], table[name].combine_chunks())
             table = table.set_column(place, pa.field(name, COLUMNS[name]), whole)
-    kept = {name: text for name, text in stamps.items() if name not in (STAMP, CONSTANT)}
-    return table.replace_schema_metadata(kept or None)
+    return table.replace_schema_metadata(expanded_stamps(stamps, path) or None)
+
+
+def expanded_stamps(stamps: Mapping[bytes, bytes], path: Path) -> dict[bytes, bytes]:
+    """Return the stamps that a file of records was written with, given those it has as it lies in ``path``.
+
+    Raises:
+        pyarrow.ArrowException: as ``expanded``.
+    """
+    kept = {name: text for name, text in stamps.items() if name not in (STAMP, FRAME, _CONSTANT)}
+    settings = _frame(stamps, path)["settings"] if FRAME in stamps else ""
+    return kept | ({_SETTINGS: settings.encode()} if settings else {})
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """Write a table as small as parquet allows; numbers that seldom repeat are split by byte before compression.
+    """Write a table as small as parquet allows; tokens are split by byte before compression.
 
     Column statistics and Arrow's own copy of the schema are left out, because files of records are always read whole.
     """
     leaves = {leaf: kind for field in table.schema for leaf, kind in _leaves(field.name, field.type)}
     coded = {leaf: "BYTE_STREAM_SPLIT" for leaf in leaves if leaf.split(".")[0] in _SPLIT}
+    coded |= {leaf: "PLAIN" for leaf in leaves if leaf.split(".")[0] in _PLAIN}
     coded |= {leaf: "PLAIN" for leaf in leaves if leaf.startswith("measures.") and leaf.endswith(".value")}
     coded |= {leaf: "DELTA_BINARY_PACKED" for leaf, kind in leaves.items() if kind == pa.int32()}
     with pq.ParquetWriter(
@@ -99,6 +125,23 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     ) as writer:  # fmt: skip
         writer.write_table(table)
         writer.add_key_value_metadata(table.schema.metadata or {})
+
+
+def _values(stamps: Mapping[bytes, bytes], path: Path) -> dict[str, pa.Array]:
+    """Return the values that a packed file shares with others."""
+    shared = (path.parent / stamps[STAMP].decode()).resolve()
+    if not shared.is_file():
+        raise pa.ArrowInvalid(f"its prompt hashes and answers lie in {shared}, which is missing")
+    return _cached(shared, shared.stat().st_mtime_ns, shared.stat().st_size)
+
+
+def _frame(stamps: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
+    """Return the frame of a packed file; of an earlier version, its constants."""
+    if FRAME not in stamps:
+        return {"same": json.loads(stamps.get(_CONSTANT, b"{}")), "rows": {}}
+    frames = _values(stamps, path).get(_FRAMES, pa.array([], pa.string()))
+    frame: dict[str, Any] = json.loads(pc.take(frames, pa.array([int(stamps[FRAME])]))[0].as_py())
+    return frame
 
 
 def _leaves(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
@@ -129,7 +172,7 @@ def _constants(table: pa.Table) -> list[tuple[str, Any]]:
 def _columns(path: Path) -> dict[str, pa.Array]:
     """Return the shared values; a file of an earlier version has fewer columns."""
     table = pq.read_table(path, page_checksum_verification=True, partitioning=None)
-    return {name: table[name].combine_chunks().flatten() for name in COLUMNS if name in table.column_names}
+    return {name: table[name].combine_chunks().flatten() for name in _KEPT if name in table.column_names}
 
 
 @functools.lru_cache(maxsize=4)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from longdecode.engine.disk import writing
 from longdecode.evals.migrations import RecordSchemaError, load_record
 from longdecode.evals.records import BaseRecord, Provenance, SpeedSample
-from longdecode.evals.shared_columns import expanded, write_parquet
+from longdecode.evals.shared_columns import expanded, expanded_stamps, write_parquet
 
 R = TypeVar("R", bound=BaseRecord)
 _FINGERPRINT, _SETTINGS, _CHECKSUM = b"fingerprint", b"settings", b"checksum"
@@ -104,10 +104,10 @@ def stamped_settings(path: Path) -> dict[str, Any] | None:
     """Return the settings that the records of a file were made under; ``None`` of a file that does not say.
 
     Raises:
-        RecordSchemaError: the file is not parquet.
+        RecordSchemaError: the file is not parquet, or the values that it shares with other files are missing.
     """
     try:
-        stamps = pq.read_schema(path).metadata or {}
+        stamps = expanded_stamps(pq.read_schema(path).metadata or {}, path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RecordSchemaError(f"{path}: not a parquet file of records ({_first_line(error)})") from error
     return json.loads(stamps[_SETTINGS]) if _SETTINGS in stamps else None

@@ -73,8 +73,11 @@ def test_later_records_join_and_packed_files_stay(run: tuple[Path, list[Record]]
     assert pq.read_table(root / "shared.parquet")["prompt_sha256"].to_pylist() == [["new"]]
 
 
-def test_a_file_packed_by_an_earlier_version_is_read_and_packed_anew(run: tuple[Path, list[Record]]) -> None:
-    """Of a file it shared prompts and answers, and kept every column."""
+@pytest.mark.parametrize("constants", [False, True])
+def test_a_file_packed_by_an_earlier_version_is_read_and_packed_anew(
+    constants: bool, run: tuple[Path, list[Record]]
+) -> None:
+    """Of a file it shared prompts and answers, and kept every column; a later one stamped constant columns."""
     root, records = run
     pack(root)
     path, shared = root / "records" / "m" / "a" / "s.parquet", root / "shared.parquet"
@@ -83,14 +86,18 @@ def test_a_file_packed_by_an_earlier_version_is_read_and_packed_anew(run: tuple[
     numbers = pa.array([hashes.index(value) for value in whole["prompt_sha256"].to_pylist()], pa.int32())
     place = whole.column_names.index("prompt_sha256")
     old = whole.set_column(place, pa.field("prompt_sha256", pa.int32()), numbers)
-    pq.write_table(old.replace_schema_metadata(whole.schema.metadata | {b"shared": b"../../../shared.parquet"}), path)
-    pq.write_table(pq.read_table(shared).drop_columns(["output_text", "provenance"]), shared)
+    stamps = whole.schema.metadata | {b"shared": b"../../../shared.parquet"}
+    if constants:
+        old, stamps = old.drop_columns("batch"), stamps | {b"constant": b'{"batch":["int64",8]}'}
+    pq.write_table(old.replace_schema_metadata(stamps), path)
+    pq.write_table(pq.read_table(shared).drop_columns(["output_text", "provenance", "frames"]), shared)
     (root / "records" / "m" / "b" / "s.parquet").unlink()
     manifest.rewrite(root)
     assert read_records(path, Record) == records[:300]
     before, after = pack(root)
     assert after < 0.7 * before and read_records(path, Record, "job a") == records[:300]
-    assert {"sample_index", "output_ids", "parts"} <= set(pq.read_schema(path).names) < set(whole.column_names)
+    assert pq.read_schema(path).names == ["measures", "parts"]
+    assert stamped_settings(path) == {"dtype": "float32"} and b"settings" not in pq.read_schema(path).metadata
 
 
 def test_shared_values_that_are_missing_or_others_are_refused(run: tuple[Path, list[Record]]) -> None:
@@ -100,12 +107,17 @@ def test_shared_values_that_are_missing_or_others_are_refused(run: tuple[Path, l
     table = pq.read_table(shared)
     hashes = table["prompt_sha256"].to_pylist()[0]
     swapped = table.set_column(0, table.field(0), [[hashes[::-1]]])
-    for other, message in ((swapped, "checksum"), (None, "which is missing")):
+    unframed = table.drop_columns("frames")
+    for other, message in (
+        (swapped, "checksum"), (unframed, "not a parquet file of records"), (None, "which is missing"),
+    ):  # fmt: skip
         shared.unlink()
         if other is not None:
             pq.write_table(other, shared)
         with pytest.raises(RecordSchemaError, match=message):
             read_records(path, Record)
+    with pytest.raises(RecordSchemaError, match="which is missing"):
+        stamped_settings(path)
 
 
 def test_a_changed_file_is_not_packed(
