@@ -17,7 +17,7 @@ from longdecode.evals.budgets import token_share
 from longdecode.evals.common_window import with_common_windows
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record, SpeedRecord
-from longdecode.evals.storage import read_folder, read_records
+from longdecode.evals.storage import read_folder, read_frame, read_records
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
 from longdecode.reporting.flips import Flips, Place, count_flips
 from longdecode.reporting.speed.measured import Speed, load_speed
@@ -279,7 +279,7 @@ def _curves(path: Path) -> pd.DataFrame:
     if not path.exists():
         raise ReportError(f"{path}: missing; it is written beside summary.csv")
     if path.suffix == ".parquet":
-        return pd.read_parquet(path)
+        return read_frame(path).astype({"budget_tokens": "Int64"})
     return pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
 
 

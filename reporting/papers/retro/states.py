@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 from matplotlib.axes import Axes
 
+from longdecode.evals.storage import read_frame
 from longdecode.reporting import drawing, wording
 from longdecode.reporting.figure import Figure, Layout, Words
 from longdecode.reporting.papers.blocks import Block, Compared, Comparison, Level, Picture, Prose, compared
@@ -84,7 +85,7 @@ def along(inputs: PaperInputs) -> list[Block]:
 def _tables(inputs: PaperInputs) -> dict[str, pd.DataFrame]:
     """Return what was measured by model."""
     folder = inputs.folder / "retrospection"
-    return {path.stem: pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))}
+    return {path.stem: read_frame(path) for path in sorted(folder.glob("*.parquet"))}
 
 
 def _where(row: pd.Series) -> list[str]:
