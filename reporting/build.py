@@ -329,9 +329,8 @@ class _Build:
     def _figure_index(self) -> None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["name", "title", "svg", "data", "same_in_every_row", "caption"])
-        for f in self.figures.written:
-            writer.writerow([f.name, f.title, f.wide, f.data, f.same, f.caption])
+        writer.writerow(["name", "title", "same_in_every_row"])
+        writer.writerows([f.name, f.title, f.same] for f in self.figures.written)
         (self.folder / "figures" / "index.csv").write_text(text.getvalue(), "utf-8")
 
     def _common(self) -> dict[str, Any]:

@@ -37,9 +37,9 @@ def along_generation(results: Results, writer: FigureWriter, model: str, suite: 
     binned = pd.DataFrame(_bins(results, model, task, context, width))
     budgets = _selected(curves)
     panels = [_along_panel(results, writer.looks, curves, binned, text, width) for text in budgets]
-    dots = curves.assign(drawn_as="question", low=math.nan, high=math.nan)
-    both = pd.concat([*([dots] if width > 1 else []), binned.assign(drawn_as=f"mean of {width}")])
-    data = both[both["budget"].isin([*budgets, *_reference_budgets(results, curves)])]
+    data = binned[binned["budget"].isin([*budgets, *_reference_budgets(results, curves)])]
+    if width > 1:
+        data = data.assign(mean_of=width, questions=[_questions(curves, row, width) for _, row in data.iterrows()])
     fields = {
         "name": task,
         "context": f"{context:,}",
@@ -115,6 +115,13 @@ def _bins(results: Results, model: str, task: str, context: int, width: int) -> 
                 | {"value": estimate.value, "low": estimate.low, "high": estimate.high}
             )
     return rows
+
+
+def _questions(curves: pd.DataFrame, row: pd.Series, width: int) -> str:
+    """Return the single questions of a mean, in order, with spaces between."""
+    mine = (curves["method"] == row["method"]) & (curves["budget"] == row["budget"])
+    near = curves[mine & ((curves["index"] - 1) // width == (row["index"] - 1) // width)].sort_values("index")
+    return " ".join(f"{value:.6g}" for value in near["value"])
 
 
 def _along_panel(

@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from matplotlib.figure import Figure
 
 from longdecode.evals.hashing import speed_code_hash
+from longdecode.evals.storage import read_frame
 from longdecode.reporting import families, staleness, traffic
 from longdecode.reporting.build import build_report
 from longdecode.reporting.results import ReportError, load_results
@@ -25,7 +27,7 @@ INLINE = {"a", "span", "b", "code", "strong", "em", "sup"}
 VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
 IMPLIED = {
     "td": ("td", "th"), "th": ("td", "th"), "tr": ("td", "th", "tr"), "tbody": ("td", "th", "tr", "thead", "tbody"),
-    "/table": ("td", "th", "tr", "thead", "tbody"),
+    "/table": ("td", "th", "tr", "thead", "tbody"), "li": ("li",), "/ul": ("li",), "/ol": ("li",),
 }  # fmt: skip
 """Open elements that a tag closes, as HTML has it."""
 LOADING = {("img", "src"), ("source", "srcset"), ("link", "href"), ("script", "src"), ("iframe", "src")}
@@ -149,6 +151,18 @@ def test_every_figure_has_caption_alt_text_data_and_a_version_for_phones(report:
         "speed-method",
     )
     assert all(any(name.startswith(kind) for name in seen) for kind in kinds)
+
+
+def test_the_means_along_a_generation_stand_beside_their_questions(report: Path, run_folder: Path) -> None:
+    drawn = pd.read_csv(report / "figures" / "along-miniature-mini-longgen.csv", dtype={"questions": str})
+    means = [np.mean([float(value) for value in text.split()]) for text in drawn["questions"]]
+    assert drawn["value"].to_numpy() == pytest.approx(means, abs=1e-5)
+    single = read_frame(run_folder / "along_generation.parquet")
+    single = single[(single["context"] == single["context"].max()) & (single["task"] == "mini_longgen_45")]
+    quest = single[(single["method"] == "quest") & (single["budget"] == drawn["budget"].iloc[-1])]
+    shown = drawn[(drawn["method"] == "quest") & (drawn["budget"] == drawn["budget"].iloc[-1])]
+    values = [float(value) for text in shown["questions"] for value in text.split()]
+    assert len(values) == 45 and values == pytest.approx(quest.sort_values("index")["value"].to_list(), abs=1e-5)
 
 
 def test_captions_name_model_data_and_samples(pages: dict[str, Page]) -> None:

@@ -38,10 +38,8 @@ def links(folder: Path) -> set[str]:
 
 def figure_rows(path: Path) -> pd.DataFrame:
     """A figure's data with the columns that the index of figures says once."""
-    index = pd.read_csv(path.with_name("index.csv"), keep_default_na=False).set_index("data")
-    same = dict(
-        part.split("=", 1) for part in index.at[f"figures/{path.name}", "same_in_every_row"].split("; ") if part
-    )
+    index = pd.read_csv(path.with_name("index.csv"), keep_default_na=False).set_index("name")
+    same = dict(part.split("=", 1) for part in index.at[path.stem, "same_in_every_row"].split("; ") if part)
     head, *lines = path.read_text(encoding="utf-8").splitlines()
     assert not set(same) & set(head.split(","))
     text = "\n".join([",".join([head, *same]), *(",".join([line, *same.values()]) for line in lines)])
