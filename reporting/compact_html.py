@@ -16,6 +16,8 @@ _ROW = re.compile(r"(<tr\b[^>]*>)(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r"<(t[dh])\b([^>]*)>(.*?)</\1>", re.DOTALL)
 _FIRST, _CONTEXT = '<tr class="first">', '<tr class="context">'
 _SUPPLIED = re.compile(r"</(?:tbody|thead)>")
+_ITEM_END = re.compile(r"</li>(?=<li\b|</[ou]l>)")
+"""Not where space follows, which is seen between items of one line and not inside them."""
 _NAMES = re.compile(r'<table\b[^>]*? class="?([^">]*)')
 _TAG = re.compile(r"<[a-z][^<>]*>")
 _QUOTED = re.compile(r'="([^\s"\'=<>`]*[^\s"\'=<>`/])"(?=[\s>])')
@@ -32,7 +34,7 @@ def compact(page: str) -> str:
     """
     parts = _VERBATIM.split(page)
     for place, part in enumerate(parts[::2]):
-        parts[2 * place] = _TABLE.sub(_table, re.sub(r"\s*\n\s*", "\n", part))
+        parts[2 * place] = _ITEM_END.sub("", _TABLE.sub(_table, re.sub(r"\s*\n\s*", "\n", part)))
     return _TAG.sub(lambda tag: _QUOTED.sub(r"=\1", tag[0]), "".join(parts))
 
 
@@ -86,7 +88,10 @@ def _row(found: re.Match[str], columns: dict[int, str]) -> str:
     """Leave out the end tags of a row, the space between its cells, and what goes without saying in each."""
     text = found[1]
     cells: Cells = _CELL.findall(found[2])
+    heads = all(tag == "th" for tag, _, _ in cells)
     for k, (tag, attributes, inside) in enumerate(cells, 1):
+        if heads:  # HTML, section 4.9.12.1: a header without scope is its column's where its row has no data
+            attributes = attributes.replace(' scope="col"', "")
         if tag == "td" and k in columns and not _spans(found[2]):
             attributes = ""
         elif tag == "th" and k == 1 and len(cells) > 1:

@@ -33,13 +33,16 @@ PAGE = """<!DOCTYPE html>
 </table>
 </div>
 <table><tbody><tr><th scope="row">alone</th></tr></tbody></table>
+<ul><li>one</li><li><a href="t.html">two</a></li></ul><ol><li>three</li>
+<li>four</li></ol>
+<table><thead><tr><td></td><th scope="col">Q</th></tr></thead><tbody><tr><td>1</td><td>2</td></tr></tbody></table>
 <table><thead><tr><th scope="col">M</th></tr></thead><tbody><tr class="context"><th>2</th></tr>
 <tr class="first"><th scope="row">each</th></tr><tr class="first"><th scope="row">other</th></tr></tbody></table>
 </body></html>
 """
 IMPLIED = {
     "td": ("td", "th"), "th": ("td", "th"), "tr": ("td", "th", "tr"), "tbody": ("td", "th", "tr", "thead", "tbody"),
-    "/table": ("td", "th", "tr", "thead", "tbody"),
+    "li": ("li",), "/ul": ("li",), "/ol": ("li",), "/table": ("td", "th", "tr", "thead", "tbody"),
 }  # fmt: skip
 
 
@@ -60,7 +63,7 @@ class Read(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._close(tag)
-        found = {name: value for name, value in attrs if (name, value) != ("scope", "row")}
+        found = {name: value for name, value in attrs if (name, value) not in (("scope", "row"), ("scope", "col"))}
         if tag == "table":
             names = str(found.pop("class", "")).split()
             self.columns = {int(n[1:]): {"n": "num", "b": "bounds"}[n[0]] for n in names if re.fullmatch(r"[nb]\d+", n)}
@@ -95,6 +98,11 @@ def test_the_same_elements_words_and_styles_are_read_from_fewer_bytes() -> None:
     small = compact(PAGE)
     assert Read(small).seen == Read(PAGE).seen and len(small) < 0.75 * len(PAGE)
     assert small.count('class="each"') + small.count("class=each") == 1 and small.count("class=first") == 1
+    assert (
+        small.count("scope=col>") == 1
+        and "<td><th scope=col>Q" in small
+        and re.findall("</li>.", small, re.DOTALL) == ["</li>\n"]
+    )
     assert "</td>" not in small and small.count('class="num"') == small.count("class=bounds") == 0
     assert small.count("class=num") == 4, "the head's, a mixed column's, and the row's whose cell spans columns"
 
