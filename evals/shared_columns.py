@@ -4,8 +4,8 @@ A packed file of records holds, in place of such a value, its number in ``shared
 That file has one row; each of its columns is the list of the distinct values, which only ever grows.
 
 Columns without fractions are no columns of a packed file, because hundreds of files have nearly the same: they stand in
-its *frame*, a JSON text with its settings, also kept in ``shared.parquet``. So does a column that has one value in all
-rows. Earlier versions kept every other column, and constants in the stamp ``constant`` of the file.
+its *frame*, a JSON text with its settings, also kept in ``shared.parquet``. So do a column that has one value in all
+rows and the names of measures. Earlier versions kept every other column, and constants in the stamp ``constant``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ COLUMNS = {
 }
 _KEPT = COLUMNS | {_FRAMES: pa.string()}
 _NUMBER = pa.int32()
-_SPLIT, _PLAIN = ("output_ids",), ("parts", "score", _FRAMES)
+_KEYED = "measures"
+_SPLIT, _PLAIN = ("output_ids",), ("parts", "score", _KEYED, _FRAMES)
 
 
 class SharedValues:
@@ -64,7 +65,8 @@ class SharedValues:
             if field.name not in same and not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
         }
         stamps = dict(table.schema.metadata or {})
-        frame = {"same": same, "rows": rows, "settings": stamps.pop(_SETTINGS, b"").decode()}
+        table, named = _unkeyed(table)
+        frame = {"same": same, "rows": rows, "keys": named, "settings": stamps.pop(_SETTINGS, b"").decode()}
         frames = self._numbers[_FRAMES]
         number = frames.setdefault(json.dumps(frame, separators=(",", ":")), len(frames))
         stamps |= {STAMP: shared.encode(), FRAME: str(number).encode()}
@@ -90,6 +92,7 @@ def expanded(table: pa.Table, path: Path) -> pa.Table:
         table = table.append_column(name, pa.array([value] * table.num_rows, pa.type_for_alias(kind)))
     for name, (kind, rows) in frame["rows"].items():
         table = table.append_column(name, pa.array(rows, pa.type_for_alias(kind)))
+    table = _keyed(table, *frame["keys"]) if FRAME in stamps else table
     for place, name in enumerate(table.column_names):
         if name in values and table.schema.field(name).type == _NUMBER:
             whole = pc.take(values[name], table[name].combine_chunks())
@@ -115,8 +118,7 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     """
     leaves = {leaf: kind for field in table.schema for leaf, kind in _leaves(field.name, field.type)}
     coded = {leaf: "BYTE_STREAM_SPLIT" for leaf in leaves if leaf.split(".")[0] in _SPLIT}
-    coded |= {leaf: "PLAIN" for leaf in leaves if leaf.split(".")[0] in _PLAIN}
-    coded |= {leaf: "PLAIN" for leaf in leaves if leaf.startswith("measures.") and leaf.endswith(".value")}
+    coded |= {leaf: "PLAIN" for leaf in leaves if leaf.split(".")[0] in _PLAIN and not leaf.endswith(".key")}
     coded |= {leaf: "DELTA_BINARY_PACKED" for leaf, kind in leaves.items() if kind == pa.int32()}
     with pq.ParquetWriter(
         path, table.schema, compression="zstd", compression_level=19, write_page_checksum=True, write_statistics=False,
@@ -142,6 +144,28 @@ def _frame(stamps: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
     frames = _values(stamps, path).get(_FRAMES, pa.array([], pa.string()))
     frame: dict[str, Any] = json.loads(pc.take(frames, pa.array([int(stamps[FRAME])]))[0].as_py())
     return frame
+
+
+def _unkeyed(table: pa.Table) -> tuple[pa.Table, tuple[list[list[str]], list[int]]]:
+    """Return the table with measures as lists of values, the distinct lists of their names, and each row's of them."""
+    column = table[_KEYED].combine_chunks()
+    names = [tuple(name for name, _ in row) for row in column.to_pylist()]
+    distinct = list(dict.fromkeys(names))
+    number = {name: place for place, name in enumerate(distinct)}
+    values = pa.ListArray.from_arrays(column.offsets, column.items)
+    place = table.column_names.index(_KEYED)
+    return table.set_column(place, _KEYED, values), (
+        [list(name) for name in distinct],
+        [number[name] for name in names],
+    )
+
+
+def _keyed(table: pa.Table, distinct: list[list[str]], numbers: list[int]) -> pa.Table:
+    """Undo ``_unkeyed``."""
+    column = table[_KEYED].combine_chunks()
+    names = pa.array([name for number in numbers for name in distinct[number]], pa.string())
+    whole = pa.MapArray.from_arrays(column.offsets, names, column.values)
+    return table.set_column(table.column_names.index(_KEYED), _KEYED, whole)
 
 
 def _leaves(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
