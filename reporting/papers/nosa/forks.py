@@ -29,6 +29,8 @@ from longdecode.reporting.papers.published import PublishedFigure
 from longdecode.reporting.results import REFERENCE_METHOD
 
 BOOKS = ("pg19_long",)
+FLOOR = 0.2
+"""A task that the full fork answers less of with full attention tells forks nothing apart."""
 Place = tuple[str, int, str]
 """Suite, context and budget."""
 
@@ -104,7 +106,10 @@ def quality(inputs: PaperInputs) -> list[Block]:
             blocks.append(Comparison(caption, ("Fork", "Method"), rows, "points"))
         if over := _leads(inputs, place):
             blocks.append(Comparison(words["over"].format(**_named(place)), ("Than", "Method"), over, "points"))
-    return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"])])]
+    left = {task: mean for place in places(inputs) for task, mean in unanswered(inputs, place).items()}
+    named = ", ".join(f"`{task}` ({wording.percent(mean)} %)" for task, mean in sorted(left.items()))
+    text = words["text"] + (" " + words["left_out"].format(tasks=named, floor=wording.percent(FLOOR)) if left else "")
+    return [Prose(text), *(blocks or [inputs.missing(words["missing"])])]
 
 
 def _leads(inputs: PaperInputs, place: Place) -> list[Compared]:
@@ -208,10 +213,24 @@ def places(inputs: PaperInputs, suites: Sequence[str] = ()) -> list[Place]:
     return sorted({(str(suite), int(context), str(budget)) for suite, context, budget in zip(*columns, strict=True)})
 
 
+def unanswered(inputs: PaperInputs, place: Place) -> Mapping[str, float]:
+    """Return the tasks of a place under ``FLOOR``, with the share that the full fork answers with full attention."""
+    base = fork_of(inputs, "full")
+    if base is None or place[0] in BOOKS:
+        return {}
+    scores: dict[str, list[float]] = {}
+    for record in inputs.records(base.model, [place[:2]]):
+        if record.label == REFERENCE_METHOD and record.unit == "fraction":
+            scores.setdefault(record.task, []).append(float(record.score or 0.0))
+    means = {task: sum(found) / len(found) for task, found in scores.items()}
+    return {task: mean for task, mean in means.items() if mean < FLOOR}
+
+
 def samples(inputs: PaperInputs, model: str, label: str, place: Place) -> Mapping[pairs.Key, pairs.Sample]:
     """Return the samples of a label on a model in one place; a method without a budget stands for every budget.
 
-    On books a sample's score is the model's own loss: the record's is a distance from the same model's Full.
+    Tasks that nobody answers are left out. On books a sample's score is the model's own loss: the record's is a
+    distance from the same model's Full.
     """
     suite, context, budget = place
     found = [
@@ -222,7 +241,8 @@ def samples(inputs: PaperInputs, model: str, label: str, place: Place) -> Mappin
         return pairs.scored(
             [r.model_copy(update={"score": r.measures["loss"], "parts": None}) for r in found if "loss" in r.measures]
         )
-    return pairs.scored([record for record in found if record.unit == "fraction"])
+    left = unanswered(inputs, place)
+    return pairs.scored([record for record in found if record.unit == "fraction" and record.task not in left])
 
 
 def untrained(inputs: PaperInputs, fork: Fork) -> Sequence[str]:

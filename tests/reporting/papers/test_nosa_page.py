@@ -89,9 +89,18 @@ def book_losses(lychee_run: ModuleType) -> Iterator[Record]:
             )  # fmt: skip
 
 
-def write_run(folder: Path, lychee_run: ModuleType, more: bool) -> Path:
+def too_hard(lychee_run: ModuleType) -> Iterator[Record]:
+    """Records of a second task, of which full attention answers one of 24 and NOSA's fork all."""
+    for record in scores(lychee_run):
+        right = record.label == "nosa" or record.sample_index == 0
+        yield record.model_copy(
+            update={"task": "ruler_niah_multikey_3", "score": float(right), "parts": [float(right)]}
+        )
+
+
+def write_run(folder: Path, lychee_run: ModuleType, more: bool, hard: bool = False) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False), encoding="utf-8")
-    records = [*scores(lychee_run), *book_losses(lychee_run)]
+    records = [*scores(lychee_run), *book_losses(lychee_run), *(too_hard(lychee_run) if hard else ())]
     for place in {(r.model, r.label, r.suite) for r in records}:
         mine = [r for r in records if (r.model, r.label, r.suite) == place]
         write_records(folder / "records" / place[0] / place[1] / f"{place[2]}.parquet", mine, Record)
@@ -180,6 +189,20 @@ def test_differences_between_forks_are_paired(whole: PaperPage) -> None:
     assert [(row.of, row.measured) for row in between.rows] == [(["ruler", "dma"], f"+{100 * 5 / 24:.1f}")]
     measured = {of[0]: row.measured for of, row in rows_of(forms).items()}
     assert measured["ed_dma"] == "75.0" and measured["dma"] == "54.2" and measured["retaining"] == "\u2013"
+
+
+def test_a_task_that_full_attention_cannot_do_is_named_and_left_out(
+    whole: PaperPage, tmp_path: Path, lychee_run: ModuleType
+) -> None:
+    (tmp_path / "hard").mkdir()
+    hard = page(write_run(tmp_path / "hard", lychee_run, more=True, hard=True))
+    (theirs, mine) = [
+        {section.anchor: section for section in one.paper.sections(one.inputs)}["quality"].blocks
+        for one in (whole, hard)
+    ]
+    assert [row.measured for b in theirs[1:] for row in b.rows] == [row.measured for b in mine[1:] for row in b.rows]  # type: ignore[union-attr]
+    assert "`ruler_niah_multikey_3` (4.17 %)" in "".join(texts(mine[0]))
+    assert "Left out" not in "".join(texts(theirs[0]))
 
 
 def test_locality_and_training_are_shown(whole: PaperPage) -> None:
