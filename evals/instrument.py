@@ -155,8 +155,8 @@ def _quest_falls_along(spec: InstrumentSpec, ok: Sequence[Record]) -> Check:
     thirds: dict[str, list[float]] = {}
     cells = [record for record in ok if record.label == spec.quest_label and record.task == spec.fall_task]
     for budget in _budgets(cells):
-        if budget <= spec.fall_budget_max:
-            marks = [record.parts for record in cells if _fraction(record) == budget and record.parts]
+        marks = [record.parts for record in cells if _fraction(record) == budget and record.parts]
+        if marks and budget <= spec.fall_budget_max:
             thirds[str(budget)] = [fmean(mark for parts in marks for mark in _third(parts, i)) for i in range(3)]
     if not thirds:
         return Check(name, requires, "not run")

@@ -11,7 +11,7 @@ from longdecode.reporting.papers.inputs import MOST_RESAMPLES
 from longdecode.reporting.papers.nosa.locality import lead_of
 from longdecode.reporting.papers.tokenswift import texts
 from longdecode.reporting.results import Results, load_results
-from longdecode.reporting.wording import interval, listing, number, ratio
+from longdecode.reporting.wording import interval, listing, number, ratio, short_tokens
 
 RESULTS = Path("results")
 TOKENS_A_STEP = 4.2
@@ -20,6 +20,9 @@ TOKENS_A_STEP = 4.2
 BUDGETS = {"256": "256 tokens", "1024": "1,024 tokens", "bytes=0.25": "25 % of Full's bytes"}
 
 ANSWERS_AT = "1,024"
+
+MEMORY_CONTEXT = 65536
+"""Tokens at which throughput at equal device memory is told."""
 
 _OTHER_PAGES = {"retro": ("reports/retro/paper-retro.html",), "nosa": ("reports/offload/paper-nosa.html",)}
 
@@ -33,13 +36,12 @@ def paper_retro(real: Results) -> str:
     speed = _speed("retro")
     steps = speed[(speed["model"] == "llama3-8b") & (speed["stage"] == "step") & (speed["context"] == 131072)]
     over = [f"{listing(_over_quest(steps[steps['batch'] == batch]))} ms at batch {batch}" for batch in (1, 4)]
+    context, gaps = _text_gaps(real)
     said += (
-        f"Its step over Quest's with windows of 2, 4 and 8 (8B shape, 128K tokens): {'; '.join(over)}. SmolLM2 at 32K, "
-        "RetroAttention "
-    )
-    said += (
-        f"minus Quest, nats a token on books: {listing(_text_gaps(real))}. Long look-up answers of SmolLM2, 4K tokens, "
-        f"{ANSWERS_AT} of them read, points over Quest: {listing(_answer_gaps())}; on the miniature no gain shows"
+        f"Its step over Quest's with windows of 2, 4 and 8 (8B shape, 128K tokens): {'; '.join(over)}. SmolLM2 at "
+        f"{short_tokens(context)}, RetroAttention minus Quest, nats a token on books: {listing(gaps)}. Long look-up "
+        f"answers of SmolLM2, 4K tokens, {ANSWERS_AT} of them read, points over Quest: {listing(_answer_gaps())}; with "
+        f"90 answers a text {listing(_answer_gaps('mini_longgen_long'))}; on the miniature no gain shows"
     )
     return _line("RetroAttention (arXiv 2508.09001)", said, "retro", "reports/real/paper-retro.html")
 
@@ -52,13 +54,14 @@ def paper_nosa() -> str:
         "device memory. "
     )
     speed = _speed("offload")
-    steps = speed[(speed["stage"] == "step") & (speed["status"] == "ok")].drop_duplicates("label")
-    ratios = steps.set_index("label")["ratio"]
+    here = speed[(speed["stage"] == "step") & (speed["status"] == "ok") & (speed["context"] == MEMORY_CONTEXT)]
+    ratios = here.drop_duplicates("label").set_index("label")["ratio"]
     said += (
         f"Here, at the hit rates in print, 64K tokens and 8 GiB for all, over Full: {ratio(ratios['nosa_offload'])} "
         f"({ratio(ratios['nosa_spare32'])} with 32 spare slots), InfLLM-V2 {ratio(ratios['infllm2_offload'])} "
-        f"({ratio(ratios['infllm2_spare32'])}); fetching a layer early too loses ({ratio(ratios['nosa_prefetch'])}). "
-        f"{_forks()}"
+        f"({ratio(ratios['infllm2_spare32'])}); fetching a layer early too loses ({ratio(ratios['nosa_prefetch'])}); "
+        f"at those of our forks {ratio(ratios['nosa_fork'])} ({ratio(ratios['nosa_fork32'])}), InfLLM-V2 "
+        f"{ratio(ratios['infllm2_fork'])} ({ratio(ratios['infllm2_fork32'])}). {_forks()}"
     )
     return _line("NOSA (arXiv 2510.13602)", said, "nosa")
 
@@ -75,11 +78,11 @@ def paper_tokenswift() -> str:
     at = speed[(speed["bench"] == "decode") & (speed["context"] == 102400) & (speed["batch"] == 1)]
     own = at[at["label"] == "tokenswift_k0"].set_index("stage")["median_us"]
     plain = at[(at["label"] == "full") & (at["stage"] == "step")]["median_us"].iloc[0]
-    stages = [f"{name} {number(own[name] / 1e3, 1)}" for name in ("draft", "verify", "keep")]
+    stages = [f"{name} {number(own[name] / 1e3, 2)}" for name in ("draft", "verify", "keep")]
     whole = at[at["stage"] == "speculative_step"].set_index("label")["median_us"]
     speedups = {label: TOKENS_A_STEP * plain / whole[label] for label in ("tokenswift_k0", "tokenswift")}
     said += (
-        f"8B shape at 100K tokens, ms: plain step {number(plain / 1e3, 1)}, {listing(stages)}; at the {TOKENS_A_STEP} "
+        f"8B shape at 100K tokens, ms: plain step {number(plain / 1e3, 2)}, {listing(stages)}; at the {TOKENS_A_STEP} "
         f"tokens a step that an acceptance of 0.8 gives, {ratio(speedups['tokenswift_k0'])} times plain "
         f"decoding, *composed*, and {ratio(speedups['tokenswift'])} with n-grams in the tree. "
         f"{_heads()} {_end_to_end()}"
@@ -140,11 +143,8 @@ def _over_quest(steps: pd.DataFrame) -> list[str]:
     ]
 
 
-def _text_gaps(real: Results) -> list[str]:
-    """Return RetroAttention's loss on text minus Quest's where both ran at every budget, with intervals.
-
-    At the longest such context.
-    """
+def _text_gaps(real: Results) -> tuple[int, list[str]]:
+    """Return RetroAttention's loss on text minus Quest's, with intervals, and where: the longest context with all."""
     suite, model = "fidelity", real.models[0]
     ran: dict[int, set[tuple[str, str]]] = {}
     for r in real.records:
@@ -164,10 +164,10 @@ def _text_gaps(real: Results) -> list[str]:
         gap = pairs.difference(sides[0], sides[1], real.confidence, 10_000, "readme", budget)
         low, high = (number(side, 3, signed=True) for side in (gap.low, gap.high))
         found.append(f"{number(gap.value, 3, signed=True)} [{low}, {high}] at {name}")
-    return found
+    return context, found
 
 
-def _answer_gaps() -> list[str]:
+def _answer_gaps(suite: str = "mini_longgen") -> list[str]:
     """Return RetroAttention's score on long look-up answers minus Quest's, by window, with intervals."""
     folder = RESULTS / "retro"
     retro = load_results(folder / "config.yaml", folder)
@@ -175,11 +175,11 @@ def _answer_gaps() -> list[str]:
     sides = {
         label: pairs.scored([
             r for r in retro.records
-            if (r.suite, r.model, r.label, r.budget) == ("mini_longgen", "smollm2-long", label, budget)
+            if (r.suite, r.model, r.label, r.budget) == (suite, "smollm2-long", label, budget)
         ])
         for label in ("quest", "retro", "retro_w4", "retro_w8")
     }  # fmt: skip
-    place = ("smollm2-long", "mini_longgen", 4096)  # seeds the draws as the page's are
+    place = ("smollm2-long", suite, 4096)  # seeds the draws as the page's are
     found = []
     for label, window in (("retro", 2), ("retro_w4", 4), ("retro_w8", 8)):
         gap = pairs.difference(sides[label], sides["quest"], retro.confidence, MOST_RESAMPLES, *place, label, budget)

@@ -1,4 +1,4 @@
-// Sort and filter tables, and link rows. Pages are whole without it.
+// Sort and filter tables, and link sections and rows. Pages are whole without it.
 "use strict";
 {
   const value = (row, place) => {
@@ -19,6 +19,16 @@
       body.append(...rows);
     }
   };
+
+  const linkTo = (id, name, what) => {
+    const link = document.createElement("a");
+    link.href = "#" + id;
+    link.className = name;
+    link.textContent = "#";
+    link.setAttribute("aria-label", `Link to this ${what}`);
+    return link;
+  };
+  for (const head of document.querySelectorAll("h2[id], h3[id]")) head.append(linkTo(head.id, "anchor", "section"));
 
   // A row of scores is named by its table, method, context and budget, so that it can be linked.
   const plain = text => text.trim().replace(/,/g, "").toLowerCase().replace(/[^a-z0-9.]+/g, "-").replace(/-$/, "");
@@ -43,12 +53,7 @@
     });
     const rows = [...table.tBodies].flatMap(movable);
     for (const row of rows.filter(row => row.id)) {
-      const link = document.createElement("a");
-      link.href = "#" + row.id;
-      link.className = "row-link";
-      link.textContent = "#";
-      link.setAttribute("aria-label", "Link to this row");
-      row.cells[0].append(link);
+      row.cells[0].append(linkTo(row.id, "row-link", "row"));
     }
     if (rows.length <= 12) continue;
     const field = document.createElement("input");

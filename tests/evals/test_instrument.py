@@ -104,6 +104,11 @@ def test_each_broken_property_fails_its_check_alone(
     assert sorted(name for name, outcome in found.items() if outcome == "failed") == fails
 
 
+def test_records_without_marks_of_single_answers_leave_falling_along_unrun(records: list[Record]) -> None:
+    bare = changed(records, {"task": "mini_longgen_45"}, parts=None)
+    assert outcomes(bare)["quest_falls_along_the_generation"] == "not run"
+
+
 def test_falling_along_at_one_tight_budget_is_enough_but_wider_ones_do_not_count(records: list[Record]) -> None:
     flat = changed(records, {"label": "quest", "task": "mini_longgen_45", "budget": "0.05"}, parts=[1.0] * 45)
     name = "quest_falls_along_the_generation"
