@@ -7,8 +7,10 @@ steps gets heads made for it, once through the kernels in force and once through
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,8 +26,10 @@ from longdecode.engine.rope import RopeTable
 from longdecode.engine.speculation import PlacedTree
 from longdecode.engine.token_block import WHOLE, BlockHeads, TokenBlock
 from longdecode.kernels import dispatch
+from longdecode.kernels.attention_weights import attention_weights
 from longdecode.kernels.layout import before
 from longdecode.kernels.rope import rotate
+from longdecode.methods.kept_cache import KeptCache
 from longdecode.methods.paged import PagedMethod
 from longdecode.methods.registry import get_method, load_card
 
@@ -34,11 +38,15 @@ STEPS = 4
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 """Largest difference allowed between outputs that weigh values of a standard normal law: so much, and so much of it."""
 SCORE_TOLERANCE = TOLERANCES[torch.float32]
-"""The same of scores that a choice is made from; they are float32 whatever the cache holds."""
+"""The same of scores that a choice is made from; they are float32 whatever the cache holds.
+
+Of attention weights it is a share of each: the least of them decide what is dropped.
+"""
 TIES = 0.01
 """Share of a list (two entries at least) that rounding may decide otherwise."""
 LANDMARKS = 12
 _UNUSED_KEY, _UNUSED_VALUE = 50.0, 1000.0
+_WEIGHTS = attention_weights.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +65,16 @@ class Place:
 class _Run:
     """Hold one way of running: outputs ``[B, Hq, T, D]`` by step and layer, and what was chosen on the way, from what.
 
-    ``scores`` ``[B, R, P]`` are those that a read leaves for a choice, zero past a row's end.
+    ``scores`` ``[B, R, P]`` are those that a read leaves for a choice, zero past a row's end; ``weights``
+    ``[B, Hkv, S]`` those that a method that drops tokens chooses by. ``kept`` ``[B, Hkv, C]``, by step and layer, are
+    the positions that such a method reads, -1 in empty slots.
     """
 
-    outputs: list[Tensor]
-    lists: list[Selection | None]
-    scores: list[Tensor]
+    outputs: list[Tensor] = field(default_factory=list)
+    lists: list[Selection | None] = field(default_factory=list)
+    scores: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
 
 
 def check_launches(
@@ -85,7 +97,7 @@ def check_launches(
         budget: tokens, ``None`` for a method that takes none.
 
     Raises:
-        GateError: outputs or lists differ by more than rounding explains.
+        GateError: outputs, lists or tokens kept differ by more than rounding explains.
         UnsupportedCellError: the method does not run there.
         DeviceMemoryError: a cache does not fit.
     """
@@ -114,7 +126,8 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: _Run |
         replayed: whose lists are taken in the place of those chosen, so that a near-tie decides no output. A method of
             pages goes on from its choice: how long a union of choices is, for one, hangs on how a tie was broken. One
             that chooses by scores of a read goes on from those: a list that ends where its entries hold a share of the
-            mass is an entry longer or shorter where rounding decides whether they do.
+            mass is an entry longer or shorter where rounding decides whether they do. One that drops
+            tokens goes on from the attention weights that it chose by, so that both drop the same ones.
     """
     generator = torch.Generator(shape.device).manual_seed(seed)
     config, device = shape.config, shape.device
@@ -123,16 +136,33 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: _Run |
     lengths = starts.tolist()
     aims = torch.randn(LANDMARKS + 1, config.num_kv_heads, config.head_dim, generator=generator, device=device)
     aims /= aims.norm(dim=-1, keepdim=True)
-    state = _start(method, shape, lengths, aims, generator)
-    lists: list[Selection | None] = []
-    scores: list[Tensor] = []
+    run, rope = _Run(), RopeTable(config, device)
+    with _recorded(method, run, replayed):
+        state = _start(method, shape, lengths, aims, generator)
+        for step, block in enumerate(_blocks(method, state)):
+            state.begin(block, method)
+            for layer in range(LAYERS):
+                heads = _heads(block, rope, aims, shape, max(lengths), layer + step, generator)
+                out = state.attend(layer, heads, method, WHOLE)
+                run.outputs.append((out if method.draft else out[:, :, -1:]).clone())
+                if isinstance(state.cache, KeptCache):
+                    run.kept.append(_kept(state.cache, layer))
+                state.end_layer(layer, method)
+            state.end(method)
+            state.accept(torch.zeros_like(state.cache.positions) if method.draft else None)
+    return run
 
-    def recorded(hook: Callable[[int, Tensor, DecodeState], Selection | None]) -> Callable[..., Selection | None]:
+
+@contextmanager
+def _recorded(method: AttentionMethod, run: _Run, replayed: _Run | None) -> Iterator[None]:
+    """Record what a method chooses and from what, while inside; have it go on from what another run recorded."""
+
+    def listed(hook: Callable[[int, Tensor, DecodeState], Selection | None]) -> Callable[..., Selection | None]:
         def choose(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
             chosen = hook(layer, q, state)
             copy = chosen and Selection(chosen.indices.clone(), chosen.counts.clone(), chosen.block_size, chosen.uneven)
-            lists.append(copy)
-            return replayed.lists[len(lists) - 1] if chosen and replayed else chosen
+            run.lists.append(copy)
+            return replayed.lists[len(run.lists) - 1] if chosen and replayed else chosen
 
         return choose
 
@@ -142,30 +172,38 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: _Run |
         out = read(layer, q, selection, state, **scoring)
         if (left := scoring.get("scores")) is not None:
             entries = -(-state.kv_lengths // scoring["score_block"])
-            scores.append(left.where(before(entries, left.shape[-1])[:, None], 0))
+            run.scores.append(left.where(before(entries, left.shape[-1])[:, None], 0))
             if replayed:
-                left.copy_(replayed.scores[len(scores) - 1])
+                left.copy_(replayed.scores[len(run.scores) - 1])
         return out
 
-    hooks = ("choose", "select") if isinstance(method, PagedMethod) else ("select",)
+    def weighed(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def weigh(*given: Any, **options: Any) -> Tensor:
+            run.weights.append(op(*given, **options))
+            return (replayed or run).weights[len(run.weights) - 1].clone()
 
-    outputs = []
-    rope = RopeTable(config, device)
-    vars(method).update({name: recorded(getattr(method, name)) for name in hooks}, attend_selected=scored)
+        return weigh
+
+    hooks = ("choose", "select") if isinstance(method, PagedMethod) else ("select",)
+    modules = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in type(method).__mro__}
+    ops = [(names, names[_WEIGHTS]) for names in modules.values() if _WEIGHTS in names]
+    vars(method).update({name: listed(getattr(method, name)) for name in hooks}, attend_selected=scored)
+    for names, op in ops:
+        names[_WEIGHTS] = weighed(op)
     try:
-        for step, block in enumerate(_blocks(method, state)):
-            state.begin(block, method)
-            for layer in range(LAYERS):
-                heads = _heads(block, rope, aims, shape, max(lengths), layer + step, generator)
-                out = state.attend(layer, heads, method, WHOLE)
-                outputs.append((out if method.draft else out[:, :, -1:]).clone())
-                state.end_layer(layer, method)
-            state.end(method)
-            state.accept(torch.zeros_like(state.cache.positions) if method.draft else None)
+        yield
     finally:
         for name in (*hooks, "attend_selected"):
             del vars(method)[name]
-    return _Run(outputs, lists, scores)
+        for names, op in ops:
+            names[_WEIGHTS] = op
+
+
+def _kept(cache: KeptCache, layer: int) -> Tensor:
+    """Return the positions that each head of a layer holds, ``[B, Hkv, C]``, -1 in empty slots."""
+    positions = cache.slot_positions[layer]
+    stored = torch.arange(positions.shape[2], device=positions.device) < cache.kv_lengths[layer][..., None]
+    return positions.where(stored, -1)
 
 
 def _start(
@@ -246,6 +284,16 @@ def _heads(
 
 
 def _compare(got: _Run, want: _Run, tolerance: float, words: str) -> None:
+    for at, (mine, truth) in enumerate(zip(got.kept, want.kept, strict=True)):
+        if not mine.equal(truth):
+            raise GateError(
+                f"{words}, step {at // LAYERS}, layer {at % LAYERS}: {int((mine != truth).sum())} slots hold other "
+                "tokens than their definition's, chosen by the same weights"
+            )
+    for mine, truth in zip(got.weights, want.weights, strict=True):
+        if not bool(((mine - truth).abs() <= SCORE_TOLERANCE * truth).all()):
+            differ = float(((mine - truth).abs() / truth.clamp(min=torch.finfo(truth.dtype).tiny)).max())
+            raise GateError(f"{words}: attention weights differ by up to {differ:.2%}, allowed {SCORE_TOLERANCE:.2%}")
     for at, (mine, truth) in enumerate(zip(got.outputs, want.outputs, strict=True)):
         where = f"{words}, step {at // LAYERS}, layer {at % LAYERS}"
         mine, truth = mine.float(), truth.float()

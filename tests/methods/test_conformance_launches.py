@@ -15,12 +15,15 @@ from longdecode.engine.attention import Selection
 from longdecode.engine.errors import GateError
 from longdecode.evals.throughput.models import shape_config
 from longdecode.kernels import dispatch
+from longdecode.kernels.attention_weights import naive as attention_weights
 from longdecode.kernels.dispatch import VARIABLE
-from longdecode.methods import conformance_launches, paged
+from longdecode.methods import conformance_launches, evicting, paged
 from longdecode.methods.conformance import check_method
 from longdecode.methods.conformance_launches import Place, check_launches, landmarks
 from longdecode.methods.lychee import method as lychee
 from longdecode.methods.registry import get_method, load_card, method_names
+from longdecode.methods.snapkv import method as snapkv
+from longdecode.methods.streaming.method import Streaming
 
 CPU, SHAPE = torch.device("cpu"), shape_config("miniature-shape")
 LONG = Place(1000, 2)
@@ -187,8 +190,106 @@ def test_scores_that_rounding_does_not_explain_are_caught(monkeypatch: pytest.Mo
         checked_top_p()
 
 
+def weights_are(change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change the attention weights in force, by which tokens are dropped."""
+    right = attention_weights.attention_weights
+
+    def weigh(*given: Any, **options: Any) -> Tensor:
+        weights = right(*given, **options)
+        return change(weights) if in_force() else weights
+
+    monkeypatch.setattr(attention_weights, "attention_weights", weigh)
+
+
+def rounded(weights: Tensor) -> Tensor:
+    """Change every weight by less than is allowed, each otherwise."""
+    generator = torch.Generator().manual_seed(weights.shape[2])
+    return weights * (1 + 1.6e-3 * (torch.rand(weights.shape, generator=generator) - 0.5))
+
+
+@pytest.mark.parametrize("name", ["snapkv", "tova"])
+def test_a_token_kept_within_rounding_of_another_fails_no_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are rounded otherwise drop another token, which later queries read or miss."""
+    right, kept = conformance_launches._kept, list[Tensor]()
+
+    def recorded(*given: Any) -> Tensor:
+        kept.append(right(*given))
+        return kept[-1]
+
+    monkeypatch.setattr(conformance_launches, "_kept", recorded)
+    checked(name, torch.float32)
+    exact = list(kept)
+    kept.clear()
+    weights_are(rounded, monkeypatch)
+    checked(name, torch.float32)
+    assert any(not mine.equal(truth) for mine, truth in zip(kept, exact, strict=True))
+
+
+@pytest.mark.parametrize("name", ["h2o", "snapkv", "tova"])
+def test_weights_that_rounding_does_not_explain_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest hides the others: only the least are wrong."""
+    weights_are(lambda weights: torch.where(weights < 1e-4, 0.99 * weights, weights), monkeypatch)
+    with pytest.raises(GateError, match=f"{name} in float32, .* attention weights differ by up to 1.00%"):
+        checked(name, torch.float32)
+
+
+def second_least(choose: Callable[[], None], cache: Any, layer: int) -> None:
+    choose()
+    least = cache.victims[layer][..., None].clone()
+    score = cache.scores[layer].gather(2, least)
+    cache.scores[layer].scatter_(2, least, torch.inf)
+    choose()
+    cache.scores[layer].scatter_(2, least, score)
+
+
+def newest(choose: Callable[[], None], cache: Any, layer: int) -> None:
+    cache.victims[layer] = cache.slot_positions[layer].argmax(dim=2)
+
+
+def oldest(choose: Callable[[], None], cache: Any, layer: int) -> None:
+    cache.victims[layer] = cache.slot_positions[layer].argmin(dim=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "drop"), [("tova", second_least), ("h2o", second_least), ("tova", newest), ("h2o", newest)]
+)
+def test_a_token_dropped_wrongly_is_caught(name: str, drop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drops(evicting.EvictingMethod, drop, monkeypatch)
+    with pytest.raises(GateError, match=f"{name} in float32, .* step 0, layer 0: .* slots hold other tokens"):
+        checked(name, torch.float32)
+
+
+def drops(method: type, drop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a method in force drop other tokens than it should."""
+    right: Any = vars(method)["_choose_victims"]
+
+    def choose(self: Any, cache: Any, layer: int, *given: Any) -> None:
+        right(self, cache, layer, *given)
+        if in_force():
+            drop(lambda: right(self, cache, layer, *given), cache, layer)
+
+    monkeypatch.setattr(method, "_choose_victims", choose)
+
+
+def test_a_sink_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    drops(Streaming, oldest, monkeypatch)
+    with pytest.raises(GateError, match=r"streaming in float32, .* slots hold other tokens"):
+        check_launches("streaming", SHAPE, {"dense_layers": 1}, 125, LONG, CPU, torch.float32)
+
+
+def test_a_window_that_is_not_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = snapkv.latest_and_best
+
+    def cut(scores: Tensor, lengths: Tensor, recent: int, *given: Any) -> Tensor:
+        return right(scores, lengths, recent - int(in_force()), *given)
+
+    monkeypatch.setattr(snapkv, "latest_and_best", cut)
+    with pytest.raises(GateError, match=r"snapkv in float32, .* slots hold other tokens"):
+        checked("snapkv", torch.float32)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")
-@pytest.mark.parametrize("name", ["lychee", "quest", "nosa"])
+@pytest.mark.parametrize("name", ["lychee", "quest", "nosa", "tova"])
 def test_triton_kernels_pass_in_the_interpreter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16, which the interpreter rounds rightly."""
     monkeypatch.setattr(dispatch, "kernel_path", lambda device, dtype=None: "triton" if in_force() else "naive")
