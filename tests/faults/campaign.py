@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
+import torch
 import yaml
 from tally import Row, traced
 
@@ -40,6 +41,8 @@ from longdecode.evals.yaml_file import parse_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = "results/faults/summary.csv"
+_PATIENCE = 1000
+"""Times what the job takes undisturbed: after so long it hangs."""
 CONFIG = {
     "profile": "faults",
     "device": "cpu",
@@ -63,6 +66,7 @@ class Campaign:
         from longdecode.miniature.checkpoint import save_checkpoint
         from longdecode.miniature.model import Miniature, MiniatureShape
 
+        torch.set_num_threads(1)  # a forked job would wait for ever for threads that only its parent has
         self.random = random.Random(seed)
         self.place = place
         os.chdir(place)
@@ -91,6 +95,8 @@ class Campaign:
             while not self._killed_at(self.random.uniform(0, span)):
                 kills += 1
                 span *= 1.1  # a machine that is busier than it was must let the job end some time
+                if span > _PATIENCE * self.seconds:
+                    raise RuntimeError(f"a job of {self.seconds:.1f} s did not end in {span:.0f} s")
             row.count(self._records(), self.truth)
         row.tried, row.survived = kills, kills if row.is_good else row.survived
         return row
