@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import pad
 
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
@@ -60,8 +61,9 @@ class H2O(EvictingMethod):
         return (AttentionReceived(),)
 
     def prompt_scores(self, keys: Tensor, lengths: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
-        """Return what all queries of the prompt gave."""
-        return observed[AttentionReceived.key]
+        """Return what all queries of the prompt gave; nothing to places past it."""
+        received = observed[AttentionReceived.key]
+        return pad(received, (0, keys.shape[2] - received.shape[2]))
 
     def update_scores(self, scores: Tensor, given: Tensor) -> None:
         """Add what the current query gave, summed over the group."""

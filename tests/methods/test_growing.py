@@ -7,6 +7,7 @@ import torch
 
 from longdecode.methods import conformance
 from longdecode.methods.conformance_bench import CONFIG, make_bench
+from longdecode.methods.conformance_launches import Place, check_launches
 from longdecode.methods.registry import get_method
 
 CHECKS = (
@@ -17,6 +18,13 @@ CHECKS = (
     conformance.a_step_never_waits_for_the_host,
 )
 METHODS = ["retro", "selection_reuse", "h2o", "tova", "streaming", "snapkv"]
+
+
+@pytest.mark.parametrize("name", ["h2o", "tova", "snapkv"])
+def test_a_prompt_shorter_than_its_cache_is_cut_too(name: str) -> None:
+    """The longest budget of a growing one may be over what the shortest prompt has."""
+    place = Place(1000, 2)
+    check_launches(name, CONFIG, {"share": 0.2}, 125, place, torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("name", METHODS)
