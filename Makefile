@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
-VENV := .venv
+VENV := $(or $(LONGDECODE_VENV),.venv)
 BIN := $(VENV)/bin
 # Named by the lock's checksum: a changed lock is installed, an unchanged one is not looked at again.
 STAMP := $(VENV)/.installed-$(shell cksum < requirements.lock | tr ' ' '-')
@@ -13,6 +13,7 @@ PROFILE ?= demo
 WORKERS ?= 2
 REV ?= HEAD
 BENCH ?= config/bench.yaml
+ENGINE ?= docker
 TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
@@ -81,8 +82,8 @@ faults: $(STAMP) ## The fault campaign: half an hour on two processors (ARGS="--
 cluster-test: $(STAMP) ## The tiny run on a one-node Slurm of this machine (root, slurm-wlm, munge)
 	$(BIN)/python -m pytest -m cluster tests/cluster
 
-container: ## Build the container image longdecode from the lock
-	docker build -t longdecode --build-arg REVISION=$$(git rev-parse HEAD) \
+container: ## Build the container image longdecode from the lock (ENGINE=podman or buildah; ARGS="--build-arg BASE=...")
+	$(ENGINE) build $(ARGS) -t longdecode --build-arg REVISION=$$(git rev-parse HEAD) \
 		--build-arg DIRTY=$$(git diff --quiet HEAD && echo 0 || echo 1) -f container/Dockerfile .
 
 schema: $(STAMP) ## Write workflow/schemas/config.schema.yaml from the configuration's types
@@ -91,7 +92,7 @@ schema: $(STAMP) ## Write workflow/schemas/config.schema.yaml from the configura
 lock: ## Resolve pyproject.toml anew into requirements.lock and environment.yml (TORCH=torch==X for another torch)
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install "$(TORCH)" '.[dev]'
+	build/lock/bin/pip install "$(TORCH)" '.[dev,cluster]'
 	build/lock/bin/pip freeze --all | $(PYTHON) .ci/write_lock.py
 
 clean: ## Remove the demo's and CI's results and reports, caches and Snakemake's notes (keeps .venv and results/h200)

@@ -19,24 +19,26 @@ from longdecode.evals.hashing import REPOSITORY, hash_files, hash_texts
 from longdecode.evals.records import Provenance
 from longdecode.kernels.dispatch import kernel_path
 
+IMAGE_REVISION = ".revision"
+"""Left beside the code of a container image by its build: the commit, and 1 where files differed from it."""
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
 
 
 @functools.cache
 def revision() -> str:
-    """Return the commit of this checkout, or ``LONGDECODE_REVISION`` where there is none, or ``unknown``."""
-    return _git("rev-parse", "HEAD") or os.environ.get("LONGDECODE_REVISION") or "unknown"
+    """Return the commit of this checkout; without one ``LONGDECODE_REVISION``, an image's, or ``unknown``."""
+    return _git("rev-parse", "HEAD") or os.environ.get("LONGDECODE_REVISION") or _of_image()[0]
 
 
 @functools.cache
 def is_dirty() -> bool:
     """Return whether tracked files may differ from the revision that records name.
 
-    Where git has no commit to compare with, ``LONGDECODE_DIRTY`` of 0 or false vouches for the files; without it
-    they count as changed.
+    Where git has no commit to compare with, ``LONGDECODE_DIRTY`` of 0 or false vouches for the files, or the build of
+    the image that holds them; without it they count as changed.
     """
     if _git("rev-parse", "HEAD") is None:
-        return os.environ.get("LONGDECODE_DIRTY", "1").lower() not in ("0", "false")
+        return os.environ.get("LONGDECODE_DIRTY", _of_image()[1]).lower() not in ("0", "false")
     return bool(_git("status", "--porcelain", "--untracked-files=no"))
 
 
@@ -78,9 +80,19 @@ def collect(
     )
 
 
+def _of_image() -> tuple[str, str]:
+    """Return what the build of an image says of the code in it; of a checkout it knows nothing."""
+    path = REPOSITORY / IMAGE_REVISION
+    if (REPOSITORY / ".git").exists() or not path.is_file():
+        return "unknown", "1"
+    commit, dirty = path.read_text().split()
+    return commit, dirty
+
+
 def _git(*arguments: str) -> str | None:
     """Return git's answer about this repository; ``None`` where it is no checkout of its own or git is absent."""
     if shutil.which("git") is None or not (REPOSITORY / ".git").exists():
         return None
-    answer = subprocess.run(["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, check=False)
+    command = ["git", "-c", f"safe.directory={REPOSITORY}", "-C", str(REPOSITORY)]  # in a container: another's files
+    answer = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     return answer.stdout.strip() if answer.returncode == 0 else None

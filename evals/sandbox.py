@@ -1,9 +1,10 @@
 """Run a program that nobody vouches for: under bubblewrap, without network, on a read-only system, within limits.
 
-The program sees /usr and this interpreter read-only, a /tmp of its own in memory, a bare /dev, no /proc, no /etc and no
-file of the host's users. It has its own process, network, IPC, mount and host-name namespaces, no capabilities, an
-empty environment, and ends with all of its children when it or its deadline does. Started by an ordinary user it has a
-user namespace of its own; started by root it becomes a user that exists nowhere else.
+The program sees /usr and this interpreter read-only, a /tmp of its own in memory, a bare /dev, no /proc, of /etc the
+loader's cache alone and no file of the host's users. It has its own process, network, IPC, mount and host-name
+namespaces, no capabilities, an empty environment, and ends with all of its children when it or its deadline does.
+Started by an ordinary user it has a user namespace of its own; started by root it becomes a user that exists nowhere
+else.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _ALLOW = (
     "kernel.unprivileged_userns_clone=1`, `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, `docker run "
     "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --cap-add SYS_ADMIN`) or mark elsewhere"
 )
+_LIBRARIES = "/etc/ld.so.cache"
+"""Tells the loader where libraries are, an interpreter's own in /usr/local/lib for one."""
 _POLL_SECONDS = 0.02
 _CHUNK = 1 << 16
 _FIRST_UID = 1_500_000_000  # far above what distributions and container ranges hand out
@@ -184,6 +187,7 @@ def sandboxed(
             for parent in [*path.parents][-2::-1]:
                 command += ["--perms", "0755", "--dir", str(parent)]
             command += ["--ro-bind", str(path), str(path)]
+    command += ["--perms", "0755", "--dir", "/etc", "--ro-bind-try", _LIBRARIES, _LIBRARIES]
     with contextlib.ExitStack() as stack:
         descriptors = []
 

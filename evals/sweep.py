@@ -1,7 +1,8 @@
 """Plan a sweep that does not fit this machine: jobs, GPU hours, disk and downloads, from step times measured before.
 
 A step's time follows the bytes that it reads: a line through the steps of ``speed.csv``, all methods and contexts of
-the 8B shape on one H200. A method is taken to read its budget and an eighth of the context, for choosing.
+the 8B shape on one H200. A prefill's time follows its operations, at the mean rate of the prefills measured there. A
+method is taken to read its budget and an eighth of the context, for choosing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.yaml_file import read_yaml
 
 MEASURED_MODEL, MEASURED_BYTES = "llama3-8b", 15.0e9  # weights that a step reads, of 16.1 GB with the embedding
+ATTENTION_OPERATIONS = 2 * 32 * 32 * 128
+"""Of a causal prefill, a squared token: layers, heads, head width. Weights take as many a token as they have bytes."""
 CHOOSING_SHARE = 1 / 8
 RECORD_BYTES, TOKEN_BYTES = 600, 3
 """Bytes of a stored sample without its output, and of each token of it (zstd; results/tiny and results/h200)."""
@@ -34,12 +37,11 @@ JOB_SECONDS = 90.0
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a step by bytes read, and of a prefill by tokens, on the measured device."""
+    """Seconds of a step by bytes read, and of a prefill by operations, on the measured device."""
 
     step_seconds: float
     seconds_per_byte: float
-    prefill_linear: float
-    prefill_square: float
+    seconds_per_operation: float
     device: str
 
     def step(self, read_bytes: float) -> float:
@@ -48,7 +50,7 @@ class StepTimes:
 
     def prefill(self, tokens: int, weight_share: float) -> float:
         """Return the seconds of one row's prompt; ``weight_share`` is the model's size over the measured one's."""
-        return (self.prefill_linear * tokens + self.prefill_square * tokens**2) * weight_share
+        return self.seconds_per_operation * _operations(tokens) * weight_share
 
 
 @dataclass(slots=True)
@@ -69,21 +71,26 @@ class Cost:
 
 
 def measured_times(speed_csv: Path) -> StepTimes:
-    """Fit a line to measured steps, and a parabola to measured prefills.
+    """Fit a line to measured steps, and a rate to measured prefills; what was disturbed throughout has no time.
 
     Raises:
-        ConfigError: the table has too few of either.
+        ConfigError: the table has too few steps, or no prefill.
     """
     frame = pd.read_csv(speed_csv, low_memory=False)
     rows = frame[(frame["bench"] == "decode") & (frame["model"] == MEASURED_MODEL) & (frame["status"] == "ok")]
+    rows = rows.dropna(subset=["median_us"])
     steps, prefills = rows[rows["stage"] == "step"].dropna(subset=["bytes_min"]), rows[rows["stage"] == "prefill"]
     prefills = prefills[(prefills["label"] == "full") & (prefills["batch"] == 1)]
-    if len(steps) < 3 or prefills["context"].nunique() < 2:
+    if len(steps) < 3 or prefills.empty:
         raise ConfigError(f"{speed_csv}: no steps and prefills of {MEASURED_MODEL} to plan with")
     slope, start = np.polyfit(steps["bytes_min"], steps["median_us"] * 1e-6, 1)
-    tokens, seconds = prefills["context"].to_numpy(float), prefills["median_us"].to_numpy(float) * 1e-6
-    linear, square = np.linalg.lstsq(np.stack([tokens, tokens**2], axis=1), seconds, rcond=None)[0]
-    return StepTimes(max(0.0, float(start)), float(slope), float(linear), float(square), str(steps["device"].iloc[0]))
+    rate = prefills["median_us"].sum() * 1e-6 / sum(map(_operations, prefills["context"].astype(float)))
+    return StepTimes(max(0.0, float(start)), float(slope), float(rate), str(steps["device"].iloc[0]))
+
+
+def _operations(tokens: float) -> float:
+    """Return the operations of the measured model's prefill."""
+    return MEASURED_BYTES * tokens + ATTENTION_OPERATIONS * tokens**2
 
 
 def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:

@@ -1,13 +1,12 @@
 """The tiny run on a Slurm of one node, by README's line: two controllers and one job are killed; rows as locally.
 
 A smaller run does the same through profiles/generic, whose commands are Slurm's own, without the plugin. Both run where
-root, slurm-wlm, munge and the plugins are, with ``pytest -m cluster``; half an hour on two processors.
+root, slurm-wlm and munge are, with ``pytest -m cluster``; half an hour on two processors.
 ``LONGDECODE_TINY_RESULTS`` may name the results of a local tiny run of this revision, which else is made first.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -31,10 +30,6 @@ def slurm(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """Act on a running Slurm of this machine alone: ``kill-controller``, ``start-controller``."""
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))):
         pytest.skip("needs root and `apt-get install slurm-wlm munge`")
-    if any(
-        importlib.util.find_spec(f"snakemake_executor_plugin_{name}") is None for name in ("slurm", "cluster_generic")
-    ):
-        pytest.skip("needs pip install 'longdecode[cluster]'")
     place = tmp_path / "slurm"
 
     def act(what: str) -> None:

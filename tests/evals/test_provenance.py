@@ -51,6 +51,45 @@ def test_the_revision_can_be_given_where_there_is_no_checkout(monkeypatch: pytes
         provenance.revision.cache_clear()
 
 
+def test_an_image_vouches_for_its_own_code_and_not_for_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def said() -> tuple[str, bool]:
+        provenance.revision.cache_clear()
+        provenance.is_dirty.cache_clear()
+        return provenance.revision(), provenance.is_dirty()
+
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    for name in ("LONGDECODE_REVISION", "LONGDECODE_DIRTY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / provenance.IMAGE_REVISION).write_text("abc123 0\n")
+    try:
+        assert said() == ("abc123", False)
+        (tmp_path / ".git").write_text("gitdir: /of/another/machine\n")
+        assert said() == ("unknown", True), "git cannot tell, and the image does not know"
+        (tmp_path / ".git").unlink()
+        (tmp_path / provenance.IMAGE_REVISION).write_text("abc123 1\n")
+        assert said() == ("abc123", True)
+    finally:
+        provenance.revision.cache_clear()
+        provenance.is_dirty.cache_clear()
+
+
+def test_a_checkout_of_another_user_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
+    for arguments in (["init"], ["commit", "--allow-empty", "-m", "a"]):
+        subprocess.run([*git, *arguments], check=True, capture_output=True)
+    wanted = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True).returncode != 0  # git refuses by itself
+    provenance.revision.cache_clear()
+    try:
+        assert provenance.revision() == wanted
+    finally:
+        provenance.revision.cache_clear()
+
+
 def test_only_a_clean_commit_or_the_user_vouches_for_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")

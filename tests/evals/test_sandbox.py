@@ -181,12 +181,23 @@ def commands() -> list[tuple[str, bytes]]:
     return found
 
 
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A living process of the host, whose number is none that a sandbox's own processes have."""
+    while (process := subprocess.Popen(["sleep", "600"])).pid <= 100:  # a container begins at 1 too
+        process.kill()
+        process.wait()
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
 def dedented(source: str) -> str:
     return TRY + "\n".join(line[8:] for line in source.splitlines())
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_harm_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harm_is_refused(name: str, stranger: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LONGDECODE_SECRET", "1")
     secret = tmp_path / "secret"
     secret.write_text("secret")
@@ -199,7 +210,7 @@ def test_harm_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         source = (
             source.replace("{here}", str(Path(__file__).parent))
             .replace("{home}", str(Path.home()))
-            .replace("{pid}", str(os.getpid()))
+            .replace("{pid}", str(stranger))
         )
         outcome = run_python(source + "\nprint('done')", limits=QUICK)
     assert (outcome.stdout.decode(), outcome.status) == ("done\n", "ok"), outcome.stderr.decode()
@@ -263,6 +274,7 @@ def test_an_ordinary_program_is_served() -> None:
     outcome = run_python(source, limits=Limits(), files={"/given.txt": b"given"})
     assert outcome.stdout == b"30000 137846528820 9\n", outcome.stderr
     assert run_python("print(open('/given.txt').read())", files={"/given.txt": b"given"}).stdout == b"given\n"
+    assert run_python("import os; print(os.listdir('/etc'))").stdout == b"['ld.so.cache']\n"  # finds libpython
     failed = run_python("import sys; sys.exit(3)")
     assert (failed.status, failed.exit_code) == ("failed", 3)
 

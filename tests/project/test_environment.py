@@ -47,7 +47,8 @@ def test_conda_environment_lists_the_lock() -> None:
 
 def test_lock_satisfies_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["dev"], *extras["cluster"]]
     pins = locked()
     for requirement in map(Requirement, wanted):
         assert normal(requirement.name) in pins, requirement

@@ -51,6 +51,14 @@ def test_snakemake_ends_with_the_message_alone(snakemake: Any, write_config: Any
     assert "Traceback" not in done.stdout and "Error in file" not in done.stdout
 
 
+def test_what_is_refused_before_the_first_job_leaves_nothing(snakemake: Any, write_config: Any, tmp_path: Path) -> None:
+    path = write_config(methods={"full": {}, "lychee": {"params": {"roles": "roles.txt"}}})
+    done = snakemake("--cores", "1", "--configfile", str(path), "--", "results/trial/config.yaml")
+    assert done.returncode != 0
+    assert "methods.lychee: roles = 'roles.txt'" in done.stdout.strip().splitlines()[-1], done.stdout
+    assert not (tmp_path / "results").exists()
+
+
 def test_values_from_the_command_line_keep_their_types(write_config: Any) -> None:
     values = yaml.safe_load(write_config().read_text()) | retyped({"budgets": ["0.1", "64"], "seed": 3})
     run = checked(values, ["c.yaml"], ["budgets", "seed"])

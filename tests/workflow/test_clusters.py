@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -16,16 +17,15 @@ from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
 from longdecode.evals.run_config import build_run_config, granted
+from longdecode.evals.sweep import MEASURED_MODEL, measured_times
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("profile", "plugin"), [("slurm", "slurm"), ("generic", "cluster_generic")])
+@pytest.mark.parametrize("profile", ["slurm", "generic"])
 def test_a_profile_is_planned_without_cores(
-    profile: str, plugin: str, command: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
+    profile: str, command: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    if importlib.util.find_spec(f"snakemake_executor_plugin_{plugin}") is None:
-        pytest.skip("needs pip install 'longdecode[cluster]'")
     path = write_config(device="auto")
     arguments = command("-n", "--configfile", str(path), "--", "results/trial/summary.csv")
     arguments[arguments.index("--workflow-profile") + 1] = str(ROOT / "profiles" / profile)
@@ -69,15 +69,28 @@ def test_a_profile_has_one_run_at_a_time(
     assert not (folder / "config.yaml").exists()
 
 
-def test_the_papers_sweep_is_priced(tmp_path: Path) -> None:
+def test_the_papers_sweep_is_priced() -> None:
     command = [sys.executable, "-m", "longdecode.evals.sweep", "config/papers"]
     said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
     rows = {line.split()[0]: line.split()[1:] for line in said.splitlines()[2:] if not line.startswith("gated")}
     papers = {path.stem for path in (ROOT / "config" / "papers").glob("*.yaml")} - {"sizes"}
     assert set(rows) == {*papers, "all"}
     numbers = {name: [float(cell.replace(",", "")) for cell in cells] for name, cells in rows.items()}
-    assert numbers["all"][0] == sum(numbers[name][0] for name in papers) and min(map(min, numbers.values())) > 0
+    assert numbers["all"][0] == sum(numbers[name][0] for name in papers)
+    assert all(0 < number < math.inf for row in numbers.values() for number in row)
     assert "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct (accept" in said
+
+
+def test_a_sweep_is_priced_without_what_was_disturbed_throughout(tmp_path: Path) -> None:
+    measured, speed = ROOT / "results" / "h200" / "speed.csv", tmp_path / "speed.csv"
+    table = pd.read_csv(measured, low_memory=False)
+    prefills = (table["stage"] == "prefill") & (table["model"] == MEASURED_MODEL) & table["median_us"].notna()
+    lost = table[prefills].assign(context=65536, n=0, median_us=math.nan)
+    pd.concat([table, lost]).to_csv(speed, index=False)
+    assert measured_times(speed) == measured_times(measured)
+    table[~prefills].to_csv(speed, index=False)
+    with pytest.raises(ConfigError, match=f"no steps and prefills of {MEASURED_MODEL}"):
+        measured_times(speed)
 
 
 def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -> None:
@@ -86,7 +99,8 @@ def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -
     from packaging.specifiers import SpecifierSet
 
     lines = (ROOT / "container" / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
-    (base,) = [line.split(":")[1] for line in lines if line.startswith("FROM python:")]
+    (base,) = [line.split(":")[1] for line in lines if line.startswith("ARG BASE=python:")]
+    assert [line for line in lines if line.startswith("FROM ")] == ["FROM $BASE"]
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     assert SpecifierSet(wanted).contains(base.split("-")[0] + ".0")
     for line in lines:
@@ -95,4 +109,22 @@ def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -
         if line.startswith("COPY "):
             assert (ROOT / line.split()[1]).exists()
     assert any(line.startswith("COPY requirements.lock") for line in lines)
-    assert {".venv", ".git", ".snakemake", "results/*"} <= set((ROOT / ".dockerignore").read_text().splitlines())
+    left_out = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {".venv", ".git", ".snakemake", "results/*", "reports/*"} <= set(left_out)
+    kept = [line.replace("/", "", 1).rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    evidence = [line for line in kept if line.lstrip("!").startswith(("results", "reports"))]
+    assert [line for line in left_out if line.lstrip("!").startswith(("results", "reports"))] == evidence
+
+
+def test_make_takes_the_python_of_the_image(tmp_path: Path) -> None:
+    """The Dockerfile leaves the mark by which make knows an environment of this lock, where make looks for it."""
+    text = (ROOT / "container" / "Dockerfile").read_text()
+    (mark,) = [line[4:] for line in text.splitlines() if line.startswith("RUN touch ")]
+    (environment,) = [line.partition("=")[2] for line in text.splitlines() if line.startswith("ENV LONGDECODE_VENV=")]
+    here = mark.replace("/opt/longdecode/requirements.lock", str(ROOT / "requirements.lock"))
+    (tmp_path / "bin").mkdir()
+    subprocess.run(["sh", "-c", here.replace(environment, str(tmp_path))], check=True)
+    planned = subprocess.run(
+        ["make", "-n", "verify", f"LONGDECODE_VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert planned.startswith(f"{tmp_path}/bin/python -m longdecode.evals.manifest") and "pip" not in planned

@@ -62,10 +62,10 @@ if FIRST:
 
 
 onstart:
-    """Hold the profile while this workflow lives, and look closely at what its jobs will need."""
-    PLAN.hold_profile()
+    """Look closely at what the jobs will need, then hold the profile while this workflow lives."""
     on_gpu = any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs())
     refusing(check, RUN, PLAN.made, device=workflow.local_exec and on_gpu)
+    PLAN.hold_profile()
 
 
 RESULTS, REPORT = PLAN.results, PLAN.report
