@@ -26,9 +26,11 @@ const count = sheet => { try { return sheet.cssRules.length; } catch { return 0;
 for (const page of pages) for (const width of widths) {
   const frame = document.createElement("iframe");
   frame.style.width = width + "px"; frame.style.height = "900px"; frame.style.border = "0";
-  frame.src = page; frame.dataset.page = page; frame.dataset.width = width;
+  frame.dataset.page = page; frame.dataset.width = width;
   document.body.append(frame); frames.push(frame);
 }
+// A page that loads in a frame without a width yet takes narrow figures, and may keep them: lay out all frames first.
+for (const frame of frames) if (frame.getBoundingClientRect().width) frame.src = frame.dataset.page;
 // A frame chooses its images anew once it has its width: wait for that, and measure what there is where it never comes.
 const chosen = frame => [...frame.contentDocument.images].every(
   i => i.complete && i.currentSrc.endsWith("#narrow") === (frame.dataset.width === "390"));
