@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from longdecode.evals.journal import Journal, JournalError, JournalLockedError
+from longdecode.evals.ledger import Ledger
 from longdecode.evals.migrations import RecordSchemaError
 from longdecode.evals.records import Record
 
@@ -203,6 +206,16 @@ def test_a_record_that_does_not_fit_its_schema_is_refused(tmp_path: Path, make_r
         other_journal(path, make_record(), **changes)
         with pytest.raises(RecordSchemaError, match=r"job\.jsonl:2: field "):
             read(path)
+
+
+def test_a_sample_that_its_cell_does_not_have_is_refused(tmp_path: Path, make_record: Maker) -> None:
+    path, record = tmp_path / "job.jsonl", make_record(sample_index=999)
+    write(path, [record])
+    for samples, refused in ((1000, False), (999, True), (2, True)):
+        with Journal(path, "f", Record) as journal:
+            said = pytest.raises(RecordSchemaError, match=rf"job\.jsonl: sample 999 of .*, which has {samples}; move")
+            with said if refused else contextlib.nullcontext():
+                Ledger(journal, [SimpleNamespace(key=record.key)], samples=lambda cell, most=samples: most)
 
 
 def test_two_processes_cannot_write_one_journal(tmp_path: Path) -> None:

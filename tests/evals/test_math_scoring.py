@@ -257,7 +257,7 @@ def test_the_worker_has_no_network_and_no_files_of_the_host() -> None:
         pid = worker_of(one)
         routes = Path(f"/proc/{pid}/net/dev").read_text()
         assert [line.split(":")[0].strip() for line in routes.splitlines()[2:]] == ["lo"]
-        assert [path.name for path in Path(f"/proc/{pid}/root/etc").iterdir()] == ["ld.so.cache"]
+        assert [path.name for path in (Path(f"/proc/{pid}/root") / "etc").iterdir()] == ["ld.so.cache"]
 
 
 def test_marking_needs_no_more_than_the_last_box(shared_data: Path, checker: MathChecker) -> None:
