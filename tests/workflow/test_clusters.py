@@ -124,7 +124,6 @@ def test_make_takes_the_python_of_the_image(tmp_path: Path) -> None:
     here = mark.replace("/opt/longdecode/requirements.lock", str(ROOT / "requirements.lock"))
     (tmp_path / "bin").mkdir()
     subprocess.run(["sh", "-c", here.replace(environment, str(tmp_path))], check=True)
-    planned = subprocess.run(
-        ["make", "-n", "verify", f"LONGDECODE_VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    command = ["make", "--no-print-directory", "-n", "verify", f"LONGDECODE_VENV={tmp_path}"]
+    planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert planned.startswith(f"{tmp_path}/bin/python -m longdecode.evals.manifest") and "pip" not in planned
