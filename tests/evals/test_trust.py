@@ -165,10 +165,9 @@ def test_small_jobs_give_the_records_of_large_ones(finished: Any, values: dict[s
     assert load_results(config, config.parent).summary["context"].nunique() == 2
 
 
-def test_a_run_of_which_every_cell_failed_says_so(
-    finished: Any, values: dict[str, Any], tmp_path: Path, byte_checkpoint: Path
-) -> None:
-    """NaN in the weights: statuses of the model's cells, no crash, nothing published."""
+@pytest.fixture
+def broken(tmp_path: Path, byte_checkpoint: Path) -> Path:
+    """A checkpoint with one weight that is no number."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -179,7 +178,24 @@ def test_a_run_of_which_every_cell_failed_says_so(
     tensors = load_file(byte_checkpoint / "model.safetensors")
     tensors["model.layers.1.mlp.down_proj.weight"][3, 4] = torch.nan
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    values["models"] = {"broken": {"path": str(folder)}}
+    return folder
+
+
+def test_a_broken_checkpoint_leaves_other_models_alone(
+    finished: Any, values: dict[str, Any], broken: Path, byte_checkpoint: Path
+) -> None:
+    values["models"] = {"broken": {"path": str(broken)}, "sound": {"path": str(byte_checkpoint)}}
+    config, records = finished()
+    found = [record for path in records for record in read_records(path, Record)]
+    statuses = {model: {r.status for r in found if r.model == model} for model in values["models"]}
+    assert statuses == {"broken": {"failed_gate"}, "sound": {"ok"}}
+    summary.write_summary(config, records, config.parent / "summary.csv")
+    assert set(load_results(config, config.parent).summary["model"]) == {"broken", "sound"}
+
+
+def test_a_run_of_which_every_cell_failed_says_so(finished: Any, values: dict[str, Any], broken: Path) -> None:
+    """NaN in the weights: statuses of the model's cells, no crash, nothing published."""
+    values["models"] = {"broken": {"path": str(broken)}}
     config, records = finished()
     found = [record for path in records for record in read_records(path, Record)]
     assert {record.status for record in found} == {"failed_gate"}
