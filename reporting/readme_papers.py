@@ -54,12 +54,16 @@ def paper_nosa() -> str:
         "device memory. "
     )
     speed = _speed("offload")
-    here = speed[(speed["stage"] == "step") & (speed["status"] == "ok") & (speed["context"] == MEMORY_CONTEXT)]
-    ratios = here.drop_duplicates("label").set_index("label")["ratio"]
+    steps = speed[(speed["stage"] == "step") & (speed["status"] == "ok")].drop_duplicates(["context", "label"])
+    at = steps.pivot(index="label", columns="context", values="ratio")
+    least = int(at.columns.min())
+    ratios, shortest = at[MEMORY_CONTEXT], at[least]
     said += (
         f"Here, at the hit rates in print, 64K tokens and 8 GiB for all, over Full: {ratio(ratios['nosa_offload'])} "
         f"({ratio(ratios['nosa_spare32'])} with 32 spare slots), InfLLM-V2 {ratio(ratios['infllm2_offload'])} "
-        f"({ratio(ratios['infllm2_spare32'])}); fetching a layer early too loses ({ratio(ratios['nosa_prefetch'])}); "
+        f"({ratio(ratios['infllm2_spare32'])}), at {short_tokens(least)} {ratio(shortest['nosa_offload'])} "
+        f"({ratio(shortest['nosa_spare32'])}) and {ratio(shortest['infllm2_offload'])} "
+        f"({ratio(shortest['infllm2_spare32'])}); fetching a layer early too loses ({ratio(ratios['nosa_prefetch'])}); "
         f"at those of our forks {ratio(ratios['nosa_fork'])} ({ratio(ratios['nosa_fork32'])}), InfLLM-V2 "
         f"{ratio(ratios['infllm2_fork'])} ({ratio(ratios['infllm2_fork32'])}). {_forks()}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -60,10 +60,17 @@ class EqualMemory:
         return found if len(rows) else [*found, inputs.missing(words["missing"], "throughput")]
 
     def claimed(self, inputs: PaperInputs, baseline: str) -> Compared | None:
-        """Return the largest ratio over a baseline at any context, beside the one in print."""
+        """Return the largest ratio over a baseline beside the one in print; name where it is, and the least."""
         rows = offload_rows(inputs)
         found = _ratios(_steps(rows), self.rivals[baseline], self.best) if len(rows) else []
-        return self._row(inputs, baseline, max(found, key=lambda ratio: ratio.value)) if found else None
+        if not found:
+            return None
+        most, least = (pick(found, key=lambda ratio: ratio.value) for pick in (max, min))
+        row = self._row(inputs, baseline, most)
+        where = f"{most.mine['label']} at {most.between()[0]}"
+        if len(found) > 1:
+            where += f"; at {least.between()[0]} {wording.ratio(least.value)} ({least.mine['label']})"
+        return replace(row, reason=f"{where}. {row.reason}")
 
     def _ratios(self, inputs: PaperInputs, rows: pd.DataFrame, about: str) -> Comparison:
         """Return how many times as many tokens a second the method decodes, over each baseline at each context."""

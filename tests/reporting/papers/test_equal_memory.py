@@ -81,6 +81,14 @@ def test_a_rival_is_taken_at_its_fastest_too() -> None:
     assert (claim.measured, claim.of[2]) == ("1.20", "infllm2_spare32")
 
 
+def test_a_claim_names_its_context_and_the_least_ratio() -> None:
+    short = [{**row(label, "step", us, 4), "context": 16384} for label, us in (("full", 2000), ("nosa_offload", 1250))]
+    claim = THROUGHPUT.claimed(inputs_of([*ROWS, *short]), baseline="full")
+    assert claim is not None and claim.reason.startswith("nosa_prefetch at 64K; at 16K 1.60 (nosa_offload). ")
+    alone = THROUGHPUT.claimed(inputs_of(ROWS), baseline="full")
+    assert alone is not None and alone.reason.startswith("nosa_prefetch at 64K. ")
+
+
 def test_hit_rates_of_forks_have_a_table_of_their_own_without_print() -> None:
     theirs = [row("infllm2_fork", "step", 800, 32, 30e6, 0.766), row("nosa_fork", "step", 640, 32, 14e6, 0.894)]
     found = list(THROUGHPUT(inputs_of([*ROWS, *theirs])))
