@@ -226,6 +226,24 @@ def test_a_token_kept_within_rounding_of_another_fails_no_output(name: str, monk
 
 
 @pytest.mark.parametrize("name", ["h2o", "snapkv", "tova"])
+def test_weights_of_queries_rounded_otherwise_fail_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One path rounds every ninth number of a query to its other neighbour, as another way to rotate it may."""
+    right = attention_weights.attention_weights
+
+    def weigh(q: Tensor, *given: Any, **options: Any) -> Tensor:
+        if in_force():
+            q = q.clone()
+            q.view(torch.int16).flatten()[::9] += 1
+        return right(q, *given, **options)
+
+    monkeypatch.setattr(attention_weights, "attention_weights", weigh)
+    checked(name, torch.bfloat16)
+    weights_are(lambda weights: 1.1 * weights, monkeypatch)
+    with pytest.raises(GateError, match=f"{name} in bfloat16, .* attention weights differ by"):
+        checked(name, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["h2o", "snapkv", "tova"])
 def test_weights_that_rounding_does_not_explain_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest hides the others: only the least are wrong."""
     weights_are(lambda weights: torch.where(weights < 1e-4, 0.99 * weights, weights), monkeypatch)
