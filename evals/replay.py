@@ -129,7 +129,10 @@ class Replay:
             theirs = {r.task: r.output_ids for r in mine if r.label == REFERENCE}
             for record in mine:
                 ids = record.output_ids or theirs[record.task]  # a text that is Full's is stored once
-                text = tuple((ids or ())[:tokens])
+                if ids is None:
+                    print(f"{record.label} {record.task}: its tokens were not kept", flush=True)
+                    continue
+                text = tuple(ids[:tokens])
                 key = (place, record.task, text)
                 if key not in seen:
                     state = _Replayed(cache, [len(prompt) + len(text)], _PIECE_TOKENS)

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from longdecode.evals.run_config import RunConfig
+from longdecode.evals.tasks.registry import get_suite
 
 
 def quality_settings(run: RunConfig, model: str, suite: str, label: str) -> dict[str, Any]:
@@ -15,7 +16,7 @@ def quality_settings(run: RunConfig, model: str, suite: str, label: str) -> dict
     return _plain(
         _common(run)
         | {
-            "data": run.data,
+            "data": {name: run.data[name] for name in get_suite(suite).data if name in run.data},
             "model": asdict(run.models[model]),
             "method": run.methods[label].method,
             "params": run.methods[label].params_of(model),

@@ -48,7 +48,7 @@ from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
 from longdecode.reporting.staleness import measured_before
 
 _HERE = Path(__file__).parent
-SHOWN_SAMPLES = 3
+SHOWN_SAMPLES = 2
 """Samples of a cell that the report shows; ``python -m longdecode.reporting.samples`` writes all of them."""
 
 

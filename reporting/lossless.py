@@ -43,7 +43,7 @@ def matrix(folder: Path) -> list[Block]:
             "alone."
         )
     ]
-    looped = [full.measures["repeated_8"] for full in fulls(folder).values() if full.task in {r.task for r in records}]
+    looped = [full.measures["repeated_8"] for full in map(fulls(folder).get, map(id, records)) if full]
     if looped and max(looped) > LOOPED:
         blocks.append(
             Prose(
@@ -81,7 +81,7 @@ def _groups(records: Sequence[Record]) -> list[list[Record]]:
 
 def _row(
     records: list[Record],
-    theirs: Mapping[tuple[object, ...], Record],
+    theirs: Mapping[int, Record],
     again: Mapping[Any, Mapping[str, Any]],
 ) -> tuple[float, list[str]]:
     drafter, _, draft = records[0].label.partition("+")

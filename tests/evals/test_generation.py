@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
+import yaml
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator, Request, Sampling
 from longdecode.engine.sampling import gumbel_noise
 from longdecode.engine.weights import random_decoder
+from longdecode.evals import exact_texts
 from longdecode.evals.generation import job as jobs
 from longdecode.evals.generation.law import law_measures, steps_of
 from longdecode.evals.generation.measures import distinct, diversity, loss_by_full
@@ -178,6 +181,9 @@ def test_a_job_killed_between_and_inside_texts_writes_the_same_records(
             replayed[name, how]["drawn"] == 50 and not replayed[name, how]["largest"] for name in ("full", "swift")
         )
     assert replayed["streaming", "drawn"]["drawn"] < 50 and replayed["streaming", "drawn"]["beyond_0.125"] > 0
+    kept = [r.model_copy(update={"output_ids": None}) if r.label == "full" else r for r in records]
+    again = {(row["label"], row["sampler"]) for row in Replay(run, "short").rows(kept, 50)}
+    assert again == {(r.label, r.task) for r in kept if r.output_ids} and again >= {("streaming", "drawn")}
     assert 0 <= seen["swift", "drawn"].measures["tv_27_low"] <= seen["swift", "drawn"].measures["tv_47"]
 
     advance, calls = LongRun._advance, []
@@ -193,14 +199,45 @@ def test_a_job_killed_between_and_inside_texts_writes_the_same_records(
         with pytest.raises(KeyboardInterrupt):
             jobs.write_texts(run, "short", cut)
     jobs.write_texts(run, "short", cut)
-    again = {(r.label, r.task): r for r in read_records(cut, Record)}
-    assert {key: (r.output_ids, r.score) for key, r in again.items()} == {
+    resumed = {(r.label, r.task): r for r in read_records(cut, Record)}
+    assert {key: (r.output_ids, r.score) for key, r in resumed.items()} == {
         key: (r.output_ids, r.score) for key, r in seen.items()
     }
     assert sorted(path.name for path in cut.parent.iterdir()) in (
         ["short.parquet"],
         ["short.jsonl.lock", "short.parquet"],
     )
+
+
+def test_every_lossless_writer_is_held_against_plain_decoding_in_float32(
+    config_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that draft, each way to draw, alone and ragged; a writer that draws by another law is found out."""
+    monkeypatch.setattr(exact_texts, "LENGTHS", (64, 50, 41))
+    given = config_with(config_values, labels=["swift", "printed", "streaming", "whole"])
+    given["methods"] |= {
+        "printed": {"method": "tokenswift", "params": {"heads": "random:1", "mode": "faithful"}},
+        "whole": {"method": "medusa", "params": {"heads": str(tmp_path / "heads.json")}},
+    }
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "config.yaml").write_text(yaml.safe_dump(given))
+    ask = [str(results), "--model", "tiny", "--tokens", "40", "--device", "cpu", "--samplers"]
+    assert exact_texts.main([*ask, "greedy", "drawn"]) == 0
+    table = pd.read_csv(results / exact_texts.NAME)
+    assert set(table["label"]) == {"swift", "streaming+2", "streaming+3", "whole"}
+    done = table[table["status"] == "ok"]
+    assert len(table) == 16 and len(done) == 12 and (done["identical"] == done["batch"]).all()
+    assert set(table[table["label"] == "whole"]["status"]) == {"data_unavailable"}
+    assert (done["tokens_per_step"] > 1).any() and set(done["prompts"]) == {"64", "64 50 41"}
+    given["methods"]["swift"]["params"]["mode"] = "released"
+    monkeypatch.setattr(exact_texts, "_LOSSLESS", "released")
+    (results / "config.yaml").write_text(yaml.safe_dump(given))
+    assert exact_texts.main([*ask, "drawn", "--batches", "3"]) == 0
+    again = pd.read_csv(results / exact_texts.NAME)
+    (row,) = again[again["label"].eq("swift") & again["sampler"].eq("drawn") & again["batch"].eq(3)].to_dict("records")
+    assert len(again) == 16 and row["identical"] < 3 and row["first_difference"] < 40 and row["nats"] > 0
+    assert exact_texts.main([*ask, "other"]) == 1 and exact_texts.main([str(results), "--model", "none"]) == 1
 
 
 def test_what_cannot_be_written_is_a_status_with_its_reason(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.settings import narrowed, quality_settings
-from longdecode.evals.storage import read_records, write_records
+from longdecode.evals.storage import read_records, stamped_settings, write_records
 from longdecode.reporting.results import ReportError, load_results
 
 
@@ -146,6 +147,22 @@ def test_records_of_other_code_data_or_weights_are_refused(finished: Any) -> Non
     write_records(unstamped, found[last], Record)
     with pytest.raises(SettingsError, match=r"old\.parquet"):
         comparable.require_same_settings(config, unstamped, quality_settings(config, "tiny", "mini_recall", "full"))
+
+
+def test_only_data_that_a_suite_reads_tells_its_records_apart(finished: Any) -> None:
+    """Look-ups are generated: books in another folder change nothing of them."""
+    config_path, records = finished()
+    values = yaml.safe_load(config_path.read_text())
+    moved = build_run_config(values | {"data": {"pg19": "elsewhere"}}, "c")
+    comparable.require_same_settings(moved, records[0], quality_settings(moved, "tiny", "mini_recall", "full"))
+    assert quality_settings(moved, "tiny", "mini_recall", "full")["data"] == {}
+    stamped = stamped_settings(records[0]) or {}
+    books = config_path.parent / "records" / "books.parquet"
+    places = {"pg19": "books", "longbench": "rows"}
+    write_records(books, read_records(records[0], Record), Record, None, stamped | {"data": places})
+    for place, refused in (("books", False), ("others", True)):
+        with pytest.raises(SettingsError, match=r"with data .*books") if refused else nullcontext():
+            comparable.require_same_settings(moved, books, stamped | {"data": {"pg19": place}})
 
 
 def test_small_jobs_give_the_records_of_large_ones(finished: Any, values: dict[str, Any]) -> None:

@@ -1,20 +1,22 @@
-"""Judge the texts themselves: speed end to end, what a replay in float32 says of them, memory of the host."""
+"""Judge the texts themselves: are they plain decoding's, speed end to end, a replay in float32, memory of the host."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
+from longdecode.evals.exact_texts import NAME as EXACT
 from longdecode.evals.records import Record
 from longdecode.evals.replay import MARGINS, NAME
 from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Prose
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.tokenswift.texts import fulls, longest, standing, value, written
+from longdecode.reporting.papers.tokenswift.texts import fulls, longest, run_of, standing, value, written
 from longdecode.reporting.speed.targets import Verdict
 
 LENGTH, TARGET, STRETCH = 102_400, 1.3, 1.8
@@ -22,7 +24,10 @@ LENGTH, TARGET, STRETCH = 102_400, 1.3, 1.8
 
 def replay(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of replay.csv of a results folder, none where there is no such file."""
-    path = folder / NAME
+    return _rows(folder / NAME)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
     table = pd.read_csv(path, dtype={"budget": str}) if path.is_file() else pd.DataFrame()
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
@@ -47,36 +52,86 @@ def drawn(row: Mapping[str, Any]) -> str:
     return f"{wording.number(100 * row['drawn'] / row['tokens'], 1)}{wording.NARROW}%"
 
 
-def end_to_end(inputs: PaperInputs) -> Verdict:
-    """Return the verdict on the speedup of a text of 102,400 tokens over Full's in the same job."""
-    what = f"Text of {LENGTH:,} tokens end to end over Full in the same job, mode exact"
-    goals = (f"> {TARGET:g}×", f"> {STRETCH:g}×")
-    own = _whole(inputs)
-    seen = value(own, fulls(inputs.folder), "speedup", LENGTH)
-    if seen is None:
-        return Verdict(what, *goals, wording.DASH, "", "absent", "not measured")
-    level, words = ("met", "target met") if seen.mean > TARGET else ("missed", "missed")
-    if seen.mean > STRETCH:
-        level, words = "stretch", "stretch target met"
-    what = f"{what} ({own[0].model}, {own[0].label})"
-    spread = wording.interval(seen.low, seen.high, 2) if seen.prompts > 1 else "1 prompt"
-    return Verdict(what, *goals, f"{wording.number(seen.mean, 2)}×", spread, level, words)
+def exact(inputs: PaperInputs) -> list[Block]:
+    """Return how many texts equal plain decoding's where nothing is rounded to a short number format."""
+    words, found = inputs.words("exact"), dict[tuple[str, ...], list[dict[str, Any]]]()
+    for row in exact_texts(inputs.folder):
+        prompts = row["prompts"].replace(" ", ", ")
+        place = (row["model"], row["sampler"], str(row["batch"]), prompts, f"{row['tokens']:,}")
+        found.setdefault(place, []).append(row)
+    if not found:
+        return [Prose(words["text"]), inputs.missing(words["missing"], "exact")]
+    rows = []
+    for at, here in found.items():
+        done = [row for row in here if row["status"] == "ok"]
+        same, every = (sum(int(row[name]) for row in done) for name in ("identical", "batch"))
+        others = [f"{row['label']}: {row['status']}" for row in here if row["status"] != "ok"]
+        others += [f"{row['label']}: other text" for row in done if row["identical"] < row["batch"]]
+        rows.append([*at, str(len(done)), f"{same} of {every}", ", ".join(others)])
+    heads = ("Model", "Sampler", "Batch", "Prompts, tokens", "Tokens", "Writers", "Texts that are Full's", "Others")
+    return [Prose(words["text"]), Cells(words["caption"], heads, rows, frozenset({2, 4, 5}))]
+
+
+def exact_texts(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of exact_texts.csv of a results folder, none where there is no such file."""
+    return _rows(folder / EXACT)
+
+
+def same_texts(inputs: PaperInputs) -> Verdict:
+    """Return the verdict on texts that are to be plain decoding's, token for token."""
+    done = [row for row in exact_texts(inputs.folder) if row["status"] == "ok"]
+    if not done:
+        what = "Texts in float32 that equal plain decoding's"
+        return Verdict(what, "all", wording.DASH, wording.DASH, "", "absent", "not measured")
+    labels, models, samplers, batches = (
+        list(dict.fromkeys(str(row[name]) for row in done)) for name in ("label", "model", "sampler", "batch")
+    )
+    what = (
+        f"Texts of {min(row['tokens'] for row in done):,} tokens in float32 that equal plain decoding's: "
+        f"{len(labels)} writers on {wording.listing(models)}, drawn by {wording.listing(samplers)}, in batches of "
+        f"{wording.listing(batches)}"
+    )
+    same, every = (sum(int(row[name]) for row in done) for name in ("identical", "batch"))
+    level, words = ("met", "target met") if same == every else ("missed", "missed")
+    return Verdict(what, "all", wording.DASH, f"{same} of {every}", "", level, words)
+
+
+def end_to_end(label: str, sampler: str) -> Callable[[PaperInputs], Verdict]:
+    """Return what judges the speedup of a label's text of 102,400 tokens over Full's in the same job."""
+
+    def judge(inputs: PaperInputs) -> Verdict:
+        what = f"Text of {LENGTH:,} tokens end to end over Full in the same job, mode exact: {label}, {sampler}"
+        goals = (f"> {TARGET:g}×", f"> {STRETCH:g}×")
+        own = _whole(inputs, label, sampler)
+        seen = value(own, fulls(inputs.folder), "speedup", LENGTH)
+        if seen is None:
+            return Verdict(what, *goals, wording.DASH, "", "absent", "not measured")
+        level, words = ("met", "target met") if seen.mean > TARGET else ("missed", "missed")
+        if seen.mean > STRETCH:
+            level, words = "stretch", "stretch target met"
+        again = fmean(r.measures["repeated_8"] for r in own)
+        spread = wording.interval(seen.low, seen.high, 2) if seen.prompts > 1 else "1 prompt"
+        what = f"{what} ({own[0].model}; {100 * again:.0f}{wording.NARROW}% of its 8-grams stood before)"
+        return Verdict(what, *goals, f"{wording.number(seen.mean, 2)}×", spread, level, words)
+
+    return judge
 
 
 def same_draws(inputs: PaperInputs) -> Verdict:
-    """Return how much of the text float32 draws alike, beside Full's own in the same number format."""
+    """Return how much of the longest text float32 draws alike, beside Full's own in the same number format."""
     own, table = _whole(inputs), replay(inputs.folder)
-    what = "Tokens of that text that Full draws in float32 under the same noise; in brackets, of Full's own text"
+    what = "Tokens of the text with penalty that Full draws in float32 under the same noise; in brackets, of Full's own"
+    runs = {run_of(inputs.folder, r) for r in own}
     label = own[0].label if own else ""
     rows = {label: Counter[str](), "full": Counter[str]()}
     for row in table:
-        if own and row["sampler"] == own[0].task and row["label"] in rows:
+        if row["run"] in runs and row["label"] in rows:
             rows[row["label"]].update({name: row[name] for name in ("tokens", "drawn")})
     if not all(rows.values()):
         return Verdict(what, wording.DASH, wording.DASH, wording.DASH, "", "absent", "not measured")
     shown = f"{drawn(rows[label])} ({drawn(rows['full'])})"
     return Verdict(
-        what, wording.DASH, wording.DASH, shown, f"{rows[label]['tokens']:,} tokens", "recorded", "on record"
+        what, wording.DASH, wording.DASH, shown, f"{label}, {rows[label]['tokens']:,} tokens", "recorded", "on record"
     )
 
 
@@ -91,7 +146,8 @@ def host_growth(inputs: PaperInputs) -> Verdict:
     return Verdict(what, wording.DASH, wording.DASH, shown, f"of {wording.number(most, 0)}", "recorded", "on record")
 
 
-def _whole(inputs: PaperInputs) -> list[Record]:
+def _whole(inputs: PaperInputs, label: str | None = None, sampler: str | None = None) -> list[Record]:
     stands = inputs.words("tables")["default"]
-    found = standing(written(inputs.folder, task=stands["sampler"], context=stands["prompt"]), stands["label"])
+    texts = written(inputs.folder, task=sampler or stands["sampler"], context=stands["prompt"])
+    found = standing(texts, label or stands["label"])
     return [r for r in found if r.measures["tokens"] == LENGTH == longest(found)]

@@ -9,7 +9,14 @@ from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.method import method
 from longdecode.reporting.papers.sections.targets import TargetTable
 from longdecode.reporting.papers.spec import declare
-from longdecode.reporting.papers.tokenswift.exactness import end_to_end, host_growth, replayed, same_draws
+from longdecode.reporting.papers.tokenswift.exactness import (
+    end_to_end,
+    exact,
+    host_growth,
+    replayed,
+    same_draws,
+    same_texts,
+)
 from longdecode.reporting.papers.tokenswift.heads import heads
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.tables import (
@@ -54,6 +61,10 @@ CLAIMS = Claims(
     ]
 )  # fmt: skip
 
+WHOLE = tuple(
+    end_to_end(label, sampler) for sampler in ("minp", "minp_plain") for label in ("tokenswift", "tokenswift_lean")
+)
+
 PAPER = declare(
     __file__,
     title="TokenSwift",
@@ -64,8 +75,8 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method],
-        "targets": [TargetTable(own=(end_to_end, same_draws, host_growth))],
-        "quality": [quality, replayed],
+        "targets": [TargetTable(own=(same_texts, *WHOLE, same_draws, host_growth))],
+        "quality": [quality, exact, replayed],
         "law": [law],
         "tables": [
             Mirror("speedups", "method", RATES),

@@ -127,7 +127,7 @@ def growth(inputs: PaperInputs) -> list[Block]:
                         and name.startswith("at_")})  # fmt: skip
         rows = []
         for label in dict.fromkeys(r.label for r in mine):
-            own = [r for r in mine if r.label == label]
+            own = standing(mine, label)
             for past in marks:
                 seen = [value(own, theirs, column, past) for column in ("minutes", "ms_per_token", "speedup", "alpha")]
                 host = value(own, theirs, f"at_{past}_host_mib", longest(own))
@@ -177,17 +177,21 @@ def quality(inputs: PaperInputs) -> list[Block]:
         if same == 0:
             exact = f"to token {int(r.measures['same_tokens']):,}"
         shown = [wording.number(r.measures.get(name), 3) for name in columns]
-        rows.append([r.model, r.label, r.task, f"{r.context:,}", r.budget, *shown, exact or f"{r.status}: {r.reason}"])
+        wrote = f"{int(r.measures['tokens']):,}" if r.status == "ok" else ""
+        rows.append(
+            [r.model, r.label, r.task, f"{r.context:,}", wrote, r.budget, *shown, exact or f"{r.status}: {r.reason}"]
+        )
     heads = (
         "Model",
         "Label",
         "Sampler",
         "Prompt",
+        "Tokens",
         "Budget",
         *(name.replace("_", " ") for name in columns),
         "As Full's",
     )
-    table = Cells(words["caption"], heads, rows, frozenset(range(5, 5 + len(columns))))
+    table = Cells(words["caption"], heads, rows, frozenset({3, 4, *range(6, 6 + len(columns))}))
     return [Prose(words["text"]), table if rows else inputs.missing(words["missing"], "generate")]
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from longdecode.evals.records import Record
-from longdecode.evals.storage import read_folder
+from longdecode.evals.storage import read_records
 
 MEASURED = ("alpha", "beta", "speedup", "tokens_per_step", "ms_per_token", "minutes")
 """Columns that depend on how much was written."""
@@ -27,15 +27,40 @@ class Value:
     prompts: int
 
 
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """All texts of a results folder; ``runs`` and ``fulls``, the run and Full's text of the same job, go by ``id``."""
+
+    records: Sequence[Record]
+    runs: Mapping[int, str]
+    fulls: Mapping[int, Record]
+
+
 def texts(folder: Path) -> Sequence[Record]:
     """Return the records of all texts below a results folder, those that could not be written among them."""
+    return _read(folder).records
+
+
+def run_of(folder: Path, record: Record) -> str:
+    """Return the run that wrote one of ``texts``."""
+    return _read(folder).runs[id(record)]
+
+
+def _read(folder: Path) -> Jobs:
     place = folder / "generation"
-    return _read(place, max((file.stat().st_mtime_ns for file in place.glob("*.parquet")), default=0))
+    return _read_anew(place, max((file.stat().st_mtime_ns for file in place.glob("*.parquet")), default=0))
 
 
 @lru_cache(maxsize=4)
-def _read(place: Path, changed: int) -> Sequence[Record]:
-    return read_folder(place, Record) if place.is_dir() else ()
+def _read_anew(place: Path, changed: int) -> Jobs:
+    records, runs, found = list[Record](), dict[int, str](), dict[int, Record]()
+    for file in sorted(place.glob("*.parquet")):
+        here = read_records(file, Record)
+        records += here
+        runs |= {id(r): file.stem for r in here}
+        own = {place_of(r): r for r in here if r.label == "full" and r.status == "ok"}
+        found |= {id(r): own[place_of(r)] for r in here if place_of(r) in own}
+    return Jobs(tuple(records), runs, found)
 
 
 def written(folder: Path, **wanted: Any) -> list[Record]:
@@ -49,21 +74,23 @@ def longest(records: Sequence[Record]) -> int:
 
 
 def standing(records: Sequence[Record], labels: str | Sequence[str]) -> list[Record]:
-    """Return the texts of that label which wrote most, of several such labels the first's."""
+    """Return the longest text after each prompt of the label that wrote most, of several such labels the first's."""
     names = [labels] if isinstance(labels, str) else labels
-    return max(([r for r in records if r.label == name] for name in names), key=longest)
+    own = max(([r for r in records if r.label == name] for name in names), key=longest)
+    by_length = sorted(own, key=lambda r: r.measures.get("tokens", 0))
+    return list({(*place_of(r), r.budget): r for r in by_length}.values())
 
 
-def value(records: Sequence[Record], fulls: Mapping[tuple[Any, ...], Record], column: str, past: int) -> Value | None:
+def value(records: Sequence[Record], fulls: Mapping[int, Record], column: str, past: int) -> Value | None:
     """Return a column over prompts at ``past`` tokens, ``None`` where no text is so long or has it.
 
     Args:
         records: texts of one label, sampler and prompt length.
-        fulls: Full's texts by ``place_of``.
+        fulls: those of ``fulls``.
         column: a name of ``MEASURED`` or ``DISTINCT``, ``average``, or another measure.
         past: tokens written.
     """
-    found = [seen for r in records if (seen := _one(r, fulls.get(place_of(r)), column, past)) is not None]
+    found = [seen for r in records if (seen := _one(r, fulls.get(id(r)), column, past)) is not None]
     return Value(fmean(found), min(found), max(found), len(found)) if found else None
 
 
@@ -72,10 +99,9 @@ def place_of(record: Record) -> tuple[Any, ...]:
     return record.model, record.task, record.context, record.sample_index
 
 
-def fulls(folder: Path) -> dict[tuple[Any, ...], Record]:
-    """Return Full's texts by ``place_of``; of several runs' the longest."""
-    found = sorted(written(folder, label="full"), key=lambda r: r.measures["tokens"])
-    return {place_of(r): r for r in found}
+def fulls(folder: Path) -> Mapping[int, Record]:
+    """Return Full's text after the same prompt in the same job, by the ``id`` of each of ``texts``."""
+    return _read(folder).fulls
 
 
 def _one(record: Record, full: Record | None, column: str, past: int) -> float | None:

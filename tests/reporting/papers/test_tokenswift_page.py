@@ -21,11 +21,18 @@ from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.lossless import matrix
 from longdecode.reporting.papers.blocks import Cells, Comparison, Picture, Prose
 from longdecode.reporting.papers.registry import load_paper
-from longdecode.reporting.papers.tokenswift.exactness import end_to_end, host_growth, replayed, same_draws
+from longdecode.reporting.papers.tokenswift.exactness import (
+    end_to_end,
+    exact,
+    host_growth,
+    replayed,
+    same_draws,
+    same_texts,
+)
 from longdecode.reporting.papers.tokenswift.heads import heads
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.tables import one_text
-from longdecode.reporting.papers.tokenswift.texts import fulls, standing, value, written
+from longdecode.reporting.papers.tokenswift.texts import fulls, run_of, standing, value, written
 from longdecode.reporting.staleness import measured_before
 
 ROOT = Path(__file__).parents[3]
@@ -114,8 +121,9 @@ def test_the_matrix_names_the_fastest_first_and_says_who_could_not(folder: Path)
 def test_texts_are_judged_by_speed_replay_and_memory(folder: Path, tmp_path: Path) -> None:
     words = load_paper("tokenswift").words
     inputs: Any = SimpleNamespace(folder=folder, words=lambda part: words[part], missing=lambda *_: None)
-    whole = end_to_end(inputs)
-    assert (whole.measured, whole.level) == ("2.00×", "stretch") and whole.what.endswith("(tiny, tokenswift)")
+    whole = end_to_end("tokenswift", "minp")(inputs)
+    assert (whole.measured, whole.level) == ("2.00×", "stretch") and ": tokenswift, minp (tiny; 25" in whole.what
+    assert end_to_end("tokenswift", "minp_plain")(inputs).level == "absent"
     assert same_draws(inputs).level == "absent" and host_growth(inputs).measured == "0.0 MiB"
     made = shutil.copytree(folder, tmp_path / "replayed")
     row = {"run": "long", "model": "tiny", "sampler": "minp", "context": 4096, "tokens": 400, "largest": 0.25}
@@ -132,6 +140,47 @@ def test_texts_are_judged_by_speed_replay_and_memory(folder: Path, tmp_path: Pat
     ]  # fmt: skip
     drafters = next(block for block in matrix(made) if isinstance(block, Cells))
     assert [line[7] for line in drafters.rows] == ["–", "780 of 800 (rest within 0.25)", "–"]
+
+
+def test_a_text_is_paired_with_fulls_of_its_own_job(folder: Path, tmp_path: Path) -> None:
+    """Another job's Full was half as fast; the longer text stands where a prompt has two."""
+    made = shutil.copytree(folder, tmp_path / "two")
+    jobs = [r for r in written(folder) if "+" not in r.label]
+
+    def slower(r: Record) -> Record:
+        times = {name: 2 * value for name, value in r.measures.items() if name.endswith("_ms")}
+        return r.model_copy(update={"measures": r.measures | (times if r.label == "full" else {"tokens": 20_480.0})})
+
+    write_records(made / "generation" / "again.parquet", [slower(r) for r in jobs], Record)
+    own = written(made, label="tokenswift", sample_index=0)
+    seen = {run_of(made, r): value([r], fulls(made), "speedup", 20_480) for r in own}
+    assert {run: round(v.mean, 6) for run, v in seen.items() if v} == {"long": 2.0, "again": 4.0}
+    assert [run_of(made, r) for r in standing(own, "tokenswift")] == ["long"]
+
+
+def test_lossless_texts_in_float32_are_counted(folder: Path, tmp_path: Path) -> None:
+    words = load_paper("tokenswift").words
+    inputs: Any = SimpleNamespace(folder=folder, words=lambda part: words[part], missing=lambda *_: Prose("missing"))
+    assert same_texts(inputs).level == "absent" and len(exact(inputs)) == 2
+    row = {
+        "model": "tiny",
+        "sampler": "minp",
+        "batch": 3,
+        "prompts": "9 7 5",
+        "tokens": 2000,
+        "status": "ok",
+        "identical": 3.0,
+    }
+    rows = [row | {"label": "tokenswift"}, row | {"label": "quest+4"},
+            row | {"label": "h2o+4x2", "status": "unsupported", "identical": None}]  # fmt: skip
+    inputs.folder = tmp_path
+    pd.DataFrame(rows).to_csv(tmp_path / "exact_texts.csv", index=False)
+    verdict = same_texts(inputs)
+    assert (verdict.measured, verdict.level) == ("6 of 6", "met") and "2 writers on tiny" in verdict.what
+    pd.DataFrame([*rows, row | {"label": "ngram", "identical": 2.0}]).to_csv(tmp_path / "exact_texts.csv", index=False)
+    assert (same_texts(inputs).measured, same_texts(inputs).level) == ("8 of 9", "missed")
+    table = next(block for block in exact(inputs) if isinstance(block, Cells))
+    assert list(table.rows[0][3:]) == ["9, 7, 5", "2,000", "3", "8 of 9", "h2o+4x2: unsupported, ngram: other text"]
 
 
 def test_texts_of_other_code_are_named_as_such(folder: Path) -> None:
