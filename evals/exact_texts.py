@@ -97,7 +97,7 @@ class ExactTexts:
                 row: dict[str, object] = {
                     "model": self.job.spec.model, "label": label, "method": writer.method, "sampler": sampler,
                     "batch": batch, "prompts": " ".join(str(len(r.prompt_ids)) for r in requests), "tokens": tokens,
-                    "device": device_name(self.job.device), "revision": provenance.revision(),
+                    "device": device_name(self.job.device), "revision": provenance.revision()[:12],
                 }  # fmt: skip
                 yield row | self._compared(generator, requests, label, full)
 

@@ -365,8 +365,7 @@ def _panel(
     factor = scale(topic.unit)
 
     def draw(axes: Axes) -> None:
-        axes.set_title(topic.name)
-        drawing.unit_note(axes, unit_label(topic.unit) + ("" if topic.higher_is_better else " ↓"))
+        axes.set_title(f"{topic.name}, {unit_label(topic.unit)}{'' if topic.higher_is_better else ' ↓'}")
         for _, row in full.iterrows():
             drawing.reference(axes, writer.looks[row["method"]], row, factor)
         axes.axvline(1.0, color=drawing.FAINT, linewidth=1.0)

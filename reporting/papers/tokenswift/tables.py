@@ -14,7 +14,7 @@ from longdecode.reporting.papers.tokenswift.texts import Value, fulls, longest, 
 
 PRINTED_MODEL, PRINTED_PROMPT = "llama3.1-8b", 4096
 
-_TEXT_SHOWN = 20_000
+_TEXT_SHOWN = 12_000
 """Characters of a text's beginning, and of its end, that stand beside the pages."""
 
 
