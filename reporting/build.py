@@ -218,7 +218,11 @@ class _Build:
                     verdicts.board(results, model, suite=suite),
                     self.reader.example(model, suite, self._exemplary()),
                     [
-                        (cell, self.reader.lost(cell), self.reader.read(cell, 0, SHOWN_SAMPLES))
+                        (
+                            cell,
+                            self.reader.lost(cell),
+                            [r for r in self.reader.read(cell, 0, SHOWN_SAMPLES) if r.method],
+                        )
                         for cell in self.reader.cells(model, suite, [x for x in results.labels if x in self.featured])
                     ],
                     drawn,

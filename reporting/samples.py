@@ -119,9 +119,10 @@ class SampleReader:
         return [self._reading(cell, key) for key in self.lost(cell)[start : start + count]]
 
     def example(self, model: str, suite: str, labels: Iterable[str]) -> Reading | None:
-        """Return one sample to open a suite's page with: a lost one where any method lost one."""
-        for cell in self.cells(model, suite, labels):
-            return self.read(cell, 0, 1)[0]
+        """Return one sample to open a suite's page with: a lost one where any method lost one, with outputs at best."""
+        lost = [self.read(cell, 0, 1)[0] for cell in self.cells(model, suite, labels)]
+        if lost:
+            return next((reading for reading in lost if reading.method), lost[0])
         for cell, found in self._by_cell.items():
             if (cell.model, cell.suite) == (model, suite) and cell.label in set(labels) - {REFERENCE_METHOD}:
                 return self._reading(cell, min(found))
