@@ -218,11 +218,7 @@ class _Build:
                     verdicts.board(results, model, suite=suite),
                     self.reader.example(model, suite, self._exemplary()),
                     [
-                        (
-                            cell,
-                            self.reader.lost(cell),
-                            [r for r in self.reader.read(cell, 0, SHOWN_SAMPLES) if r.method],
-                        )
+                        (cell, self.reader.lost(cell), self.reader.told(cell, SHOWN_SAMPLES))
                         for cell in self.reader.cells(model, suite, [x for x in results.labels if x in self.featured])
                     ],
                     drawn,

@@ -118,6 +118,10 @@ class SampleReader:
         """
         return [self._reading(cell, key) for key in self.lost(cell)[start : start + count]]
 
+    def told(self, cell: Cell, count: int) -> list[Reading]:
+        """Return those of the first samples that a cell lost whose outputs the records keep; raises as ``read``."""
+        return [reading for reading in self.read(cell, 0, count) if reading.method]
+
     def example(self, model: str, suite: str, labels: Iterable[str]) -> Reading | None:
         """Return one sample to open a suite's page with: a lost one where any method lost one, with outputs at best."""
         lost = [self.read(cell, 0, 1)[0] for cell in self.cells(model, suite, labels)]
