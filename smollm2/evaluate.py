@@ -164,11 +164,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--shrink", type=int, default=1, help="divide contexts and samples, for a trial on a CPU")
     parser.add_argument("--only", default="", help="run the checks whose name holds this")
+    parser.add_argument("--contexts", type=int, nargs="+", help="run the checks at these contexts (default: all)")
     options = parser.parse_args(arguments)
     checks = [
         Check(c.task, c.context // options.shrink, max(1, c.samples // options.shrink), c.target)
         for c in CHECKS
-        if options.only in c.task
+        if options.only in c.task and (options.contexts is None or c.context in options.contexts)
     ]
     found: dict[str, Any] = {"model": str(options.model), "seed": SEED}
     if options.books is not None:
