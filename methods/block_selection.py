@@ -47,6 +47,7 @@ class BlockParams:
     offload: bool = False
     spare_slots: Annotated[int, Field(ge=0)] = 0
     prefetch: bool = False
+    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.decode_state import DecodeState
-from longdecode.engine.kv_cache import CacheShape, KVCache
+from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
+from longdecode.kernels.resident_attention import resident_attention
 from longdecode.methods.offloaded_cache import OffloadedCache
 
 
@@ -18,7 +19,11 @@ class Offloadable(AttentionMethod):
 
     ``params.offload``: in host memory. ``params.spare_slots``: blocks on the device beyond those that one list names;
     the block unused for longest goes first. ``params.prefetch``: each layer's blocks are chosen a layer early too, from
-    the hidden state at hand, and fetched beside the layer before it. None of them changes a result.
+    the hidden state at hand, and fetched beside the layer before it. None of these changes a result.
+
+    ``params.overlap``: blocks are fetched while attention reads those that are on the device already. It splits the
+    work of attention otherwise, on the device too, so that a result differs by rounding from one without; offloaded or
+    not it is the same to the bit.
     """
 
     @property
@@ -42,7 +47,20 @@ class Offloadable(AttentionMethod):
             return None
         # One slot beside the tail, however small the budget.
         slots = max(2, self.listed_blocks + self.params.spare_slots)
-        return OffloadedCache(shape, self.block_tokens, slots, self.dense_layers())
+        return OffloadedCache(shape, self.block_tokens, slots, self.dense_layers(), self.params.overlap)
+
+    def attend_selected(
+        self, layer: int, q: Tensor, selection: Selection, state: DecodeState, **scoring: Any
+    ) -> Tensor:
+        """See ``AttentionMethod.attend_selected``; with ``overlap`` all caches share one split of the work."""
+        cache = state.cache
+        if not self.params.overlap or not isinstance(cache, DenseCache):
+            return super().attend_selected(layer, q, selection, state, **scoring)
+        return resident_attention(
+            q, cache.keys(layer), cache.values(layer), selection.indices, selection.counts,
+            block_size=selection.block_size, kv_lengths=cache.kv_lengths, kv_tokens_read=state.kv_tokens_read[layer],
+            **scoring,
+        )[0]  # fmt: skip
 
     def look_ahead(self, layer: int, q: Tensor, state: DecodeState) -> None:
         """Choose for the guessed queries and fetch what they list."""

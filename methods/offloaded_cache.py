@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,13 @@ from longdecode.kernels.block_residency import BlockQueue, Residents, claim_slot
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.host_fetch import copy_blocks
 from longdecode.kernels.page_minmax import PageBounds
+from longdecode.kernels.resident_attention import Arriving, resident_attention
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 from longdecode.methods.ring_cache import refuse_blocks
 
 Pair = tuple[Tensor, Tensor]
+_LISTED, _AHEAD = 0, 1
+"""Kinds of fetches of a layer: blocks that it lists, and blocks that it probably will."""
 
 
 class OffloadedCache(WholeCache):
@@ -31,7 +35,8 @@ class OffloadedCache(WholeCache):
     goes to the host once the next block begins. So every other slot is full, and one length a row bounds what
     attention reads. A step finds the listed blocks that no slot holds (``claim_slots``) and fetches them before
     it attends (``copy_blocks``): fixed shapes, nothing on the host. ``prefetch`` does so earlier, on a second stream,
-    for blocks that a layer will probably list; what it guessed wrongly costs time alone.
+    for blocks that a layer will probably list; what it guessed wrongly costs time alone. With ``overlap`` the fetch
+    runs on that stream while attention reads what is on the device already (``resident_attention``).
 
     Layers that read everything (``dense_layers``) lie whole on the device. What a block holds on the host is the
     truth once it is full: which blocks are on the device changes no result, and ``undo`` leaves it as it is.
@@ -40,10 +45,17 @@ class OffloadedCache(WholeCache):
     and tails that are still attended to when they fill up are this project's.
     """
 
-    def __init__(self, shape: CacheShape, block_size: int, slots: int, dense_layers: Collection[int] = ()):
+    def __init__(
+        self,
+        shape: CacheShape,
+        block_size: int,
+        slots: int,
+        dense_layers: Collection[int] = (),
+        overlap: bool = False,
+    ):
         super().__init__(shape)
         config, device = shape.config, shape.device
-        self.block_size, self.slots = block_size, slots
+        self.block_size, self.slots, self.overlap = block_size, slots, overlap
         self.blocks = -(-shape.capacity // block_size)
         layers = range(config.num_layers)
         self.at = {layer: at for at, layer in enumerate(layer for layer in layers if layer not in dense_layers)}
@@ -145,16 +157,21 @@ class OffloadedCache(WholeCache):
                 uneven=uneven, kv_tokens_read=kv_tokens_read, bias=bias, **scoring,
             )[0]  # fmt: skip
         self._refuse(indices, block_size, scoring)
-        self.lane.join(layer)
-        queue = self._queue(layer, 0)
-        slots = claim_slots(indices, counts, self._residents(layer, self.fetched), queue, self.blocks)
-        copy_blocks(*self.layer_blocks(layer), queue)
+        self.lane.join((layer, _AHEAD))
+        queue = self._queue(layer, _LISTED)
+        late = torch.empty(indices.shape, dtype=torch.bool, device=self.device) if self.overlap else None
+        slots = claim_slots(indices, counts, self._residents(layer, self.fetched), queue, self.blocks, late)
+        with self.lane.beside((layer, _LISTED)) if self.overlap else nullcontext():
+            copy_blocks(*self.layer_blocks(layer), queue)
         if bias is not None:
             bias = values_in_slots(bias, self.held[self.at[layer]], self.block_size)
-        return sparse_decode_attention(
-            q, *self._near(layer), slots, counts, block_size=block_size, kv_lengths=self.slot_lengths,
-            uneven=uneven, kv_tokens_read=kv_tokens_read, bias=bias,
-        )[0]  # fmt: skip
+        given: dict[str, Any] = {
+            "block_size": block_size, "kv_lengths": self.slot_lengths, "kv_tokens_read": kv_tokens_read, "bias": bias,
+        }  # fmt: skip
+        if late is None:
+            return sparse_decode_attention(q, *self._near(layer), slots, counts, uneven=uneven, **given)[0]
+        arriving = Arriving(late, partial(self.lane.join, (layer, _LISTED)))
+        return resident_attention(q, *self._near(layer), slots, counts, arriving=arriving, **given)[0]
 
     def prefetch(self, layer: int, indices: Tensor, counts: Tensor) -> None:
         """Fetch blocks that a layer will probably list, beside what the device does next.
@@ -167,9 +184,9 @@ class OffloadedCache(WholeCache):
         if layer in self.whole_at:
             return
         self._refuse(indices, self.block_size, {})
-        queue = self._queue(layer, 1)
+        queue = self._queue(layer, _AHEAD)
         claim_slots(indices, counts, self._residents(layer, self.prefetched), queue, self.blocks)
-        with self.lane.beside(layer):
+        with self.lane.beside((layer, _AHEAD)):
             copy_blocks(*self.layer_blocks(layer), queue)
 
     def forget(self) -> None:
@@ -252,7 +269,7 @@ class OffloadedCache(WholeCache):
             )
 
     def _queue(self, layer: int, kind: int) -> BlockQueue:
-        sources, targets = self.queues[1 + layer % 2 if kind else 0]
+        sources, targets = self.queues[1 + layer % 2 if kind == _AHEAD else 0]
         return BlockQueue(sources, targets, self.counts[self.at[layer], kind])
 
     def _residents(self, layer: int, fetched: Tensor) -> Residents:
@@ -287,8 +304,8 @@ class SideLane:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.pending: set[int] = set()
-        self.events: dict[int, torch.cuda.Event] = {}
+        self.pending: set[Hashable] = set()
+        self.events: dict[Hashable, torch.cuda.Event] = {}
         # Its few programs go before the many of the current stream.
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
@@ -297,7 +314,7 @@ class SideLane:
         return SideLane(self.device)
 
     @contextmanager
-    def beside(self, key: int) -> Iterator[None]:
+    def beside(self, key: Hashable) -> Iterator[None]:
         """Run what is launched inside after what the current stream has so far, and beside what it does next."""
         if self.stream is None:
             yield
@@ -308,7 +325,7 @@ class SideLane:
             self.events.setdefault(key, torch.cuda.Event()).record(self.stream)
         self.pending.add(key)
 
-    def join(self, key: int) -> None:
+    def join(self, key: Hashable) -> None:
         """Make the current stream wait for the lane's work of ``key``, if there is any."""
         if key in self.pending:
             torch.cuda.current_stream(self.device).wait_event(self.events[key])

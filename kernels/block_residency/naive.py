@@ -39,7 +39,14 @@ class BlockQueue:
     count: Tensor
 
 
-def claim_slots(indices: Tensor, counts: Tensor, residents: Residents, queue: BlockQueue, blocks: int) -> Tensor:
+def claim_slots(
+    indices: Tensor,
+    counts: Tensor,
+    residents: Residents,
+    queue: BlockQueue,
+    blocks: int,
+    late: Tensor | None = None,
+) -> Tensor:
     """Return the slot of every listed block; queue the missing ones into the slots that were unused the longest.
 
     A listed block that some slot holds stays there (the lowest slot, where several hold it; the others are free). The
@@ -54,6 +61,7 @@ def claim_slots(indices: Tensor, counts: Tensor, residents: Residents, queue: Bl
         queue: room for ``B * Hkv * N`` more; sources are ``list * blocks + block``, targets ``list * S + slot`` with
             ``list = b * Hkv + h``. The order of entries is any.
         blocks: blocks of a row in host memory.
+        late: ``[B, Hkv, N]`` bool, contiguous, to be filled: the entries below the count whose block no slot held.
 
     Returns:
         ``[B, Hkv, N]`` int64, contiguous; 0 for entries that are not valid or ignored.
@@ -84,6 +92,8 @@ def claim_slots(indices: Tensor, counts: Tensor, residents: Residents, queue: Bl
     ):
         wide = torch.cat((kept, kept[..., :1]), dim=2).scatter(2, column, value)
         tensor.copy_(wide[..., :slots])
+    if late is not None:
+        late.copy_(before(counts, width) & ~hit)
     _enqueue(queue, indices, chosen, claimed, blocks, slots)
     residents.fetched.add_(claimed.sum(dim=(1, 2)))
     return chosen

@@ -24,6 +24,8 @@ from longdecode.kernels.page_minmax.rebuild_gpu import rebuild_page_minmax_gpu
 from longdecode.kernels.page_score.gpu import page_score_gpu
 from longdecode.kernels.pooled_keys.gpu import append_pooled_key_gpu
 from longdecode.kernels.pooled_keys.naive import PooledKeys, Pooling
+from longdecode.kernels.resident_attention import Arriving
+from longdecode.kernels.resident_attention.gpu import resident_attention_gpu
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 from longdecode.kernels.token_score.gpu import token_logits_gpu
 from longdecode.kernels.topk_select import gpu as topk
@@ -113,16 +115,25 @@ def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
 
 
 def launch_offload(dtype: torch.dtype) -> None:
-    """Slots of 64 to 1,024 a list, and blocks of 64 tokens."""
+    """Slots of 64 to 1,024 a list, and blocks of 64 tokens; attention around their arrival and at once."""
     integer = torch.int64
     queue = BlockQueue(meta(5121, dtype=integer), meta(5121, dtype=integer), meta(1, dtype=integer))
     for slots in (64, 96, 128, 1024):
         held = meta(40, 2, slots, dtype=integer)
         residents = Residents(held, held, queue.count, meta(40, dtype=integer), held)
-        claim_slots_gpu(meta(40, 2, 64, dtype=integer), meta(40, 2, dtype=integer), residents, queue, 1024)
+        lists, late = meta(40, 2, 64, dtype=integer), meta(40, 2, 64, dtype=torch.bool)
+        claim_slots_gpu(lists, meta(40, 2, dtype=integer), residents, queue, 1024, late if slots > 64 else None)
         values_in_slots_gpu(meta(40, 2, 65_600), held, 64)
     pair = (meta(80 * 1024, 64 * 128, dtype=dtype),) * 2
     copy_blocks_gpu(pair, (meta(80 * 96, 64 * 128, dtype=dtype),) * 2, queue)
+    for heads, dim, width in ((32, 128, 64), (2, 128, 64), (8, 64, 4), (8, 256, 64)):
+        near, lists, count = meta(40, 2, 96 * 64, dim, dtype=dtype), meta(40, 2, width, dtype=integer), meta(40, 2)
+        for arriving in (None, Arriving(meta(40, 2, width, dtype=torch.bool), lambda: None)):
+            resident_attention_gpu(
+                meta(40, heads, 1, dim, dtype=dtype), near, near, lists, count.long(), block_size=64,
+                kv_lengths=count[:, 0].long(), bias=meta(40, 2, 96 * 64), kv_tokens_read=count[:, 0].long(),
+                arriving=arriving,
+            )  # fmt: skip
 
 
 SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}

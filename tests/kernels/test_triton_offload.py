@@ -17,7 +17,7 @@ from longdecode.kernels.host_fetch import naive as fetch_naive
 from longdecode.kernels.host_fetch.gpu import Launch, copy_blocks_gpu
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-Claim = Callable[[Tensor, Tensor, Residents, BlockQueue, int], Tensor]
+Claim = Callable[..., Tensor]
 BATCH, HEADS, BLOCKS = 3, 2, 40
 
 
@@ -60,7 +60,7 @@ class Simulated:
 
 def claim_in_tiles(*given: Any) -> Tensor:
     """Lists in several tiles, which short ones would not need."""
-    return claim_slots_gpu(*given, ClaimLaunch(entries=16))
+    return claim_slots_gpu(*given, launch=ClaimLaunch(entries=16))
 
 
 @pytest.mark.parametrize("claim", [naive.claim_slots, claim_slots_gpu, claim_in_tiles], ids=["naive", "one", "tiles"])
@@ -79,6 +79,7 @@ def test_slots_follow_the_rule(rng: torch.Generator, claim: Claim, slots: int, w
         counts = torch.zeros(BATCH, HEADS, dtype=torch.int64)
         queue, want_queue = new_queue(lists * width), set()
         want: list[list[int | None]] = []
+        want_late: list[list[bool]] = []
         for i, one in enumerate(simulated):
             row, head = divmod(i, HEADS)
             pool = torch.randperm(newest[row] + 1, generator=rng)
@@ -90,11 +91,17 @@ def test_slots_follow_the_rule(rng: torch.Generator, claim: Claim, slots: int, w
             counts[row, head] = len(listed)
             chosen, missing = one.claim(listed, step)
             want.append(chosen)
+            slots_fetched = {slot for _, slot in missing}
+            want_late.append(
+                [slot is None or slot in slots_fetched for slot in chosen] + [False] * (width - len(chosen))
+            )
             want_queue |= {(i * BLOCKS + block, i * slots + slot) for block, slot in missing}
-        got = claim(indices.to(DEVICE), counts.to(DEVICE), residents, queue, BLOCKS).view(lists, width).tolist()
+        late = torch.full((BATCH, HEADS, width), True, device=DEVICE) if step % 2 else None
+        got = claim(indices.to(DEVICE), counts.to(DEVICE), residents, queue, BLOCKS, late).view(lists, width).tolist()
         for mine, theirs in zip(got, want, strict=True):
             assert all(b is None or a == b for a, b in zip(mine, theirs, strict=False))
             assert all(0 <= a < slots for a in mine)
+        assert late is None or late.view(lists, width).tolist() == want_late
         assert residents.blocks.view(lists, slots).tolist() == [one.held for one in simulated]
         assert residents.used.view(lists, slots).tolist() == [one.used for one in simulated]
         many = int(queue.count)

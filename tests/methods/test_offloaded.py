@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,18 +15,21 @@ from torch import Tensor
 from longdecode.engine import host_memory
 from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.decode_state import DecodeState
-from longdecode.engine.errors import ConfigError, HostMemoryError, PinnedMemoryError, UnsupportedCellError
+from longdecode.engine.errors import ConfigError, HostMemoryError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
-from longdecode.engine.host_memory import HostBuffer
 from longdecode.engine.kv_cache import CacheShape, DenseCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt
 from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.failures import status_of
-from longdecode.kernels.host_fetch.naive import seen_from
+from longdecode.kernels import resident_attention
+from longdecode.kernels.block_residency import BlockQueue
+from longdecode.kernels.host_fetch import copy_blocks
+from longdecode.kernels.resident_attention.launch import ResidentLaunch
+from longdecode.methods import offloaded_cache
 from longdecode.methods.offloaded import Offloadable
-from longdecode.methods.offloaded_cache import OffloadedCache
+from longdecode.methods.offloaded_cache import OffloadedCache, SideLane
 from longdecode.methods.registry import get_method
 
 CPU = torch.device("cpu")
@@ -42,6 +47,7 @@ class Knobs:
     offload: bool
     spare_slots: int = 0
     prefetch: str = ""
+    overlap: bool = False
 
 
 class Scripted(Offloadable):
@@ -158,19 +164,23 @@ def random_heads(rng: torch.Generator) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("spare", "prefetch", "steps"),
+    ("spare", "prefetch", "overlap", "steps"),
     [
-        (0, "", 250),
-        (3, "", 60),
-        (0, "right", 60),
-        (1, "wrong", 100),
-        pytest.param(2, "wrong", 2000, marks=pytest.mark.slow),
-        pytest.param(0, "", 2000, marks=pytest.mark.slow),
+        (0, "", False, 250),
+        (3, "", False, 60),
+        (0, "right", False, 60),
+        (1, "wrong", False, 100),
+        (0, "", True, 60),
+        (1, "wrong", True, 100),
+        pytest.param(2, "wrong", False, 2000, marks=pytest.mark.slow),
+        pytest.param(0, "", True, 2000, marks=pytest.mark.slow),
     ],
 )
-def test_equals_the_device_bit_for_bit(rng: torch.Generator, seed: int, spare: int, prefetch: str, steps: int) -> None:
+def test_equals_the_device_bit_for_bit(
+    rng: torch.Generator, seed: int, spare: int, prefetch: str, overlap: bool, steps: int
+) -> None:
     prompt = prompt_of(rng, max(LENGTHS) + steps)
-    near, far = Scripted(Knobs(False), seed), Scripted(Knobs(True, spare, prefetch), seed)
+    near, far = Scripted(Knobs(False), seed), Scripted(Knobs(True, spare, prefetch, overlap), seed)
     near_state, far_state = near.start(prompt), far.start(prompt)
     cache = far_state.cache
     assert isinstance(cache, OffloadedCache) and cache.slots == LISTED + spare
@@ -199,10 +209,64 @@ def test_equals_the_device_bit_for_bit(rng: torch.Generator, seed: int, spare: i
         assert cache.keys(layer)[1, :, :30].equal(near_state.whole.keys(layer)[1, :, :30])
 
 
-def test_steps_taken_back_leave_no_trace(rng: torch.Generator, seed: int) -> None:
+class LateLane(SideLane):
+    """Copies nothing before it is joined; until then the target slots hold NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.todo: list[Any] = []
+        self.copied = 0
+        self.open = False
+
+    @contextmanager
+    def beside(self, key: Hashable) -> Iterator[None]:
+        self.open = True
+        yield
+        self.open = False
+
+    def copy(self, source: Any, target: Any, queue: BlockQueue) -> None:
+        if not self.open:
+            copy_blocks(source, target, queue)
+            return
+        for near in target:
+            near[queue.targets[: int(queue.count)]] = float("nan")
+        self.todo.append((source, target, queue))
+
+    def join(self, key: Hashable) -> None:
+        for given in self.todo:
+            self.copied += int(given[2].count)
+            copy_blocks(*given)
+        self.todo.clear()
+
+
+def test_blocks_that_come_during_attention_leave_no_trace(
+    rng: torch.Generator, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel: the same bits as on the device, although fetched blocks are there only once they are awaited."""
+    monkeypatch.setattr(resident_attention, "use_triton", lambda q: True)
+    rule = functools.partial(ResidentLaunch, 16, 16, 16, 4, 2)
+    monkeypatch.setattr(resident_attention.gpu, "choose_launch", lambda *args: rule())
+    steps = 12
+    prompt = prompt_of(rng, max(LENGTHS) + steps)
+    near, far = Scripted(Knobs(False, overlap=True), seed), Scripted(Knobs(True, 1, overlap=True), seed)
+    near_state, far_state = near.start(prompt), far.start(prompt)
+    cache, lane = far_state.cache, LateLane()
+    assert isinstance(cache, OffloadedCache)
+    cache.lane = lane
+    monkeypatch.setattr(offloaded_cache, "copy_blocks", lane.copy)
+    for _ in range(steps):
+        heads = random_heads(rng)
+        for mine, theirs in zip(step(far, far_state, heads), step(near, near_state, heads), strict=True):
+            assert mine.equal(theirs)
+    assert lane.copied == int(cache.fetched.sum()) > 0
+    assert far_state.counted.equal(near_state.counted)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["before", "during"])
+def test_steps_taken_back_leave_no_trace(rng: torch.Generator, seed: int, overlap: bool) -> None:
     """Drafts of four steps, most of them across a block's end, of which each row keeps another number; a clone too."""
     prompt = prompt_of(rng, 200)
-    near, far = Scripted(Knobs(False), seed), Scripted(Knobs(True, 1), seed)
+    near, far = Scripted(Knobs(False), seed), Scripted(Knobs(True, 1, overlap=overlap), seed)
     near_state, far_state = near.start(prompt), far.start(prompt)
     for _ in range(12):
         saved = []
@@ -232,7 +296,8 @@ def test_a_generation_is_the_same(
     plain = {"heads": "random:3"} if name == "nosa" else {}
     build = get_method(name).from_budget
     want = Generator(decoder).run(requests, build(32, CONFIG, **plain))
-    for knobs in ({}, {"prefetch": True}, {"prefetch": True, "spare_slots": 2}):
+    both = {"prefetch": True, "spare_slots": 2}
+    for knobs in ({}, {"prefetch": True}, both, {"overlap": True}, {"overlap": True, **both}):
         method = build(32, CONFIG, **plain, offload=True, **knobs)
         for got, expected in zip(Generator(decoder).run(requests, method), want, strict=True):
             assert got.output_ids == expected.output_ids
@@ -243,37 +308,30 @@ def test_a_generation_is_the_same(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["infllm2", "nosa"])
+@pytest.mark.parametrize(("overlap", "budget"), [(False, 128), (True, 128), (True, 512)], ids=str)
 def test_equals_the_device_from_graphs(
-    random_ids: Callable[..., tuple[int, ...]], name: str, dtype: torch.dtype
+    random_ids: Callable[..., tuple[int, ...]], name: str, overlap: bool, budget: int, dtype: torch.dtype
 ) -> None:
-    """By the kernels (bfloat16) and by torch through unified addresses (float64), through ends of blocks."""
+    """By the kernels (bfloat16) and by torch through unified addresses (float64), through ends of blocks.
+
+    A list of 512 tokens has several programs, so that with overlap some of them wait.
+    """
     cuda = torch.device("cuda")
     config = replace(CONFIG, hidden_size=128, head_dim=32)
     decoder = random_decoder(config, 1, cuda, dtype)
-    requests = [Request(random_ids(length, 40), 60, random_ids(9, 40)) for length in (301, 170, 96)]
-    plain = {"heads": "random:3"} if name == "nosa" else {}
+    lengths = (2 * budget + 45, 170, 96)
+    requests = [Request(random_ids(length, 40), 60, random_ids(9, 40)) for length in lengths]
+    plain: dict[str, Any] = {"heads": "random:3"} if name == "nosa" else {}
+    plain |= {"block_size": 16, "overlap": overlap}
     build = get_method(name).from_budget
-    want = Generator(decoder, cuda_graph=True).run(requests, build(128, config, block_size=16, **plain))
-    for knobs in ({}, {"prefetch": True}, {"prefetch": True, "spare_slots": 3}):
-        method = build(128, config, block_size=16, **plain, offload=True, **knobs)
+    want = Generator(decoder, cuda_graph=True).run(requests, build(budget, config, **plain))
+    for knobs in ({}, {"spare_slots": 3}, {"prefetch": True}, {"prefetch": True, "spare_slots": 3}):
+        method = build(budget, config, **plain, offload=True, **knobs)
         for graph in (False, True):
             found = Generator(decoder, cuda_graph=graph).run(requests, method)
             for got, expected in zip(found, want, strict=True):
                 assert got.output_ids == expected.output_ids
                 assert got.forced_logprobs == expected.forced_logprobs
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("nbytes", [1 << 20, 3 << 28], ids=["from torch", "registered"])
-def test_pinned_memory_is_seen_by_the_device(nbytes: int) -> None:
-    buffer = HostBuffer(nbytes, torch.device("cuda"))
-    assert buffer.bytes.is_pinned()
-    seen = seen_from(buffer.bytes[64:128], torch.device("cuda"))
-    seen.fill_(7)
-    torch.cuda.synchronize()
-    assert buffer.bytes[64:128].tolist() == [7] * 64
-    del seen, buffer
-    host_memory.release_idle_regions()
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,50 +352,3 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HostMemoryError, match=r"need 49,152 bytes of host memory; 1,000 are free") as caught:
         OffloadedCache(shape, BLOCK, 3)
     assert status_of(caught.value) == "oom"
-
-
-def test_pinned_regions_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a driver that pins what it is asked to: a region goes back when its buffer is dropped, the smallest fits."""
-    made: list[int] = []
-
-    def pinned(nbytes: int) -> Tensor:
-        made.append(nbytes)
-        if nbytes > 5000:
-            raise RuntimeError("cudaHostRegister returned 2")
-        return torch.zeros(nbytes, dtype=torch.uint8)
-
-    monkeypatch.setattr(host_memory, "_pinned", pinned)
-    cuda = torch.device("cuda")
-    first, second = HostBuffer(4000, cuda), HostBuffer(1000, cuda)
-    assert made == [4000, 1000]
-    view = first.view(torch.float32, (2, 3), 8)
-    view.fill_(1.5)
-    assert first.bytes[8:32].view(torch.float32).tolist() == [1.5] * 6
-    del view, first
-    third = HostBuffer(900, cuda)
-    assert made == [4000, 1000] and third.bytes.numel() == 900
-    del second, third
-    fourth = HostBuffer(900, cuda)
-    assert made == [4000, 1000]
-    with pytest.raises(PinnedMemoryError, match="pinning 6,000 bytes of host memory was refused") as caught:
-        HostBuffer(6000, cuda)
-    assert status_of(caught.value) == "unsupported"
-    del fourth
-    host_memory.release_idle_regions()
-    assert host_memory._idle == []
-
-
-def test_free_memory_is_bounded_by_the_control_group(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable: 800 kB\n")
-    for name, text in (("max", "500000"), ("current", "300000"), ("stat", "anon 5\ninactive_file 100000\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(host_memory, "_CGROUPS", ((str(tmp_path), "memory.max", "memory.current", "inactive_file"),))
-    assert host_memory.free_host_bytes() == 300_000
-    (tmp_path / "memory.max").write_text("max")
-    assert host_memory.free_host_bytes() == 800 * 1024
-    monkeypatch.setenv(host_memory.HOST_GIB_VARIABLE, "3")
-    assert host_memory.free_host_bytes() == 3 << 30
-    monkeypatch.setenv(host_memory.HOST_GIB_VARIABLE, "-3")
-    with pytest.raises(ConfigError, match="LONGDECODE_HOST_GIB is '-3'; a whole number of GiB"):
-        host_memory.free_host_bytes()

@@ -1,0 +1,70 @@
+"""Launch constants of attention over blocks in slots: what can be tuned and what is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from longdecode.kernels.multiprocessors import MERGE_PARTS, fitting, padded_dim, power_of_two, registers
+from longdecode.kernels.split_kv import COUNTERS
+
+SHARE_TOKENS = 256
+"""Tokens of a list that a program reads: 4 blocks of 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentLaunch:
+    """Work and resources of one program.
+
+    ``rows`` query rows (padded; a power of two, 16 or more) and ``tokens`` a step (a power of two, 16 or more).
+    ``share``: tokens of a list that one program reads, one after the other. A program with a late block waits with all
+    of its share: a small one leaves less to be read after the fetch, and more parts to be joined. ``registers`` a
+    thread at most.
+
+    Raises:
+        ValueError: the share is no multiple of a step.
+    """
+
+    rows: int
+    tokens: int
+    share: int
+    num_warps: int
+    num_stages: int
+    registers: int = 255
+
+    def __post_init__(self) -> None:
+        if self.share < 1 or self.share % self.tokens:
+            raise ValueError(f"share = {self.share}: a program reads whole steps of {self.tokens} tokens")
+
+    def splits(self, most: int) -> int:
+        """Return the programs that share a list of up to ``most`` tokens."""
+        return max(1, -(-most // self.share))
+
+
+def choose_launch(
+    lists: int, rows: int, dim: int, most: int, dtype: torch.dtype, device: torch.device
+) -> ResidentLaunch:
+    """Choose a launch for static shapes: shares of ``SHARE_TOKENS`` where the parts can be counted and joined.
+
+    Args:
+        lists: over all rows of the batch, ``B * Hkv``.
+        rows: query heads that one list serves.
+        dim: of a head.
+        most: tokens that a full list holds.
+        dtype: of queries, keys and values.
+        device: that runs it.
+    """
+    if dtype == torch.float32:  # its products run without tensor cores, out of registers
+        block_rows, tokens, warps, stages, beside = 16, 16, 4 if padded_dim(dim) <= 64 else 8, 2, 1
+    else:
+        # Short programs hide each other's beginnings and ends: two share a multiprocessor.
+        block_rows, warps, stages, beside = min(64, max(16, power_of_two(rows))), 4, 3, 2
+        tokens = max(16, min(64, 64 * 128 // padded_dim(dim)))
+    tokens, stages = fitting(block_rows, tokens, stages, dim, dtype, device)
+    share = SHARE_TOKENS
+    while -(-most // share) > 4 * MERGE_PARTS:
+        share *= 2
+    if lists * -(-rows // block_rows) > COUNTERS:
+        share = tokens * -(-most // tokens)
+    return ResidentLaunch(block_rows, tokens, share, warps, stages, registers(warps, beside))
