@@ -13,7 +13,7 @@ from longdecode.engine.host_memory import HostBuffer
 from longdecode.engine.kv_cache import DenseCache, KVCache
 from longdecode.evals.failures import free_memory
 from longdecode.evals.gate import Gate
-from longdecode.evals.records import SpeedRecord
+from longdecode.evals.records import SpeedRecord, Stage
 from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
 from longdecode.evals.throughput.decode_cells import FULL, Labels
 from longdecode.evals.throughput.driven import Driven, decode_block, transfer_blocks
@@ -104,15 +104,16 @@ class EqualMemoryBench:
             return self._timed(cell, reference, reference, {})
         method = self._method(cell)
         cache = self._cache(method, cell)
-        driven = self._drive(method, cell)
-        block = decode_block(
-            self.model.decoder, cache, method, cell.label, cell.context, self.spec.steps, driven, cell.stage
-        )
+        block = self._block(method, cache, cell, cell.stage)
         traffic = method.traffic(cell.context, self.model.decoder.dtype.itemsize)
         found = {"fetched_bytes": traffic.host_bytes, "prefetched_bytes": 0}
         if isinstance(cache, OffloadedCache):
             found = _fetched(block, cache, cell.batch * self.spec.steps)
         return self._timed(cell, block, reference, found)
+
+    def _block(self, method: AttentionMethod, cache: KVCache, cell: SpeedCell, stage: Stage) -> Block:
+        driven = self._drive(method, cell)
+        return decode_block(self.model.decoder, cache, method, cell.label, cell.context, self.spec.steps, driven, stage)
 
     def _timed(self, cell: SpeedCell, block: Block, reference: Block, found: dict[str, Any]) -> SpeedRecord:
         samples = self.job.time(block, reference, self.spec.rounds)
@@ -127,12 +128,14 @@ class EqualMemoryBench:
         return record.model_copy(update={"params": dict(cell.params) | found})
 
     def _transfer(self, cell: SpeedCell) -> SpeedRecord:
-        """Time the fetch of a step's missing blocks alone, in pairs with one copy of as many bytes."""
-        cache = self._cache(self._method(cell), cell)
+        """Time the fetch of as many blocks as a step fetches, alone, in pairs with one copy of as many bytes."""
+        method = self._method(cell)
+        cache = self._cache(method, cell)
         if not isinstance(cache, OffloadedCache):
             raise DeviceMemoryError(f"{cell.label} fetches nothing: its cache is on the device")
-        rates = cell.params["layer_hits"] or (0.9,)
-        missing = round((1 - sum(rates) / len(rates)) * cache.slots * cell.batch * self.model.config.num_kv_heads)
+        found = _fetched(self._block(method, cache, cell, "step"), cache, self.spec.steps)
+        missing = round(sum(found.values()) / len(cache.at) / _block_bytes(cache))
+        free_memory(self.job.device)
         fetch, copy, moved = transfer_blocks(cache, max(1, missing), self.job.run.seed)
         samples = self.job.time(fetch, copy, self.spec.rounds)
         return self.job.timed(cell, self.model.weights, samples, COPY, bytes_min=moved)
@@ -182,6 +185,10 @@ def _fetched(block: Block, cache: OffloadedCache, tokens: int) -> dict[str, Any]
     before = [int(counter.sum()) for counter in (cache.fetched, cache.prefetched)]
     block.run()
     after = [int(counter.sum()) for counter in (cache.fetched, cache.prefetched)]
-    size = 2 * cache.block_size * cache.config.head_dim * cache.shape.dtype.itemsize
-    moved = [(now - then) * size / tokens for now, then in zip(after, before, strict=True)]
+    moved = [(now - then) * _block_bytes(cache) / tokens for now, then in zip(after, before, strict=True)]
     return {"fetched_bytes": moved[0], "prefetched_bytes": moved[1]}
+
+
+def _block_bytes(cache: OffloadedCache) -> int:
+    """Return the bytes of one block of one KV head, keys and values."""
+    return 2 * cache.block_size * cache.config.head_dim * cache.shape.dtype.itemsize

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longdecode.engine.errors import ConfigError, DataUnavailableError
+from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals.throughput.wandering import Wander, guessed
 
 EMPTY = 65_535
@@ -44,7 +44,7 @@ def replay(
 
     Raises:
         DataUnavailableError: there is no such file.
-        ConfigError: the trace has fewer steps, longer lists or more blocks than the replay.
+        UnsupportedCellError: the trace has fewer steps, longer lists or more blocks than the replay.
     """
     if not path.is_file():
         raise DataUnavailableError(f"no trace at {path}; `snakemake nosa_locality --config profile=nosa` records it")
@@ -60,7 +60,7 @@ def replay(
     ):  # fmt: skip
         if have < need:
             where = "the trace has" if what == "steps" else "the replay takes"
-            raise ConfigError(f"{path} ({about.get('label')}): {need} {what} are needed, {where} {have}")
+            raise UnsupportedCellError(f"{path} ({about.get('label')}): {need} {what} are needed, {where} {have}")
     last = np.where(known, ids, 0).max(axis=-1, keepdims=True)
     layer = np.arange(layers) * ids.shape[1] // layers
     row, head = np.arange(rows) % ids.shape[2], np.arange(heads) * ids.shape[3] // heads

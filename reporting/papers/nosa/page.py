@@ -15,8 +15,9 @@ from longdecode.reporting.papers.spec import declare
 
 THROUGHPUT = EqualMemory(
     "throughput", "speedups",
-    {"full": ("full",), "infllm2": ("infllm2_offload", "infllm2_spare32"), "shadowkv": ("shadowkv",)},
-    ("nosa_offload", "nosa_spare32", "nosa_prefetch"), ("throughput", "engine"),
+    {"full": ("full",), "infllm2": ("infllm2_offload", "infllm2_spare32", "infllm2_overlap32"),
+     "shadowkv": ("shadowkv",)},
+    ("nosa_offload", "nosa_spare32", "nosa_prefetch", "nosa_overlap", "nosa_overlap32"), ("throughput", "engine"),
     ({"full": ("full",), "infllm2": ("infllm2_fork", "infllm2_fork32")}, ("nosa_fork", "nosa_fork32")),
 )  # fmt: skip
 

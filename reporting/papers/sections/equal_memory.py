@@ -180,8 +180,8 @@ def parts_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
         rate, share = float(transfer["gb_per_s"]), float(transfer["ratio"])
         fetch = f"its transfers alone: {number(rate, 1)} GB/s, {wording.percent(share)} % of one copy"
         cells.append([fetch, number(alone, 2), wording.ratio(alone / times["step"]) if "step" in times else DASH, DASH])
-        for _, row in here[(here["stage"] == "step") & (here["label"] != label) & (here["fetched"] > 0)].iterrows():
-            if row["subject"] == transfer["subject"]:
+        for _, row in _steps(here).iterrows():
+            if row["fetched"] > 0 and row["subject"] == transfer["subject"]:
                 step = float(row["median_us"]) * float(row["batch"]) / 1e3
                 name = f"{row['label']}, batch {row['batch']}"
                 cells.append([name, number(step, 2), _hidden(row, rows), wording.ratio(float(row["ratio"]))])
@@ -189,7 +189,7 @@ def parts_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
         heads = (
             "Piece",
             "ms",
-            "Of the step; other labels: of the longer of computing and transfer",
+            "Of the step; of a label: of the longer of computing and transfer",
             "Tokens a second over Full's",
         )
         yield Cells(f"{caption} {about}", heads, cells, frozenset({1, 2, 3}))
@@ -263,11 +263,16 @@ def _copy_rate(rows: pd.DataFrame) -> float | None:
 
 
 def _hidden(row: pd.Series, rows: pd.DataFrame) -> str:
-    """Return a step over the longer of computing and transferring at its batch, per token of the taken-apart label."""
+    """Return a step over the longer of computing and transferring, per token.
+
+    Computing is the label's own where it was taken apart, else that of the first label that was.
+    """
     still, copied = rows[(rows["stage"] == "resident") & (rows["context"] == row["context"])], _copy_rate(rows)
     if still.empty or not copied:
         return DASH
-    longer = max(float(still.iloc[0]["median_us"]), float(row["fetched"]) / copied)
+    own = still[still["label"] == row["label"]]
+    compute = float((still if own.empty else own).iloc[0]["median_us"])
+    longer = max(compute, float(row["fetched"]) / copied)
     return wording.ratio(float(row["median_us"]) / longer)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from longdecode.adaptation.traces import EMPTY, Trace
-from longdecode.engine.errors import ConfigError, DataUnavailableError
+from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
 from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
@@ -31,9 +31,10 @@ def rng_ids(seed: int) -> np.random.Generator:
 
 SETTINGS = {
     "model": "miniature-shape", "contexts": [320, 400], "budget": 64,
-    "methods": ["near", "far", "ahead", "dma", "shadow"],
-    "sequences": 2, "host_gib": 1, "max_batch": 3, "hits": {"near": 0.8, "far": 0.8, "ahead": [0.7, 0.9]},
-    "sweep": [0.9], "sweep_label": "far", "parts": ["far"], "recall": 0.5, "rounds": 2, "steps": 4,
+    "methods": ["near", "far", "ahead", "beside", "dma", "shadow"],
+    "sequences": 2, "host_gib": 1, "max_batch": 3,
+    "hits": {"near": 0.8, "far": 0.8, "ahead": [0.7, 0.9], "beside": 0.8},
+    "sweep": [0.9], "sweep_label": "far", "parts": ["far", "beside"], "recall": 0.5, "rounds": 2, "steps": 4,
 }  # fmt: skip
 METHODS = {
     "full": {},
@@ -43,6 +44,7 @@ METHODS = {
         "method": "nosa",
         "params": {"block_size": 8, "heads": "random:1", "offload": True, "prefetch": True, "spare_slots": 3},
     },
+    "beside": {"method": "infllm2", "params": {"block_size": 8, "offload": True, "overlap": True, "spare_slots": 3}},
     "dma": {"params": {"heads": "random:1"}},
     "shadow": {"method": "shadowkv", "params": {"offload": True}},
 }
@@ -126,6 +128,14 @@ def test_hit_rates_come_from_a_measured_table(tmp_path: Path) -> None:
         spec.rates("near", 3)
 
 
+def test_a_trace_that_is_yet_to_be_recorded_can_be_planned() -> None:
+    run = run_of(hits={"far": "no/such/fork.npz"}, sweep=[], sweep_label="", parts=[])
+    assert run.throughput is not None and run.throughput.equal_memory is not None
+    spec, config = run.throughput.equal_memory, shape_config("miniature-shape")
+    cell = next(c for c in equal_memory_cells(run, spec, config, torch.float32) if c.label == "far")
+    assert (cell.params["hit_rate"], cell.params["layer_hits"]) == ("trace fork", None)
+
+
 def test_a_trace_is_replayed_block_by_block(tmp_path: Path, rng_ids: np.random.Generator) -> None:
     """Lists are those of the recording, whose newest block is the newest of the replay."""
     ids = np.stack([np.sort(rng_ids.permutation(30)[:6]) for _ in range(12 * 3 * 2 * 2)]).reshape(12, 3, 2, 2, 6)
@@ -150,7 +160,7 @@ def test_a_trace_is_replayed_block_by_block(tmp_path: Path, rng_ids: np.random.G
         ({"path": tmp_path / "none.npz"}, "nosa_locality"),
     ):
         given = {"path": tmp_path / "fork.npz", "newest": newest, "layers": 6, "lists": (3, 4), "listed": 7} | changes
-        with pytest.raises((ConfigError, DataUnavailableError), match=problem):
+        with pytest.raises((UnsupportedCellError, DataUnavailableError), match=problem):
             replay(**given, device=CPU)
 
 
@@ -161,7 +171,7 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
     records = read_records(tmp_path / "speed.parquet", SpeedRecord)
     found = {(r.label, r.stage, r.params.get("hit_rate")): r for r in records}
     assert {r.status for r in records} == {"ok"}, [r.reason for r in records if r.status != "ok"]
-    assert len(records) == 6 + 4 + 1
+    assert len(records) == 7 + 2 * 4 + 1
     block = 2 * 8 * 32 * 4
     lists = 12 * 4
 
@@ -181,8 +191,12 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
         assert record.params.get("fetched_bytes", 0) == 0
     # Six of the seven chunks that fit 64 tokens go by score or stay as outliers, of which one; values alone.
     assert found["shadow", "step", None].params["fetched_bytes"] == 5 * 8 * 12 * 4 * 32 * 4
-    transfer = found["far", "transfer", 0.8]
-    assert transfer.reference == "pinned_copy" and transfer.bytes_min is not None and transfer.bytes_min % block == 0
+    # Spare slots hold some of what the step before did not list.
+    assert 0 < blocks(found["beside", "step", 0.8]) < blocks(found["far", "step", 0.8])
+    for label in ("far", "beside"):
+        transfer, step = found[label, "transfer", 0.8], found[label, "step", 0.8]
+        assert transfer.reference == "pinned_copy" and transfer.bytes_min is not None
+        assert transfer.bytes_min == pytest.approx(step.params["fetched_bytes"], rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,22 @@ def test_tables_say_what_was_moved_and_what_each_piece_brings(blocks: list[Any])
     assert rates.rows[0][1:] == ["2,095", "1,923", "0.92"]
 
 
+def test_a_label_that_was_taken_apart_is_held_to_its_own_computing() -> None:
+    """Of two labels with pieces each has a table; 290 us a token are 1.04 times 280, not 1.16 times 250."""
+    apart = [
+        row("nosa_overlap32", "step", 290, 30, 3e6, 0.944),
+        row("nosa_overlap32", "resident", 280, 30, 0, 0.944),
+        row("nosa_overlap32", "transfer", 60, 30, 0, 0.944, ratio=0.9, gb_per_s=49.5),
+    ]
+    tables = [block for block in THROUGHPUT(inputs_of([*ROWS, *apart])) if isinstance(block, Cells)]
+    tables = [table for table in tables if table.caption.startswith("Pieces of a step of ")]
+    assert [table.caption.split()[5] for table in tables] == ["nosa_offload", "nosa_overlap32"]
+    for table in tables:
+        words = {cells[0]: cells[1:] for cells in table.rows}
+        assert words["nosa_overlap32, batch 30"] == ["8.70", "1.04", "6.90"]
+        assert words["nosa_offload, batch 32"] == ["12.80", "1.60", "5.00"]
+
+
 def test_without_times_the_part_says_how_to_make_them() -> None:
     found = list(EqualMemory("throughput", "speedups", {"full": ("full",)}, ("nosa",))(inputs_of([])))
     assert isinstance(found[-1], MissingResult) and "not measured" in found[-1].what
