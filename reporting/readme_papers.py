@@ -67,9 +67,10 @@ def paper_nosa() -> str:
         f"({ratio(ratios['nosa_spare32'])} with 32 spare slots), InfLLM-V2 {ratio(ratios['infllm2_offload'])} "
         f"({ratio(ratios['infllm2_spare32'])}), at {short_tokens(least)} {ratio(shortest['nosa_offload'])} "
         f"({ratio(shortest['nosa_spare32'])}) and {ratio(shortest['infllm2_offload'])} "
-        f"({ratio(shortest['infllm2_spare32'])}); fetching a layer early too loses ({ratio(ratios['nosa_prefetch'])}); "
-        f"at those of our forks {ratio(ratios['nosa_fork'])} ({ratio(ratios['nosa_fork32'])}), InfLLM-V2 "
-        f"{ratio(ratios['infllm2_fork'])} ({ratio(ratios['infllm2_fork32'])}). {_forks()}"
+        f"({ratio(shortest['infllm2_spare32'])}); fetching a layer early too loses ({ratio(ratios['nosa_prefetch'])}), "
+        f"fetching beside attention gains nothing with spare slots ({ratio(ratios['nosa_overlap32'])}); with the "
+        f"blocks that our forks read {ratio(ratios['nosa_trace32'])}, InfLLM-V2 {ratio(ratios['infllm2_trace32'])}. "
+        f"{_forks()}"
     )
     return _line("NOSA (arXiv 2510.13602)", said, "nosa")
 

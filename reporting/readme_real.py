@@ -11,14 +11,15 @@ CONTEXT = 32768
 SHARE = "bytes=0.25"
 TOKENS = "1024"
 NAMES = {
-    "full": "Full", "duo": "DuoAttention", "lychee": "LycheeDecode", "oracle_topk": "exact top-k", "quest": "Quest",
+    "full": "Full", "duo": "DuoAttention", "lychee": "LycheeDecode", "oracle_topk": "exact top-k",
+    "shadowkv": "ShadowKV", "quest": "Quest",
     "retro": "RetroAttention", "tova": "TOVA", "streaming": "StreamingLLM", "h2o": "H2O", "snapkv": "SnapKV",
     "tidal": "TidalDecode",
 }  # fmt: skip
 TITLES = {
     "fidelity_forced": "book, nats/token over Full", "passkey": "passkey", "mini_recall": "look-ups",
     "mini_recall_multikey": "look-ups", "mini_longgen_45": "45 answers", "ruler_niah_multikey_2": "RULER multikey_2",
-    "longbench_qmsum": "QMSum, ROUGE-L",
+    "longbench": "LongBench, ROUGE-L",
 }  # fmt: skip
 
 
