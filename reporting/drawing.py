@@ -14,6 +14,7 @@ from longdecode.reporting.identity import FAINT, MUTED, Look
 from longdecode.reporting.wording import percent
 
 _DODGE = 0.008
+_LOW = 0.4
 _LETTER_IN = 0.061
 _LABEL_IN = 0.5
 
@@ -74,9 +75,19 @@ def log_values(axes: Axes, low: float, high: float, write: Callable[[float], str
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
 
-def score_axis(axes: Axes, unit_is_fraction: bool, limits: tuple[float, float] | None = None) -> None:
-    """Set the vertical axis to 0 to 100 per cent, or else to the limits given or the range of the values."""
+def score_axis(
+    axes: Axes, unit_is_fraction: bool, limits: tuple[float, float] | None = None, rows: pd.DataFrame | None = None
+) -> None:
+    """Set the vertical axis to 0 to 100 per cent, or else to the limits given or the range of the values.
+
+    Where no value of ``rows`` and no end of its intervals reaches 40 per cent, the axis of per cent ends above them.
+    """
     if unit_is_fraction:
+        top = 1.0 if rows is None else float(rows[["value", "high"]].max().max())
+        if 0 < top < _LOW:
+            axes.set_ylim(-4 * top, 115 * top)
+            axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+            return
         axes.set_ylim(-4, 104)
         axes.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
     else:

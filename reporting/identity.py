@@ -13,6 +13,7 @@ FAINT = "#b4bac2"
 # Chosen by search: at least 3:1 on the page, and apart under normal vision, protanopia, deuteranopia and tritanopia.
 HUES = ("#4c9c7c", "#e56a1b", "#094bcd", "#d760bd", "#64542e", "#936ff2", "#1d5c64")
 _ORACLE_MARKER = "*"
+_LONG_DASHES = (0.0, (7.0, 2.5))
 _MARKERS = ("D", "v", "o", "s", "^", "P", "X", "<", ">", "p", "h")
 
 DARK = {
@@ -43,6 +44,8 @@ class Look:
     is_reference: bool
     is_ceiling: bool = False
     is_area: bool = False
+    is_second: bool = False
+    """A method before it has this colour too."""
 
     @property
     def face(self) -> str:
@@ -50,9 +53,11 @@ class Look:
         return PAPER if self.hollow else self.colour
 
     @property
-    def dashes(self) -> str:
-        """Line style: dashed for Full, dash-dotted for a ceiling, dotted for a variant."""
-        return "--" if self.is_reference else "-." if self.is_ceiling else ":" if self.hollow else "-"
+    def dashes(self) -> str | tuple[float, tuple[float, ...]]:
+        """Line style: dashed for Full, dash-dotted for a ceiling, dotted for a variant, long dashes for a second."""
+        if self.is_reference or self.is_ceiling or self.hollow:
+            return "--" if self.is_reference else "-." if self.is_ceiling else ":"
+        return _LONG_DASHES if self.is_second else "-"
 
 
 def looks(
@@ -61,7 +66,8 @@ def looks(
     """Return a look for each label.
 
     Colours go to methods in the order given; a further label of a method keeps its colour and gets a hollow marker.
-    Colour and marker change at different paces, so that past seven methods no pair repeats.
+    Colour and marker change at different paces, so that past seven methods no pair repeats; lines of the later ones
+    have long dashes.
 
     Args:
         labels: in table order.
@@ -84,5 +90,6 @@ def looks(
             found[label] = Look(label, MUTED, _ORACLE_MARKER, hollow, False, is_ceiling=True)
             continue
         place = methods.index(kind)
-        found[label] = Look(label, HUES[place % len(HUES)], _MARKERS[place % len(_MARKERS)], hollow, False)
+        colour, marker = HUES[place % len(HUES)], _MARKERS[place % len(_MARKERS)]
+        found[label] = Look(label, colour, marker, hollow, False, is_second=place >= len(HUES))
     return found

@@ -149,7 +149,7 @@ def _budget_panel(
             mine = swept[(swept["method"] == label) & (swept["status"] == "ok")].sort_values("share")
             if len(mine):
                 drawing.line(axes, looks[label], list(100 * mine["share"]), mine, factor, place=place)
-        drawing.score_axis(axes, is_fraction(topic.unit), limits)
+        drawing.score_axis(axes, is_fraction(topic.unit), limits, results.rows_of(topic))
         if holes := _holes(swept):
             drawing.note(axes, *holes)
         if not heading:
@@ -172,7 +172,7 @@ def _bytes_panel(looks: dict[str, Look], rows: pd.DataFrame, topic: Topic, conte
                 drawing.reference(axes, looks[label], mine.iloc[0], factor)
             else:
                 drawing.line(axes, looks[label], list(100 * mine["bytes_share"]), mine, factor, place=place)
-        drawing.score_axis(axes, is_fraction(topic.unit))
+        drawing.score_axis(axes, is_fraction(topic.unit), rows=rows)
 
     return draw
 
