@@ -37,12 +37,18 @@ Place = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """One fork that the run scored: the run's model, and what it was trained with."""
+    """One fork that the run scored: the run's model, what it was trained with, and a rate unlike the others'."""
 
     name: str
     model: str
     attention: str
     head: str
+    rate: float | None = None
+
+    @property
+    def title(self) -> str:
+        """Name it, with its rate where a reader must not take it for the others'."""
+        return self.name if self.rate is None else f"{self.name} (learned at {self.rate:g})"
 
 
 def forks(inputs: PaperInputs) -> list[Fork]:
@@ -57,7 +63,8 @@ def forks(inputs: PaperInputs) -> list[Fork]:
         path = f"results/{inputs.results.profile}/forks/{said.get('model')}/{name}/model"
         model = next((m for m, spec in models.items() if str((spec or {}).get("path", "")).rstrip("/") == path), None)
         if model is not None:
-            found.append(Fork(name, model, str(said.get("attention")), str(said.get("head", "ed_dma"))))
+            rate = said.get("lr") if said.get("lr") != shared.get("lr") else None
+            found.append(Fork(name, model, str(said.get("attention")), str(said.get("head", "ed_dma")), rate))
     return found
 
 
@@ -80,14 +87,14 @@ def trainings(inputs: PaperInputs) -> list[Block]:
         gamma = wording.DASH if pd.isna(last["gamma"]) else wording.number(100 * last["gamma"], 1)
         head = said["head"] if said["attention"] in ("nosa", "dma") else ""
         rows.append(
-            [path.parent.name, said["model"], said["attention"], head, f"{tokens / 1e6:.2f} M", *shown, sure, gamma,
-             f"{last['seconds']:.0f} s", str(run["device"])]
+            [path.parent.name, said["model"], said["attention"], head, f"{tokens / 1e6:.2f} M", f"{said['lr']:g}",
+             *shown, sure, gamma, f"{last['seconds']:.0f} s", str(run["device"])]
         )  # fmt: skip
     if not rows:
         return [Prose(words["text"]), inputs.missing(words["missing"], "train")]
-    heads = ("Fork", "Checkpoint", "Attention", "Head", "Tokens", "Prose", "Answers", "Sure answers, %", "Overlap, %",
-             "Time", "Device")  # fmt: skip
-    return [Prose(words["text"]), Cells(words["caption"], heads, rows, frozenset({4, 5, 6, 7, 8, 9}))]
+    heads = ("Fork", "Checkpoint", "Attention", "Head", "Tokens", "Rate", "Prose", "Answers", "Sure answers, %",
+             "Overlap, %", "Time", "Device")  # fmt: skip
+    return [Prose(words["text"]), Cells(words["caption"], heads, rows, frozenset({4, 5, 6, 7, 8, 9, 10}))]
 
 
 def quality(inputs: PaperInputs) -> list[Block]:
@@ -100,7 +107,7 @@ def quality(inputs: PaperInputs) -> list[Block]:
         for fork in forks(inputs):
             for label in _shown(inputs, fork):
                 if ours := samples(inputs, fork.model, label, place):
-                    rows.append(_against(inputs, [fork.name, label], ours, full, _lead(inputs, fork, label), place))
+                    rows.append(_against(inputs, [fork.title, label], ours, full, _lead(inputs, fork, label), place))
         if full and rows:
             caption = words["caption"].format(**_named(place))
             blocks.append(Comparison(caption, ("Fork", "Method"), rows, "points"))
@@ -124,7 +131,7 @@ def _leads(inputs: PaperInputs, place: Place) -> list[Compared]:
             printed = [inputs.published.figure("quality", name, suite="RULER") for name in ("nosa", "infllm2")]
             like = fork.attention == "infllm2" and place[0] == "ruler" and all(printed)
             lead = printed[0].minus(printed[1]) if like and printed[0] and printed[1] else None
-            rows.append(_against(inputs, [fork.name, label], ours, theirs, lead, place))
+            rows.append(_against(inputs, [fork.title, label], ours, theirs, lead, place))
     return rows
 
 
@@ -141,10 +148,10 @@ def books(inputs: PaperInputs) -> list[Block]:
             for label in (*_shown(inputs, fork), *([fork.attention] if fork.head != "ed_dma" else []))
             if (found := samples(inputs, fork.model, label, place))
         }
-        rows = [_loss_gap(inputs, [fork.name, label], found, full, place) for (fork, label), found in own.items()]
+        rows = [_loss_gap(inputs, [fork.title, label], found, full, place) for (fork, label), found in own.items()]
         nosa = next((found for (fork, label), found in own.items() if fork == fork_of(inputs, "nosa")), None)
         rows += [
-            _loss_gap(inputs, [f"nosa minus {fork.name}", label], nosa, found, place)
+            _loss_gap(inputs, [f"nosa minus {fork.title}", label], nosa, found, place)
             for (fork, label), found in own.items()
             if nosa is not None and found is not nosa
         ]

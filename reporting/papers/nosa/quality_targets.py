@@ -73,7 +73,7 @@ def _gap(inputs: PaperInputs, fork: Fork, label: str, suite: str, *row: str) -> 
     place: Place = where[0]
     ours, theirs = samples(inputs, nosa.model, "nosa", place), samples(inputs, fork.model, label, place)
     named = "nosa minus " if suite in BOOKS else ""
-    return inputs.paired(ours, theirs, *(row or (f"{named}{fork.name}", label)), *place) if ours and theirs else None
+    return inputs.paired(ours, theirs, *(row or (f"{named}{fork.title}", label)), *place) if ours and theirs else None
 
 
 def _named(suite: str) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from longdecode.reporting import verdicts
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers.blocks import Compared, Comparison, MissingResult
+from longdecode.reporting.papers.nosa.forks import forks
 from longdecode.reporting.papers.nosa.quality_targets import over_rivals
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import load_results
@@ -122,7 +123,7 @@ def write_run(folder: Path, lychee_run: ModuleType, more: bool, hard: bool = Fal
     pd.DataFrame(rows).to_csv(folder / "locality.csv", index=False)
     fork = folder / "forks" / "dense" / "nosa"
     fork.mkdir(parents=True)
-    settings = {"model": "dense", "attention": "nosa", "head": "ed_dma", "rows": 4, "length": 4096}
+    settings = {"model": "dense", "attention": "nosa", "head": "ed_dma", "rows": 4, "length": 4096, "lr": 3e-4}
     (fork / "run.json").write_text(json.dumps({"settings": settings, "device": "H200"}), encoding="utf-8")
     with (fork / "curve.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -272,3 +273,12 @@ def test_holes_name_the_command_that_fills_them(tmp_path: Path, lychee_run: Modu
     assert holes["locality"] == "snakemake --cores 8 nosa_locality --config profile=nosa"
     assert "throughput" in holes and "targets" in holes
     assert np.isfinite(paper.published.tables["speedups"].rows[0]["ratio"])
+
+
+def test_a_fork_that_learned_at_another_rate_says_so() -> None:
+    runs = {name: {"attention": kind} for name, kind in FORKS.items() if name != "nosa_dma_head"}
+    runs |= {"nosa": {"attention": "nosa", "lr": 8e-4}, "dma": {"attention": "dma", "lr": 3e-4}}
+    models = {f"fork-{name}": {"path": f"results/forked/forks/dense/{name}/model"} for name in runs}
+    config = {"models": models, "adaptation": {"defaults": {"model": "dense", "lr": 8e-4}, "runs": runs}}
+    found = forks(SimpleNamespace(results=SimpleNamespace(config=config, profile="forked")))  # type: ignore[arg-type]
+    assert [fork.title for fork in found] == ["full", "infllm2", "nosa", "dma (learned at 0.0003)"]
