@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,11 +13,11 @@ from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.host_memory import HostBuffer
 from longdecode.engine.kv_cache import CacheShape, StepSlots, WholeCache, empty_pair, store_heads
 from longdecode.engine.token_block import BlockHeads
-from longdecode.kernels.block_residency import BlockQueue, Residents, claim_slots, values_in_slots
+from longdecode.kernels.block_residency import Arrivals, BlockQueue, Residents, claim_slots, values_in_slots
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.host_fetch import copy_blocks
 from longdecode.kernels.page_minmax import PageBounds
-from longdecode.kernels.resident_attention import Arriving, resident_attention
+from longdecode.kernels.resident_attention import resident_attention
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 from longdecode.methods.ring_cache import refuse_blocks
 
@@ -35,8 +34,8 @@ class OffloadedCache(WholeCache):
     goes to the host once the next block begins. So every other slot is full, and one length a row bounds what
     attention reads. A step finds the listed blocks that no slot holds (``claim_slots``) and fetches them before
     it attends (``copy_blocks``): fixed shapes, nothing on the host. ``prefetch`` does so earlier, on a second stream,
-    for blocks that a layer will probably list; what it guessed wrongly costs time alone. With ``overlap`` the fetch
-    runs on that stream while attention reads what is on the device already (``resident_attention``).
+    for blocks that a layer will probably list; what it guessed wrongly costs time alone. With ``overlap`` attention
+    begins while the fetch runs, and each of its programs waits for its own blocks (``resident_attention``).
 
     Layers that read everything (``dense_layers``) lie whole on the device. What a block holds on the host is the
     truth once it is full: which blocks are on the device changes no result, and ``undo`` leaves it as it is.
@@ -77,6 +76,7 @@ class OffloadedCache(WholeCache):
         # Blocks that a layer lists, and those that the next layers probably will: two copies may be under way.
         self.queues = torch.zeros(3, 2, room, device=device, dtype=torch.int64)
         self.flushed = torch.zeros(2, len(self.at) * lists[0] * lists[1] + 1, device=device, dtype=torch.int64)
+        self.entries = torch.zeros(room if overlap else 0, device=device, dtype=torch.int64)
         self.counts = torch.zeros(len(self.at), 2, 1, device=device, dtype=torch.int64)
         self.lane = SideLane(device)
 
@@ -159,19 +159,19 @@ class OffloadedCache(WholeCache):
         self._refuse(indices, block_size, scoring)
         self.lane.join((layer, _AHEAD))
         queue = self._queue(layer, _LISTED)
-        late = torch.empty(indices.shape, dtype=torch.bool, device=self.device) if self.overlap else None
-        slots = claim_slots(indices, counts, self._residents(layer, self.fetched), queue, self.blocks, late)
-        with self.lane.beside((layer, _LISTED)) if self.overlap else nullcontext():
-            copy_blocks(*self.layer_blocks(layer), queue)
+        arrivals = None
+        if self.overlap:
+            arrivals = Arrivals(torch.empty(indices.shape, dtype=torch.int32, device=self.device), self.entries)
+        slots = claim_slots(indices, counts, self._residents(layer, self.fetched), queue, self.blocks, arrivals)
         if bias is not None:
             bias = values_in_slots(bias, self.held[self.at[layer]], self.block_size)
+        copy_blocks(*self.layer_blocks(layer), queue, arrivals)
         given: dict[str, Any] = {
             "block_size": block_size, "kv_lengths": self.slot_lengths, "kv_tokens_read": kv_tokens_read, "bias": bias,
         }  # fmt: skip
-        if late is None:
+        if arrivals is None:
             return sparse_decode_attention(q, *self._near(layer), slots, counts, uneven=uneven, **given)[0]
-        arriving = Arriving(late, partial(self.lane.join, (layer, _LISTED)))
-        return resident_attention(q, *self._near(layer), slots, counts, arriving=arriving, **given)[0]
+        return resident_attention(q, *self._near(layer), slots, counts, arrivals=arrivals, **given)[0]
 
     def prefetch(self, layer: int, indices: Tensor, counts: Tensor) -> None:
         """Fetch blocks that a layer will probably list, beside what the device does next.

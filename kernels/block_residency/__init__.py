@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from longdecode.kernels.block_residency import naive
-from longdecode.kernels.block_residency.naive import BlockQueue, Residents
+from longdecode.kernels.block_residency.naive import Arrivals, BlockQueue, Residents
 from longdecode.kernels.dispatch import use_triton
 
-__all__ = ["BlockQueue", "Residents", "claim_slots", "values_in_slots"]
+__all__ = ["Arrivals", "BlockQueue", "Residents", "claim_slots", "values_in_slots"]
 
 
 def claim_slots(
@@ -15,15 +15,15 @@ def claim_slots(
     residents: Residents,
     queue: BlockQueue,
     blocks: int,
-    late: Tensor | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Tensor:
     """Return the slot of every listed block and queue the blocks that no slot holds; see ``naive.claim_slots``."""
     if use_triton(residents.like):
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.block_residency.gpu import claim_slots_gpu
 
-        return claim_slots_gpu(indices, counts, residents, queue, blocks, late)
-    return naive.claim_slots(indices, counts, residents, queue, blocks, late)
+        return claim_slots_gpu(indices, counts, residents, queue, blocks, arrivals)
+    return naive.claim_slots(indices, counts, residents, queue, blocks, arrivals)
 
 
 def values_in_slots(values: Tensor, held: Tensor, block_size: int) -> Tensor:

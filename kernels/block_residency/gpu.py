@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.block_residency.naive import BlockQueue, Residents
+from longdecode.kernels.block_residency.naive import Arrivals, BlockQueue, Residents
 
 _NEVER = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 MAX_SLOTS = 1024
@@ -31,15 +31,16 @@ def choose_launch(slots: int) -> Launch:
 
 @triton.jit
 def claim_slots_kernel(
-    p_indices, p_counts, p_held, p_used, p_clock, p_fetched, p_slots, p_late, p_sources, p_targets, p_queued,
+    p_indices, p_counts, p_held, p_used, p_clock, p_fetched, p_slots, p_state, p_entries,
+    p_sources, p_targets, p_queued,
     index_batch, index_list, index_entry, count_batch, count_list, lists, width, slots, blocks,
     BLOCK_SLOTS: tl.constexpr, ENTRIES: tl.constexpr,
 ):  # fmt: skip
     """Compare ``list[n] == held[s]``; give missing entries the slots of least ``used``, which a sort brings forward.
 
     Grid ``(B * Hkv,)``. Tensors are those of ``naive.claim_slots``, ``p_indices`` and ``p_counts`` with any strides,
-    ``p_slots`` ``[B, Hkv, N]`` contiguous, all int64; ``p_late`` likewise, uint8, or None. Two passes over the list,
-    the first finds what is wanted. Moves two lists, and three times the slots' blocks and times.
+    ``p_slots`` ``[B, Hkv, N]`` contiguous, all int64; ``p_state`` likewise, int32, and ``p_entries``, or None. Two
+    passes over the list, the first finds what is wanted. Moves two lists, and three times the slots' blocks and times.
     """
     i_list = tl.program_id(0).to(tl.int64)
     i_batch = i_list // lists
@@ -78,9 +79,8 @@ def claim_slots_kernel(
         b_fresh = tl.sum(tl.where(b_rank[:, None] == o_slot[None, :], b_victim[None, :], 0), 1)
         b_chosen = tl.where(b_at < BLOCK_SLOTS, b_at, tl.where(claimed, b_fresh, 0)).to(tl.int64)
         tl.store(p_slots + i_list * width + o_entry, b_chosen, mask=o_entry < width)
-        if p_late is not None:
-            b_late = (o_entry < count) & (b_at == BLOCK_SLOTS)
-            tl.store(p_late + i_list * width + o_entry, b_late.to(tl.uint8), mask=o_entry < width)
+        if p_state is not None:
+            tl.store(p_state + i_list * width + o_entry, claimed.to(tl.int32), mask=o_entry < width)
         tl.store(p_held + i_list * slots + b_chosen, b_block, mask=claimed)
         tl.store(p_used + i_list * slots + b_chosen, now + tl.zeros_like(b_chosen), mask=claimed)
         found = tl.sum(claimed.to(tl.int32), 0)
@@ -90,6 +90,8 @@ def claim_slots_kernel(
             o_queue = base + (b_rank - taken)
             tl.store(p_sources + o_queue, i_list * blocks + b_block, mask=claimed)
             tl.store(p_targets + o_queue, i_list * slots + b_chosen, mask=claimed)
+            if p_state is not None:
+                tl.store(p_entries + o_queue, i_list * width + o_entry, mask=claimed)
         taken += tl.sum(b_missing, 0)
 
 
@@ -99,7 +101,7 @@ def claim_slots_gpu(
     residents: Residents,
     queue: BlockQueue,
     blocks: int,
-    late: Tensor | None = None,
+    arrivals: Arrivals | None = None,
     launch: Launch | None = None,
 ) -> Tensor:
     """Return slots and queue what is missing as in ``naive.claim_slots``; a CUDA graph can capture it.
@@ -116,7 +118,8 @@ def claim_slots_gpu(
     with torch.cuda.device_of(indices):
         claim_slots_kernel[(batch * heads,)](
             indices, counts, residents.blocks, residents.used, residents.clock, residents.fetched, chosen,
-            None if late is None else late.view(torch.uint8), queue.sources, queue.targets, queue.count,
+            *((None, None) if arrivals is None else (arrivals.state, arrivals.entries)),
+            queue.sources, queue.targets, queue.count,
             *indices.stride(), *counts.stride(), heads, width, slots, blocks,
             BLOCK_SLOTS=triton.next_power_of_2(slots), ENTRIES=launch.entries, num_warps=launch.num_warps,
         )  # fmt: skip

@@ -39,13 +39,25 @@ class BlockQueue:
     count: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Say which list entries are being copied: ``state`` ``[B, Hkv, N]`` int32, contiguous.
+
+    0 is an entry that was at hand, 1 one that is late, 2 one that has arrived since. ``entries`` ``[Q + 1]`` int64: for
+    each queued block its place in the flattened ``state``.
+    """
+
+    state: Tensor
+    entries: Tensor
+
+
 def claim_slots(
     indices: Tensor,
     counts: Tensor,
     residents: Residents,
     queue: BlockQueue,
     blocks: int,
-    late: Tensor | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Tensor:
     """Return the slot of every listed block; queue the missing ones into the slots that were unused the longest.
 
@@ -61,7 +73,7 @@ def claim_slots(
         queue: room for ``B * Hkv * N`` more; sources are ``list * blocks + block``, targets ``list * S + slot`` with
             ``list = b * Hkv + h``. The order of entries is any.
         blocks: blocks of a row in host memory.
-        late: ``[B, Hkv, N]`` bool, contiguous, to be filled: the entries below the count whose block no slot held.
+        arrivals: to be filled: the entries that are queued.
 
     Returns:
         ``[B, Hkv, N]`` int64, contiguous; 0 for entries that are not valid or ignored.
@@ -92,9 +104,9 @@ def claim_slots(
     ):
         wide = torch.cat((kept, kept[..., :1]), dim=2).scatter(2, column, value)
         tensor.copy_(wide[..., :slots])
-    if late is not None:
-        late.copy_(before(counts, width) & ~hit)
-    _enqueue(queue, indices, chosen, claimed, blocks, slots)
+    if arrivals is not None:
+        arrivals.state.copy_(claimed)
+    _enqueue(queue, indices, chosen, claimed, blocks, slots, arrivals)
     residents.fetched.add_(claimed.sum(dim=(1, 2)))
     return chosen
 
@@ -119,7 +131,10 @@ def _renewed(used: Tensor, wanted: Tensor, now: Tensor) -> Tensor:
     return torch.where(wanted, now, used)
 
 
-def _enqueue(queue: BlockQueue, indices: Tensor, chosen: Tensor, claimed: Tensor, blocks: int, slots: int) -> None:
+def _enqueue(
+    queue: BlockQueue, indices: Tensor, chosen: Tensor, claimed: Tensor, blocks: int, slots: int,
+    arrivals: Arrivals | None,
+) -> None:  # fmt: skip
     batch, heads, _ = indices.shape
     lists = torch.arange(batch * heads, device=indices.device).view(batch, heads, 1)
     flat = claimed.flatten()
@@ -127,4 +142,6 @@ def _enqueue(queue: BlockQueue, indices: Tensor, chosen: Tensor, claimed: Tensor
     spot = torch.where(flat, queue.count + flat.long().cumsum(dim=0) - 1, last)
     queue.sources.scatter_(0, spot, (lists * blocks + indices).flatten())
     queue.targets.scatter_(0, spot, (lists * slots + chosen).flatten())
+    if arrivals is not None:
+        arrivals.entries.scatter_(0, spot, torch.arange(len(flat), device=flat.device))
     queue.count.add_(flat.sum())

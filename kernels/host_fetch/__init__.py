@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from longdecode.kernels.block_residency import BlockQueue
+from longdecode.kernels.block_residency import Arrivals, BlockQueue
 from longdecode.kernels.dispatch import use_triton
 from longdecode.kernels.host_fetch import naive
 
@@ -11,15 +11,17 @@ __all__ = ["copy_blocks"]
 Pair = tuple[Tensor, Tensor]
 
 
-def copy_blocks(source: Pair, target: Pair, queue: BlockQueue) -> None:
+def copy_blocks(source: Pair, target: Pair, queue: BlockQueue, arrivals: Arrivals | None = None) -> None:
     """Copy the queued blocks of keys and of values; see ``naive.copy_blocks``.
 
-    On CUDA one of the pairs may lie in pinned host memory.
+    On CUDA one of the pairs may lie in pinned host memory. With ``arrivals`` the next kernel may start meanwhile, where
+    launches overlap (``kernels/overlap.py``): it must wait for what is late, and nothing may be left that it does not
+    wait for.
     """
     on_device = next((tensor for tensor in (*source, *target) if tensor.device.type != "cpu"), target[0])
     if use_triton(on_device):
         # Triton is installed where it can run; elsewhere this module must still import.
         from longdecode.kernels.host_fetch.gpu import copy_blocks_gpu
 
-        return copy_blocks_gpu(source, target, queue)
-    return naive.copy_blocks(source, target, queue)
+        return copy_blocks_gpu(source, target, queue, arrivals)
+    return naive.copy_blocks(source, target, queue, arrivals)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from longdecode.kernels.block_residency.naive import BlockQueue
+from longdecode.kernels.block_residency.naive import Arrivals, BlockQueue
 from longdecode.kernels.layout import on_host
 
 
-def copy_blocks(source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], queue: BlockQueue) -> None:
+def copy_blocks(
+    source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], queue: BlockQueue, arrivals: Arrivals | None = None
+) -> None:
     """Copy ``target[targets[i]] = source[sources[i]]`` for ``i < count``, keys and values alike.
 
     Moves ``2 * count`` blocks once over the bus between host and device, where one of the pairs is in host memory.
@@ -18,11 +20,14 @@ def copy_blocks(source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], qu
         source: keys and values ``[N, E]``, contiguous: ``N`` blocks of ``E`` elements.
         target: keys and values ``[M, E]``, likewise, changed in place; no block is named twice.
         queue: which blocks.
+        arrivals: where to note that they are there.
 
     Raises:
         ValueError: blocks of different sizes or dtypes.
     """
     check_blocks(source, target)
+    if arrivals is not None:
+        arrivals.state.mul_(2)
     size = queue.sources.shape[0] - 1
     sources, targets = queue.sources[:size], queue.targets[:size]
     if on_host(queue.count):

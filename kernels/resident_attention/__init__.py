@@ -1,12 +1,12 @@
-"""Attention over blocks in slots, what is on the device first and what is still on its way afterwards."""
+"""Attention over blocks in slots, while some of them are still being copied there."""
 
 from torch import Tensor
 
+from longdecode.kernels.block_residency import Arrivals
 from longdecode.kernels.dispatch import use_triton
 from longdecode.kernels.resident_attention import naive
-from longdecode.kernels.resident_attention.naive import Arriving
 
-__all__ = ["Arriving", "resident_attention"]
+__all__ = ["resident_attention"]
 
 
 def resident_attention(
@@ -20,11 +20,12 @@ def resident_attention(
     kv_lengths: Tensor,
     bias: Tensor | None = None,
     kv_tokens_read: Tensor | None = None,
-    arriving: Arriving | None = None,
+    arrivals: Arrivals | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return softmax attention over the tokens of the listed blocks; see ``naive.resident_attention``.
 
-    The Triton path reads what is at hand before it waits for ``arriving``; with and without it gives the same bits.
+    With ``arrivals`` it must follow the copy at once: its programs begin while that runs, where launches overlap, and
+    each waits for its own blocks. The bits are the same with and without.
     """
     if use_triton(q):
         # Triton is installed where it can run; elsewhere this module must still import.
@@ -32,9 +33,8 @@ def resident_attention(
 
         return resident_attention_gpu(
             q, k, v, slots, counts, block_size=block_size, kv_lengths=kv_lengths, bias=bias,
-            kv_tokens_read=kv_tokens_read, arriving=arriving,
+            kv_tokens_read=kv_tokens_read, arrivals=arrivals,
         )  # fmt: skip
     return naive.resident_attention(
-        q, k, v, slots, counts, block_size=block_size, kv_lengths=kv_lengths, bias=bias, kv_tokens_read=kv_tokens_read,
-        arriving=arriving,
-    )  # fmt: skip
+        q, k, v, slots, counts, block_size=block_size, kv_lengths=kv_lengths, bias=bias, kv_tokens_read=kv_tokens_read
+    )

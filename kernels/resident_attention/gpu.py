@@ -1,4 +1,4 @@
-"""Attention over blocks in slots as a Triton kernel: one launch, or two around the arrival of the last blocks."""
+"""Attention over blocks in slots as a Triton kernel whose programs read what is at hand, then what has arrived."""
 
 # mypy: disable-error-code="no-untyped-def"
 from __future__ import annotations
@@ -8,50 +8,92 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longdecode.kernels.block_residency.naive import Arrivals
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.resident_attention.launch import ResidentLaunch, choose_launch
-from longdecode.kernels.resident_attention.naive import Arriving
 from longdecode.kernels.sparse_decode_attention.naive import check_shapes
-from longdecode.kernels.sparse_decode_attention.tiles import attend_tiles, load_blocks, load_queries
-from longdecode.kernels.split_kv import LOG2E, arrival_counters, finish_part, merge_tile, new_partials
+from longdecode.kernels.sparse_decode_attention.tiles import load_blocks, load_queries
+from longdecode.kernels.split_kv import (
+    LOG2E,
+    arrival_counters,
+    merge_parts,
+    merge_tile,
+    new_partials,
+    softmax_step,
+    store_part,
+    tile_scores,
+)
+
+_LOG2E = tl.constexpr(LOG2E)
 
 
 @triton.jit
-def holds_late(p_late, first, stop, width, BLOCK_SIZE: tl.constexpr, ENTRIES: tl.constexpr):
-    """Return true where one of the blocks with slots ``first`` to before ``stop`` of a list is late."""
-    o_entry = first // BLOCK_SIZE + tl.arange(0, ENTRIES)
-    mine = (o_entry < width) & (o_entry * BLOCK_SIZE < stop)
-    return tl.max(tl.load(p_late + o_entry, mask=mine, other=0), 0) > 0
+def block_states(
+    p_state, i_part, width,
+    PARTS: tl.constexpr, BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Return the states of the blocks of ``PARTS`` parts of a list from ``i_part`` on, ``[PARTS, ENTRIES]``."""
+    b_start = ((i_part + tl.arange(0, PARTS)) * SHARE)[:, None]
+    o_entry = b_start // BLOCK_SIZE + tl.arange(0, ENTRIES)[None, :]
+    mine = (o_entry < width) & (o_entry * BLOCK_SIZE < b_start + SHARE)
+    return tl.load(p_state + o_entry, mask=mine, other=0, volatile=True)
+
+
+@triton.jit
+def wait_for_blocks(
+    p_state, i_part, width,
+    PARTS: tl.constexpr, BLOCK_SIZE: tl.constexpr, SHARE: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """Wait until no block of these parts is late; what was copied before is read after."""
+    late = 1
+    while late > 0:
+        b_state = block_states(p_state, i_part, width, PARTS, BLOCK_SIZE, SHARE, ENTRIES)
+        late = tl.max(tl.max((b_state == 1).to(tl.int32), 1), 0)
+    tl.inline_asm_elementwise(
+        "fence.acq_rel.gpu; mov.b32 $0, $1;", "=r,r", [tl.arange(0, 128)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def tile_in_order(i_tile, b_place, first, PARTS: tl.constexpr, TILES: tl.constexpr):
+    """Return the tile of a list that a program reads ``i_tile``-th; its part stands at that place in ``b_place``."""
+    o_part = tl.arange(0, PARTS)
+    return (first + tl.sum(tl.where(b_place == i_tile // TILES, o_part, 0), 0)) * TILES + i_tile % TILES
 
 
 @triton.jit
 def resident_attention_kernel(
-    p_q, p_k, p_v, p_slots, p_counts, p_late, p_lengths, p_bias, p_tokens_read,
+    p_q, p_k, p_v, p_slots, p_counts, p_state, p_lengths, p_bias, p_tokens_read,
     p_acc, p_top, p_total, p_counters, p_out, p_lse,
     q_batch, q_head, q_dim, k_batch, k_head, v_batch, v_head, slot_batch, slot_list, slot_entry,
     count_batch, count_list, bias_batch, bias_list, bias_token, read_batch,
-    scale_log2, capacity, width, lists, all_lists,
+    scale_log2, capacity, width, lists, all_lists, parts,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, SHARE: tl.constexpr, ENTRIES: tl.constexpr,
-    PHASE: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, SHARE: tl.constexpr,
+    ENTRIES: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, UPCAST: tl.constexpr,
+    WAITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Parts of lists: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``, then joined.
 
-    ``i`` runs over the part's tokens and ``s_i = log2(e) * (scale * q . k_i + bias_i)``. Grid
-    ``(SPLITS * row tiles, Hkv, B)``: program ``s`` takes the tokens ``s * SHARE`` to before ``(s + 1) * SHARE`` of its
-    list: in phase ``at_hand`` where none of its blocks is late, in phase ``late`` where one is, in phase ``all``
-    whichever. The first two write into the same parts and count arrivals in the same counters: each program arrives
-    once, and the last one joins the parts in their order (``finish_part``). So no bit depends on which blocks are late.
+    ``i`` runs over the part's tokens and ``s_i = log2(e) * (scale * q . k_i + bias_i)``. A part is ``SHARE`` tokens of
+    a list. Grid ``(SPLITS * row tiles, Hkv, B)``: program ``s`` takes ``PARTS`` consecutive parts of its list, and the
+    last program of a list joins all ``parts`` in their order: what is late changes no bit. With ``WAITS`` the kernel
+    began when all programs of the copy before it ran, which began when all kernels before had ended: a program takes
+    the parts without a late block first, then waits for those of the others. So when all programs have ended, the copy
+    has. One loop runs over the tiles of several parts, so that loads are under way from one part to the next.
 
     ``p_q`` ``[B, Hq, 1, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides;
-    ``p_slots`` ``[B, Hkv, N]`` and ``p_counts`` ``[B, Hkv]`` int64; ``p_late`` ``[B, Hkv, N]`` uint8, contiguous, or
-    None in phase ``all``; ``p_lengths`` ``[B]`` int64; ``p_bias`` ``[B, Hkv, S]`` float32 or None; ``p_tokens_read``
-    ``[B]`` int64 or None; partials as in ``Partials``; ``p_out`` and ``p_lse`` contiguous. Moves what
-    ``sparse_decode_attention_kernel`` moves, and a byte a list entry and phase.
+    ``p_slots`` ``[B, Hkv, N]`` and ``p_counts`` ``[B, Hkv]`` int64; ``p_state`` ``[B, Hkv, N]`` int32, contiguous, or
+    None; ``p_lengths`` ``[B]`` int64; ``p_bias`` ``[B, Hkv, S]`` float32 or None; ``p_tokens_read`` ``[B]`` int64 or
+    None; partials as in ``Partials``; ``p_out`` and ``p_lse`` contiguous. Moves what ``sparse_decode_attention_kernel``
+    moves, and four bytes a list entry.
 
-    Source: the split is that of Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog); the phases
-    are this project's.
+    Source: the split is that of Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog); waiting by
+    block is this project's.
     """
+    wait_for_earlier(PDL and not WAITS)
+    TILES: tl.constexpr = SHARE // BLOCK_TOKENS
     i_program = tl.program_id(0) % SPLITS
     i_row_tile = tl.program_id(0) // SPLITS
     i_row = i_row_tile * BLOCK_ROWS
@@ -59,35 +101,87 @@ def resident_attention_kernel(
     i_batch = tl.program_id(2).to(tl.int64)
     i_head = tl.program_id(1).to(tl.int64)
     i_list = i_batch * lists + i_head
-    # These loads are under way while a program learns whether it is its turn.
     p_list = p_slots + i_batch * slot_batch + i_head * slot_list
-    first = i_program * (SHARE // BLOCK_TOKENS)
-    b_block = load_blocks(p_list, slot_entry, first, width, BLOCK_SIZE, BLOCK_TOKENS)
     length = tl.maximum(tl.minimum(tl.load(p_lengths + i_batch), capacity), 0).to(tl.int32)
     count = tl.load(p_counts + i_batch * count_batch + i_head * count_list)
-    mine = True
-    if PHASE != "all":
-        late = holds_late(
-            p_late + i_list * width, i_program * SHARE, (i_program + 1) * SHARE, width, BLOCK_SIZE, ENTRIES
-        )
-        mine = late == (PHASE == "late")
-    if mine:
-        listed = (tl.maximum(tl.minimum(count, width), 0) * BLOCK_SIZE).to(tl.int32)
-        stop = tl.minimum(first + SHARE // BLOCK_TOKENS, tl.cdiv(listed, BLOCK_TOKENS))
-        b_q = load_queries(p_q, q_batch, q_head, 0, q_dim, i_batch, i_head, o_row, 1, ROWS, DIM, BLOCK_DIM, UPCAST)
-        b_top, b_total, b_acc = attend_tiles(
-            b_q, b_block, p_k + i_batch * k_batch + i_head * k_head, p_v + i_batch * v_batch + i_head * v_head, p_list,
-            None if p_bias is None else p_bias + i_batch * bias_batch + i_head * bias_list,
-            None if p_tokens_read is None else p_tokens_read + i_batch * read_batch,
-            first, stop, 1, False, listed, length, width, slot_entry, bias_token, scale_log2,
-            None, False, 0, None, None, 0, 0, o_row, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
-            BLOCK_SIZE, DIM, BLOCK_DIM, BLOCK_ROWS, BLOCK_TOKENS, 1, ROWS, 0, UPCAST,
-        )  # fmt: skip
-        finish_part(
-            p_acc, p_top, p_total, p_counters + i_row_tile * all_lists + i_list, p_out, p_lse, b_acc, b_top, b_total,
-            i_list, i_list * SPLITS + i_program, i_list * SPLITS, SPLITS, i_row, ROWS,
-            DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, True,
-        )  # fmt: skip
+    listed = (tl.maximum(tl.minimum(count, width), 0) * BLOCK_SIZE).to(tl.int32)
+    first = i_program * PARTS
+    o_part = tl.arange(0, PARTS)
+    o_dim = tl.arange(0, BLOCK_DIM)
+    b_place = o_part
+    ready = PARTS
+    if WAITS:
+        p_state += i_list * width
+        b_late = (tl.max(block_states(p_state, first, width, PARTS, BLOCK_SIZE, SHARE, ENTRIES), 1) > 0).to(tl.int32)
+        ready = PARTS - tl.sum(b_late, 0)
+        # Where each part stands: those at hand first, in order, then the others.
+        b_place = tl.where(b_late > 0, ready + tl.cumsum(b_late, 0) - 1, tl.cumsum(1 - b_late, 0) - 1)
+    b_q = load_queries(p_q, q_batch, q_head, 0, q_dim, i_batch, i_head, o_row, 1, ROWS, DIM, BLOCK_DIM, UPCAST)
+    p_k += i_batch * k_batch + i_head * k_head
+    p_v += i_batch * v_batch + i_head * v_head
+    if p_bias is not None:
+        p_bias += i_batch * bias_batch + i_head * bias_list
+    b_read = tl.zeros([BLOCK_TOKENS], dtype=tl.int32)
+    for i_turn in range(2 if WAITS else 1):
+        if WAITS and (i_turn > 0) & (ready < PARTS):
+            wait_for_blocks(p_state, first, width, PARTS, BLOCK_SIZE, SHARE, ENTRIES)
+        begin = i_turn * ready * TILES
+        stop = tl.where(i_turn > 0, PARTS, ready) * TILES
+        b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
+        b_total = tl.zeros([BLOCK_ROWS, 1], dtype=tl.float32)
+        b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
+        i_tile = tile_in_order(begin, b_place, first, PARTS, TILES)
+        b_block = load_blocks(p_list, slot_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
+        for i_turn_tile in range(begin, stop):
+            o_slot = i_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+            o_inside = (tl.arange(0, BLOCK_TOKENS) if BLOCK_TOKENS % BLOCK_SIZE == 0 else o_slot) % BLOCK_SIZE
+            b_token = b_block.to(tl.int32) * BLOCK_SIZE + o_inside
+            b_token = tl.where((o_slot < listed) & (b_token < length), b_token, -1)
+            i_part = i_tile // TILES
+            i_tile = tile_in_order(i_turn_tile + 1, b_place, first, PARTS, TILES)
+            b_block = load_blocks(p_list, slot_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
+            b_read += (b_token >= 0).to(tl.int32)
+            b_tokens = b_token[:, None].to(tl.int64)
+            loaded = (b_tokens >= 0) & (o_dim < DIM)[None, :]
+            b_k = tl.load(p_k + (b_tokens * K_TOKEN + o_dim[None, :] * K_DIM), mask=loaded, other=0.0)
+            b_v = tl.load(p_v + (b_tokens * V_TOKEN + o_dim[None, :] * V_DIM), mask=loaded, other=0.0)
+            if UPCAST:
+                b_k = b_k.to(tl.float32)
+                b_v = b_v.to(tl.float32)
+            b_scores = tile_scores(b_q, b_k, scale_log2)
+            if p_bias is not None:
+                b_bias = tl.load(p_bias + b_token.to(tl.int64) * bias_token, mask=b_token >= 0, other=0.0)
+                b_scores += (b_bias * _LOG2E)[None, :]
+            b_scores = tl.where((b_token >= 0)[None, :], b_scores, float("-inf"))
+            b_top, b_total, b_acc = softmax_step(b_scores, b_v, b_top, b_total, b_acc)
+            ends = i_turn_tile % TILES == TILES - 1
+            if ends & (i_part < parts):
+                store_part(
+                    p_acc, p_top, p_total, b_acc, b_top, tl.sum(b_total, 1), i_list * parts + i_part, i_row,
+                    ROWS, DIM, BLOCK_DIM, BLOCK_ROWS,
+                )  # fmt: skip
+            b_top = tl.where(ends, float("-inf"), b_top)
+            b_total = tl.where(ends, 0.0, b_total)
+            b_acc = tl.where(ends, 0.0, b_acc)
+    if p_tokens_read is not None:
+        # Several row tiles read the same tokens, which count once.
+        read = tl.where(i_row == 0, tl.sum(b_read, 0), 0).to(tl.int64)
+        tl.atomic_add(p_tokens_read + i_batch * read_batch, read, sem="relaxed")
+    let_next_start(PDL)
+    # The barrier puts every thread's stores before the one thread's release.
+    tl.debug_barrier()
+    arrived = 0
+    if SPLITS > 1:
+        p_counters += i_row_tile * all_lists + i_list
+        arrived = tl.atomic_add(p_counters, 1, sem="acq_rel", scope="gpu")
+    if arrived == SPLITS - 1:
+        if SPLITS > 1:
+            tl.store(p_counters, 0)
+        for i_block in range(i_row, tl.minimum(i_row + BLOCK_ROWS, ROWS), MERGE_ROWS):
+            merge_parts(
+                p_acc, p_top, p_total, p_out, p_lse, i_list, i_list * parts, parts, i_block,
+                ROWS, DIM, BLOCK_DIM, MERGE_ROWS, MERGE_PARTS,
+            )  # fmt: skip
 
 
 def resident_attention_gpu(
@@ -101,13 +195,13 @@ def resident_attention_gpu(
     kv_lengths: Tensor,
     bias: Tensor | None = None,
     kv_tokens_read: Tensor | None = None,
-    arriving: Arriving | None = None,
+    arrivals: Arrivals | None = None,
     launch: ResidentLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return softmax attention as in ``naive.resident_attention``; a CUDA graph can capture it.
 
-    With ``arriving`` two launches stand around its ``wait``. Launches on one device must follow one another (see
-    ``split_kv.arrival_counters``), none between these two, and one must have run before the first capture.
+    With ``arrivals`` it must be launched right after the copy that clears them. Launches on one device must follow one
+    another (see ``split_kv.arrival_counters``), and one must have run before the first capture.
 
     Args:
         q: ``[B, Hq, 1, D]``, float32, float16 or bfloat16.
@@ -119,7 +213,7 @@ def resident_attention_gpu(
         kv_lengths: ``[B]`` int64; a length over ``S`` counts as ``S``.
         bias: ``[B, Hkv, S]`` float32, any strides.
         kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over lists, are added.
-        arriving: blocks on their way, if any.
+        arrivals: blocks on their way, if any.
         launch: how to run; ``choose_launch``'s when left out.
 
     Returns:
@@ -135,43 +229,37 @@ def resident_attention_gpu(
         raise ValueError(f"{queries} query rows and {slots.shape[1]} lists; 1 row and {lists} lists are needed")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"queries, keys and values of one dtype are needed, got {q.dtype}, {k.dtype}, {v.dtype}")
-    late = None if arriving is None else arriving.late
-    if late is not None and (late.shape != slots.shape or late.dtype != torch.bool or not late.is_contiguous()):
-        raise ValueError(f"late {late.dtype} {tuple(late.shape)}; contiguous bool {list(slots.shape)} is needed")
+    state = None if arrivals is None else arrivals.state
+    if state is not None and (state.shape != slots.shape or state.dtype != torch.int32 or not state.is_contiguous()):
+        raise ValueError(f"state {state.dtype} {tuple(state.shape)}; contiguous int32 {list(slots.shape)} is needed")
     rows, all_lists = heads // lists, batch * lists
     launch = launch or choose_launch(all_lists, rows, dim, width * block_size, q.dtype, q.device)
-    splits, row_tiles = launch.splits(width * block_size), triton.cdiv(rows, launch.rows)
-    padded, alone = max(16, triton.next_power_of_2(dim)), splits == 1
-    partials = new_partials(0 if alone else splits * all_lists, rows, dim, q.device)
+    parts, row_tiles = launch.parts_of(width * block_size), triton.cdiv(rows, launch.rows)
+    splits, padded = triton.cdiv(parts, launch.parts), max(16, triton.next_power_of_2(dim))
+    partials = new_partials(parts * all_lists, rows, dim, q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    counters = lse if alone else arrival_counters(all_lists * row_tiles, q.device)
-    merge_rows, merge_some = merge_tile(min(rows, launch.rows), splits, padded, launch.num_warps)
+    counters = lse if splits == 1 else arrival_counters(all_lists * row_tiles, q.device)
+    merge_rows, merge_some = merge_tile(min(rows, launch.rows), parts, padded, launch.num_warps)
 
-    def attend(phase: str) -> None:
-        with torch.cuda.device_of(q):
-            resident_attention_kernel[(splits * row_tiles, lists, batch)](
-                q, k, v, slots, counts, None if late is None else late.view(torch.uint8), kv_lengths, bias,
-                kv_tokens_read, *partials, counters, out, lse,
-                q.stride(0), q.stride(1), q.stride(3), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-                *slots.stride(), *counts.stride(), *((0, 0, 0) if bias is None else bias.stride()),
-                0 if kv_tokens_read is None else kv_tokens_read.stride(0),
-                LOG2E * dim**-0.5, capacity, width, lists, all_lists,
-                K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3), BLOCK_SIZE=block_size,
-                DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens, ROWS=rows,
-                SPLITS=splits, SHARE=launch.share,
-                # Its share overlaps one block more where it begins inside one.
-                ENTRIES=triton.next_power_of_2(triton.cdiv(launch.share, block_size) + 1), PHASE=phase,
-                MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
-                # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
-                UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
-                num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers,
-            )  # fmt: skip
-
-    if arriving is None:
-        attend("all")
-    else:
-        attend("at_hand")
-        arriving.wait()
-        attend("late")
+    overlap = overlap_settings(True, q.device)
+    with torch.cuda.device_of(q):
+        resident_attention_kernel[(splits * row_tiles, lists, batch)](
+            q, k, v, slots, counts, state, kv_lengths, bias, kv_tokens_read, *partials, counters, out, lse,
+            q.stride(0), q.stride(1), q.stride(3), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            *slots.stride(), *counts.stride(), *((0, 0, 0) if bias is None else bias.stride()),
+            0 if kv_tokens_read is None else kv_tokens_read.stride(0),
+            LOG2E * dim**-0.5, capacity, width, lists, all_lists, parts,
+            K_TOKEN=k.stride(2), K_DIM=k.stride(3), V_TOKEN=v.stride(2), V_DIM=v.stride(3), BLOCK_SIZE=block_size,
+            DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=launch.tokens, ROWS=rows,
+            SPLITS=splits, PARTS=launch.parts, SHARE=launch.share,
+            # Its share overlaps one block more where it begins inside one.
+            ENTRIES=triton.next_power_of_2(triton.cdiv(launch.share, block_size) + 1),
+            MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some,
+            # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
+            UPCAST=q.device.type == "cpu" and q.dtype == torch.bfloat16,
+            # Where launches do not overlap, the copy has ended.
+            WAITS=state is not None and overlap["PDL"],
+            num_warps=launch.num_warps, num_stages=launch.num_stages, maxnreg=launch.registers, **overlap,
+        )  # fmt: skip
     return out, lse

@@ -6,11 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
-from longdecode.kernels.multiprocessors import MERGE_PARTS, fitting, padded_dim, power_of_two, registers
+from longdecode.kernels.multiprocessors import (
+    MERGE_PARTS,
+    fitting,
+    multiprocessors,
+    padded_dim,
+    power_of_two,
+    registers,
+)
 from longdecode.kernels.split_kv import COUNTERS
 
+COPYING = 12
+"""Multiprocessors that the copy's programs take."""
 SHARE_TOKENS = 256
-"""Tokens of a list that a program reads: 4 blocks of 64."""
+"""Tokens of a part: 4 blocks of 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +27,18 @@ class ResidentLaunch:
     """Work and resources of one program.
 
     ``rows`` query rows (padded; a power of two, 16 or more) and ``tokens`` a step (a power of two, 16 or more).
-    ``share``: tokens of a list that one program reads, one after the other. A program with a late block waits with all
-    of its share: a small one leaves less to be read after the fetch, and more parts to be joined. ``registers`` a
-    thread at most.
+    ``share``: tokens of a part, which waits whole for its late blocks: a small one leaves less to be read after the
+    copy, and more parts to be joined. ``parts``: those of one program, a power of two of at most 16; it reads what is
+    at hand before it waits. ``registers`` a thread at most.
 
     Raises:
-        ValueError: the share is no multiple of a step.
+        ValueError: the share is no multiple of a step, or the parts are no such number.
     """
 
     rows: int
     tokens: int
     share: int
+    parts: int
     num_warps: int
     num_stages: int
     registers: int = 255
@@ -36,16 +46,18 @@ class ResidentLaunch:
     def __post_init__(self) -> None:
         if self.share < 1 or self.share % self.tokens:
             raise ValueError(f"share = {self.share}: a program reads whole steps of {self.tokens} tokens")
+        if self.parts not in (1, 2, 4, 8, 16):
+            raise ValueError(f"parts = {self.parts}: a power of two of at most 16 is needed")
 
-    def splits(self, most: int) -> int:
-        """Return the programs that share a list of up to ``most`` tokens."""
+    def parts_of(self, most: int) -> int:
+        """Return the parts of a list of up to ``most`` tokens."""
         return max(1, -(-most // self.share))
 
 
 def choose_launch(
     lists: int, rows: int, dim: int, most: int, dtype: torch.dtype, device: torch.device
 ) -> ResidentLaunch:
-    """Choose a launch for static shapes: shares of ``SHARE_TOKENS`` where the parts can be counted and joined.
+    """Choose a launch for static shapes: parts of ``SHARE_TOKENS`` where they can be counted and joined.
 
     Args:
         lists: over all rows of the batch, ``B * Hkv``.
@@ -58,13 +70,17 @@ def choose_launch(
     if dtype == torch.float32:  # its products run without tensor cores, out of registers
         block_rows, tokens, warps, stages, beside = 16, 16, 4 if padded_dim(dim) <= 64 else 8, 2, 1
     else:
-        # Short programs hide each other's beginnings and ends: two share a multiprocessor.
         block_rows, warps, stages, beside = min(64, max(16, power_of_two(rows))), 4, 3, 2
         tokens = max(16, min(64, 64 * 128 // padded_dim(dim)))
     tokens, stages = fitting(block_rows, tokens, stages, dim, dtype, device)
     share = SHARE_TOKENS
     while -(-most // share) > 4 * MERGE_PARTS:
         share *= 2
-    if lists * -(-rows // block_rows) > COUNTERS:
-        share = tokens * -(-most // tokens)
-    return ResidentLaunch(block_rows, tokens, share, warps, stages, registers(warps, beside))
+    row_tiles, parts = -(-rows // block_rows), -(-most // share)
+    each = 16 if lists * row_tiles > COUNTERS else 1
+    # Two waves beside the copy: by the second one most of what is late has come.
+    while each < 16 and lists * row_tiles * -(-parts // each) > 2 * beside * (multiprocessors(device) - COPYING):
+        each *= 2
+    if lists * row_tiles > COUNTERS:
+        share = tokens * -(-most // (16 * tokens))
+    return ResidentLaunch(block_rows, tokens, share, each, warps, stages, registers(warps, beside))

@@ -1,25 +1,10 @@
-"""Attention over blocks in slots, in plain torch: wait for all of them, then read."""
+"""Attention over blocks in slots, in plain torch."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from longdecode.kernels.sparse_decode_attention.naive import sparse_decode_attention
-
-
-@dataclass(frozen=True, slots=True)
-class Arriving:
-    """Blocks that are being copied into their slots.
-
-    ``late`` ``[B, Hkv, N]`` bool, contiguous: the list entries that must not be read yet; False past a list's count.
-    ``wait`` lets the current stream go on once they are there, and launches no attention of its own.
-    """
-
-    late: Tensor
-    wait: Callable[[], None]
 
 
 def resident_attention(
@@ -33,7 +18,6 @@ def resident_attention(
     kv_lengths: Tensor,
     bias: Tensor | None = None,
     kv_tokens_read: Tensor | None = None,
-    arriving: Arriving | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return softmax attention over the tokens of the listed blocks, see ``sparse_decode_attention``.
 
@@ -47,7 +31,6 @@ def resident_attention(
         kv_lengths: ``[B]`` int64, tokens from which on slots hold nothing.
         bias: ``[B, Hkv, S]``, added to the scaled scores of the list's tokens (natural logarithm).
         kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over lists, are added.
-        arriving: blocks on their way, if any.
 
     Returns:
         ``out`` ``[B, Hq, 1, D]`` in ``q``'s dtype and ``lse`` ``[B, Hq, 1]`` in float32 (float64 for float64).
@@ -55,8 +38,6 @@ def resident_attention(
     Raises:
         ValueError: shapes do not fit.
     """
-    if arriving is not None:
-        arriving.wait()
     return sparse_decode_attention(
         q, k, v, slots, counts, block_size=block_size, kv_lengths=kv_lengths, bias=bias, kv_tokens_read=kv_tokens_read
     )

@@ -10,7 +10,7 @@ from compile_only import SHARED_LIMIT_BYTES, compile_only
 
 from longdecode.kernels.block_choice import BlockShares
 from longdecode.kernels.block_choice.gpu import choose_blocks_gpu
-from longdecode.kernels.block_residency import BlockQueue, Residents
+from longdecode.kernels.block_residency import Arrivals, BlockQueue, Residents
 from longdecode.kernels.block_residency.gpu import claim_slots_gpu
 from longdecode.kernels.block_residency.slots_gpu import values_in_slots_gpu
 from longdecode.kernels.block_score.gpu import block_scores_gpu
@@ -24,7 +24,6 @@ from longdecode.kernels.page_minmax.rebuild_gpu import rebuild_page_minmax_gpu
 from longdecode.kernels.page_score.gpu import page_score_gpu
 from longdecode.kernels.pooled_keys.gpu import append_pooled_key_gpu
 from longdecode.kernels.pooled_keys.naive import PooledKeys, Pooling
-from longdecode.kernels.resident_attention import Arriving
 from longdecode.kernels.resident_attention.gpu import resident_attention_gpu
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 from longdecode.kernels.token_score.gpu import token_logits_gpu
@@ -115,24 +114,26 @@ def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
 
 
 def launch_offload(dtype: torch.dtype) -> None:
-    """Slots of 64 to 1,024 a list, and blocks of 64 tokens; attention around their arrival and at once."""
+    """Slots of 64 to 1,024 a list, and blocks of 64 tokens; attention that waits for them and at once."""
     integer = torch.int64
     queue = BlockQueue(meta(5121, dtype=integer), meta(5121, dtype=integer), meta(1, dtype=integer))
     for slots in (64, 96, 128, 1024):
         held = meta(40, 2, slots, dtype=integer)
         residents = Residents(held, held, queue.count, meta(40, dtype=integer), held)
-        lists, late = meta(40, 2, 64, dtype=integer), meta(40, 2, 64, dtype=torch.bool)
-        claim_slots_gpu(lists, meta(40, 2, dtype=integer), residents, queue, 1024, late if slots > 64 else None)
+        lists = meta(40, 2, 64, dtype=integer)
+        arrivals = Arrivals(meta(40, 2, 64, dtype=torch.int32), queue.sources) if slots > 64 else None
+        claim_slots_gpu(lists, meta(40, 2, dtype=integer), residents, queue, 1024, arrivals)
         values_in_slots_gpu(meta(40, 2, 65_600), held, 64)
     pair = (meta(80 * 1024, 64 * 128, dtype=dtype),) * 2
-    copy_blocks_gpu(pair, (meta(80 * 96, 64 * 128, dtype=dtype),) * 2, queue)
+    for waited in (None, arrivals):
+        copy_blocks_gpu(pair, (meta(80 * 96, 64 * 128, dtype=dtype),) * 2, queue, waited)
     for heads, dim, width in ((32, 128, 64), (2, 128, 64), (8, 64, 4), (8, 256, 64)):
         near, lists, count = meta(40, 2, 96 * 64, dim, dtype=dtype), meta(40, 2, width, dtype=integer), meta(40, 2)
-        for arriving in (None, Arriving(meta(40, 2, width, dtype=torch.bool), lambda: None)):
+        for waited in (None, Arrivals(meta(40, 2, width, dtype=torch.int32), queue.sources)):
             resident_attention_gpu(
                 meta(40, heads, 1, dim, dtype=dtype), near, near, lists, count.long(), block_size=64,
                 kv_lengths=count[:, 0].long(), bias=meta(40, 2, 96 * 64), kv_tokens_read=count[:, 0].long(),
-                arriving=arriving,
+                arrivals=waited,
             )  # fmt: skip
 
 

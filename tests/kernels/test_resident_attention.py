@@ -1,4 +1,4 @@
-"""Attention around the arrival of blocks: against float64, bit for bit against one launch, never a late block early."""
+"""Attention over blocks that are still being copied: against float64, and the same bits whatever is late."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdecode.kernels.resident_attention import Arriving, naive
+from longdecode.kernels.block_residency import Arrivals, BlockQueue
+from longdecode.kernels.host_fetch.gpu import BESIDE_ATTENTION, copy_blocks_gpu
+from longdecode.kernels.resident_attention import naive
 from longdecode.kernels.resident_attention.gpu import resident_attention_gpu
-from longdecode.kernels.resident_attention.launch import SHARE_TOKENS, ResidentLaunch, choose_launch
+from longdecode.kernels.resident_attention.launch import COPYING, SHARE_TOKENS, ResidentLaunch, choose_launch
 from longdecode.kernels.split_kv import COUNTERS, arrival_counters
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,32 +64,50 @@ def drawn(rng: torch.Generator, one: Case, share: float) -> Tensor:
     return late & listed & (one.slots != one.k.shape[2] // one.size - 1)
 
 
+def queued(one: Case, late: Tensor) -> tuple[BlockQueue, Arrivals]:
+    """The late blocks in any order, to be copied from where they lie in ``one`` to the same slots."""
+    batch, heads, _ = late.shape
+    room = one.k.shape[2] // one.size
+    lists = torch.arange(batch * heads).view(batch, heads, 1) * room
+    entries = late.flatten().nonzero()[:, 0]
+    entries = entries[torch.randperm(len(entries))]
+    places = torch.zeros(late.numel() + 1, dtype=torch.int64)
+    places[: len(entries)] = (lists + one.slots).flatten()[entries]
+    padded = torch.zeros_like(places)
+    padded[: len(entries)] = entries
+    queue = BlockQueue(places.to(DEVICE), places.to(DEVICE), torch.tensor([len(entries)], device=DEVICE))
+    return queue, Arrivals(late.to(DEVICE, torch.int32), padded.to(DEVICE))
+
+
 def run(one: Case, late: Tensor | None, launch: ResidentLaunch | None) -> Found:
-    """Output, log-sum-exp and tokens read. Late blocks hold NaN until they are waited for; counters end at zero."""
+    """Output, log-sum-exp and tokens read. Late blocks hold NaN until they are copied; flags and counters end at 0."""
     q, k, v, slots, counts, lengths = (x.to(DEVICE) for x in one[:6])
     bias = None if one.bias is None else one.bias.to(DEVICE)
-    read, arriving, waits = torch.zeros(len(q), dtype=torch.int64, device=DEVICE), None, []
+    read, arrivals = torch.zeros(len(q), dtype=torch.int64, device=DEVICE), None
     if late is not None:
-        near = [x.clone() for x in (k, v)]
-        for row, head, entry in late.nonzero().tolist():
-            first = int(one.slots[row, head, entry]) * one.size
-            for x in near:
-                x[row, head, first : first + one.size] = NAN
-
-        def wait() -> None:
-            waits.append(True)
-            for x, truth in zip(near, (k, v), strict=True):
-                x.copy_(truth)
-
-        arriving = Arriving(late.to(DEVICE), wait)
-    pair = (k, v) if late is None else near
+        truth = tuple(x.pin_memory() if torch.cuda.is_available() else x for x in (one.k, one.v))
+        queue, arrivals = queued(one, late)
+        k, v = (poisoned(x.clone(), one, late) for x in (k, v))
+        copy_blocks_gpu(in_blocks(truth, one.size), in_blocks((k, v), one.size), queue, arrivals)
     out, lse = resident_attention_gpu(
-        q, *pair, slots, counts, block_size=one.size, kv_lengths=lengths, bias=bias, kv_tokens_read=read,
-        arriving=arriving, launch=launch,
+        q, k, v, slots, counts, block_size=one.size, kv_lengths=lengths, bias=bias, kv_tokens_read=read,
+        arrivals=arrivals, launch=launch,
     )  # fmt: skip
-    assert len(waits) == (late is not None)
+    assert arrivals is None or not (arrivals.state == 1).any()
     assert not arrival_counters(1, DEVICE).any()
     return out.cpu(), lse.cpu(), read.cpu()
+
+
+def in_blocks(pair: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
+    return pair[0].view(-1, size * pair[0].shape[3]), pair[1].view(-1, size * pair[1].shape[3])
+
+
+def poisoned(x: Tensor, one: Case, late: Tensor) -> Tensor:
+    """Fill the late blocks of keys or values with NaN."""
+    for row, head, entry in late.nonzero().tolist():
+        first = int(one.slots[row, head, entry]) * one.size
+        x[row, head, first : first + one.size] = NAN
+    return x
 
 
 def check(one: Case, found: Found) -> None:
@@ -106,17 +126,17 @@ def check(one: Case, found: Found) -> None:
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize(
-    ("size", "share", "splits"),
-    [(16, 1024, 1), (16, 96, 2), (16, 32, 5), (24, 64, 4), (7, 16, 5), (64, 32, 20)],
+    ("size", "share", "parts", "each"),
+    [(16, 1024, 1, 2), (16, 96, 2, 1), (16, 32, 5, 2), (24, 64, 4, 4), (7, 16, 5, 1), (64, 32, 20, 8)],
     ids=["whole", "halves", "blocks", "straddling", "small blocks", "parts of blocks"],
 )
 def test_no_bit_depends_on_what_is_late(
-    rng: torch.Generator, size: int, share: int, splits: int, dtype: torch.dtype
+    rng: torch.Generator, size: int, share: int, parts: int, each: int, dtype: torch.dtype
 ) -> None:
     """Lists that are full, short, of one block, empty; nothing late, some, everything but the tail."""
-    launch = ResidentLaunch(16, 16, share, 4, 2)
-    one = case(rng, [[10, 4], [0, 1], [7, 9]], 10, size, 3, 20, dtype, biased=bool(splits % 2))
-    assert launch.splits(10 * size) == splits
+    launch = ResidentLaunch(16, 16, share, each, 4, 2)
+    one = case(rng, [[10, 4], [0, 1], [7, 9]], 10, size, 3, 20, dtype, biased=bool(parts % 2))
+    assert launch.parts_of(10 * size) == parts
     whole = run(one, None, launch)
     check(one, whole)
     for rate in (0.0, 0.3, 1.0):
@@ -126,7 +146,7 @@ def test_no_bit_depends_on_what_is_late(
 
 def test_many_query_heads_take_several_row_tiles(rng: torch.Generator) -> None:
     one = case(rng, [[6, 5], [2, 6], [6, 0]], 6, 16, 20, 16, torch.float32)
-    launch = ResidentLaunch(16, 16, 32, 4, 2)
+    launch = ResidentLaunch(16, 16, 32, 2, 4, 2)
     whole, parted = run(one, None, launch), run(one, drawn(rng, one, 0.4), launch)
     check(one, whole)
     assert all(got.equal(want) for got, want in zip(parted, whole, strict=True))
@@ -135,26 +155,21 @@ def test_many_query_heads_take_several_row_tiles(rng: torch.Generator) -> None:
 def test_the_rule_splits_lists_where_parts_can_be_counted_and_joined() -> None:
     meta = torch.device("meta")
     nosa = choose_launch(60, 16, 128, 4096, torch.bfloat16, meta)
-    assert nosa.share == SHARE_TOKENS == 4 * 64 and nosa.splits(4096) == 16 and nosa.rows == 16
-    assert choose_launch(60, 16, 128, 128, torch.bfloat16, meta).splits(128) == 1
+    assert nosa.share == SHARE_TOKENS == 4 * 64 and nosa.parts_of(4096) == 16 and nosa.parts == 2 and nosa.rows == 16
+    assert choose_launch(60, 16, 128, 128, torch.bfloat16, meta).parts_of(128) == 1
+    assert BESIDE_ATTENTION.programs == COPYING
+    assert choose_launch(2, 16, 128, 4096, torch.bfloat16, meta).parts == 1
     for most in (1, 100_000, 1 << 20):
-        assert choose_launch(8, 4, 64, most, torch.bfloat16, meta).splits(most) <= 128
-    assert choose_launch(COUNTERS + 1, 16, 128, 4096, torch.bfloat16, meta).splits(4096) == 1
+        assert choose_launch(8, 4, 64, most, torch.bfloat16, meta).parts_of(most) <= 128
+    many = choose_launch(COUNTERS + 1, 16, 128, 4096, torch.bfloat16, meta)
+    assert many.parts >= many.parts_of(4096)
     for dtype, dim in ((torch.float32, 128), (torch.float16, 256), (torch.bfloat16, 32)):
         chosen = choose_launch(60, 16, dim, 4096, dtype, meta)
         assert chosen.share % chosen.tokens == 0
+    with pytest.raises(ValueError, match="a power of two of at most 16"):
+        ResidentLaunch(16, 64, 64, 3, 4, 2)
     with pytest.raises(ValueError, match="whole steps of 64"):
-        ResidentLaunch(16, 64, 96, 4, 2)
-
-
-def test_naive_waits_and_reads(rng: torch.Generator) -> None:
-    one, waits = case(rng, [[3]], 3, 4, 2, 8, torch.float64), []
-    arriving = Arriving(drawn(rng, one, 1.0), lambda: waits.append(True))
-    given = {"block_size": 4, "kv_lengths": one.lengths, "bias": one.bias}
-    k, v = one.k.nan_to_num(0.0), one.v.nan_to_num(0.0)
-    found = naive.resident_attention(one.q, k, v, one.slots, one.counts, **given, arriving=arriving)
-    want = naive.resident_attention(one.q, k, v, one.slots, one.counts, **given)
-    assert waits == [True] and found[0].equal(want[0])
+        ResidentLaunch(16, 64, 96, 1, 4, 2)
 
 
 def test_refuses_what_it_cannot_read(rng: torch.Generator) -> None:
@@ -165,49 +180,52 @@ def test_refuses_what_it_cannot_read(rng: torch.Generator) -> None:
     with pytest.raises(ValueError, match="of one dtype"):
         resident_attention_gpu(one.q.half(), *one[1:5], **given)
     late = torch.zeros(1, 2, 3, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"contiguous bool \[1, 2, 3\] is needed"):
-        resident_attention_gpu(*one[:5], **given, arriving=Arriving(late, lambda: None))
+    with pytest.raises(ValueError, match=r"contiguous int32 \[1, 2, 3\] is needed"):
+        resident_attention_gpu(*one[:5], **given, arrivals=Arrivals(late, late))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("share", [128, 256, 512, 8192])
-def test_overlaps_a_copy_in_a_graph(seed: int, dtype: torch.dtype, share: int) -> None:
-    """NOSA's shape: late blocks come on another stream, from a graph that is replayed with other late blocks."""
+@pytest.mark.parametrize(("share", "each"), [(128, 4), (256, 1), (512, 8), (8192, 1)])
+def test_overlaps_a_copy_in_a_graph(seed: int, dtype: torch.dtype, share: int, each: int) -> None:
+    """NOSA's shape, from a graph that is replayed with other late blocks: none, all, more than programs can hold."""
     rng = torch.Generator().manual_seed(seed)
-    one = case(rng, [[64, 64], [64, 3], [64, 30], [0, 64]], 64, 64, 16, 128, dtype)
-    q, k, v, slots, counts, lengths, bias = (x.to(DEVICE) for x in one[:7] if x is not None)
-    launch = ResidentLaunch(16, 64 if dtype == torch.bfloat16 else 16, share, 4, 2)
+    one = case(rng, [[64, 64], [64, 3], [64, 30], [0, 64]] * 8, 64, 64, 16, 128, dtype)
+    q, slots, counts, lengths, bias = (x.to(DEVICE) for x in (one.q, *one[3:7]) if x is not None)
+    launch = ResidentLaunch(16, 64 if dtype == torch.bfloat16 else 16, share, each, 4, 2)
     whole = run(one, None, launch)
     check(one, whole)
-    late, poison = torch.zeros_like(slots, dtype=torch.bool), torch.zeros(k.shape[:3], dtype=torch.bool, device=DEVICE)
-    near, side = [k.clone(), v.clone()], torch.cuda.Stream()
+    truth = tuple(x.pin_memory() for x in (one.k, one.v))
+    near = (one.k.to(DEVICE), one.v.to(DEVICE))
+    queue, arrivals = queued(one, torch.ones_like(one.slots, dtype=torch.bool) & (one.slots < 1 << 40))
 
     def step() -> tuple[Tensor, Tensor]:
-        main = torch.cuda.current_stream()
-        for x in near:
-            x.masked_fill_(poison[..., None], NAN)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            for x, truth in zip(near, (k, v), strict=True):
-                x.copy_(truth)
+        copy_blocks_gpu(in_blocks(truth, 64), in_blocks(near, 64), queue, arrivals)
         return resident_attention_gpu(
-            q, *near, slots, counts, block_size=64, kv_lengths=lengths, bias=bias, launch=launch,
-            arriving=Arriving(late, lambda: torch.cuda.current_stream().wait_stream(side)),
-        )  # fmt: skip
+            q, *near, slots, counts, block_size=64, kv_lengths=lengths, bias=bias, launch=launch, arrivals=arrivals
+        )
 
     step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = step()
-    for rate in (0.0, 0.03, 0.3, 1.0):
-        chosen = drawn(rng, one, rate)
-        late.copy_(chosen)
-        held = torch.zeros(*k.shape[:2], k.shape[2] // 64 + 1, dtype=torch.bool)
-        held.scatter_(2, torch.where(chosen, one.slots, held.shape[2] - 1), True)
-        poison.copy_(held[..., :-1].repeat_interleave(64, dim=2))
+    for rate in (0.0, 0.03, 0.3, 1.0, 0.03):
+        late = drawn(rng, one, rate)
+        for mine, theirs in zip((*queue_parts(queue), arrivals.state, arrivals.entries), fresh(one, late), strict=True):
+            mine.copy_(theirs)
+        for x, source in zip(near, truth, strict=True):
+            x.copy_(poisoned(source.clone(), one, late))
         graph.replay()
         torch.cuda.synchronize()
         assert found[0].cpu().equal(whole[0]) and found[1].cpu().equal(whole[1])
-        assert not arrival_counters(1, DEVICE).any()
+        assert not (arrivals.state == 1).any() and not arrival_counters(1, DEVICE).any()
+
+
+def queue_parts(queue: BlockQueue) -> tuple[Tensor, Tensor, Tensor]:
+    return queue.sources, queue.targets, queue.count
+
+
+def fresh(one: Case, late: Tensor) -> tuple[Tensor, ...]:
+    queue, arrivals = queued(one, late)
+    return (*queue_parts(queue), arrivals.state, arrivals.entries)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdecode.kernels.block_residency import BlockQueue, Residents, naive
+from longdecode.kernels.block_residency import Arrivals, BlockQueue, Residents, naive
 from longdecode.kernels.block_residency.gpu import Launch as ClaimLaunch
 from longdecode.kernels.block_residency.gpu import claim_slots_gpu
 from longdecode.kernels.block_residency.slots_gpu import values_in_slots_gpu
@@ -79,7 +79,7 @@ def test_slots_follow_the_rule(rng: torch.Generator, claim: Claim, slots: int, w
         counts = torch.zeros(BATCH, HEADS, dtype=torch.int64)
         queue, want_queue = new_queue(lists * width), set()
         want: list[list[int | None]] = []
-        want_late: list[list[bool]] = []
+        want_late: dict[int, tuple[int, int]] = {}
         for i, one in enumerate(simulated):
             row, head = divmod(i, HEADS)
             pool = torch.randperm(newest[row] + 1, generator=rng)
@@ -91,22 +91,25 @@ def test_slots_follow_the_rule(rng: torch.Generator, claim: Claim, slots: int, w
             counts[row, head] = len(listed)
             chosen, missing = one.claim(listed, step)
             want.append(chosen)
-            slots_fetched = {slot for _, slot in missing}
-            want_late.append(
-                [slot is None or slot in slots_fetched for slot in chosen] + [False] * (width - len(chosen))
-            )
+            came = {slot: (i * BLOCKS + block, i * slots + slot) for block, slot in missing}
+            want_late |= {i * width + n: came[slot] for n, slot in enumerate(chosen) if slot in came}
             want_queue |= {(i * BLOCKS + block, i * slots + slot) for block, slot in missing}
-        late = torch.full((BATCH, HEADS, width), True, device=DEVICE) if step % 2 else None
-        got = claim(indices.to(DEVICE), counts.to(DEVICE), residents, queue, BLOCKS, late).view(lists, width).tolist()
+        late = torch.full((BATCH, HEADS, width), 7, device=DEVICE, dtype=torch.int32)
+        arrivals = Arrivals(late, torch.full_like(queue.sources, -1)) if step % 2 else None
+        got = claim(indices.to(DEVICE), counts.to(DEVICE), residents, queue, BLOCKS, arrivals)
+        got = got.view(lists, width).tolist()
         for mine, theirs in zip(got, want, strict=True):
             assert all(b is None or a == b for a, b in zip(mine, theirs, strict=False))
             assert all(0 <= a < slots for a in mine)
-        assert late is None or late.view(lists, width).tolist() == want_late
         assert residents.blocks.view(lists, slots).tolist() == [one.held for one in simulated]
         assert residents.used.view(lists, slots).tolist() == [one.used for one in simulated]
         many = int(queue.count)
         entries = zip(queue.sources[:many].tolist(), queue.targets[:many].tolist(), strict=True)
         assert set(entries) == want_queue and many == len(want_queue)
+        if arrivals is not None:
+            entries = zip(queue.sources[:many].tolist(), queue.targets[:many].tolist(), strict=True)
+            assert dict(zip(arrivals.entries[:many].tolist(), entries, strict=True)) == want_late
+            assert late.flatten().nonzero()[:, 0].tolist() == sorted(want_late) and not (late > 1).any()
         fetched += many
         assert int(residents.fetched.sum()) == fetched
 
@@ -155,9 +158,15 @@ def test_copies_what_is_queued_and_nothing_else(rng: torch.Generator, dtype: tor
         targets = torch.randperm(20, generator=rng)[:12].to(DEVICE)
         queue = BlockQueue(sources, targets, whole([count]))
         before = [torch.randn(20, elements, generator=rng).to(dtype).to(DEVICE) for _ in range(2)]
-        for copy in (fetch_naive.copy_blocks, lambda *args: copy_blocks_gpu(*args, Launch(programs=3, chunk=64))):
+        for copy in (
+            fetch_naive.copy_blocks,
+            lambda *args: copy_blocks_gpu(*args, launch=Launch(programs=3, chunk=64)),
+        ):
             target = tuple(tensor.clone() for tensor in before)
-            copy(source, target, queue)
+            late = torch.zeros(40, dtype=torch.int32, device=DEVICE)
+            late[::3][:count] = 1
+            copy(source, target, queue, Arrivals(late, 3 * torch.arange(12, device=DEVICE)))
+            assert late.tolist() == [2 * (place % 3 == 0 and place < 3 * count) for place in range(40)]
             for have, old, new in zip(source, before, target, strict=True):
                 want = old.clone()
                 for i in range(count):

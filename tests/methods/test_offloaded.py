@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,13 +22,13 @@ from longdecode.engine.request import Prompt
 from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.failures import status_of
-from longdecode.kernels import resident_attention
-from longdecode.kernels.block_residency import BlockQueue
+from longdecode.kernels import block_residency, host_fetch, resident_attention
+from longdecode.kernels.block_residency import Arrivals, BlockQueue
 from longdecode.kernels.host_fetch import copy_blocks
 from longdecode.kernels.resident_attention.launch import ResidentLaunch
 from longdecode.methods import offloaded_cache
 from longdecode.methods.offloaded import Offloadable
-from longdecode.methods.offloaded_cache import OffloadedCache, SideLane
+from longdecode.methods.offloaded_cache import OffloadedCache
 from longdecode.methods.registry import get_method
 
 CPU = torch.device("cpu")
@@ -209,56 +208,36 @@ def test_equals_the_device_bit_for_bit(
         assert cache.keys(layer)[1, :, :30].equal(near_state.whole.keys(layer)[1, :, :30])
 
 
-class LateLane(SideLane):
-    """Copies nothing before it is joined; until then the target slots hold NaN."""
-
-    def __init__(self) -> None:
-        super().__init__(CPU)
-        self.todo: list[Any] = []
-        self.copied = 0
-        self.open = False
-
-    @contextmanager
-    def beside(self, key: Hashable) -> Iterator[None]:
-        self.open = True
-        yield
-        self.open = False
-
-    def copy(self, source: Any, target: Any, queue: BlockQueue) -> None:
-        if not self.open:
-            copy_blocks(source, target, queue)
-            return
-        for near in target:
-            near[queue.targets[: int(queue.count)]] = float("nan")
-        self.todo.append((source, target, queue))
-
-    def join(self, key: Hashable) -> None:
-        for given in self.todo:
-            self.copied += int(given[2].count)
-            copy_blocks(*given)
-        self.todo.clear()
-
-
 def test_blocks_that_come_during_attention_leave_no_trace(
     rng: torch.Generator, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the kernel: the same bits as on the device, although fetched blocks are there only once they are awaited."""
-    monkeypatch.setattr(resident_attention, "use_triton", lambda q: True)
-    rule = functools.partial(ResidentLaunch, 16, 16, 16, 4, 2)
+    """By the kernels: the same bits as on the device, and attention is told of every block that was fetched."""
+    for module in (resident_attention, block_residency, host_fetch):
+        monkeypatch.setattr(module, "use_triton", lambda x: True)
+    rule = functools.partial(ResidentLaunch, 16, 16, 16, 2, 4, 2)
     monkeypatch.setattr(resident_attention.gpu, "choose_launch", lambda *args: rule())
-    steps = 12
+    told, steps = 0, 12
+
+    def copy(source: Any, target: Any, queue: BlockQueue, arrivals: Arrivals | None = None) -> None:
+        nonlocal told
+        if arrivals is not None:
+            told += int(arrivals.state.sum())
+            for near in target:
+                near[queue.targets[: int(queue.count)]] = float("nan")
+        copy_blocks(source, target, queue, arrivals)
+        assert arrivals is None or not (arrivals.state == 1).any()
+
+    monkeypatch.setattr(offloaded_cache, "copy_blocks", copy)
     prompt = prompt_of(rng, max(LENGTHS) + steps)
     near, far = Scripted(Knobs(False, overlap=True), seed), Scripted(Knobs(True, 1, overlap=True), seed)
     near_state, far_state = near.start(prompt), far.start(prompt)
-    cache, lane = far_state.cache, LateLane()
+    cache = far_state.cache
     assert isinstance(cache, OffloadedCache)
-    cache.lane = lane
-    monkeypatch.setattr(offloaded_cache, "copy_blocks", lane.copy)
     for _ in range(steps):
         heads = random_heads(rng)
         for mine, theirs in zip(step(far, far_state, heads), step(near, near_state, heads), strict=True):
             assert mine.equal(theirs)
-    assert lane.copied == int(cache.fetched.sum()) > 0
+    assert told == int(cache.fetched.sum()) > 0
     assert far_state.counted.equal(near_state.counted)
 
 
