@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -76,13 +76,17 @@ class ExactTexts:
         found = prompts(source, data, len(LENGTHS), LENGTHS[0], config.seed, self.job.tokenizer)
         self.prompts = [ids[:length] for ids, length in zip(found.values(), LENGTHS, strict=True)]
 
-    def rows(self, sampler: str, batch: int, tokens: int) -> Iterator[dict[str, object]]:
-        """Let every writer write after the first ``batch`` prompts and yield a row for each.
+    def rows(self, sampler: str, batch: int, tokens: int, labels: Collection[str] = ()) -> Iterator[dict[str, object]]:
+        """Let every writer, or those of ``labels``, write after the first ``batch`` prompts and yield a row for each.
 
         Raises:
-            ConfigError: the configuration has no such sampler.
+            ConfigError: the configuration has no such sampler, or no writer of one of the labels.
         """
         assert self.config.generation is not None
+        if unknown := set(labels) - set(self.writers):
+            raise ConfigError(
+                f"{self.config.source}: no writer {', '.join(sorted(unknown))}; {', '.join(self.writers)}"
+            )
         if sampler not in self.config.generation.samplers:
             raise ConfigError(f"{self.config.source}: no sampler {sampler!r} is configured (key 'generation.samplers')")
         sampling = Sampling(**asdict(self.config.generation.samplers[sampler]))
@@ -93,7 +97,7 @@ class ExactTexts:
         ]
         full = generator.run(requests, self._method(REFERENCE, requests))
         for label, (writer, _) in self.writers.items():
-            if self._drafts(label, requests):
+            if (not labels or label in labels) and self._drafts(label, requests):
                 row: dict[str, object] = {
                     "model": self.job.spec.model, "label": label, "method": writer.method, "sampler": sampler,
                     "batch": batch, "prompts": " ".join(str(len(r.prompt_ids)) for r in requests), "tokens": tokens,
@@ -170,6 +174,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of each text")
     parser.add_argument("--samplers", nargs="+", default=SAMPLERS, help="names under generation.samplers")
     parser.add_argument("--batches", nargs="+", type=int, choices=range(1, len(LENGTHS) + 1), default=(1, len(LENGTHS)))
+    parser.add_argument(
+        "--labels", nargs="+", default=(), help="writers, such as tokenswift or quest+4x2; all when left out"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--books", type=Path, help="folder of the books; the configuration's data.pg19 when left out")
     parser.add_argument("--output", type=Path, help=f"the table; {NAME} of the results folder when left out")
@@ -180,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
         path = given.output or given.results / NAME
         table = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=[*PLACE])
         for sampler, batch in product(given.samplers, given.batches):
-            for row in texts.rows(sampler, batch, given.tokens):
+            for row in texts.rows(sampler, batch, given.tokens, given.labels):
                 print(
                     {name: row.get(name) for name in ("label", "sampler", "batch", "status", "identical")}, flush=True
                 )

@@ -36,6 +36,7 @@ from longdecode.reporting import (
     wording,
 )  # fmt: skip
 from longdecode.reporting.compact_html import column_names, column_rules, compact
+from longdecode.reporting.drafted import drafters
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.lossless import LOSSLESS, matrix
@@ -97,7 +98,9 @@ class _Build:
         self.results_dir = results_dir
         self.folder = folder
         self.kinds = _kinds(results)
-        drawn = looks(list(self.kinds), list(self.kinds.values()), REFERENCE_METHOD, CEILING_METHOD, ORACLE)
+        others = {label: kind for label, kind in drafters(results.texts).items() if label not in self.kinds}
+        kinds = self.kinds | others
+        drawn = looks(list(kinds), list(kinds.values()), REFERENCE_METHOD, CEILING_METHOD, ORACLE)
         self.figures = FigureWriter(folder, drawn)
         known = results.config.get("models") or {}
         self.models = {name: checkpoint.describe(name, known.get(name)) for name in results.models}
@@ -117,7 +120,7 @@ class _Build:
         self.source = os.path.relpath(results_dir.resolve(), folder.resolve()).replace(os.sep, "/")
         self.environment = environment.make_environment()
         paged = {label: self.kinds[label] for label in self.labels}
-        self.matrix = matrix(results_dir)
+        self.matrix = matrix(results, results_dir, self.figures)
         self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, paged)
         self.common = self._common()
         self.columns: set[str] = set()
@@ -137,7 +140,7 @@ class _Build:
         if self.results.speed is not None:
             self._speed(self.results.speed)
         if self.matrix:
-            self._page("blocks.html", "lossless.html", *LOSSLESS, blocks=self.matrix)
+            self._page("sections.html", "lossless.html", *LOSSLESS, sections=self.matrix)
         for paper in self.papers:
             self._paper(paper)
         self._provenance()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -99,6 +100,23 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+_BYTE_SHAPE = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
+
 
 DEAR = ("report", "paper_report")
 """Fixtures of a session that take seconds to make: with ``--dist loadgroup`` one worker has all tests that ask."""
@@ -173,6 +191,42 @@ def _write_tiny(name: str, folder: Path) -> Path:
             scale = 0.3 if is_norm or parameter.dim() == 1 else 1.5 * parameter.shape[-1] ** -0.5
             parameter.normal_(1.0 if is_norm else 0.0, scale, generator=generator)
     model.save_pretrained(folder, max_shard_size="60KB" if name == "qwen2" else "1GB")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def byte_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers whose tokens are bytes, in transformers' format."""
+    from safetensors.torch import save_file
+
+    from longdecode.miniature.tokenizer import byte_tokenizer
+
+    folder = tmp_path_factory.mktemp("byte_llama")
+    generator = torch.Generator().manual_seed(SEED)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * 2 * columns**-0.5
+
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(257, 32, generator=generator),
+        "model.norm.weight": torch.ones(32),
+    }
+    for layer in range(2):
+        name = f"model.layers.{layer}"
+        tensors |= {
+            f"{name}.input_layernorm.weight": torch.ones(32),
+            f"{name}.post_attention_layernorm.weight": torch.ones(32),
+            f"{name}.self_attn.q_proj.weight": matrix(32, 32),
+            f"{name}.self_attn.k_proj.weight": matrix(16, 32),
+            f"{name}.self_attn.v_proj.weight": matrix(16, 32),
+            f"{name}.self_attn.o_proj.weight": matrix(32, 32),
+            f"{name}.mlp.gate_proj.weight": matrix(48, 32),
+            f"{name}.mlp.up_proj.weight": matrix(48, 32),
+            f"{name}.mlp.down_proj.weight": matrix(32, 48),
+        }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(_BYTE_SHAPE))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 
 

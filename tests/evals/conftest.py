@@ -1,68 +1,15 @@
-"""A tiny byte-level checkpoint, whole records and small configurations for tests of the evals room."""
+"""Whole records and small configurations for tests of the evals room."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from longdecode.evals.records import Provenance, Record
-from longdecode.miniature.tokenizer import byte_tokenizer
-
-_SHAPE = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 257,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-}
-
-
-@pytest.fixture(scope="session")
-def byte_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of two layers whose tokens are bytes, in transformers' format."""
-    folder = tmp_path_factory.mktemp("byte_llama")
-    generator = torch.Generator().manual_seed(int(os.environ.get("LONGDECODE_TEST_SEED", "0")))
-
-    def matrix(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * 2 * columns**-0.5
-
-    tensors = {
-        "model.embed_tokens.weight": torch.randn(257, 32, generator=generator),
-        "model.norm.weight": torch.ones(32),
-    }
-    for layer in range(2):
-        name = f"model.layers.{layer}"
-        tensors |= {
-            f"{name}.input_layernorm.weight": torch.ones(32),
-            f"{name}.post_attention_layernorm.weight": torch.ones(32),
-            f"{name}.self_attn.q_proj.weight": matrix(32, 32),
-            f"{name}.self_attn.k_proj.weight": matrix(16, 32),
-            f"{name}.self_attn.v_proj.weight": matrix(16, 32),
-            f"{name}.self_attn.o_proj.weight": matrix(32, 32),
-            f"{name}.mlp.gate_proj.weight": matrix(48, 32),
-            f"{name}.mlp.up_proj.weight": matrix(48, 32),
-            f"{name}.mlp.down_proj.weight": matrix(32, 48),
-        }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_SHAPE))
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.fixture

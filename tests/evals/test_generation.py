@@ -237,6 +237,9 @@ def test_every_lossless_writer_is_held_against_plain_decoding_in_float32(
     again = pd.read_csv(results / exact_texts.NAME)
     (row,) = again[again["label"].eq("swift") & again["sampler"].eq("drawn") & again["batch"].eq(3)].to_dict("records")
     assert len(again) == 16 and row["identical"] < 3 and row["first_difference"] < 40 and row["nats"] > 0
+    some = [*ask, "drawn", "--batches", "1", "--output", str(tmp_path / "some.csv"), "--labels"]
+    assert exact_texts.main([*some, "streaming+3"]) == 0 and exact_texts.main([*some, "streaming+9"]) == 1
+    assert list(pd.read_csv(tmp_path / "some.csv")["label"]) == ["streaming+3"]
     assert exact_texts.main([*ask, "other"]) == 1 and exact_texts.main([str(results), "--model", "none"]) == 1
 
 

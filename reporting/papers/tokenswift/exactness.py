@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -67,9 +67,36 @@ def exact(inputs: PaperInputs) -> list[Block]:
         same, every = (sum(int(row[name]) for row in done) for name in ("identical", "batch"))
         others = [f"{row['label']}: {row['status']}" for row in here if row["status"] != "ok"]
         others += [f"{row['label']}: other text" for row in done if row["identical"] < row["batch"]]
-        rows.append([*at, str(len(done)), f"{same} of {every}", ", ".join(others)])
-    heads = ("Model", "Sampler", "Batch", "Prompts, tokens", "Tokens", "Writers", "Texts that are Full's", "Others")
-    return [Prose(words["text"]), Cells(words["caption"], heads, rows, frozenset({2, 4, 5}))]
+        rows.append([*at, str(len(done)), f"{same} of {every}", _range(done), ", ".join(others)])
+    heads = ("Model", "Sampler", "Batch", "Prompts, tokens", "Tokens", "Writers", "Texts that are Full's",
+             "Tokens a step", "Others")  # fmt: skip
+    table = Cells(words["caption"], heads, rows, frozenset({2, 4, 5}))
+    return [Prose(words["text"]), table, *_by_writer(words, [row for here in found.values() for row in here])]
+
+
+def _range(done: Sequence[Mapping[str, Any]]) -> str:
+    """Return the fewest and the most tokens a step, and who needs so many steps; a table of old may have none."""
+    steps = [(row["tokens_per_step"], row["label"]) for row in done if _counted(row)]
+    if not steps:
+        return wording.DASH
+    return " to ".join(f"{wording.number(value, 2)} ({label})" for value, label in (min(steps), max(steps)))
+
+
+def _by_writer(words: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Return tokens a step of every writer, folded; nothing where no row has them."""
+    at = {(row["model"], row["label"], row["sampler"], row["batch"]): row for row in rows if _counted(row)}
+    ways = list(dict.fromkeys((sampler, batch) for *_, sampler, batch in at))
+    lines = [
+        [model, label, *(wording.number(at.get((model, label, *way), {}).get("tokens_per_step"), 2) for way in ways)]
+        for model, label in dict.fromkeys(key[:2] for key in at)
+    ]
+    heads = ("Model", "Writer", *(f"{sampler}, batch of {batch}" for sampler, batch in ways))
+    folded = Cells(words["steps"], heads, lines, frozenset(range(2, len(heads))), fold=words["steps"])
+    return [folded] if lines else []
+
+
+def _counted(row: Mapping[str, Any]) -> bool:
+    return row["status"] == "ok" and pd.notna(row.get("tokens_per_step"))
 
 
 def exact_texts(folder: Path) -> list[dict[str, Any]]:
@@ -110,8 +137,8 @@ def end_to_end(label: str, sampler: str) -> Callable[[PaperInputs], Verdict]:
         if seen.mean > STRETCH:
             level, words = "stretch", "stretch target met"
         again = fmean(r.measures["repeated_8"] for r in own)
-        spread = wording.interval(seen.low, seen.high, 2) if seen.prompts > 1 else "1 prompt"
         what = f"{what} ({own[0].model}; {100 * again:.0f}{wording.NARROW}% of its 8-grams stood before)"
+        spread = seen.bounds(inputs.results.confidence)
         return Verdict(what, *goals, f"{wording.number(seen.mean, 2)}×", spread, level, words)
 
     return judge

@@ -9,6 +9,7 @@ from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.method import method
 from longdecode.reporting.papers.sections.targets import TargetTable
 from longdecode.reporting.papers.spec import declare
+from longdecode.reporting.papers.tokenswift.books import over_books
 from longdecode.reporting.papers.tokenswift.exactness import (
     end_to_end,
     exact,
@@ -44,7 +45,7 @@ def claimed(inputs: PaperInputs) -> Compared | None:
     seen = value(own, fulls(inputs.folder), "speedup", most)
     printed = inputs.published.figure("speedups", "speedup", **CLAIMED)
     reason = f"{own[0].label} on {own[0].model}, {most:,} tokens; {why('speedup')}" if own else ""
-    return None if seen is None else compared_value([], printed, seen, reason)
+    return None if seen is None else compared_value([], printed, seen, reason, inputs.results.confidence)
 
 
 def others(inputs: PaperInputs) -> list[Block]:
@@ -77,6 +78,7 @@ PAPER = declare(
         "method": [method],
         "targets": [TargetTable(own=(same_texts, *WHOLE, same_draws, host_growth))],
         "quality": [quality, exact, replayed],
+        "books": [over_books],
         "law": [law],
         "tables": [
             Mirror("speedups", "method", RATES),

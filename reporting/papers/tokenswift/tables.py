@@ -89,7 +89,7 @@ class Mirror:
             )
             figure = inputs.published.figure(self.table, column, **{name: printed[name] for name in keys})
             found = value(fits, theirs, column, past)
-            rows.append(compared_value(of, figure, found, why(column)))
+            rows.append(compared_value(of, figure, found, why(column), inputs.results.confidence))
         return rows
 
 
@@ -105,14 +105,16 @@ def why(column: str) -> str:
     return "other unit of n-grams" if column.startswith("distinct") or column == "average" else "other model"
 
 
-def compared_value(of: Sequence[str], figure: Any, found: Value | None, reason: str, digits: int = 2) -> Compared:
-    """Return a row: the mean over prompts, and the range over them."""
+def compared_value(
+    of: Sequence[str], figure: Any, found: Value | None, reason: str, confidence: float, digits: int = 2
+) -> Compared:
+    """Return a row: the mean over prompts, and its interval."""
     if found is None:
         return compared(of, figure)
-    low, high = (found.low, found.high) if found.prompts > 1 else (float("nan"), float("nan"))
-    bounds = wording.interval(low, high, digits) if found.prompts > 1 else f"{found.prompts} prompt"
-    verdict, level = agreement(None if figure is None else figure.value, found.mean, low, high)
-    return compared(of, figure, wording.number(found.mean, digits), bounds, verdict, level, reason)
+    seen = found.estimate(confidence)
+    verdict, level = agreement(None if figure is None else figure.value, seen.value, seen.low, seen.high)
+    bounds = found.bounds(confidence, digits)
+    return compared(of, figure, wording.number(seen.value, digits), bounds, verdict, level, reason)
 
 
 def growth(inputs: PaperInputs) -> list[Block]:
@@ -128,6 +130,7 @@ def growth(inputs: PaperInputs) -> list[Block]:
         rows = []
         for label in dict.fromkeys(r.label for r in mine):
             own = standing(mine, label)
+            own = [r for r in own if r.measures["tokens"] == longest(own)]
             for past in marks:
                 seen = [value(own, theirs, column, past) for column in ("minutes", "ms_per_token", "speedup", "alpha")]
                 host = value(own, theirs, f"at_{past}_host_mib", longest(own))
@@ -158,7 +161,8 @@ def minutes(inputs: PaperInputs) -> list[Block]:
             past = printed["generated"]
             found = value([r for r in own if r.measures["tokens"] == longest(own)], theirs, "minutes", past)
             figure = inputs.published.figure("figure_1", column, generated=past)
-            rows.append(compared_value([f"{past:,}", column], figure, found, why("speedup")))
+            of, confidence = [f"{past:,}", column], inputs.results.confidence
+            rows.append(compared_value(of, figure, found, why("speedup"), confidence))
     measured = any(row.verdict != "not measured" for row in rows)
     table = Comparison(words["caption"], ("Tokens", "Column"), rows, "minutes")
     return [Prose(words["text"]), table, *([] if measured else [inputs.missing(words["missing"], "generate")])]
@@ -177,21 +181,33 @@ def quality(inputs: PaperInputs) -> list[Block]:
         if same == 0:
             exact = f"to token {int(r.measures['same_tokens']):,}"
         shown = [wording.number(r.measures.get(name), 3) for name in columns]
-        wrote = f"{int(r.measures['tokens']):,}" if r.status == "ok" else ""
+        done = r.status == "ok"
+        wrote, book = (f"{int(r.measures['tokens']):,}", str(r.sample_index + 1)) if done else ("", "")
         rows.append(
-            [r.model, r.label, r.task, f"{r.context:,}", wrote, r.budget, *shown, exact or f"{r.status}: {r.reason}"]
+            [
+                r.model,
+                r.label,
+                r.task,
+                f"{r.context:,}",
+                book,
+                wrote,
+                r.budget,
+                *shown,
+                exact or f"{r.status}: {r.reason}",
+            ]
         )
     heads = (
         "Model",
         "Label",
         "Sampler",
         "Prompt",
+        "Book",
         "Tokens",
         "Budget",
         *(name.replace("_", " ") for name in columns),
         "As Full's",
     )
-    table = Cells(words["caption"], heads, rows, frozenset({3, 4, *range(6, 6 + len(columns))}))
+    table = Cells(words["caption"], heads, rows, frozenset({3, 4, 5, *range(7, 7 + len(columns))}))
     return [Prose(words["text"]), table if rows else inputs.missing(words["missing"], "generate")]
 
 

@@ -9,22 +9,49 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
+from longdecode.evals import stats
 from longdecode.evals.records import Record
 from longdecode.evals.storage import read_records
+from longdecode.reporting import wording
 
 MEASURED = ("alpha", "beta", "speedup", "tokens_per_step", "ms_per_token", "minutes")
 """Columns that depend on how much was written."""
 DISTINCT = ("distinct_1", "distinct_2", "distinct_3", "distinct_4")
 
 
+RESAMPLES = 2000
+"""Bootstrap draws of an interval over ten prompts or more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A mean over prompts, and the lowest and highest of them."""
+    """Hold what was measured after each prompt."""
 
-    mean: float
-    low: float
-    high: float
-    prompts: int
+    each: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over prompts."""
+        return fmean(self.each)
+
+    @property
+    def prompts(self) -> int:
+        """Number of prompts."""
+        return len(self.each)
+
+    def estimate(self, confidence: float) -> stats.Estimate:
+        """Return the mean with its interval over prompts, which one prompt does not have."""
+        scores = stats.Scores(np.array(self.each), np.arange(len(self.each)))
+        return stats.mean_estimate(scores, confidence, RESAMPLES, stats.generator("texts", *self.each))
+
+    def bounds(self, confidence: float, digits: int = 2) -> str:
+        """Return the interval as text, or that there is one prompt alone."""
+        if self.prompts < 2:
+            return "1 prompt"
+        found = self.estimate(confidence)
+        return wording.interval(found.low, found.high, digits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +118,7 @@ def value(records: Sequence[Record], fulls: Mapping[int, Record], column: str, p
         past: tokens written.
     """
     found = [seen for r in records if (seen := _one(r, fulls.get(id(r)), column, past)) is not None]
-    return Value(fmean(found), min(found), max(found), len(found)) if found else None
+    return Value(tuple(found)) if found else None
 
 
 def place_of(record: Record) -> tuple[Any, ...]:
