@@ -24,7 +24,8 @@ from longdecode.reporting.wording import listing, milliseconds, number, ratio
 MODEL, CONTEXT, BUDGET = "llama3-8b", 131072, "4096"
 NAMES = {
     "full": "Full", "quest": "Quest", "tidal": "TidalDecode", "lychee": "LycheeDecode", "duo": "DuoAttention",
-    "streaming": "StreamingLLM", "free_selection": "pages chosen for free", "hf_full": "stock `transformers` loop",
+    "streaming": "StreamingLLM", "snapkv": "SnapKV", "h2o": "H2O", "tova": "TOVA", "retro": "RetroAttention",
+    "free_selection": "pages chosen for free", "hf_full": "stock `transformers` loop",
 }  # fmt: skip
 _REGION = r"(<!-- from results: {} -->\n).*?(\n<!-- end -->)"
 
@@ -52,7 +53,7 @@ def rendered(text: str, results: Results, real: Results) -> str:
 def figure_reading(results: Results) -> str:
     """Say what the figure of mini_longgen shows: budgets by context, bytes at every context."""
     topic = _topic(results, "mini_longgen")
-    labels = [label for label in ("oracle_topk", *NAMES) if label in results.labels and _tuned(results, label)]
+    labels = [label for label in results.labels if label not in results.ablations and _tuned(results, label)]
     judged = grid(results, topic, labels)
     quest = next(each for label, each, _ in judged.rows if label == "quest")
     places = [f"{v.headline.removeprefix('from ')} at {v.context:,} tokens" for v in quest]
@@ -101,11 +102,16 @@ def speed_claims(results: Results) -> str:
     for peer, name in (("torch_flash", "torch's flash attention"), ("torch_cudnn", "cuDNN, torch's fastest")):
         parts = [f"{text} at batch {batch}" for batch in (1, 4, 8) if (text := _dense(speed, peer, batch))]
         said.append(f"Dense attention at 131,072 tokens over {name}: {', '.join(parts)}.")
-    streaming, free = _step(speed, "streaming", 1), _step(speed, "free_selection", 1)
-    if streaming is not None and free is not None and streaming["median_us"] < free["median_us"]:
+    steps = [(_step(speed, "streaming", batch), _step(speed, "free_selection", batch), batch) for batch in (1, 4)]
+    beside = [
+        f"{ratio(window['ratio'])} over Full beside {ratio(free['ratio'])} at batch {batch}"
+        for window, free, batch in steps
+        if window is not None and free is not None
+    ]
+    if beside:
         said.append(
             "*Pages chosen for free* is sparse attention over page lists that cost nothing to choose, the limit of "
-            "methods that read such lists; a contiguous window (StreamingLLM) needs no list and is faster still."
+            f"methods that read such lists; a contiguous window (StreamingLLM) needs none: {', '.join(beside)}."
         )
     return _lines(" ".join(said))
 
