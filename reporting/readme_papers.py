@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -63,9 +64,10 @@ def paper_nosa() -> str:
     least = int(at.columns.min())
     ratios, shortest = at[MEMORY_CONTEXT], at[least]
     said += (
-        f"Here, at the hit rates in print, 64K tokens and 8 GiB for all, over Full: {ratio(ratios['nosa_offload'])} "
+        "Here (NOSA-8B's shape, random weights), at the hit rates in print, 64K tokens and 8 GiB for all, over Full: "
+        f"{ratio(ratios['nosa_offload'])} "
         f"({ratio(ratios['nosa_spare32'])} with 32 spare slots), InfLLM-V2 {ratio(ratios['infllm2_offload'])} "
-        f"({ratio(ratios['infllm2_spare32'])}), at {short_tokens(least)} {ratio(shortest['nosa_offload'])} "
+        f"({ratio(ratios['infllm2_spare32'])}), at {short_tokens(least)} and {_memory(speed, least)} {ratio(shortest['nosa_offload'])} "
         f"({ratio(shortest['nosa_spare32'])}) and {ratio(shortest['infllm2_offload'])} "
         f"({ratio(shortest['infllm2_spare32'])}); fetching a layer early too loses ({ratio(ratios['nosa_prefetch'])}), "
         f"fetching beside attention gains nothing with spare slots ({ratio(ratios['nosa_overlap32'])}); with the "
@@ -73,6 +75,12 @@ def paper_nosa() -> str:
         f"{_forks()}"
     )
     return _line("NOSA (arXiv 2510.13602)", said, "nosa")
+
+
+def _memory(speed: pd.DataFrame, context: int) -> str:
+    """Return the device memory for keys and values that every label had at a context."""
+    (found,) = {json.loads(params)["memory_bytes"] for params in speed.loc[speed["context"] == context, "params"]}
+    return f"{found / 2**30:g} GiB"
 
 
 def paper_tokenswift() -> str:

@@ -20,6 +20,7 @@ from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.storage import read_folder, read_frame, read_records
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
 from longdecode.reporting.flips import Flips, Place, count_flips
+from longdecode.reporting.solved import full_does
 from longdecode.reporting.speed.measured import Speed, load_speed
 
 __all__ = ["ALL_TASKS", "REFERENCE_METHOD", "ReportError", "Results", "Topic", "load_results"]
@@ -141,11 +142,12 @@ class Results:
         return dict(json.loads(self.summary.loc[self.summary["method"] == label, "params"].iloc[0]))
 
     def topics(self, model: str, suite: str | None = None) -> list[Topic]:
-        """Suite means where there are any, single tasks elsewhere, in order."""
+        """Suite means where there are any, single tasks elsewhere and where Full does only some of a mean's tasks."""
         found = []
         for name in self.suites if suite is None else [suite]:
             rows = self.summary[(self.summary["model"] == model) & (self.summary["suite"] == name)]
-            tasks = [ALL_TASKS] if (rows["task"] == ALL_TASKS).any() else sorted(set(rows["task"]))
+            mean = (rows["task"] == ALL_TASKS).any() and not _mixed(rows)
+            tasks = [ALL_TASKS] if mean else sorted(set(rows["task"]) - {ALL_TASKS})
             found += [self.topic(model, name, task) for task in tasks]
         return found
 
@@ -281,6 +283,13 @@ def _curves(path: Path) -> pd.DataFrame:
     if path.suffix == ".parquet":
         return read_frame(path).astype({"budget_tokens": "Int64"})
     return pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
+
+
+def _mixed(rows: pd.DataFrame) -> bool:
+    """Return whether Full does some tasks of a suite, at one context at least, and fails others."""
+    full = rows[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok") & (rows["task"] != ALL_TASKS)]
+    does = full.apply(lambda row: full_does(row["metric"], row["unit"], row["value"]), axis=1)
+    return len(full) > 0 and does.groupby(full["task"]).any().nunique() > 1
 
 
 def _ordered(found: pd.Series, wanted: Mapping[str, Any]) -> list[str]:

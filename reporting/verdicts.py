@@ -12,6 +12,7 @@ from longdecode.evals.budgets import bytes_share
 from longdecode.reporting.flips import Flips
 from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
+from longdecode.reporting.solved import full_does
 from longdecode.reporting.wording import (
     NARROW,
     budget,
@@ -29,10 +30,6 @@ from longdecode.reporting.wording import (
 
 MARGIN = 0.02
 """Within 0.02 of Full (2 points of a percentage, 0.02 of a loss) counts as equal: about what papers call lossless."""
-
-SOLVED = 0.5
-"""Full must answer this share, or a method that answers as little would be called as good."""
-_BY_OVERLAP = ("rouge", "qa_f1", "code_similarity")
 
 Level = Literal["shown", "estimate", "worse", "alone", "hole", "unsolved"]
 _WEAKEST_FIRST: Sequence[Level] = ("hole", "alone", "worse", "estimate", "shown")
@@ -120,7 +117,7 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
     swept = [label for label in _swept(results, labels) if results.meant_for(label, topic.model)]
     full = rows[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok")].set_index("context")["value"]
     scores = [with_unit(score(full[c], topic.unit), topic.unit) if c in full else "" for c in contexts]
-    unsolved = {c for c in contexts if c in full and not _solved(topic, full[c])}
+    unsolved = {c for c in contexts if c in full and not full_does(topic.metric, topic.unit, full[c])}
     judged = []
     in_bytes = rows["budget"].map(bytes_share).notna()
     for label in swept:
@@ -154,11 +151,6 @@ def _swept(results: Results, labels: Sequence[str] | None) -> list[str]:
 def margin(unit: str) -> str:
     """Return the margin in the unit of differences."""
     return f"{100 * MARGIN:g} points" if is_fraction(unit) else f"{number(MARGIN, 2)} {difference_unit(unit)}"
-
-
-def _solved(topic: Topic, value: float) -> bool:
-    """Return whether Full does a topic; scores by overlap with a reference are low for everybody."""
-    return not is_fraction(topic.unit) or topic.metric.startswith(_BY_OVERLAP) or value >= SOLVED
 
 
 def _tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:

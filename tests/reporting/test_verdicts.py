@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,17 @@ def test_a_method_is_not_judged_where_full_fails() -> None:
     assert [v.level for v in each] == ["worse", "unsolved"] and (every.level, every.context) == ("worse", None)
     assert row_of([low | {"full": 0.33}])[1].headline == "not judged: Full fails"
     assert row_of([low | {"full": 0.33, "metric": "rouge_l"}])[1].level == "shown"
+
+
+def test_a_mean_over_a_task_that_full_fails_is_split_into_tasks() -> None:
+    """Of three tasks Full fails one: a mean over them would count what nobody answers. Two contexts: one is enough."""
+    found = results([cell(0.1, -0.01, -0.02, 0.0)])
+    names = {"a": [0.9, 0.2], "b": [0.3, 0.6], "c": [0.1, 0.2], "all": [0.43, 0.33]}
+    full = found.summary[found.summary["method"] == "full"].iloc[0]
+    rows = [{**full, "task": task, "context": i, "value": v} for task, vs in names.items() for i, v in enumerate(vs)]
+    solved = [row for row in rows if row["task"] != "c"]
+    split, whole = (replace(found, summary=pd.DataFrame(each)).topics("m") for each in (rows, solved))
+    assert [topic.task for topic in split] == ["a", "b", "c"] and [topic.task for topic in whole] == ["all"]
 
 
 def test_a_method_without_full_beside_it_gets_no_verdict() -> None:
