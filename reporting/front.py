@@ -65,7 +65,8 @@ def sentences(
     if not contexts:
         return []
     context = ASKED_CONTEXT if ASKED_CONTEXT in contexts else contexts[-1]
-    here = {label: found for label, found in _at(grids, context).items() if label in featured}
+    everybody = _at(grids, context)
+    here = {label: found for label, found in everybody.items() if label in featured}
     real = [label for label in here if label != nearest.ORACLE]
     holding = sorted((label for label in real if _holds(here[label])), key=lambda label: _reads(here[label]))
     judged = {v.topic.name for found in here.values() for v in found}
@@ -89,6 +90,8 @@ def sentences(
             f"On {names} {place}, within {margins} of Full ({tuned}) and by fewest bytes read: "
             f"{'; '.join(parts)}{more}."
         )
+        if elsewhere := [grid.topic.name for grid in grids if context not in grid.contexts]:
+            said[0] += f" The grid below has {listing(elsewhere)} too, scored at other contexts."
     else:
         said += nearest.sentences(results, model, tuned, _places(grids, context), context)
     if left:
@@ -105,6 +108,8 @@ def sentences(
         )
     if harder:
         words.append(f"at {short_tokens(smallest)} tokens a larger share is needed by {listing(_named(harder))}")
+    if lost and (others := len(everybody.keys() - here.keys())):
+        words.append(f"the grid below judges {plural(others, 'further method')}")
     if words and holding:
         text = "; ".join(words)
         said.append(text[0].upper() + text[1:] + ".")

@@ -123,6 +123,8 @@ def tuning_short(play: FairPlay) -> str:
     names = {"by hand": "set by hand", "untuned": "not tuned"}
     parts = [f"{wording.listing(found)} {names.get(kind, kind)}" for kind, found in odd.items()]
     tuned = any(entry.kind == "tuned" for entry in play.standings)
+    if not play.standings:
+        return "no knobs to tune"
     return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned alike"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pandas as pd
 
 from longdecode.reporting import front, instruments
 from longdecode.reporting.results import Topic
-from longdecode.reporting.verdicts import Grid, Verdict
+from longdecode.reporting.verdicts import Grid, Level, Verdict
 
 TOPIC = Topic("m", "s", "t", "accuracy", "fraction", True, "generated")
 
@@ -66,6 +67,19 @@ def test_sentences_answer_for_the_asked_context_name_bytes_and_what_fails() -> N
         second
         == "Still worse than Full at the largest budget: bad (on t); at 2K tokens a larger share is needed by good."
     )
+
+
+def test_sentences_point_at_suites_and_methods_that_they_do_not_speak_of() -> None:
+    def rows(context: int) -> list[tuple[str, list[Verdict], Verdict]]:
+        levels: dict[str, Level] = {"good": "shown", "bad": "worse", "plain": "shown"}
+        found = {label: verdict(label, context, level, "5 %", 0.1) for label, level in levels.items()}
+        return [(label, [each], each) for label, each in found.items()]
+
+    long = Grid(TOPIC, [8192], [""], rows(8192))
+    short = Grid(replace(TOPIC, task="chains"), [2048], [""], rows(2048))
+    first, second = front.sentences(None, None, [long, short], "m", {"good", "bad"}, "tuned")  # type: ignore[arg-type]
+    assert first.endswith("The grid below has chains too, scored at other contexts.") and "plain" not in first
+    assert second == "Still worse than Full at the largest budget: bad (on t); the grid below judges 1 further method."
 
 
 def test_sentences_say_how_many_methods_they_leave_out() -> None:

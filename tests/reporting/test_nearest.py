@@ -162,3 +162,7 @@ def test_roles_learned_on_the_generator_that_tests_them_are_said_to_flatter() ->
     words = index.role_words(play)
     assert words.startswith("Head roles of a and b were learned on look-ups (passkey), the family of passkey: those")
     assert " c " not in words and index.role_words(FairPlay([], [], [rows[0]], [], [], [])).endswith("flatter it.")
+
+
+def test_a_run_without_knobs_is_not_called_untuned() -> None:
+    assert index.tuning_short(FairPlay([], [], [], [], [], [])) == "no knobs to tune"
