@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from longdecode.reporting import readme
 from longdecode.reporting.results import Results, load_results
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("readme")  # one worker reads the results
 
 
 def results_of(profile: str) -> Results:
@@ -27,22 +30,44 @@ def real() -> Results:
     return results_of("real")
 
 
-def test_the_readme_says_what_the_results_say(
-    committed: Results, real: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
+@pytest.fixture(scope="module")
+def bodies(committed: Results, real: Results) -> Iterator[None]:
+    """Write each region once, for all texts that the regions go into."""
+
+    def once(write: Callable[..., str]) -> Callable[..., str]:
+        written: list[str] = []
+
+        def kept(*given: Any) -> str:
+            assert all(any(results is known for known in (committed, real)) for results in given)
+            if not written:
+                written.append(write(*given))
+            return written[0]
+
+        return kept
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(readme, "REGIONS", {name: once(write) for name, write in readme.REGIONS.items()})
+        for name in ("real_table", "papers"):
+            patch.setattr(readme, name, once(getattr(readme, name)))
+        yield
+
+
+@pytest.mark.usefixtures("bodies")
+def test_the_readme_says_what_the_results_say(committed: Results, real: Results) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme.rendered(text, committed, real) == text, "run: python -m longdecode.reporting.readme"
 
 
-def test_a_stale_number_is_replaced(committed: Results, real: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+@pytest.mark.usefixtures("bodies")
+def test_a_stale_number_is_replaced(committed: Results, real: Results) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     step = committed.speed.ok(readme.MODEL).query("label == 'full' and context == 131072 and batch == 1")  # type: ignore[union-attr]
     shown = f"| {step['median_us'].iloc[0] / 1e3:.2f} |"
     assert shown in text and readme.rendered(text.replace(shown, "| 1.23 |"), committed, real) == text
 
 
+@pytest.mark.usefixtures("bodies")
 def test_a_missing_region_is_refused(committed: Results, real: Results) -> None:
     with pytest.raises(readme.ReadmeError, match="from results: figure"):
         readme.rendered("nothing", committed, real)
