@@ -119,7 +119,7 @@ _BYTE_SHAPE = {
 }
 
 
-DEAR = ("report", "paper_report")
+DEAR = ("report", "paper_report", "server")
 """Fixtures of a session that take seconds to make: with ``--dist loadgroup`` one worker has all tests that ask."""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def environment() -> dict[str, str]:
     """This environment less what only the tests' own process should see, with no GPU to find."""
+    return _environment()
+
+
+def _environment() -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PYTEST_CURRENT_TEST")}
     return kept | {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -29,28 +34,38 @@ def command(tmp_path: Path) -> Command:
     """Maker of a Snakemake command line whose results land in the test's folder, the shipped model and roles beside."""
     (tmp_path / "miniature").symlink_to(ROOT / "miniature")
 
-    def make(*arguments: str) -> list[str]:
+    def make(*arguments: str, profile: str = "default") -> list[str]:
         places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
-        profile = ["--workflow-profile", str(ROOT / "profiles" / "default")]
-        return [sys.executable, "-m", "snakemake", *places, *profile, *arguments]
+        places += ["--workflow-profile", str(ROOT / "profiles" / profile)]
+        return [sys.executable, "-m", "snakemake", *places, *arguments]
 
     return make
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A process that starts Snakemake in a second instead of five."""
+    script = Path(__file__).with_name("warm_snakemake.py")
+    with subprocess.Popen(
+        [sys.executable, script], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 @pytest.fixture
-def snakemake(command: Command, environment: dict[str, str]) -> Run:
+def snakemake(command: Command, environment: dict[str, str], server: subprocess.Popen[str], tmp_path: Path) -> Run:
     """Runner of one Snakemake command; gives back its exit status and all that it printed, as ``stdout``."""
 
-    def run(*arguments: str, check: bool = False) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            command(*arguments),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            timeout=600,
-            check=False,
-        )
+    def run(*arguments: str, check: bool = False, profile: str = "default") -> subprocess.CompletedProcess[str]:
+        asked = command(*map(str, arguments), profile=profile)
+        log = tmp_path / "said.log"
+        log.unlink(missing_ok=True)
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps({"arguments": asked[3:], "environment": environment, "log": str(log)}) + "\n")
+        server.stdin.flush()
+        done = subprocess.CompletedProcess(asked, int(server.stdout.readline()), log.read_text())
         if check:
             assert done.returncode == 0, done.stdout
         return done

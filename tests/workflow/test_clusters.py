@@ -23,19 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("profile", ["slurm", "generic"])
-def test_a_profile_is_planned_without_cores(
-    profile: str, command: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_profile_is_planned_without_cores(profile: str, snakemake: Any, write_config: Any) -> None:
     path = write_config(device="auto")
-    arguments = command("-n", "--configfile", str(path), "--", "results/trial/summary.csv")
-    arguments[arguments.index("--workflow-profile") + 1] = str(ROOT / "profiles" / profile)
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    target = ("--", "results/trial/summary.csv")
+    said = snakemake("-n", "--configfile", path, *target, check=True, profile=profile).stdout
     # A dry run has cores of its own, which a real one on a cluster lacks; unlocking parses as that does.
-    arguments[arguments.index("-n") : arguments.index("--")] = ["--unlock", "--configfile", str(path)]
-    unlocked = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
-    assert unlocked.returncode == 0, unlocked.stdout + unlocked.stderr
-    said = done.stdout + done.stderr
+    snakemake("--unlock", "--configfile", path, *target, check=True, profile=profile)
     evaluation = said[said.index("rule evaluate_mini_recall") :]
     assert "mem_mb=16000" in evaluation and "runtime=240" in evaluation and "Traceback" not in said
 
@@ -54,17 +47,14 @@ def test_auto_asks_a_cluster_for_a_gpu_and_a_job_without_one_refuses(write_confi
             resolve_device(granted(run, 1).device)
 
 
-def test_a_profile_has_one_run_at_a_time(
-    command: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_profile_has_one_run_at_a_time(snakemake: Any, write_config: Any, tmp_path: Path) -> None:
     from longdecode.engine.file_lock import FileLock
 
     folder = tmp_path / "results" / "trial"
     folder.mkdir(parents=True)
     with FileLock(folder / ".lock"):
-        arguments = command("--cores", "1", "--configfile", str(write_config()), "--", "results/trial/config.yaml")
-        done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
-    last = (done.stdout + done.stderr).strip().splitlines()[-1]
+        done = snakemake("--cores", "1", "--configfile", write_config(), "--", "results/trial/config.yaml")
+    last = done.stdout.strip().splitlines()[-1]
     assert done.returncode != 0 and f"'trial' is being run by process {os.getpid()} of " in last and " since 20" in last
     assert not (folder / "config.yaml").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -57,6 +58,7 @@ def test_twice_killed_run_ends_with_the_same_numbers(
     assert resumed["n"].max() == 4
     assert "Nothing to be done" in snakemake("--configfile", path, "--", SUMMARY, check=True).stdout
 
+    shutil.copytree(tmp_path / "results" / "trial" / "gate", tmp_path / "results" / "undisturbed" / "gate")
     undisturbed = SUMMARY.replace("trial", "undisturbed")
     snakemake("--configfile", path, "--config", "profile=undisturbed", "--", undisturbed, check=True)
     pd.testing.assert_frame_equal(resumed, pd.read_csv(tmp_path / undisturbed))

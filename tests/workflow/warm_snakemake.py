@@ -1,0 +1,60 @@
+"""Runs Snakemake's command line in forks of one process that has imported it, the methods, and hashed their code.
+
+Reads one JSON object a line, ``arguments``, ``environment`` and ``log``, and answers with the exit status of each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import snakemake.cli  # noqa: F401 (imported for the forks)
+import yaml
+
+from longdecode.evals.plan import Plan
+from longdecode.evals.run_config import build_run_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def warm() -> None:
+    """Import what checks a configuration, and hash what a plan asks for: both are kept, and forked."""
+    values = yaml.safe_load((ROOT / "config" / "demo.yaml").read_text())
+    plan = Plan(build_run_config(values, "demo"), ROOT)
+    for room in ("evals", "identification", "reporting", "smollm2", "heads", "miniature", "adaptation"):
+        plan.folder_hash(room)
+    for suite in values["suites"]:
+        plan.suite_code(suite)
+    for label in values["methods"]:
+        plan.gate_code(label)
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> None:
+    """Become the command ``python -m snakemake``."""
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+    runpy.run_module("snakemake", run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    warm()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        child = os.fork()
+        if not child:
+            log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            run(asked["arguments"], asked["environment"])
+            sys.exit()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
