@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from longdecode.evals import gate as gates
 from longdecode.evals.records import Provenance, Record
+from longdecode.methods import conformance_launches
 
 
 @pytest.fixture
@@ -32,6 +34,15 @@ def config_values(byte_checkpoint: Path) -> dict[str, Any]:
             "mini_book": {"contexts": [512], "samples": 2, "batch": 2},
         },
     }
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Conformance replaced by a list of its calls, and the launches passed; methods' own tests run the real ones."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(gates, "check_method", lambda *given: calls.append(given))
+    monkeypatch.setattr(conformance_launches, "check_launches", lambda *given, **named: None)
+    return calls
 
 
 @pytest.fixture

@@ -34,14 +34,6 @@ Run = Callable[..., list[Record]]
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The conformance suite replaced by a list of its calls; methods' own tests run the real one."""
-    calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(gates, "check_method", lambda *given: calls.append(given))
-    return calls
-
-
-@pytest.fixture
 def run(tmp_path: Path, config_values: Values, gate: list[tuple[Any, ...]]) -> Run:
     """Run one job of the small configuration, edited, and read its records."""
 

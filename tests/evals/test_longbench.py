@@ -15,7 +15,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals import gate as gates
 from longdecode.evals.datasets.longbench import HUB_REVISION, read_rows
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.quality_job import QualityJob
@@ -258,8 +257,8 @@ def test_real_tasks_begin_with_the_tokenizers_first_token_and_stop_at_eos(
     assert request.stop_ids == {7, 9} and request.total_tokens <= 1024
 
 
+@pytest.mark.usefixtures("gate")
 def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "check_method", lambda *given: None)
     # The protocol's 512 tokens take ten seconds here and show nothing more.
     monkeypatch.setitem(
         cast(dict[str, LongBenchProtocol], protocols()), "qmsum", replace(protocols()["qmsum"], max_new_tokens=48)

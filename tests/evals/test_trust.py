@@ -23,6 +23,9 @@ from longdecode.evals.storage import read_records, stamped_settings, write_recor
 from longdecode.reporting.results import ReportError, load_results
 
 
+pytestmark = pytest.mark.usefixtures("gate")
+
+
 @pytest.fixture
 def values(config_values: dict[str, Any]) -> dict[str, Any]:
     """A run of one suite whose four cells a label take a second."""
