@@ -22,7 +22,6 @@ from longdecode.evals.settings import narrowed, quality_settings
 from longdecode.evals.storage import read_records, stamped_settings, write_records
 from longdecode.reporting.results import ReportError, load_results
 
-
 pytestmark = pytest.mark.usefixtures("gate")
 
 
