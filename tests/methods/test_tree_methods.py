@@ -70,7 +70,7 @@ def decoder() -> Decoder:
 def test_the_text_is_that_of_plain_decoding(
     decoder: Decoder, name: str, sampling: Sampling, random_ids: Callable
 ) -> None:
-    """Every variant with draws, which greedy choices are a special case of; each method by its defaults greedily too."""
+    """Every variant with draws, of which greedy choices are a special case; each method by its defaults greedily."""
     lengths = (97, 50, 9)
     requests = [Request(random_ids(n, 64), 64, random_ids(3 * row, 64), seed=row) for row, n in enumerate(lengths)]
     assert_same_text(decoder, name, requests, sampling)
