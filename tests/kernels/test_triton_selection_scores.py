@@ -115,11 +115,16 @@ def test_scores_refuse_what_they_cannot_mean(rng: torch.Generator) -> None:
         token_gpu.token_logits_gpu(q, k.half(), lengths)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("page", "dim"), [(1, 32), (3, 80), (16, 64), (40, 32)])
-@pytest.mark.parametrize("size", [1, 15, 130])
+PAGES = [(1, 32), (3, 80), (16, 64), (40, 32)]
+
+
+@pytest.mark.parametrize(
+    ("page", "dim", "size", "dtype"),
+    [(*PAGES[i], size, DTYPES[(i + j) % 3]) for i in range(4) for j, size in enumerate((1, 15, 130))],
+    ids=str,
+)
 def test_page_bounds(rng: torch.Generator, page: int, dim: int, size: int, dtype: torch.dtype) -> None:
-    """Built bit by bit."""
+    """Built bit by bit; every pair of pages, sizes and dtypes."""
     _, k, lengths = ragged(rng, 3, 2, 1, dim, size, dtype)
     built = minmax_gpu.build_page_minmax_gpu(*on(k, lengths), page)
     want = minmax_naive.build_page_minmax(k, lengths, page)

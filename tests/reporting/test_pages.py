@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -188,8 +188,12 @@ def test_verdicts_stand_for_each_context_and_for_every_context(pages: dict[str, 
 
 
 @pytest.mark.usefixtures("no_drawing")
-def test_the_front_page_counts_the_timing_samples_of_the_page_it_links(run_folder: Path, tmp_path: Path) -> None:
+def test_the_front_page_counts_the_timing_samples_of_the_page_it_links(
+    make_run: Callable[..., Path], speed_run: ModuleType, tmp_path: Path
+) -> None:
     """A label that runs on a part of the configuration stays off the overview, not out of the count."""
+    run_folder = make_run(("full", "tidal"), ("mini_recall",))
+    speed_run.write_speed(run_folder)
     config = yaml.safe_load((run_folder / "config.yaml").read_text(encoding="utf-8"))
     config["methods"]["tidal"] = {"budgets": [0.25]}
     path = tmp_path / "config.yaml"
@@ -337,6 +341,7 @@ def test_the_same_results_make_the_same_bytes(make_run: Callable[..., Path], tmp
     assert first == second
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_a_rebuilt_report_drops_what_is_gone_and_keeps_what_is_not_ours(
     make_run: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import yaml
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError
+from longdecode.evals import sweep
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
 from longdecode.evals.run_config import build_run_config, granted
 from longdecode.evals.sweep import MEASURED_MODEL, measured_times
@@ -59,9 +59,10 @@ def test_a_profile_has_one_run_at_a_time(snakemake: Any, write_config: Any, tmp_
     assert not (folder / "config.yaml").exists()
 
 
-def test_the_papers_sweep_is_priced() -> None:
-    command = [sys.executable, "-m", "longdecode.evals.sweep", "config/papers"]
-    said = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+def test_the_papers_sweep_is_priced(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    sweep.main(["config/papers"])
+    said = capsys.readouterr().out
     rows = {line.split()[0]: line.split()[1:] for line in said.splitlines()[2:] if not line.startswith("gated")}
     papers = {path.stem for path in (ROOT / "config" / "papers").glob("*.yaml")} - {"sizes"}
     assert set(rows) == {*papers, "all"}

@@ -56,17 +56,6 @@ def page(report: Path) -> str:
     return both(report)
 
 
-@pytest.fixture(scope="module")
-def speed_only(speed_run: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run without quality."""
-    folder = tmp_path_factory.mktemp("speed_only")
-    config = {"profile": "fast", "methods": {"full": {}, "quest": {}, "tidal": {}, "streaming": {}}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    speed_run.write_speed(folder)
-    build_report(folder / "config.yaml", folder, folder / "report")
-    return folder / "report"
-
-
 def one(speed: pd.DataFrame, **where: object) -> pd.Series:
     for name, value in where.items():
         speed = speed[speed[name] == value]
@@ -188,6 +177,7 @@ def test_method_and_provenance_pages_have_their_part(speed: pd.DataFrame, report
     )
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_without_times_there_is_no_page_and_no_link(make_run: Callable[..., Path], tmp_path: Path) -> None:
     folder = make_run(methods=("full", "quest"), suites=("mini_recall",))
     (tmp_path / "speed.html").write_text("old", encoding="utf-8")
@@ -199,7 +189,13 @@ def test_without_times_there_is_no_page_and_no_link(make_run: Callable[..., Path
     )
 
 
-def test_times_alone_make_a_report(speed_only: Path) -> None:
+@pytest.mark.usefixtures("no_drawing")
+def test_times_alone_make_a_report(speed_run: ModuleType, tmp_path: Path) -> None:
+    config = {"profile": "fast", "methods": {"full": {}, "quest": {}, "tidal": {}, "streaming": {}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    speed_run.write_speed(tmp_path)
+    speed_only = tmp_path / "report"
+    build_report(tmp_path / "config.yaml", tmp_path, speed_only)
     names = {path.name for path in speed_only.glob("*.html")}
     methods = {f"method-{name}.html" for name in ("full", "quest", "quest-script", "tidal", "streaming")}
     assert names == {"index.html", "speed.html", "speed-tables.html", "data.html", "provenance.html", *methods}
