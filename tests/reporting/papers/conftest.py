@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 
@@ -28,7 +30,8 @@ def paper_run(lychee_run: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def paper_report(paper_run: Path) -> Path:
+def paper_report(paper_run: Path, papers_drawn: Callable[[], AbstractContextManager[None]]) -> Path:
     """Its report."""
-    build_report(paper_run / "config.yaml", paper_run, paper_run / "report")
+    with papers_drawn():
+        build_report(paper_run / "config.yaml", paper_run, paper_run / "report")
     return paper_run / "report"

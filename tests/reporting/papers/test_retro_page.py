@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,7 +107,10 @@ def on_a_book(record: Record) -> Record:
 
 
 @pytest.fixture(scope="module")
-def report(made_up: ModuleType, records: list[Record], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(
+    made_up: ModuleType, records: list[Record], tmp_path_factory: pytest.TempPathFactory,
+    papers_drawn: Callable[[], AbstractContextManager[None]],
+) -> Path:  # fmt: skip
     """The report of a whole run."""
     folder: Path = tmp_path_factory.mktemp("retro")
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False), encoding="utf-8")
@@ -143,7 +147,8 @@ def report(made_up: ModuleType, records: list[Record], tmp_path_factory: pytest.
         ],
         columns=list(COLUMNS),
     ).to_parquet(folder / "retrospection" / "miniature.parquet", index=False)  # fmt: skip
-    build_report(folder / "config.yaml", folder, folder / "report")
+    with papers_drawn():
+        build_report(folder / "config.yaml", folder, folder / "report")
     return folder / "report"
 
 

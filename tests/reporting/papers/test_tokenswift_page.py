@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -274,10 +274,9 @@ def test_a_composed_speedup_is_tokens_a_step_over_the_steps_time(folder: Path) -
 
 
 def test_the_report_has_both_pages_and_the_text(
-    folder: Path, run_folder: Path, no_drawing: None, tmp_path: Path
+    folder: Path, make_run: Callable[..., Path], no_drawing: None, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(run_folder, run)
+    run = make_run(("full", "quest"), ("mini_recall",))
     (run / "generation").symlink_to(folder / "generation")
     build_report(run / "config.yaml", run, tmp_path / "report")
     page = (tmp_path / "report" / "paper-tokenswift.html").read_text(encoding="utf-8")
