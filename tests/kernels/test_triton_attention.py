@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 
 import pytest
 import torch
@@ -207,8 +208,7 @@ SPARSE_LAUNCHES = [
 ]
 
 
-@pytest.mark.parametrize("block", [1, 16])
-@pytest.mark.parametrize("launch", SPARSE_LAUNCHES, ids=str)
+@pytest.mark.parametrize(("launch", "block"), zip(SPARSE_LAUNCHES, cycle((1, 16))), ids=str)
 def test_unequal_lists_share_one_launch(rng: torch.Generator, launch: SparseLaunch, block: int) -> None:
     """Everything, every block, one block, none, only blocks past the length; an empty row; a bias, NaN where unread."""
     q, k, v, _ = ragged(rng, 2, 5, 2, 16, 100, torch.float32)

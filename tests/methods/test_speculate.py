@@ -217,8 +217,14 @@ def test_a_configuration_sets_the_drafters_knobs() -> None:
         build_run_config(values, "test.yaml")
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, min_p=0.05, penalty=1.2, penalty_window=32)])
-@pytest.mark.parametrize("drafter", ["quest", "streaming", "snapkv"])
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [
+        ("quest", Sampling()),
+        ("streaming", Sampling(0.9, min_p=0.05, penalty=1.2, penalty_window=32)),
+        ("snapkv", Sampling(0.9, min_p=0.05, penalty=1.2, penalty_window=32)),
+    ],
+)
 def test_a_draft_with_branches_writes_the_same_text_and_keeps_more(
     shallow: Decoder, drafter: str, sampling: Sampling, random_ids: Callable
 ) -> None:
