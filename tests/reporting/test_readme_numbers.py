@@ -12,7 +12,6 @@ from longdecode.reporting import readme
 from longdecode.reporting.results import Results, load_results
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xdist_group("readme")  # one worker reads the results
 
 
 def results_of(profile: str) -> Results:
