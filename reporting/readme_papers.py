@@ -70,10 +70,10 @@ def paper_nosa() -> str:
         f"({ratio(ratios['infllm2_spare32'])}), at {short_tokens(least)} and {_memory(speed, least)} "
         f"{ratio(shortest['nosa_offload'])} "
         f"({ratio(shortest['nosa_spare32'])}) and {ratio(shortest['infllm2_offload'])} "
-        f"({ratio(shortest['infllm2_spare32'])}); fetching a layer early too loses ({ratio(ratios['nosa_prefetch'])}), "
-        f"fetching beside attention gains nothing with spare slots ({ratio(ratios['nosa_overlap32'])}); with the "
-        f"blocks that our forks read {ratio(ratios['nosa_trace32'])}, InfLLM-V2 {ratio(ratios['infllm2_trace32'])}. "
-        f"{_forks()}"
+        f"({ratio(shortest['infllm2_spare32'])}); with spare slots and attention while blocks come "
+        f"{ratio(ratios['nosa_overlap32'])}, with blocks fetched a layer early {ratio(ratios['nosa_prefetch'])}; "
+        f"with the blocks that our forks read {ratio(ratios['nosa_trace32'])}, InfLLM-V2 "
+        f"{ratio(ratios['infllm2_trace32'])}. {_forks()}"
     )
     return _line("NOSA (arXiv 2510.13602)", said, "nosa")
 
