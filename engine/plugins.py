@@ -63,7 +63,8 @@ class PluginRoom:
         if name not in folders:
             near = difflib.get_close_matches(name, folders, n=1, cutoff=0.0)
             nearest = f"; nearest valid name: {near[0]!r}" if near else ""
-            raise ConfigError(f"unknown {self.kind} {name!r}{nearest} (valid: {', '.join(folders)})")
+            valid = f"valid: {', '.join(folders)}; {self.variable} names folders with more"
+            raise ConfigError(f"unknown {self.kind} {name!r}{nearest} ({valid})")
         return folders[name]
 
     def load(self, name: str, file: str | None = None) -> ModuleType:
