@@ -163,7 +163,7 @@ class OffloadedCache(WholeCache):
         if self.overlap:
             arrivals = Arrivals(torch.empty(indices.shape, dtype=torch.int32, device=self.device), self.entries)
         slots = claim_slots(indices, counts, self._residents(layer, self.fetched), queue, self.blocks, arrivals)
-        if bias is not None:
+        if bias is not None and arrivals is None:
             bias = values_in_slots(bias, self.held[self.at[layer]], self.block_size)
         copy_blocks(*self.layer_blocks(layer), queue, arrivals)
         given: dict[str, Any] = {
@@ -171,7 +171,9 @@ class OffloadedCache(WholeCache):
         }  # fmt: skip
         if arrivals is None:
             return sparse_decode_attention(q, *self._near(layer), slots, counts, uneven=uneven, **given)[0]
-        return resident_attention(q, *self._near(layer), slots, counts, arrivals=arrivals, **given)[0]
+        return resident_attention(
+            q, *self._near(layer), slots, counts, bias_blocks=indices, arrivals=arrivals, **given
+        )[0]  # fmt: skip
 
     def prefetch(self, layer: int, indices: Tensor, counts: Tensor) -> None:
         """Fetch blocks that a layer will probably list, beside what the device does next.

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.block_residency.naive import Arrivals, BlockQueue, Residents
+from longdecode.kernels.overlap import can_overlap, let_next_start
 
 _NEVER = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 MAX_SLOTS = 1024
@@ -34,14 +35,17 @@ def claim_slots_kernel(
     p_indices, p_counts, p_held, p_used, p_clock, p_fetched, p_slots, p_state, p_entries,
     p_sources, p_targets, p_queued,
     index_batch, index_list, index_entry, count_batch, count_list, lists, width, slots, blocks,
-    BLOCK_SLOTS: tl.constexpr, ENTRIES: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr, ENTRIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compare ``list[n] == held[s]``; give missing entries the slots of least ``used``, which a sort brings forward.
+
+    With ``PDL`` the next kernel, which waits for this one's end, is made ready meanwhile.
 
     Grid ``(B * Hkv,)``. Tensors are those of ``naive.claim_slots``, ``p_indices`` and ``p_counts`` with any strides,
     ``p_slots`` ``[B, Hkv, N]`` contiguous, all int64; ``p_state`` likewise, int32, and ``p_entries``, or None. Two
     passes over the list, the first finds what is wanted. Moves two lists, and three times the slots' blocks and times.
     """
+    let_next_start(PDL)
     i_list = tl.program_id(0).to(tl.int64)
     i_batch = i_list // lists
     i_head = i_list % lists
@@ -122,5 +126,7 @@ def claim_slots_gpu(
             queue.sources, queue.targets, queue.count,
             *indices.stride(), *counts.stride(), heads, width, slots, blocks,
             BLOCK_SLOTS=triton.next_power_of_2(slots), ENTRIES=launch.entries, num_warps=launch.num_warps,
+            # The copy that announces its blocks follows.
+            PDL=arrivals is not None and can_overlap(indices.device),
         )  # fmt: skip
     return chosen

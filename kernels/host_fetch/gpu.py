@@ -43,7 +43,7 @@ def announce(p_state, entry):
 
 @triton.jit
 def copy_blocks_kernel(
-    p_from_k, p_from_v, p_to_k, p_to_v, p_sources, p_targets, p_count, p_state, p_entries,
+    p_from_k, p_from_v, p_to_k, p_to_v, p_sources, p_targets, p_count, p_state, p_entries, room,
     ELEMENTS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Copy blocks: ``to[targets[i]] = from[sources[i]]`` for ``i < count``, keys and values.
@@ -59,10 +59,11 @@ def copy_blocks_kernel(
     count = tl.load(p_count)
     i_entry = tl.program_id(0).to(tl.int64)
     o_chunk = tl.arange(0, CHUNK)
-    source = tl.load(p_sources + i_entry, mask=i_entry < count, other=0)
-    target = tl.load(p_targets + i_entry, mask=i_entry < count, other=0)
+    # Beside the count, not after it: what lies past it is not used.
+    source = tl.load(p_sources + i_entry, mask=i_entry < room, other=0)
+    target = tl.load(p_targets + i_entry, mask=i_entry < room, other=0)
     if p_state is not None:
-        entry = tl.load(p_entries + i_entry, mask=i_entry < count, other=0)
+        entry = tl.load(p_entries + i_entry, mask=i_entry < room, other=0)
         stored = entry * 0 - 1
     while i_entry < count:
         i_entry += tl.num_programs(0)
@@ -115,6 +116,7 @@ def copy_blocks_gpu(
         copy_blocks_kernel[(launch.programs,)](
             *source, *target, queue.sources, queue.targets, queue.count,
             *((None, None) if arrivals is None else (arrivals.state, arrivals.entries)),
+            queue.sources.shape[0],
             ELEMENTS=elements, CHUNK=min(launch.chunk, triton.next_power_of_2(elements)), num_warps=launch.num_warps,
             **overlap_settings(arrivals is not None, queue.count.device),
         )  # fmt: skip

@@ -19,6 +19,7 @@ def resident_attention(
     block_size: int,
     kv_lengths: Tensor,
     bias: Tensor | None = None,
+    bias_blocks: Tensor | None = None,
     kv_tokens_read: Tensor | None = None,
     arrivals: Arrivals | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -33,8 +34,9 @@ def resident_attention(
 
         return resident_attention_gpu(
             q, k, v, slots, counts, block_size=block_size, kv_lengths=kv_lengths, bias=bias,
-            kv_tokens_read=kv_tokens_read, arrivals=arrivals,
+            bias_blocks=bias_blocks, kv_tokens_read=kv_tokens_read, arrivals=arrivals,
         )  # fmt: skip
     return naive.resident_attention(
-        q, k, v, slots, counts, block_size=block_size, kv_lengths=kv_lengths, bias=bias, kv_tokens_read=kv_tokens_read
-    )
+        q, k, v, slots, counts, block_size=block_size, kv_lengths=kv_lengths, bias=bias, bias_blocks=bias_blocks,
+        kv_tokens_read=kv_tokens_read,
+    )  # fmt: skip

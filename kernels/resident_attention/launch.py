@@ -14,12 +14,11 @@ from longdecode.kernels.multiprocessors import (
     power_of_two,
     registers,
 )
-from longdecode.kernels.split_kv import COUNTERS
 
 COPYING = 12
 """Multiprocessors that the copy's programs take."""
-SHARE_TOKENS = 256
-"""Tokens of a part: 4 blocks of 64."""
+SHARE_TOKENS = 128
+"""Tokens of a part: 2 blocks of 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,8 @@ class ResidentLaunch:
 
     ``rows`` query rows (padded; a power of two, 16 or more) and ``tokens`` a step (a power of two, 16 or more).
     ``share``: tokens of a part, which waits whole for its late blocks: a small one leaves less to be read after the
-    copy, and more parts to be joined. ``parts``: those of one program, a power of two of at most 16; it reads what is
-    at hand before it waits. ``registers`` a thread at most.
+    copy, and more parts to be joined. ``parts``: those that one program joins, a power of two of at most 16; it reads
+    what is at hand before it waits. ``registers`` a thread at most.
 
     Raises:
         ValueError: the share is no multiple of a step, or the parts are no such number.
@@ -49,15 +48,15 @@ class ResidentLaunch:
         if self.parts not in (1, 2, 4, 8, 16):
             raise ValueError(f"parts = {self.parts}: a power of two of at most 16 is needed")
 
-    def parts_of(self, most: int) -> int:
-        """Return the parts of a list of up to ``most`` tokens."""
-        return max(1, -(-most // self.share))
+    def splits_of(self, most: int) -> int:
+        """Return the programs that share a list of up to ``most`` tokens."""
+        return max(1, -(-most // (self.share * self.parts)))
 
 
 def choose_launch(
     lists: int, rows: int, dim: int, most: int, dtype: torch.dtype, device: torch.device
 ) -> ResidentLaunch:
-    """Choose a launch for static shapes: parts of ``SHARE_TOKENS`` where they can be counted and joined.
+    """Choose a launch for static shapes: parts of ``SHARE_TOKENS`` where they can be joined.
 
     Args:
         lists: over all rows of the batch, ``B * Hkv``.
@@ -73,14 +72,13 @@ def choose_launch(
         block_rows, warps, stages, beside = min(64, max(16, power_of_two(rows))), 4, 3, 2
         tokens = max(16, min(64, 64 * 128 // padded_dim(dim)))
     tokens, stages = fitting(block_rows, tokens, stages, dim, dtype, device)
-    share = SHARE_TOKENS
-    while -(-most // share) > 4 * MERGE_PARTS:
-        share *= 2
-    row_tiles, parts = -(-rows // block_rows), -(-most // share)
-    each = 16 if lists * row_tiles > COUNTERS else 1
-    # Two waves beside the copy: by the second one most of what is late has come.
-    while each < 16 and lists * row_tiles * -(-parts // each) > 2 * beside * (multiprocessors(device) - COPYING):
-        each *= 2
-    if lists * row_tiles > COUNTERS:
-        share = tokens * -(-most // (16 * tokens))
+    share, each, row_tiles = SHARE_TOKENS, 1, -(-rows // block_rows)
+    # One wave beside the copy, and a few programs that follow it.
+    most_programs = 5 * beside * (multiprocessors(device) - COPYING) // 4
+
+    def programs() -> int:
+        return lists * row_tiles * -(-most // (share * each))
+
+    while programs() > max(most_programs, lists * row_tiles) or -(-most // (share * each)) > 4 * MERGE_PARTS:
+        share, each = (share, 2 * each) if each < 16 else (2 * share, each)
     return ResidentLaunch(block_rows, tokens, share, each, warps, stages, registers(warps, beside))

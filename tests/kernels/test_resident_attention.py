@@ -80,22 +80,36 @@ def queued(one: Case, late: Tensor) -> tuple[BlockQueue, Arrivals]:
 
 
 def run(one: Case, late: Tensor | None, launch: ResidentLaunch | None) -> Found:
-    """Output, log-sum-exp and tokens read. Late blocks hold NaN until they are copied; flags and counters end at 0."""
+    """Output, log-sum-exp and tokens read. Late blocks hold NaN until they are copied; flags and counters end at 0.
+
+    With late blocks the bias lies in an order of its own.
+    """
     q, k, v, slots, counts, lengths = (x.to(DEVICE) for x in one[:6])
     bias = None if one.bias is None else one.bias.to(DEVICE)
-    read, arrivals = torch.zeros(len(q), dtype=torch.int64, device=DEVICE), None
+    read, arrivals, named = torch.zeros(len(q), dtype=torch.int64, device=DEVICE), None, None
     if late is not None:
+        if one.bias is not None:
+            bias, named = (x.to(DEVICE) for x in reordered(one.bias, one))
         truth = tuple(x.pin_memory() if torch.cuda.is_available() else x for x in (one.k, one.v))
         queue, arrivals = queued(one, late)
         k, v = (poisoned(x.clone(), one, late) for x in (k, v))
         copy_blocks_gpu(in_blocks(truth, one.size), in_blocks((k, v), one.size), queue, arrivals)
     out, lse = resident_attention_gpu(
-        q, k, v, slots, counts, block_size=one.size, kv_lengths=lengths, bias=bias, kv_tokens_read=read,
-        arrivals=arrivals, launch=launch,
+        q, k, v, slots, counts, block_size=one.size, kv_lengths=lengths, bias=bias, bias_blocks=named,
+        kv_tokens_read=read, arrivals=arrivals, launch=launch,
     )  # fmt: skip
     assert arrivals is None or not (arrivals.state == 1).any()
     assert not arrival_counters(1, DEVICE).any()
     return out.cpu(), lse.cpu(), read.cpu()
+
+
+def reordered(bias: Tensor, one: Case) -> tuple[Tensor, Tensor]:
+    """The bias with its blocks in another order, two more between them, and where each entry's block lies."""
+    room = one.k.shape[2] // one.size
+    order = torch.randperm(room + 2)[:room]
+    moved = torch.full((*bias.shape[:2], room + 2, one.size), NAN)
+    moved[:, :, order] = bias.unflatten(2, (room, one.size))
+    return moved.flatten(2), torch.where(one.slots < room, order[one.slots.clamp(max=room - 1)], 1 << 40)
 
 
 def in_blocks(pair: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, Tensor]:
@@ -126,22 +140,33 @@ def check(one: Case, found: Found) -> None:
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize(
-    ("size", "share", "parts", "each"),
-    [(16, 1024, 1, 2), (16, 96, 2, 1), (16, 32, 5, 2), (24, 64, 4, 4), (7, 16, 5, 1), (64, 32, 20, 8)],
+    ("size", "share", "each", "splits"),
+    [(16, 1024, 2, 1), (16, 96, 1, 2), (16, 32, 2, 3), (24, 64, 4, 1), (7, 16, 4, 2), (64, 32, 8, 3)],
     ids=["whole", "halves", "blocks", "straddling", "small blocks", "parts of blocks"],
 )
 def test_no_bit_depends_on_what_is_late(
-    rng: torch.Generator, size: int, share: int, parts: int, each: int, dtype: torch.dtype
+    rng: torch.Generator, size: int, share: int, each: int, splits: int, dtype: torch.dtype
 ) -> None:
     """Lists that are full, short, of one block, empty; nothing late, some, everything but the tail."""
     launch = ResidentLaunch(16, 16, share, each, 4, 2)
-    one = case(rng, [[10, 4], [0, 1], [7, 9]], 10, size, 3, 20, dtype, biased=bool(parts % 2))
-    assert launch.parts_of(10 * size) == parts
+    one = case(rng, [[10, 4], [0, 1], [7, 9]], 10, size, 3, 20, dtype, biased=bool(splits % 2))
+    assert launch.splits_of(10 * size) == splits
     whole = run(one, None, launch)
     check(one, whole)
     for rate in (0.0, 0.3, 1.0):
         found = run(one, drawn(rng, one, rate), launch)
         assert all(got.equal(want) for got, want in zip(found, whole, strict=True))
+
+
+def test_a_bias_in_an_order_of_its_own_is_the_same_bias(rng: torch.Generator) -> None:
+    one = case(rng, [[10, 4], [0, 1], [7, 9]], 10, 7, 3, 20, torch.float32)
+    assert one.bias is not None
+    kv = [x.nan_to_num(0.0) for x in one[1:3]]
+    given = {"block_size": 7, "kv_lengths": one.lengths}
+    moved, named = reordered(one.bias, one)
+    want = naive.resident_attention(one.q, *kv, one.slots, one.counts, **given, bias=one.bias)
+    got = naive.resident_attention(one.q, *kv, one.slots, one.counts, **given, bias=moved, bias_blocks=named)
+    assert all(x.equal(y) for x, y in zip(got, want, strict=True))
 
 
 def test_many_query_heads_take_several_row_tiles(rng: torch.Generator) -> None:
@@ -152,17 +177,17 @@ def test_many_query_heads_take_several_row_tiles(rng: torch.Generator) -> None:
     assert all(got.equal(want) for got, want in zip(parted, whole, strict=True))
 
 
-def test_the_rule_splits_lists_where_parts_can_be_counted_and_joined() -> None:
+def test_the_rule_takes_one_wave_of_programs_that_can_be_counted_and_joined() -> None:
     meta = torch.device("meta")
     nosa = choose_launch(60, 16, 128, 4096, torch.bfloat16, meta)
-    assert nosa.share == SHARE_TOKENS == 4 * 64 and nosa.parts_of(4096) == 16 and nosa.parts == 2 and nosa.rows == 16
-    assert choose_launch(60, 16, 128, 128, torch.bfloat16, meta).parts_of(128) == 1
+    assert nosa.share == SHARE_TOKENS == 2 * 64 and nosa.parts == 8 and nosa.splits_of(4096) == 4 and nosa.rows == 16
+    assert choose_launch(64, 16, 128, 4096, torch.bfloat16, meta) == nosa
+    assert choose_launch(60, 16, 128, 128, torch.bfloat16, meta).splits_of(128) == 1
     assert BESIDE_ATTENTION.programs == COPYING
     assert choose_launch(2, 16, 128, 4096, torch.bfloat16, meta).parts == 1
     for most in (1, 100_000, 1 << 20):
-        assert choose_launch(8, 4, 64, most, torch.bfloat16, meta).parts_of(most) <= 128
-    many = choose_launch(COUNTERS + 1, 16, 128, 4096, torch.bfloat16, meta)
-    assert many.parts >= many.parts_of(4096)
+        assert choose_launch(8, 4, 64, most, torch.bfloat16, meta).splits_of(most) <= 128
+    assert choose_launch(COUNTERS + 1, 16, 128, 4096, torch.bfloat16, meta).splits_of(4096) == 1
     for dtype, dim in ((torch.float32, 128), (torch.float16, 256), (torch.bfloat16, 32)):
         chosen = choose_launch(60, 16, dim, 4096, dtype, meta)
         assert chosen.share % chosen.tokens == 0
@@ -179,6 +204,8 @@ def test_refuses_what_it_cannot_read(rng: torch.Generator) -> None:
         resident_attention_gpu(one.q.expand(-1, -1, 2, -1), *one[1:5], **given)
     with pytest.raises(ValueError, match="of one dtype"):
         resident_attention_gpu(one.q.half(), *one[1:5], **given)
+    with pytest.raises(ValueError, match=r"blocks of the bias \[1, 2\]; \[1, 2, 3\] are needed"):
+        resident_attention_gpu(*one[:5], **given, bias=one.k[..., 0].float(), bias_blocks=one.counts)
     late = torch.zeros(1, 2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"contiguous int32 \[1, 2, 3\] is needed"):
         resident_attention_gpu(*one[:5], **given, arrivals=Arrivals(late, late))
