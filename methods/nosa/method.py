@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from longdecode.engine.model_config import ModelConfig
 from longdecode.methods.block_selection import BlockParams, BlockSelection
 from longdecode.methods.importance_heads import find_heads
+from longdecode.methods.prompt_selection import PromptIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class NosaParams(BlockParams):
 
     heads: str = "model"
     bias_scale: Literal["training", "released"] = "training"
+    prefill: Literal["selected", "dense"] = "selected"
 
 
 class Nosa(BlockSelection):
@@ -41,6 +44,13 @@ class Nosa(BlockSelection):
         """See ``BlockSelection.bias``; the released engine adds it before the scaling of the logits."""
         bias = super().bias(tokens)
         return bias if self.params.bias_scale == "training" else bias * self.config.head_dim**-0.5
+
+    def select_prompt(self, q: Tensor, index: PromptIndex, start: int, stop: int) -> Tensor:
+        """See ``SelectivePrefill.select_prompt``; with a dense prefill every prompt token reads all before it."""
+        if self.params.prefill == "selected":
+            return super().select_prompt(q, index, start, stop)
+        (rows, _, queries, _), blocks = q.shape, -(-stop // self.list_block)
+        return torch.ones(rows, self.config.num_kv_heads, queries, blocks, dtype=torch.bool, device=q.device)
 
 
 METHOD = Nosa

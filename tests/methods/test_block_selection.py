@@ -50,6 +50,21 @@ def test_every_prompt_token_follows_the_rule_of_a_step(rng: torch.Generator, nam
                 torch.testing.assert_close(got[head, at], logits.softmax(0) @ values[kv_head, tokens])
 
 
+def test_a_dense_prefill_reads_everything_and_keeps_the_bias(rng: torch.Generator) -> None:
+    n, first, dim = 131, 70, CONFIG.head_dim
+    q = 2 * torch.randn(1, CONFIG.num_heads, n - first, dim, generator=rng, dtype=torch.float64)
+    k, v = (torch.randn(1, CONFIG.num_kv_heads, n, dim, generator=rng, dtype=torch.float64) for _ in range(2))
+    method, found = build("nosa", prefill="dense"), get_rule("nosa")
+    assert found is not None
+    bias = found(method.params, BUDGET, CONFIG).bias(2, v[0])
+    got = method.attend_prompt(2, q, k, v, first)[0]
+    for head in range(CONFIG.num_heads):
+        kv_head = head // (CONFIG.num_heads // CONFIG.num_kv_heads)
+        logits = q[0, head] @ k[0, kv_head].T * dim**-0.5 + bias[kv_head]
+        known = torch.arange(n) <= torch.arange(first, n)[:, None]
+        torch.testing.assert_close(got[head], logits.where(known, -torch.inf).softmax(1) @ v[0, kv_head])
+
+
 def test_equal_importances_leave_the_newest_blocks() -> None:
     """All scores equal, in the torch path and in the kernel: sink, then the latest blocks without a gap."""
     method = build("nosa", heads="zero")
