@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from longdecode.evals.config_files import require_readable
 from longdecode.evals.plan import Plan, checked, config_path, retyped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +51,44 @@ def test_snakemake_ends_with_the_message_alone(snakemake: Any, write_config: Any
     assert done.returncode != 0
     assert f"{path.name} with --config budgets: budgets: 0;" in done.stdout.strip().splitlines()[-1]
     assert "Traceback" not in done.stdout and "Error in file" not in done.stdout
+
+
+@pytest.mark.parametrize("profile", ["default", "generic", "slurm"])
+def test_a_configuration_that_does_not_exist_is_one_line(snakemake: Any, write_config: Any, profile: str) -> None:
+    """Snakemake reads configuration files before the Snakefile, so that the profiles have to refuse them."""
+    path = write_config()
+    missing = path.with_name("rum.yaml")
+    done = snakemake("-n", "--configfile", str(missing), "--", "all", profile=profile)
+    assert done.returncode != 0 and "Traceback" not in done.stdout
+    nearest = os.path.relpath(path)
+    said = f"ConfigError: {missing}: no such configuration file; nearest configuration: {nearest}"
+    assert done.stdout.strip().splitlines()[-1] == said
+
+
+def test_a_missing_configuration_names_the_nearest_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config" / "papers").mkdir(parents=True)
+    for name in ("config/h200.yaml", "config/papers/retro.yaml", "mine.yaml"):
+        (tmp_path / name).write_text("profile: p\n")
+    (tmp_path / "broken.yaml").write_text("profile: [")
+
+    def said(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            require_readable(arguments, tmp_path)
+        return str(caught.value)
+
+    for given, near in (("h20.yaml", "config/h200.yaml"), ("retro.yml", "config/papers/retro.yaml"),
+                        ("config/papers/mime.yaml", "mine.yaml")):  # fmt: skip
+        assert said("all", "--configfile", given, "-n") == (
+            f"ConfigError: {given}: no such configuration file; nearest configuration: {near}"
+        )
+    assert "a target stands before --configfile" in said("--configfile", "mine.yaml", "all")
+    assert said("--configfiles=broken.yaml").startswith("ConfigError: broken.yaml:1: not YAML")
+    assert said("--configfile", "config") == "ConfigError: config: cannot be read: Is a directory"
+    require_readable(
+        ["-n", "--configfile", "mine.yaml", "config/h200.yaml", "--config", "seed=1", "--", "all"], tmp_path
+    )
+    require_readable(["all", "--config", "profile=tiny", "--cores", "1"], tmp_path)
 
 
 def test_what_is_refused_before_the_first_job_leaves_nothing(snakemake: Any, write_config: Any, tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""Refuse configuration files that cannot be read, before Snakemake reads them: its own answer is a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.hashing import REPOSITORY
+from longdecode.evals.yaml_file import read_yaml
+
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def require_readable(arguments: Sequence[str], root: Path = REPOSITORY) -> None:
+    """Read the files that ``--configfile`` names on a Snakemake command line.
+
+    Args:
+        arguments: the command line without the command.
+        root: the project's folder.
+
+    Raises:
+        SystemExit: a file is missing or no YAML; one line, which names the nearest configuration that exists.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--configfile", "--configfiles", nargs="+", type=Path, default=[])
+    known, _ = parser.parse_known_args(list(takewhile("--".__ne__, arguments)))
+    for path in known.configfile:
+        try:
+            read_yaml(path)
+        except ConfigError as error:
+            missing = isinstance(error.__context__, FileNotFoundError)
+            raise SystemExit(f"ConfigError: {error}{_advice(path, root) if missing else ''}") from None
+
+
+def _advice(path: Path, root: Path) -> str:
+    near = _nearest(path, root)
+    nearest = f"; nearest configuration: {os.path.relpath(near)}" if near else ""
+    return nearest + ("" if path.suffix in SUFFIXES else " (a target stands before --configfile, or after --)")
+
+
+def _nearest(path: Path, root: Path) -> Path | None:
+    """Return the configuration named most alike: of the project, of this folder, or of the folder named."""
+    folders = (Path(), path.parent)
+    known = [*(root / "config").rglob("*.yaml"), *(file for folder in folders for file in folder.glob("*.yaml"))]
+
+    def likeness(other: Path) -> tuple[float, float]:
+        pairs = ((path.stem, other.stem), (str(path), os.path.relpath(other)))
+        named, placed = (difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+        return named, placed
+
+    return max(sorted(known), key=likeness, default=None)
