@@ -26,6 +26,7 @@ from longdecode.evals.tasks.registry import data_names, default_tasks, suite_nam
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
 from longdecode.evals.tuning_spec import TUNING_SUITE, TuningSpec
+from longdecode.evals.usable_methods import require_usable
 from longdecode.evals.yaml_file import merged, read_yaml
 from longdecode.methods.card import Card
 from longdecode.methods.registry import get_method, load_card, method_names
@@ -114,6 +115,7 @@ class MethodSpec:
         if self.budgets and not self.takes_budget:
             raise typed.wrong(f"{self.method} takes no budget", "budgets")
         if (info.context or {}).get("check_params", True):
+            require_usable(self.method)
             _check_params(self.method, self.params, "params")
             for model, params in self.by_model.items():
                 _check_params(self.method, params, f"by_model.{model}")
@@ -321,8 +323,8 @@ def build_run_config(values: Any, source: str, *, check_params: bool = True, che
     """Check a configuration that is already in memory; ``source`` names it in errors.
 
     Args:
-        check_params: check the methods' parameters against their modules, which imports torch: seconds that a process
-            of a run whose configuration was checked before can do without.
+        check_params: check the methods' modules, and parameters against them, which imports torch: seconds that a
+            process of a run whose configuration was checked before can do without.
         check_fairness: also refuse a run that compares tuned methods with untuned ones, as a workflow does.
 
     Raises:
@@ -369,7 +371,7 @@ def _untitled(node: Any) -> Any:
 def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:
     if not params:
         return
-    # A method's module brings torch with it: seconds that reading a configuration should cost only where needed.
+    # A method's module brings torch with it: seconds that a process which checks nothing should not spend.
     from longdecode.methods.budgeted import build_params
 
     params_type = get_method(method).Params

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,68 @@ def test_a_missing_configuration_names_the_nearest_that_exists(tmp_path: Path, m
         ["-n", "--configfile", "mine.yaml", "config/h200.yaml", "--config", "seed=1", "--", "all"], tmp_path
     )
     require_readable(["all", "--config", "profile=tiny", "--cores", "1"], tmp_path)
+
+
+METHOD, RULE = "METHOD = Mine", "RULE = MineRule"
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "instead", "expected"),
+    [
+        ("method.py", METHOD, "", "METHOD must be a subclass of AttentionMethod, got None"),
+        ("method.py", METHOD, "METHOD = 3", "METHOD must be a subclass of AttentionMethod, got 3"),
+        ("method.py", METHOD, "def (:", "cannot be imported: SyntaxError: invalid syntax"),
+        ("method.py", METHOD, "import nothing_of_this_name", "cannot be imported: ModuleNotFoundError: No module"),
+        ("rule.py", RULE, "", "RULE must be a subclass of Rule, got None"),
+        ("rule.py", RULE, "1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_method_that_its_folder_does_not_define_is_refused_at_parse_time(
+    write_config: Any, own_method: Path, file: str, line: str, instead: str, expected: str
+) -> None:
+    path = write_config(methods={"full": {}, "mine": {}})
+    checked(yaml.safe_load(path.read_text()), [path], [])
+    forget(own_method)
+    text = (own_method / file).read_text()
+    (own_method / file).write_text(text.replace(line, instead))
+    said = message(path)
+    assert said.startswith("ConfigError: ") and f"{path.name}: methods.mine: {own_method / file}: {expected}" in said
+    assert "\n" not in said
+
+
+def test_a_dry_run_refuses_a_method_without_METHOD(
+    snakemake: Any, write_config: Any, own_method: Path, environment: dict[str, str]
+) -> None:
+    environment["LONGDECODE_METHOD_PATH"] = str(own_method.parent)
+    path = write_config(methods={"full": {}, "mine": {}})
+    snakemake("-n", "--configfile", str(path), "--", "all", check=True)
+    (own_method / "method.py").write_text("")
+    done = snakemake("-n", "--configfile", str(path), "--", "all")
+    assert done.returncode != 0 and "Traceback" not in done.stdout
+    assert "method.py: METHOD must be a subclass" in done.stdout.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a method of one's own, which LONGDECODE_METHOD_PATH names: StreamingLLM under another name."""
+    folder = tmp_path / "own" / "mine"
+    folder.mkdir(parents=True)
+    code = "from longdecode.methods.streaming.method import Streaming\n\n\nclass Mine(Streaming):\n    name = 'mine'\n"
+    (folder / "method.py").write_text(f"{code}\n\n{METHOD}\n")
+    rule = "from longdecode.methods.streaming.rule import RULE as Base\n\n\nclass MineRule(Base):\n    pass\n"
+    (folder / "rule.py").write_text(f"{rule}\n\n{RULE}\n")
+    card = (ROOT / "methods" / "streaming" / "card.yaml").read_text()
+    (folder / "card.yaml").write_text(card.replace("name: streaming", "name: mine", 1))
+    monkeypatch.setenv("LONGDECODE_METHOD_PATH", str(folder.parent))
+    forget(folder)
+    yield folder
+    forget(folder)
+
+
+def forget(folder: Path) -> None:
+    """Drop the modules of a folder, which are kept once they were imported."""
+    for name in [name for name in sys.modules if name.startswith(f"longdecode_methods_extra.{folder.name}.")]:
+        del sys.modules[name]
 
 
 def test_what_is_refused_before_the_first_job_leaves_nothing(snakemake: Any, write_config: Any, tmp_path: Path) -> None:
