@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ import pandas as pd
 from longdecode.engine.config_reader import parse_config, read_config
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.model_cache import built_model
-from longdecode.evals.budgets import token_share
+from longdecode.evals.budgets import bytes_share, token_share
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 from longdecode.methods.registry import get_method, load_card, method_names
 from longdecode.reporting.results import Results
 from longdecode.reporting.speed.measured import STEP
-from longdecode.reporting.wording import NARROW, gap, gap_interval, percent, ratio, short_tokens
+from longdecode.reporting.wording import NARROW, budget, gap, gap_interval, listing, percent, ratio, short_tokens
 
 _BLOCK_KNOBS = ("block_size", "page_size")
 
@@ -127,12 +128,25 @@ def matched(results: Results) -> Matched | None:
     for topic in (topic for model in results.models for topic in results.topics(model)):
         here = results.rows_of(topic, results.hardest_context(topic))
         here = here[(here["status"] == "ok") & here["diff_to_full"].notna()]
-        for row, setup in setups(results, here, "kind"):
+        for row, setup, words in _asked(setups(results, here, "kind")):
             same = [step for step, other in timed if step["label"] == row["method"] and setup.equals(other)]
             for model in dict.fromkeys(step["model"] for step in same):
                 step = max((s for s in same if s["model"] == model), key=lambda s: (s["context"], -s["batch"]))
-                rows.append((row["method"], setup.words, topic.name, *_sides(row, step, topic.unit)))
+                rows.append((row["method"], words, topic.name, *_sides(row, step, topic.unit)))
     return Matched(rows)
+
+
+def _asked(scored: Sequence[tuple[pd.Series, Setup]]) -> Iterator[tuple[pd.Series, Setup, str]]:
+    """Yield each score with its setup in words; budgets in tokens and in bytes that came to one run are one row."""
+    runs: dict[tuple[str, int, float], list[tuple[pd.Series, Setup]]] = {}
+    for row, setup in scored:
+        run = str(row["method"]), int(row["budget_tokens"]), round(float(row["value"]), 9)
+        runs.setdefault(run, []).append((row, setup))
+    for same in runs.values():
+        row, setup = min(same, key=lambda each: bytes_share(str(each[0]["budget"])) is not None)
+        shares = [budget(text) for other, _ in same if bytes_share(text := str(other["budget"])) is not None]
+        asked = "also asked for" if len(shares) < len(same) else "asked for"
+        yield row, setup, f"{setup.words} of the context, {asked} as {listing(shares)}" if shares else setup.words
 
 
 def _sides(row: pd.Series, step: pd.Series, unit: str) -> tuple[str, ...]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from longdecode.evals.run_config import load_run_config
 from longdecode.reporting.results import Results
-from longdecode.reporting.setups import Setup, setups
+from longdecode.reporting.setups import Setup, matched, setups
 
 ROOT = Path(__file__).parents[2]
 EMPTY = pd.DataFrame()
@@ -55,6 +56,36 @@ def test_the_evidence_has_equal_pairs(label: str, timed_at: int) -> None:
     )
     timed = setup_of("llama3-8b", json.dumps(spec.params_of("llama3-8b")), "4096", 4096, timed_at)
     assert scored is not None and timed is not None and scored.equals(timed), (scored, timed)
+
+
+def test_budgets_in_tokens_and_in_bytes_that_came_to_one_run_are_one_row() -> None:
+    """Half of StreamingLLM's tokens are half of Full's bytes; a quarter was asked for in bytes alone."""
+    place = {"model": "miniature", "suite": "mini_recall", "task": "mini_recall_single", "metric": "accuracy",
+             "unit": "fraction", "data_source": "generated", "context": 2048, "batch": 32, "status": "ok"}  # fmt: skip
+    full = {"method": "full", "kind": "full", "params": "{}", "budget": "full", "budget_tokens": None, "value": 1.0}
+    sparse = full | {"method": "streaming", "kind": "streaming", "diff_low": -0.7, "diff_high": -0.6}
+    half = sparse | {"budget_tokens": 1024, "value": 0.35, "diff_to_full": -0.65}
+    quarter = sparse | {"budget": "bytes=0.25", "budget_tokens": 512, "value": 0.15, "diff_to_full": -0.85}
+    rows = [full, half | {"budget": "0.5"}, half | {"budget": "bytes=0.5"}, quarter]
+    step = {"bench": "decode", "stage": "step", "status": "ok", "model": "llama3-8b", "label": "streaming",
+            "subject": "streaming", "params": "{}", "context": 131072, "batch": 1, "ratio": 1.4, "ratio_low": 1.4,
+            "ratio_high": 1.4}  # fmt: skip
+    steps = pd.DataFrame([step | {"budget": str(n), "budget_tokens": n} for n in (65536, 32768)])
+    config = {"models": {"miniature": {"path": "miniature/weights"}}}
+    summary = pd.DataFrame([place | row for row in rows])
+    results = Results("p", config, "", summary, EMPTY, EMPTY, [], frozenset(), None, speed=SimpleNamespace(table=steps))
+    found = matched(results)
+    assert found is not None
+    budgets = [words.replace("\u202f", " ").partition(", ")[2] for _, words, *_ in found.rows]
+    assert budgets == [
+        "budget 50 % of the context, also asked for as 50 % of bytes",
+        "budget 25 % of the context, asked for as 25 % of bytes",
+    ]
+    summary.loc[2, ["value", "diff_to_full"]] = 0.36, -0.64  # not one run: two rows, told apart
+    again = matched(results)
+    assert again is not None
+    budgets = [words.replace("\u202f", " ").partition(", ")[2] for _, words, *_ in again.rows[:2]]
+    assert budgets == ["budget 50 %", "budget 50 % of the context, asked for as 50 % of bytes"]
 
 
 def test_layers_that_read_everything_count_as_whole_heads() -> None:
