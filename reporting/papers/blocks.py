@@ -172,11 +172,16 @@ def equivalence(gap: Paired, alpha: float, margin: float) -> str:
 
 
 def flips(gap: Paired) -> str:
-    """Return problems won and lost with the p-value."""
+    """Return problems won and lost with the p-value, and whether it is corrected."""
     if not gap.wins + gap.losses:
         return "every answer the same"
+    return f"{gap.wins} won, {gap.losses} lost, {p_text(gap)}"
+
+
+def p_text(gap: Paired) -> str:
+    """Return the p-value, and whether it is corrected."""
     p = wording.p_value(gap.p_value)
-    return f"{gap.wins} won, {gap.losses} lost, p {p if p.startswith('<') else '= ' + p}"
+    return f"p {p if p.startswith('<') else '= ' + p}{' after Holm' if gap.after_holm else ''}"
 
 
 def compared(of: Sequence[str], printed: PublishedFigure | None, measured: str = wording.DASH, interval: str = "",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -18,12 +19,20 @@ from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.blocks import MissingResult
 from longdecode.reporting.papers.published import Published
 from longdecode.reporting.papers.spec import PaperSpec
-from longdecode.reporting.results import REFERENCE_METHOD, Results
+from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results
 from longdecode.reporting.speed.measured import Speed
 from longdecode.reporting.speed.targets import Verdict
 
 MAIN_SHARE = 0.10
 MOST_RESAMPLES = 2000
+
+
+class Mean(NamedTuple):
+    """A mean score with its interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +151,54 @@ class PaperInputs:
         """Return a mean with its interval; the draws are seeded by ``identity``."""
         return pairs.estimate(samples, self.results.confidence, self.resamples, *identity)
 
+    def score(self, samples: pairs.Scored, model: str, label: str, budget: str) -> Mean:
+        """Return the mean of a label's samples at one budget with its interval.
+
+        Where the samples are those behind a row of summary.csv, the numbers are the row's, as on the suite's page.
+        """
+        row = self._row(samples, model, label, budget)
+        if row is None or not _same(row["value"], pairs.mean_of(samples)):
+            found = self.estimate(samples, model, label, budget, *sorted({key[:3] for key in samples}))
+            return Mean(found.value, found.low, found.high)
+        return Mean(float(row["value"]), float(row["low"]), float(row["high"]))
+
     def paired(self, ours: pairs.Scored, theirs: pairs.Scored, *identity: object) -> pairs.Paired:
         """Return a paired difference with interval, wins, losses and p-value; seeded by ``identity``."""
         return pairs.difference(ours, theirs, self.results.confidence, self.resamples, *identity)
+
+    def minus_full(
+        self, ours: pairs.Scored, full: pairs.Scored, model: str, label: str, budget: str
+    ) -> pairs.Paired:  # fmt: skip
+        """Return a label at one budget minus Full on the same model, with problems won and lost.
+
+        Where the samples are those behind a row of summary.csv, difference, interval and p-value (Holm's) are the
+        row's, so that this page and the suite's say one thing. No row holds a mean over several suites or contexts.
+        """
+        places = sorted({key[:3] for key in ours})
+        found = self.paired(ours, full, model, label, budget, *places)
+        row = self._row(ours, model, label, budget)
+        if row is None or not _same(row["diff_to_full"], found.value):
+            return found
+        value, low, high, p_value = (float(row[name]) for name in ("diff_to_full", "diff_low", "diff_high", "p_holm"))
+        return replace(found, value=value, low=low, high=high, p_value=p_value, after_holm=True)
+
+    def _row(self, samples: pairs.Scored, model: str, label: str, budget: str) -> pd.Series | None:
+        """Return the row of summary.csv over as many samples of the same tasks, suite and context, if there is one."""
+        places, tasks = {(key[0], key[2]) for key in samples}, {key[1] for key in samples}
+        if len(places) != 1:
+            return None
+        ((suite, context),) = places
+        rows = self.scores(suite, model)
+        rows = rows[rows["context"] == context]
+        under_full = set(rows.loc[rows["kind"] == REFERENCE_METHOD, "task"]) - {ALL_TASKS}
+        task = ALL_TASKS if len(tasks) > 1 and tasks == under_full else next(iter(tasks)) if len(tasks) == 1 else None
+        mine = rows[(rows["method"] == label) & (rows["budget"] == budget) & (rows["task"] == task)]
+        return mine.iloc[0] if len(mine) == 1 and int(mine["n"].iloc[0]) == len(samples) else None
+
+
+def _same(listed: float, mean: float) -> bool:
+    """Return whether a table's number is a mean of ours: six digits are listed, and scores may have been replaced."""
+    return math.isclose(float(listed), mean, rel_tol=1e-4, abs_tol=1e-6)
 
 
 def full_of(records: Sequence[Record]) -> dict[pairs.Key, pairs.Sample]:

@@ -59,7 +59,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """A mean paired difference: interval, problems won and lost, and the p-value of a zero difference."""
+    """A mean paired difference: interval, problems won and lost, and the p-value of a zero difference.
+
+    ``after_holm`` says that the p-value is corrected over the methods that share a table of the suite's page.
+    """
 
     value: float
     low: float
@@ -67,6 +70,7 @@ class Paired:
     wins: int
     losses: int
     p_value: float
+    after_holm: bool = False
 
     def sign(self, alpha: float) -> int:
         """Return 1 or -1 where the test rejects a zero difference at ``alpha`` and the interval excludes it, else 0."""

@@ -21,6 +21,7 @@ from longdecode.reporting.papers.blocks import (
     compared,
     direction,
     flips,
+    p_text,
     points_interval,
     points_text,
 )
@@ -107,7 +108,9 @@ def quality(inputs: PaperInputs) -> list[Block]:
         for fork in forks(inputs):
             for label in _shown(inputs, fork):
                 if ours := samples(inputs, fork.model, label, place):
-                    rows.append(_against(inputs, [fork.title, label], ours, full, _lead(inputs, fork, label), place))
+                    of, lead = [fork.title, label], _lead(inputs, fork, label)
+                    gap = _own_gap(inputs, fork, label, ours, full, place) if fork == base else None
+                    rows.append(_against(inputs, of, ours, full, lead, place, gap))
         if full and rows:
             caption = words["caption"].format(**_named(place))
             blocks.append(Comparison(caption, ("Fork", "Method"), rows, "points"))
@@ -148,7 +151,13 @@ def books(inputs: PaperInputs) -> list[Block]:
             for label in (*_shown(inputs, fork), *([fork.attention] if fork.head != "ed_dma" else []))
             if (found := samples(inputs, fork.model, label, place))
         }
-        rows = [_loss_gap(inputs, [fork.title, label], found, full, place) for (fork, label), found in own.items()]
+        rows = [
+            _loss_gap(
+                inputs, [fork.title, label], found, full, place,
+                _own_gap(inputs, fork, label, found, full, place) if fork == base else None,
+            )
+            for (fork, label), found in own.items()
+        ]  # fmt: skip
         nosa = next((found for (fork, label), found in own.items() if fork == fork_of(inputs, "nosa")), None)
         rows += [
             _loss_gap(inputs, [f"nosa minus {fork.title}", label], nosa, found, place)
@@ -274,21 +283,34 @@ def _lead(inputs: PaperInputs, fork: Fork, label: str) -> PublishedFigure | None
     return ours.minus(full) if ours and full else None
 
 
+def _own_gap(
+    inputs: PaperInputs, fork: Fork, label: str, ours: pairs.Scored, full: pairs.Scored, place: Place
+) -> pairs.Paired:  # fmt: skip
+    """Return a method minus Full on one fork, which the suite's page has too."""
+    budgets = {
+        r.budget for r in inputs.records(fork.model, [place[:2]]) if r.label == label and r.budget in (place[2], "full")
+    }
+    return inputs.minus_full(ours, full, fork.model, label, min(budgets, default=place[2]))
+
+
 def _against(
     inputs: PaperInputs, of: list[str], ours: pairs.Scored, theirs: pairs.Scored, printed: PublishedFigure | None,
-    place: Place,
+    place: Place, gap: pairs.Paired | None = None,
 ) -> Compared:  # fmt: skip
-    gap = inputs.paired(ours, theirs, *of, *place)
+    gap = gap or inputs.paired(ours, theirs, *of, *place)
     verdict, level = direction(None if printed is None else printed.value, gap, inputs.alpha)
     return compared(of, printed, points_text(gap.value), points_interval(gap), verdict, level, flips(gap))
 
 
-def _loss_gap(inputs: PaperInputs, of: list[str], ours: pairs.Scored, theirs: pairs.Scored, place: Place) -> Compared:
-    gap = inputs.paired(ours, theirs, *of, *place)
+def _loss_gap(
+    inputs: PaperInputs, of: list[str], ours: pairs.Scored, theirs: pairs.Scored, place: Place,
+    gap: pairs.Paired | None = None,
+) -> Compared:  # fmt: skip
+    gap = gap or inputs.paired(ours, theirs, *of, *place)
     sign = gap.sign(inputs.alpha)
     verdict = "cannot be told apart" if sign == 0 else "more loss" if sign > 0 else "less loss"
     level: Level = "muted" if sign == 0 else "worse" if sign > 0 else "shown"
-    reason = f"less in {gap.losses} of {gap.wins + gap.losses} books, p {wording.p_value(gap.p_value)}"
+    reason = f"less in {gap.losses} of {gap.wins + gap.losses} books, {p_text(gap)}"
     text, bounds = wording.number(gap.value, 3, signed=True), wording.interval(gap.low, gap.high, 3, signed=True)
     return compared(of, None, text, bounds, verdict, level, reason)
 

@@ -176,7 +176,7 @@ def _window_rows(
             ours = _samples(records, label, budget)
             if not ours:
                 continue
-            mean = inputs.estimate(ours, model, *place, label, budget)
+            mean = inputs.score(ours, model, label, budget)
             cells = [place[0], short_tokens(place[1]), wording.budget(budget), str(window)]
             cells += [wording.score(mean.value, "fraction"), wording.score_interval(mean.low, mean.high, "fraction")]
             cells.append(f"+{share_text(pairs.achieved_share(ours, theirs) - 1)}")

@@ -126,7 +126,7 @@ def _quest_rows(inputs: PaperInputs, model: str) -> Iterator[list[str]]:
             full = full_of(mine)
             for budget in sorted({r.budget for r in mine if r.label == quest}, key=wording.budget_order):
                 samples = pairs.scored([r for r in mine if r.label == quest and r.budget == budget])
-                mean = inputs.estimate(samples, model, task, place[1], quest, budget)
+                mean = inputs.score(samples, model, quest or "", budget)
                 share = mean.value / max(pairs.mean_of(full), 1e-9) if full else float("nan")
                 yield [
                     task, wording.short_tokens(place[1]), wording.budget(budget),

@@ -100,5 +100,5 @@ class Benchmark:
         if not records or len({r.budget for r in records}) > 1:
             return None
         scale = wording.scale(records[0].unit)
-        found = inputs.estimate(pairs.scored(records), self.suite, model, label, *(tasks or ()))
+        found = inputs.score(pairs.scored(records), model, label, records[0].budget)
         return scale * found.value, scale * found.low, scale * found.high

@@ -154,7 +154,7 @@ def point_table(inputs: PaperInputs, model: str, curves: Mapping[Place, Sequence
     rows = []
     for (suite, context), points in curves.items():
         for point in points:
-            mean = inputs.estimate(point.samples, model, suite, context, point.label, point.budget)
+            mean = inputs.score(point.samples, model, point.label, point.budget)
             place = {"model": model, "suite": suite, "context": context, "method": point.label, "budget": point.budget}
             score = {"n": len(point.samples), "value": mean.value, "low": mean.low, "high": mean.high}
             rows.append(place | {"share_read": point.share} | score)
@@ -212,19 +212,20 @@ def _by_budget(
     full = next(point for point in points if point.budget == "full")
     rows = []
     for point in sorted(points, key=lambda p: (wording.budget_order(p.budget), shown.index(p.label))):
-        mean = inputs.estimate(point.samples, model, *place, point.label, point.budget)
+        mean = inputs.score(point.samples, model, point.label, point.budget)
         cells = [point.label, wording.budget(point.budget), share_text(point.share)]
         cells += [wording.score(mean.value, "fraction"), wording.score_interval(mean.low, mean.high, "fraction")]
         if point is full:
             cells += ["", "", ""]
         else:
-            gap = inputs.paired(point.samples, full.samples, model, *place, point.label, point.budget)
+            gap = inputs.minus_full(point.samples, full.samples, model, point.label, point.budget)
             said = f"{equivalence(gap, inputs.alpha, MARGIN)} ({flips(gap)})"
             cells += [points_text(gap.value), points_interval(gap), said]
         rows.append([*cells, f"{len(point.samples):,}"])
     caption = (
         f"{place[0]}, {place[1]:,} tokens of context: mean over its tasks, per cent right; differences in points, "
-        f"paired sample by sample. {inputs.about(model, place[0])}"
+        f"paired sample by sample, p after Holm where it is corrected over the methods at one budget. "
+        f"{inputs.about(model, place[0])}"
     )
     return Cells(caption, HEADS, rows, frozenset({1, 2, 3, 5, 8}), fold=f"{place[0]} at {place[1]:,} tokens")
 

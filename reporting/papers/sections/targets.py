@@ -98,7 +98,7 @@ def minus_full(inputs: PaperInputs, model: str, longest: bool) -> Gap | None:
     if not full or at is None:
         return None
     ours = pairs.scored([r for r in mine if r.budget == at])
-    return Gap(at, inputs.paired(ours, full, model, "to full", at, longest))
+    return Gap(at, inputs.minus_full(ours, full, model, label or "", at))
 
 
 def _reaches(gap: pairs.Paired, limit: float | None) -> bool:

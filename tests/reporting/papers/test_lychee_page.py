@@ -17,10 +17,13 @@ from longdecode.evals.storage import read_records
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers import pairs
+from longdecode.reporting.papers.blocks import Cells
 from longdecode.reporting.papers.lychee.page import LATENCY
 from longdecode.reporting.papers.registry import papers_of
+from longdecode.reporting.papers.sections.equal_bytes import HEADS
 from longdecode.reporting.papers.sections.latency import COLUMNS
 from longdecode.reporting.results import load_results
+from longdecode.reporting.wording import budget, gap, gap_interval, p_value, score, score_interval
 
 NAMES = ("full", "quest", "tidal", "lychee", "lychee_cc", "hf_full", "hf_full_static")
 
@@ -216,6 +219,35 @@ def test_a_run_without_the_method_has_no_page(lychee_run: ModuleType, tmp_path: 
     ours = speed["subject"].str.startswith("hybrid_attention") | (speed["subject"] == "lychee")
     speed[~ours].to_csv(folder / "speed.csv", index=False)
     assert blocks_of(folder) is None
+
+
+def test_a_cell_has_one_score_and_one_difference_to_full_on_all_pages(paper_run: Path, tmp_path: Path) -> None:
+    """The tables by budget show the rows of summary.csv, which the suites' pages show: near 100 % estimators differ."""
+    results = load_results(paper_run / "config.yaml", paper_run)
+    drawn = looks(list(NAMES), list(NAMES), "full")
+    (page,) = papers_of(results, paper_run, FigureWriter(tmp_path, drawn), lambda *_: "", str, {"lychee": "lychee"})
+    blocks = [block for section in page.paper.sections(page.inputs) for block in section.blocks]
+    tables = [block for block in blocks if isinstance(block, Cells) and block.heads == HEADS]
+    seen = 0
+    for table in tables:
+        suite, tokens = re.findall(r"^(\w+) at ([\d,]+) tokens", table.fold)[0]
+        cell = results.summary[results.summary["suite"].eq(suite) & results.summary["context"].eq(_number(tokens))]
+        tasks = set(cell["task"])
+        cell = cell[cell["task"] == ("all" if "all" in tasks else tasks.pop())]
+        for label, written, _, *shown, count in table.rows:
+            (row,) = [r for _, r in cell[cell["method"] == label].iterrows() if budget(r["budget"]) == written]
+            wanted = [score(row["value"], "fraction"), score_interval(row["low"], row["high"], "fraction")]
+            if label != "full":
+                wanted += [gap(row["diff_to_full"], "fraction")]
+                wanted += [gap_interval(row["diff_low"], row["diff_high"], "fraction")]
+                assert p_value(row["p_holm"]) + " after Holm" in shown[-1] or "every answer the same" in shown[-1]
+            assert shown[: len(wanted)] == wanted and int(count) == row["n"], (suite, label, written)
+            seen += label != "full"
+    assert {table.fold.split()[0] for table in tables} == {"mini_recall", "mini_longgen"} and seen > 20
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 @pytest.mark.parametrize(("model", "said"), [("llama3-8b", True), ("smollm2-long", False)])

@@ -26,6 +26,7 @@ from longdecode.reporting.papers.nosa.forks import forks
 from longdecode.reporting.papers.nosa.quality_targets import over_rivals
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import load_results
+from longdecode.reporting.wording import gap_interval, p_value
 
 FORKS = {"full": "full", "infllm2": "infllm2", "nosa": "nosa", "nosa_dma_head": "nosa"}
 RIGHT = {
@@ -190,6 +191,20 @@ def test_differences_between_forks_are_paired(whole: PaperPage) -> None:
     assert [(row.of, row.measured) for row in between.rows] == [(["ruler", "dma"], f"+{100 * 5 / 24:.1f}")]
     measured = {of[0]: row.measured for of, row in rows_of(forms).items()}
     assert measured["ed_dma"] == "75.0" and measured["dma"] == "54.2" and measured["retaining"] == "\u2013"
+
+
+def test_a_method_minus_full_on_one_fork_is_the_row_that_the_suites_page_shows(whole: PaperPage) -> None:
+    sections = {section.anchor: section for section in whole.paper.sections(whole.inputs)}
+    shown = rows_of(next(b for b in sections["quality"].blocks if isinstance(b, Comparison)))
+    table = whole.inputs.results.summary
+    (row,) = [
+        r for _, r in table.iterrows() if (r["model"], r["method"], r["suite"]) == ("fork-full", "infllm2", "ruler")
+    ]
+    own = shown["full", "infllm2"]
+    assert own.interval == gap_interval(row["diff_low"], row["diff_high"], "fraction")
+    assert own.reason.endswith(f"{p_value(row['p_holm'])} after Holm")
+    # No row of the summary compares two models.
+    assert "after Holm" not in shown["nosa", "nosa"].reason
 
 
 def test_a_task_that_full_attention_cannot_do_is_named_and_left_out(
