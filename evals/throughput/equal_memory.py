@@ -100,6 +100,8 @@ class EqualMemoryBench:
         if cell.stage == "transfer":
             return self._transfer(cell)
         reference = self._reference(cell.context)
+        if self.job.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.job.device)
         if cell.label == FULL:
             return self._timed(cell, reference, reference, {})
         method = self._method(cell)
@@ -119,13 +121,17 @@ class EqualMemoryBench:
         samples = self.job.time(block, reference, self.spec.rounds)
         element = self.model.decoder.dtype.itemsize
         traffic = self._method(cell).traffic(cell.context, element)
-        caches = sum(state.cache.nbytes() for state in states_of(block))
         record = self.job.timed(
             cell, self.model.weights, samples, FULL,
             bytes_min=self.model.read_bytes // cell.batch + traffic.total_bytes,
-            expected_bytes=self.model.resident_bytes + caches,
+            expected_bytes=self.model.resident_bytes + _cache_bytes(block),
+            peak_bytes=self._peak(0 if block is reference else _cache_bytes(reference)),
         )  # fmt: skip
         return record.model_copy(update={"params": dict(cell.params) | found})
+
+    def _peak(self, beside: int) -> int | None:
+        """Return the most that the allocator held for a cell, without what Full's cache took ``beside`` it."""
+        return torch.cuda.max_memory_allocated(self.job.device) - beside if self.job.device.type == "cuda" else None
 
     def _transfer(self, cell: SpeedCell) -> SpeedRecord:
         """Time the fetch of as many blocks as a step fetches, alone, in pairs with one copy of as many bytes."""
@@ -177,6 +183,10 @@ class EqualMemoryBench:
         rates = (1.0,) * config.num_layers if cell.stage == "resident" or rates is None else rates
         turnover = Turnover(listed, max(1, listed // 4), size)
         return Driven(method, wander(turnover, first, steps + 1, rates, lists, device, seed, recall))
+
+
+def _cache_bytes(block: Block) -> int:
+    return sum(state.cache.nbytes() for state in states_of(block))
 
 
 def _fetched(block: Block, cache: OffloadedCache, tokens: int) -> dict[str, Any]:

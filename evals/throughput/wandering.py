@@ -37,10 +37,6 @@ class Wander:
     guesses: Tensor
     counts: Tensor
 
-    def hit_rate(self) -> float:
-        """Return the mean share of a list that the step before listed too."""
-        return share_kept(self.blocks)
-
 
 def wander(
     turnover: Turnover,
