@@ -18,6 +18,7 @@ from longdecode.reporting.speed.targets import Verdict
 from longdecode.reporting.wording import number
 
 Level = Literal["shown", "estimate", "worse", "muted"]
+NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Published | measured | interval | verdict | why they differ."""
+    """Published | measured | interval | verdict | why they differ; where nothing was measured, what is in print."""
 
     kind: ClassVar[str] = "comparison"
     caption: str
@@ -96,6 +97,11 @@ class Comparison:
     rows: Sequence[Compared]
     unit: str = ""
     fold: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """True where a row says more than that it was not measured."""
+        return any(row.verdict != NOT_MEASURED or row.reason for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ def p_text(gap: Paired) -> str:
 
 
 def compared(of: Sequence[str], printed: PublishedFigure | None, measured: str = wording.DASH, interval: str = "",
-             verdict: str = "not measured", level: Level = "muted", reason: str = "") -> Compared:  # fmt: skip
+             verdict: str = NOT_MEASURED, level: Level = "muted", reason: str = "") -> Compared:  # fmt: skip
     """Return a row of a comparison with what is in print, if anything is."""
     published, mark = (wording.DASH, "") if printed is None else (printed.text, printed.mark)
     return Compared(of, published, mark, measured, interval, verdict, level, reason)

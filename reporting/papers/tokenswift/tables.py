@@ -8,7 +8,16 @@ from typing import Any
 
 from longdecode.evals.records import Record
 from longdecode.reporting import wording
-from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
+from longdecode.reporting.papers.blocks import (
+    NOT_MEASURED,
+    Block,
+    Cells,
+    Compared,
+    Comparison,
+    Prose,
+    agreement,
+    compared,
+)
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.tokenswift.texts import Value, fulls, longest, standing, texts, value, written
 
@@ -45,7 +54,7 @@ class Mirror:
         for model in models:
             mine = [r for r in records if r.model == model]
             rows = [row for printed in self._printed(inputs) for row in self._rows(inputs, printed, mine, theirs)]
-            measured = any(row.verdict != "not measured" for row in rows)
+            measured = any(row.verdict != NOT_MEASURED for row in rows)
             if measured or (model == models[-1] and not any_found):
                 any_found |= measured
                 section = inputs.published.tables[self.table].section
@@ -163,7 +172,7 @@ def minutes(inputs: PaperInputs) -> list[Block]:
             figure = inputs.published.figure("figure_1", column, generated=past)
             of, confidence = [f"{past:,}", column], inputs.results.confidence
             rows.append(compared_value(of, figure, found, why("speedup"), confidence))
-    measured = any(row.verdict != "not measured" for row in rows)
+    measured = any(row.verdict != NOT_MEASURED for row in rows)
     table = Comparison(words["caption"], ("Tokens", "Column"), rows, "minutes")
     return [Prose(words["text"]), table, *([] if measured else [inputs.missing(words["missing"], "generate")])]
 

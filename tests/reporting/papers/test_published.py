@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from longdecode.reporting import wording
+from longdecode.reporting.environment import make_environment
+from longdecode.reporting.papers.blocks import NOT_MEASURED, Compared, Comparison
 from longdecode.reporting.papers.published import PublishedError, load_published, short_mark
 from longdecode.reporting.papers.registry import load_paper, paper_names
 
@@ -77,3 +80,18 @@ def test_a_malformed_file_is_refused(tmp_path: Path, change: dict[str, Any], sai
 
 def test_marks_are_short_in_rows() -> None:
     assert short_mark("digest B; paper; digest C") == "paper; digests B, C" and short_mark("code") == "code"
+
+
+def test_a_table_without_any_measurement_shows_what_is_in_print() -> None:
+    """One measured row brings the columns back, for all rows."""
+    printed, measured = (
+        Compared(["7B"], "0.41", "paper", wording.DASH, "", NOT_MEASURED),
+        Compared(["8B"], "0.4", "", "0.39"),
+    )
+    shown = [
+        make_environment().get_template("paper_macros.html").module.comparison(Comparison("Alpha.", ["Model"], rows))
+        for rows in ([printed], [printed, measured])
+    ]
+    assert "In print alone" in shown[0] and "Published" in shown[0] and "0.41" in shown[0]
+    assert "Measured" not in shown[0] and NOT_MEASURED not in shown[0]
+    assert "In print alone" not in shown[1] and "Measured" in shown[1] and NOT_MEASURED in shown[1]
