@@ -62,6 +62,12 @@ def tile_in_order(i_tile, b_place, first, PARTS: tl.constexpr, TILES: tl.constex
 
 
 @triton.jit
+def blocks_of_tile(p_list, entry, i_tile, width, BLOCK_SIZE: tl.constexpr, BLOCK_TOKENS: tl.constexpr):
+    """Return ``load_blocks`` in half the registers: a block's number times its tokens fits 32 bits."""
+    return load_blocks(p_list, entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS).to(tl.int32)
+
+
+@triton.jit
 def join(b_sum, b_best, b_weight, b_acc, b_top, b_total):
     """Join a part to those before it; the same operations wherever it is called, so the same bits."""
     b_new = tl.maximum(b_best, b_top)
@@ -164,9 +170,9 @@ def resident_attention_kernel(
         begin = i_turn * ready * TILES
         stop = tl.where(i_turn > 0, PARTS, ready) * TILES
         i_tile = tile_in_order(begin, b_place, first, PARTS, TILES)
-        b_block = load_blocks(p_list, slot_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
+        b_block = blocks_of_tile(p_list, slot_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
         if p_bias is not None:
-            b_named = load_blocks(p_bias_blocks, named_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
+            b_named = blocks_of_tile(p_bias_blocks, named_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
         if WAITS and (i_turn > 0) & (ready < PARTS):
             wait_for_blocks(p_state, first, width, PARTS, BLOCK_SIZE, SHARE, ENTRIES, PDL)
         b_top = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
@@ -176,14 +182,14 @@ def resident_attention_kernel(
             i_part = i_tile // TILES
             o_slot = i_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
             o_inside = (tl.arange(0, BLOCK_TOKENS) if BLOCK_TOKENS % BLOCK_SIZE == 0 else o_slot) % BLOCK_SIZE
-            b_token = b_block.to(tl.int32) * BLOCK_SIZE + o_inside
+            b_token = b_block * BLOCK_SIZE + o_inside
             b_token = tl.where((o_slot < listed) & (b_token < length), b_token, -1)
             if p_bias is not None:
                 b_named_token = b_named * BLOCK_SIZE + o_inside
             i_tile = tile_in_order(i_turn_tile + 1, b_place, first, PARTS, TILES)
-            b_block = load_blocks(p_list, slot_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
+            b_block = blocks_of_tile(p_list, slot_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
             if p_bias is not None:
-                b_named = load_blocks(p_bias_blocks, named_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
+                b_named = blocks_of_tile(p_bias_blocks, named_entry, i_tile, width, BLOCK_SIZE, BLOCK_TOKENS)
             b_read += (b_token >= 0).to(tl.int32)
             b_tokens = b_token[:, None].to(tl.int64)
             loaded = (b_tokens >= 0) & (o_dim < DIM)[None, :]
@@ -194,7 +200,7 @@ def resident_attention_kernel(
                 b_v = b_v.to(tl.float32)
             b_scores = tile_scores(b_q, b_k, scale_log2)
             if p_bias is not None:
-                b_bias = tl.load(p_bias + b_named_token * bias_token, mask=b_token >= 0, other=0.0)
+                b_bias = tl.load(p_bias + b_named_token.to(tl.int64) * bias_token, mask=b_token >= 0, other=0.0)
                 b_scores += (b_bias * _LOG2E)[None, :]
             b_scores = tl.where((b_token >= 0)[None, :], b_scores, float("-inf"))
             b_top, b_total, b_acc = softmax_step(b_scores, b_v, b_top, b_total, b_acc)
