@@ -31,6 +31,7 @@ from longdecode.methods.block_plan import MINIMUM_BLOCKS, Split, automatic_block
 from longdecode.methods.importance_heads import ImportanceHeads
 from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.prompt_selection import PromptIndex, SelectivePrefill, listed_blocks
+from longdecode.methods.rewritten_index import renew_importance, renew_pooled_keys
 
 Normaliser = Literal["exact", "coarse"]
 
@@ -216,6 +217,17 @@ class BlockSelection(Offloadable, SelectivePrefill):
         if own.importance is not None and (weights := self.weights(layer, q.device)) is not None:
             append_importance(own.importance, heads.v, weights, index.lengths, self.plan.pooling, self.plan.block_size)
         return q
+
+    def after_rewrite(self, state: DecodeState, starts: Tensor, width: int) -> None:
+        """Pool and weigh anew what was written over: a draft's tokens, and one that was verified without a draft."""
+        cache, plan = state.dense, self.plan
+        for layer, own in enumerate(state.method_state.layers):
+            keys, values = cache.keys(layer), cache.values(layer)
+            renew_pooled_keys(own.pooled, keys, starts, width, cache.lengths, plan.pooling)
+            if own.importance is not None and (weights := self.weights(layer, keys.device)) is not None:
+                renew_importance(
+                    own.importance, values, weights, starts, width, cache.lengths, plan.pooling, plan.block_size
+                )
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection:
         """Choose the blocks of a step, the newest first."""

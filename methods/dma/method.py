@@ -21,6 +21,7 @@ from longdecode.kernels.pooled_keys import Pooling
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.importance_heads import find_heads
 from longdecode.methods.prompt_selection import PromptIndex, SelectivePrefill, listed_blocks
+from longdecode.methods.rewritten_index import renew_importance
 
 _TOKENS = Pooling(1, 1)
 """Windows of one token: the blocks of the importance table are the tokens themselves."""
@@ -127,6 +128,14 @@ class Dma(SelectivePrefill):
         q, weights = state.cache.append(layer, heads), self.heads.layer(layer, heads.v.device)
         append_importance(own.layers[layer], heads.v, weights, own.lengths, _TOKENS, 1)
         return q
+
+    def after_rewrite(self, state: DecodeState, starts: Tensor, width: int) -> None:
+        """Weigh anew the tokens that were written over."""
+        own: TokenImportance = state.method_state
+        for layer, importance in enumerate(own.layers):
+            values = state.dense.values(layer)
+            weights = self.heads.layer(layer, values.device)
+            renew_importance(importance, values, weights, starts, width, state.dense.lengths, None, 1)
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection:
         """Choose the tokens of a step, the newest first."""
