@@ -1,4 +1,4 @@
-"""What block selection keeps of tokens that were written over is what a build from scratch has."""
+"""Block selection keeps of tokens written over what a build from scratch has."""
 
 from __future__ import annotations
 
