@@ -32,6 +32,8 @@ from longdecode.smollm2.books import manifest
 
 _TRACED = 2
 """Documents whose traces are kept; a replay repeats them."""
+_DIGITS = 4
+"""Significant digits of a figure; over documents it spreads by 0.003 and more."""
 STATISTICS = ("gamma", "gamma_free", "worst", "union")
 """Mean overlap of a step with the one before, over all blocks and over those not forced; its minimum; share of the
 blocks that all steps together read."""
@@ -101,7 +103,7 @@ def measure_locality(config: RunConfig, output: Path, device: str | None = None)
             ids = record(method, Generator(decoder, cuda_graph=False), requests)
             Trace(ids[:, :, :_TRACED], about).write(output.parent / "traces" / f"{label}.npz")
             rows += locality_rows(spec, Trace(ids, about, target))
-    write_csv(output, columns(spec), rows)
+    write_csv(output, columns(spec), rows, _DIGITS)
 
 
 def requests_of(spec: LocalitySpec, tokenizer: TextTokenizer, books: Path | None) -> tuple[str, list[Request]]:

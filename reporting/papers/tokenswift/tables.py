@@ -32,7 +32,8 @@ class Mirror:
     """One printed table: each row beside the texts whose label, sampler and prompt the words name for it.
 
     ``words.yaml`` maps, under ``tables.<table>``, a value of ``key`` to the label, sampler and prompt that stand for
-    it; ``default`` fills in what a row leaves out. Where a row gives no number of tokens, whole texts count.
+    it; ``default`` of the table, then of all tables, fills in what a row leaves out. Where a row gives no number of
+    tokens, whole texts count, and ``tokens`` keeps them equally long: the share of distinct n-grams falls with length.
 
     Args:
         table: of published.yaml.
@@ -61,6 +62,11 @@ class Mirror:
                 caption = f"{section}. {words['caption']} {about(inputs, model)}".strip()
                 heads = [name.replace("_", " ") for name in inputs.published.tables[self.table].keys]
                 heads += ["Column"] if len(self.columns) > 1 else []
+                if open_rows := sum(row.verdict == NOT_MEASURED for row in rows) if measured else 0:
+                    caption += " " + inputs.words("tables")["open"].format(
+                        n=wording.plural(open_rows, "printed figure")
+                    )
+                    rows = [row for row in rows if row.verdict != NOT_MEASURED]
                 blocks.append(Comparison(caption, heads, rows, inputs.published.tables[self.table].unit))
         return (
             blocks
@@ -84,10 +90,13 @@ class Mirror:
         words, keys = inputs.words("tables"), inputs.published.tables[self.table].keys
         known = words[self.table].get("rows", {})
         setting = ", ".join(str(printed[name]) for name in self._key)
-        stands = words["default"] | (known.get(setting) or {})
+        stands = words["default"] | words[self.table].get("default", {}) | (known.get(setting) or {})
         prompts = {"prefill": int(setting)} if self.key == "prefill" else {}
         prompt = prompts.get("prefill", stands["prompt"])
-        fits = standing([r for r in mine if (r.task, r.context) == (stands["sampler"], prompt)], stands["label"])
+        fits = [r for r in mine if (r.task, r.context) == (stands["sampler"], prompt)]
+        if "tokens" in stands:
+            fits = [r for r in fits if r.measures["tokens"] == stands["tokens"]]
+        fits = standing(fits, stands["label"])
         if setting not in known and self.key != "prefill":
             fits = []
         past = int(printed.get("generated") or longest(fits))

@@ -32,7 +32,7 @@ from longdecode.reporting.papers.tokenswift.exactness import (
 )
 from longdecode.reporting.papers.tokenswift.heads import heads
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
-from longdecode.reporting.papers.tokenswift.tables import one_text
+from longdecode.reporting.papers.tokenswift.tables import Mirror, one_text
 from longdecode.reporting.papers.tokenswift.texts import fulls, run_of, standing, value, written
 from longdecode.reporting.staleness import measured_before
 
@@ -107,6 +107,25 @@ def test_the_label_with_the_longest_text_stands(folder: Path) -> None:
     ):  # fmt: skip
         assert {r.label for r in standing(given, labels)} == {label}
     assert standing(records, ["none"]) == []
+
+
+def test_distinct_tables_compare_texts_of_one_length(folder: Path, tmp_path: Path) -> None:
+    short = [
+        r.model_copy(update={"task": task, "measures": r.measures | {"tokens": 20_480, "distinct_1": 0.5}})
+        for r in written(folder, label="tokenswift") for task in ("minp", "minp_13")
+    ]  # fmt: skip
+    place = tmp_path / "generation"
+    write_records(place / "long.parquet", written(folder), Record)
+    write_records(place / "short.parquet", short, Record)
+    paper = load_paper("tokenswift")
+    inputs: Any = SimpleNamespace(
+        folder=tmp_path, published=paper.published, words=lambda section: paper.words[section],
+        results=SimpleNamespace(models=(), confidence=0.95),
+    )  # fmt: skip
+    (table,) = Mirror("theta", "theta", ("distinct_1",))(inputs)
+    assert isinstance(table, Comparison)
+    assert {row.of[0]: row.measured for row in table.rows} == {"1.2": "0.50", "1.3": "0.50"}
+    assert "4 printed figures of this table" in table.caption
 
 
 def matrix_of(folder: Path, place: Path) -> list[Block]:
@@ -237,13 +256,13 @@ def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_pri
     assert len(named) == 4 and set(named) <= set(made)
     tables = dict(paper.words["tables"])
     default = tables.pop("default")
-    for name in set(tables) - {"title"}:
+    for name in set(tables) - {"title", "open"}:
         keys = paper.published.tables[name].keys
         printed = {str(row[key]) for row in paper.published.rows(name) for key in keys}
         printed |= {", ".join(str(row[key]) for key in keys) for row in paper.published.rows(name)}
         for setting, stands in (tables[name].get("rows") or {}).items():
             assert setting in printed, (name, setting)
-            wanted = default | (stands or {})
+            wanted = default | tables[name].get("default", {}) | (stands or {})
             labels = [wanted["label"]] if isinstance(wanted["label"], str) else wanted["label"]
             assert set(labels) <= set(run.methods) and wanted["sampler"] in run.generation.samplers
 
