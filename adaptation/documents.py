@@ -38,8 +38,9 @@ def makers(run: AdaptationRun, folder: Path, data: Mapping[str, Any], scratch: P
 
 
 def _books(folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Maker]:
+    from longdecode.adaptation.lookups import ForkLibrary
     from longdecode.smollm2.books import load_ids, tokenise
-    from longdecode.smollm2.documents import Library, Weights
+    from longdecode.smollm2.documents import Weights
 
     if not books:
         raise DataUnavailableError("data.pg19 names no folder of books; smollm2/books.yaml lists those needed")
@@ -53,7 +54,7 @@ def _books(folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Make
     finally:
         lock.release()
     tokenizer, weights = load_tokenizer(folder), Weights(0.3, 4.0)
-    train, unseen = (Library(load_ids(ids, split), tokenizer, weights) for split in ("train", "unseen"))
+    train, unseen = (ForkLibrary(load_ids(ids, split), tokenizer, weights) for split in ("train", "unseen"))
     return train.document, unseen.document
 
 

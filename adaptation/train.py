@@ -11,7 +11,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +36,8 @@ from longdecode.evals.run_config import RunConfig, load_run_config
 
 _CLIP = 1.0
 _SAVE_SECONDS = 60.0
+_EAGER_STEPS = 3
+"""Steps before a step is captured: the optimizer's state and what kernels compile exist by then."""
 
 
 class Trainer:
@@ -70,15 +72,14 @@ class Trainer:
         done, spent = self._restore(state)
         clock, saved = time.monotonic() - spent, time.monotonic()
         losses: list[Tensor] = []
+        advance = CapturedStep(self.advance) if self.device.type == "cuda" else self.advance
+        rates = [torch.zeros((), device=self.device) for _ in self.optimizer.param_groups]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate  # as a tensor: a captured step reads it anew
         for step, documents in _prefetched(self.run, train, done):
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.run.lr * group["factor"] * self._share(step)
-            loss, _, _ = self.loss(documents)
-            loss.backward()
-            losses.append(loss.detach())
-            torch.nn.utils.clip_grad_norm_(list(self.trained.values()), _CLIP)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                rate.fill_(self.run.lr * group["factor"] * self._share(step))
+            losses.append(advance(*self._moved(documents)))
             last = step + 1 == self.run.steps
             if last or (step + 1) % self.run.log_every == 0:
                 seconds = time.monotonic() - clock
@@ -89,12 +90,20 @@ class Trainer:
                     self._save(state, step + 1, seconds)
                     saved = time.monotonic()
 
-    def loss(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean of the documents' weighted losses, and losses ``[R, T - 1]`` and weights of their tokens.
+    def advance(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Take a step on documents ``[R, T]`` int64 with weights ``[R, T]``; return its loss."""
+        loss, _ = self.loss(tokens, weights)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(self.trained.values()), _CLIP)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def loss(self, tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean of the documents' weighted losses, and the losses ``[R, T - 1]`` of their tokens.
 
         All documents go through the model at once, and nothing waits for the device.
         """
-        tokens, weights = (self._moved(np.stack(part)) for part in zip(*documents, strict=True))
         weights = weights[:, 1:]
         causal = self.model.base_model.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -102,12 +111,13 @@ class Trainer:
             rows = zip(hidden, tokens[:, 1:], strict=True)
             losses = torch.stack([_token_losses(causal.lm_head.weight, *row) for row in rows])
         means = (losses * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-6)
-        return means.mean(), losses, weights
+        return means.mean(), losses
 
-    def _moved(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
+    def _moved(self, documents: Sequence[Document]) -> list[Tensor]:
+        """Return ids and weights of documents on the device, ``[R, T]`` each."""
+        tensors = [torch.from_numpy(np.stack(part)) for part in zip(*documents, strict=True)]
         # From pinned memory: a copy from other memory would wait for all that the device has still to do.
-        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+        return [x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x for x in tensors]
 
     def _share(self, step: int) -> float:
         """Return the share of the peak rate: a linear rise, then a cosine down to a tenth."""
@@ -122,7 +132,9 @@ class Trainer:
         for number in range(self.run.held_out):
             for kind, lookups in (("prose", 0.0), ("answers", 1.0)):
                 document = held_out(random.Random(f"held out {self.run.seed} {number}"), self.run.length + 1, lookups)
-                _, losses, weights = self.loss([document])
+                tokens, weights = self._moved([document])
+                _, losses = self.loss(tokens, weights)
+                weights = weights[:, 1:]
                 mine = losses[weights == weights.max()] if kind == "answers" else losses
                 found[kind].append(mine.mean())
                 if kind == "answers":
@@ -160,6 +172,35 @@ class Trainer:
         }  # fmt: skip
         torch.save(state, partial)
         partial.replace(file)
+
+
+class CapturedStep:
+    """A training step as a CUDA graph: the first few run eagerly, the next is captured, and from then on replayed."""
+
+    def __init__(self, advance: Callable[[Tensor, Tensor], Tensor]):
+        self._advance = advance
+        self._taken = 0
+        self._stream = torch.cuda.Stream()
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Take a step; shapes are those of the first call."""
+        self._taken += 1
+        if self._taken <= _EAGER_STEPS:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                loss = self._advance(tokens, weights)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return loss
+        if self._graph is None:
+            self._inputs = tokens.clone(), weights.clone()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._loss = self._advance(*self._inputs)
+        for held, given in zip(self._inputs, (tokens, weights), strict=True):
+            held.copy_(given)
+        self._graph.replay()
+        return self._loss.clone()
 
 
 def train_fork(

@@ -63,7 +63,11 @@ class Library:
         """Return ids ``[length]`` (int64) and weights ``[length]`` (float32) of one document."""
         if rng.random() >= lookups:
             return self.slice(rng, length), np.ones(length, dtype=np.float32)
-        pieces = rng.choices((self._register, self._in_words), weights=(2, 1))[0](rng, length)
+        return self.joined(rng.choices((self._register, self._in_words), weights=(2, 1))[0](rng, length), length)
+
+    @staticmethod
+    def joined(pieces: Sequence[Piece], length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the last ``length`` ids and weights of pieces."""
         ids = np.concatenate([np.asarray(ids, dtype=np.int64) for ids, _ in pieces])
         weights = np.concatenate([np.full(len(ids), weight, dtype=np.float32) for ids, weight in pieces])
         # From the back: an odd length cuts the text's beginning, never an answer.

@@ -127,6 +127,21 @@ def test_attention_and_its_gradient_on_cuda(rng: torch.Generator) -> None:
         assert error < 0.02, error
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("attention", ["full", "infllm2", "dma", "nosa"])
+def test_a_captured_step_learns_what_an_eager_one_learns(
+    base: Path, sources: tuple[Maker, Maker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str
+) -> None:
+    run, curves = replace(RUN, attention=attention, steps=12, log_every=4), []
+    for eager in (2, 100):
+        monkeypatch.setattr(training, "_EAGER_STEPS", eager)
+        trainer = Trainer(run, base, torch.device("cuda"))
+        trainer.fit(*sources, tmp_path / f"{eager}.pt")
+        curves.append(torch.tensor(trainer.curve)[:, 1:4])
+    torch.testing.assert_close(*curves, atol=0.02, rtol=0.01)
+    assert (curves[0][0] - curves[0][-1]).abs().max() > 0.05, "nothing was learned"
+
+
 def test_killed_and_resumed_ends_with_the_same_numbers(
     base: Path, sources: tuple[Maker, Maker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +198,7 @@ def test_a_fork_learns_and_runs_in_the_engine_as_it_was_trained(
     if trainer.fork.heads is not None:
         trainer.fork.heads.load_state_dict(load_file(heads_file / "importance.safetensors"))
     with torch.no_grad():
-        _, (losses,), _ = trainer.loss([(ids, np.ones(len(ids), dtype=np.float32))])
+        _, (losses,) = trainer.loss(torch.from_numpy(ids)[None], torch.ones(1, len(ids)))
     decoder = load_decoder(tmp_path / "model", device="cpu", dtype=torch.float32)
     method = get_method(attention).from_budget(None if attention == "full" else run.budget, decoder.config)
     prompt, forced = tuple(ids[:150].tolist()), tuple(ids[150:].tolist())
