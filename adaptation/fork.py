@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longdecode.adaptation.attention import sparse_attention
 from longdecode.engine.config_reader import read_config
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.adaptation_spec import AdaptationRun
 from longdecode.kernels.importance import ImportanceWeights, token_importance
+from longdecode.kernels.sparse_training_attention import sparse_training_attention
 from longdecode.methods.importance_heads import ImportanceHeads
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
@@ -71,7 +71,7 @@ class ForkedAttention:
                 if self.watched is not None:
                     self.watched.append((layer, *self._overlap(read)))
             bias = token_importance(v, self.heads.layer(layer, v.device)) if self.heads else None
-            return sparse_attention(q, k, v, read, self.method.list_block, bias, scale)
+            return sparse_training_attention(q, k, v, read, self.method.list_block, bias, scale)
 
     def _overlap(self, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return the share of its blocks that a query has in common with the one before, for those past the budget."""

@@ -52,8 +52,9 @@ class Trainer:
         if heads:
             groups.append({"params": list(heads.values()), "factor": run.importance_factor})
         self.trained = self.factors | {f"importance.{name}": p for name, p in heads.items()}
+        cuda = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(
-            groups, lr=run.lr, weight_decay=0.0, betas=(0.9, 0.95), fused=device.type == "cuda"
+            groups, lr=run.lr, weight_decay=0.0, betas=(0.9, 0.95), fused=cuda, capturable=cuda
         )
         self.curve: list[list[float]] = []
         self.overlaps: list[list[float]] = []
@@ -194,6 +195,7 @@ class CapturedStep:
             return loss
         if self._graph is None:
             self._inputs = tokens.clone(), weights.clone()
+            torch.cuda.empty_cache()  # the graph's memory is its own
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, stream=self._stream):
                 self._loss = self._advance(*self._inputs)

@@ -1,4 +1,4 @@
-"""Forks of a tiny checkpoint: attention and its gradient, learning, resuming, and the merged model in the engine."""
+"""Forks of a tiny checkpoint: learning, resuming, and the merged model in the engine."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Tensor
 
-from longdecode.adaptation import attention
 from longdecode.adaptation import train as training
-from longdecode.adaptation.attention import sparse_attention
 from longdecode.adaptation.documents import Document, Maker, makers
 from longdecode.adaptation.shipping import attach, ship
 from longdecode.adaptation.train import Trainer, train_fork
@@ -24,7 +20,6 @@ from longdecode.engine.errors import CheckpointError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.adaptation_spec import AdaptationRun
-from longdecode.kernels.importance import ImportanceWeights, token_importance
 from longdecode.methods.nosa.method import Nosa
 from longdecode.methods.registry import get_method
 from longdecode.miniature.checkpoint import save_checkpoint
@@ -53,78 +48,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sources(base: Path, tmp_path: Path) -> tuple[Maker, Maker]:
     return makers(RUN, base, {}, tmp_path)
-
-
-def given(rng: torch.Generator, tokens: int, dim: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Two rows, three query heads a KV head, random blocks read beside each query's own."""
-    q = torch.randn(2, 6, tokens, dim, generator=rng)
-    k, v = (torch.randn(2, 2, tokens, dim, generator=rng) for _ in range(2))
-    read = torch.rand(2, 2, tokens, -(-tokens // size), generator=rng) < 0.2
-    read[:, :, torch.arange(tokens), torch.arange(tokens) // size] = True
-    return q, k, v, read
-
-
-def one_by_one(leaves: list[Tensor], read: Tensor, size: int, scale: float, form: str | None) -> Tensor:
-    """Attend query by query over the listed tokens alone, importances and all in float64."""
-    q, k, v, *heads = leaves
-    out = torch.zeros_like(q)
-    for row, head, t in np.ndindex(q.shape[:3]):
-        kv = head // 3
-        seen = [i for i in range(t + 1) if read[row, kv, t, i // size]]
-        logits = k[row, kv, seen] @ q[row, head, t] * scale
-        if form is not None:
-            raised = v[row, :, seen].transpose(0, 1).flatten(1) @ heads[0][kv]
-            e = heads[1][kv] * (raised.sigmoid() if form == "s_dma" else F.softplus(raised))
-            logits = logits + (e.exp() if form == "dma" else e)
-        out[row, head, t] = logits.softmax(0) @ v[row, kv, seen]
-    return out
-
-
-def attended(leaves: list[Tensor], read: Tensor, size: int, scale: float, form: str | None) -> Tensor:
-    """Attend as a fork does."""
-    q, k, v, *heads = leaves
-    bias = token_importance(v, ImportanceWeights(*heads, form)) if form else None
-    return sparse_attention(q, k, v, read, size, bias, scale)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "size", "form"), [(64, 16, "ed_dma"), (45, 4, "s_dma"), (33, 1, "dma"), (37, 8, None)]
-)
-def test_attention_and_its_gradient(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, tokens: int, size: int, form: str | None
-) -> None:
-    """Against dense float64: all of queries, keys, values and the importance head, over stretches of an odd length."""
-    monkeypatch.setattr(attention, "_STRETCH", 23)
-    *inputs, read = given(rng, tokens, 8, size)
-    if form is not None:
-        inputs += [torch.randn(2, 16, generator=rng) * 0.3, torch.randn(2, generator=rng)]
-    exact, mine = ([x.to(dtype).requires_grad_() for x in inputs] for dtype in (torch.float64, torch.float32))
-    want, got = one_by_one(exact, read, size, 0.3, form), attended(mine, read, size, 0.3, form)
-    torch.testing.assert_close(got, want.float(), atol=1e-5, rtol=1e-5)
-    probe = torch.randn(want.shape, generator=rng)
-    for out in (want, got):
-        (out * probe).sum().backward()
-    for leaf, double in zip(mine, exact, strict=True):
-        torch.testing.assert_close(leaf.grad, double.grad.float(), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.gpu
-def test_attention_and_its_gradient_on_cuda(rng: torch.Generator) -> None:
-    """In bfloat16 over two stretches, one of an odd length, against float64 on the processor from the same numbers."""
-    *inputs, read = given(rng, 1501, 64, 16)
-    read[:, :, :, 0] = False  # whole tiles unread come first
-    read[:, :, torch.arange(1501), torch.arange(1501) // 16] = True
-    inputs = [x.bfloat16() for x in inputs] + [torch.randn(2, 128, generator=rng) * 0.1, torch.randn(2, generator=rng)]
-    probe = torch.randn(inputs[0].shape, generator=rng).bfloat16()
-    sides = []
-    for device, dtype in (("cuda", None), ("cpu", torch.float64)):
-        leaves = [x.to(device, dtype or x.dtype).requires_grad_() for x in inputs]
-        out = attended(leaves, read.to(device), 16, 0.125, "ed_dma")
-        out.backward(probe.to(out))
-        sides.append([out, *(leaf.grad for leaf in leaves)])
-    for got, want in zip(*sides, strict=True):
-        error = (got.detach().cpu().double() - want.detach()).norm() / want.detach().norm()
-        assert error < 0.02, error
 
 
 @pytest.mark.gpu

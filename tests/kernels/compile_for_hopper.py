@@ -16,6 +16,7 @@ from longdecode.kernels.rms_norm.gpu import rms_norm_gpu
 from longdecode.kernels.rope.gpu import apply_rope_gpu
 from longdecode.kernels.silu_mul.gpu import silu_mul_gpu
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
+from longdecode.kernels.sparse_training_attention.gpu import sparse_training_attention_gpu
 
 # batch, query heads, KV heads, head dimension, capacity
 SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
@@ -70,6 +71,17 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
     angles = floats(torch.float32)(batch, 1, dim)
     apply_rope_gpu(q, tensor(batch, kv_heads, 1, dim), angles, angles)
     silu_mul_gpu(tensor(batch, 1, 7 * heads * dim))
+    if dim == 32:
+        train_on_blocks(dtype)
+
+
+def train_on_blocks(dtype: torch.dtype) -> None:
+    """Attention of a fork of SmolLM2 with the importance's bias, and its gradient."""
+    tensor, kv_shape = floats(dtype), (2, 3, 4096, 64)
+    leaves = [x.requires_grad_() for x in (tensor(2, 9, 4096, 64), tensor(*kv_shape), tensor(*kv_shape))]
+    read, bias = floats(torch.bool)(*kv_shape[:3], 256), floats(torch.float32)(*kv_shape[:3])
+    out = sparse_training_attention_gpu(*leaves, read, 16, bias, 0.125)
+    out.backward(torch.empty_like(out))
 
 
 def main() -> None:
