@@ -140,21 +140,18 @@ def _forks() -> str:
     """Return the overlap and the look-ups of NOSA's fork beside those of InfLLM-V2's and of full attention."""
     found = pd.read_csv(RESULTS / "nosa" / "locality.csv")
     sides = [found[found["label"] == label] for label in ("nosa", "infllm2")]
-    value, low, high = (number(each, 1, signed=True) for each in lead_of(sides[0], sides[1]))
+    value, least, most = (number(each, 1, signed=True) for each in lead_of(sides[0], sides[1]))
     shares = [number(100 * side["gamma"].mean(), 1) for side in sides]
     table = pd.read_csv(RESULTS / "nosa" / "summary.csv")
-    table = table[table["task"] == "ruler_niah_multikey_2"]
-    values, shown = list[float](), list[str]()
-    for model, method in (("fork-nosa", "nosa"), ("fork-infllm2", "infllm2"), ("fork-full", "full")):
-        row = table[(table["model"] == model) & (table["method"] == method)].iloc[0]
-        share, *bounds = (100 * float(row[name]) for name in ("value", "low", "high"))
-        values.append(share)
-        shown.append(f"{number(share, 1)} % {interval(bounds[0], bounds[1], 0)}")
-    worse = ", the least of the three" if values[0] < min(values[1:]) else ""
+    shown = list[str]()
+    for model, method in (("nosa", "nosa"), ("infllm2", "infllm2"), ("full", "full"), ("full", "shadowkv")):
+        mine = table[(table["model"] == f"fork-{model}") & (table["method"] == method)].set_index("task")
+        rows = 100 * mine.loc[["ruler_niah_multikey_2", "ruler_niah_multivalue"], ["value", "low", "high"]]
+        shown.append(listing([f"{number(at, 1)} % {interval(low, high, 0)}" for at, low, high in rows.to_numpy()]))
     return (
         f"Forks of SmolLM2 that read 1,024 of 4,096 tokens share {shares[0]} %, InfLLM-V2's {shares[1]} %: {value} "
-        f"points [{low}, {high}]. Look-ups (RULER multi-key 2): {shown[0]}{worse}, InfLLM-V2's fork {shown[1]}, "
-        f"the full fork with full attention {shown[2]}"
+        f"points [{least}, {most}]. RULER's multi-key 2 and multi-value: {shown[0]}, InfLLM-V2's fork {shown[1]}, the "
+        f"full fork with full attention {shown[2]}, with ShadowKV {shown[3]}"
     )
 
 

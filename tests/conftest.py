@@ -9,7 +9,6 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,38 +21,10 @@ torch.set_num_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a name that is no folder is looked up nowhere
 
 
-def _interpret_faster() -> None:
-    """Make Triton's interpreter replace the language once a launch, and look dtypes up once each.
-
-    It replaces the language at every call of a helper function too, where nothing is left to replace: a third of a
-    test's time.
-    """
-    from triton import language
-    from triton.runtime import interpreter
-
-    patch, scope_type, inside = interpreter._patch_lang, interpreter._LangPatchScope, []
-
-    def patch_once(fn: Any) -> Any:
-        if inside:
-            return scope_type()
-        scope = patch(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
-        restore = scope.restore
-        inside.append(scope)
-        scope.restore = lambda: (inside.clear(), restore())
-        return scope
-
-    of_type, found = interpreter._get_np_dtype, {}
-
-    def of_name(dtype: Any) -> Any:
-        if dtype.name not in found:
-            found[dtype.name] = of_type(dtype)
-        return found[dtype.name]
-
-    interpreter._patch_lang, interpreter._get_np_dtype = patch_once, of_name
-
-
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    _interpret_faster()
+    from faster_interpreter import speed_up
+
+    speed_up()
 
 SEED = int(os.environ.get("LONGDECODE_TEST_SEED", "0"))
 

@@ -1,7 +1,7 @@
 """Block-sparse attention with a gradient as Triton kernels: tiles that no query reads are never loaded.
 
-What each query reads of a tile of keys is one word of bits. The backward pass makes the weights again, once for the
-gradients of keys, values and bias, once for that of queries; nothing is added atomically.
+The blocks that a query reads of a tile of keys are one word of bits. The backward pass makes the weights again, once
+for the gradients of keys, values and bias, once for that of queries; nothing is added atomically.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -21,7 +21,7 @@ _SIDE, _WIDE_SIDE = 64, 32
 
 
 class _Plan(NamedTuple):
-    """What is read: ``words`` ``[R, C, T]`` int64 of R lists and C tiles of keys, and which tiles meet.
+    """Blocks read: ``words`` ``[R, C, T]`` int64 of R lists and C tiles of keys, and which tiles meet.
 
     ``by_query`` ``[R, Q, C]`` lists the tiles of keys that a tile of queries reads, ``by_key`` ``[R, C, Q]`` the tiles
     of queries that read a tile of keys, int32, ``query_counts`` and ``key_counts`` of them being valid.

@@ -1,0 +1,115 @@
+"""Make Triton's interpreter quicker: what it works out anew in every operation is worked out once.
+
+Each replacement does what it replaces, overflow checks included; a test holds them against Triton's own. They are
+of this version's inner names, and one that another version lacks is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from triton import language
+from triton.language import core, semantic
+from triton.runtime import interpreter
+
+
+def speed_up() -> None:
+    """Replace all of them, once."""
+    for part in (_patch_once_a_launch, _name_dtypes_once, _make_shapes_once, _unwrap_first, _check_overflow_in_numpy):
+        try:
+            part()
+        except AttributeError:
+            continue
+
+
+def _patch_once_a_launch() -> None:
+    """Replace the language once a launch, not at every call of a helper function, where nothing is left to replace."""
+    patch, scope_type, inside = interpreter._patch_lang, interpreter._LangPatchScope, []
+
+    def patch_once(fn: Any) -> Any:
+        if inside:
+            return scope_type()
+        scope = patch(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+        restore = scope.restore
+        inside.append(scope)
+        scope.restore = lambda: (inside.clear(), restore())
+        return scope
+
+    interpreter._patch_lang = patch_once
+
+
+def _name_dtypes_once() -> None:
+    """Look a dtype's numpy counterpart up by name, and know a dtype by identity before its name."""
+    of_type, equal, found = interpreter._get_np_dtype, core.dtype.__eq__, {}
+
+    def of_name(dtype: Any) -> Any:
+        if dtype.name not in found:
+            found[dtype.name] = of_type(dtype)
+        return found[dtype.name]
+
+    integers = frozenset(core.dtype.SINT_TYPES + core.dtype.UINT_TYPES)
+    interpreter._get_np_dtype = of_name
+    core.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+    core.dtype.is_int = lambda self: self.name in integers
+
+
+def _make_shapes_once() -> None:
+    """Make a block's shape once for all blocks of that shape, and broadcast only what differs in shape."""
+    make_block, known_blocks, known_shapes = core.block_type.__init__, {}, {}
+    broadcast = semantic.TritonSemantic.broadcast_impl_value
+
+    def numbers(shape: Any) -> tuple[Any, ...]:
+        return tuple([x.value if x.__class__ is core.constexpr else x for x in shape])
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        own = numbers(shape.values if shape.__class__ is core.tuple else shape)
+        if own not in known_blocks:
+            make_block(self, element_ty, shape)
+            known_blocks[own] = self.shape, self.numel, str(self.shape)
+        self.element_ty, self.numbers = element_ty, own
+        self.shape, self.numel, text = known_blocks[own]
+        self.name = f"<{text}, {element_ty}>"
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        own = type.numbers if type.__class__ is core.block_type else ()
+        if own not in known_shapes:
+            known_shapes[own] = core.tuple([core.constexpr(x) for x in own]), core.constexpr(math.prod(own))
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = known_shapes[own]
+
+    def broadcast_some(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+
+    core.block_type.__init__, core.tensor.__init__ = block, tensor
+    semantic.TritonSemantic.broadcast_impl_value = broadcast_some
+
+
+def _unwrap_first() -> None:
+    """Tell plain numbers and constants apart by class before anything else."""
+    unwrap, constexpr = core._unwrap_if_constexpr, core.constexpr
+
+    def quick(x: Any) -> Any:
+        kind = x.__class__
+        if kind is constexpr:
+            return x.value
+        return x if kind is int or kind is float or kind is bool else unwrap(x)
+
+    core._unwrap_if_constexpr = quick
+
+
+def _check_overflow_in_numpy() -> None:
+    """Check a sum, difference or product of integers for overflow in 64 bits, without Triton's own operations."""
+    functions = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+
+    def check(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
+        bits = lhs.type.scalar.int_bitwidth
+        if bits >= 64 or not self.builder.options.sanitize_overflow:
+            return
+        wide = functions[binary_op.__name__](lhs.handle.data.astype(np.int64), rhs.handle.data.astype(np.int64))
+        low, high = lhs.type.scalar.get_int_min_value(), lhs.type.scalar.get_int_max_value()
+        assert ((wide >= low) & (wide <= high)).all(), f"int{bits} overflow detected for operation {binary_op.__name__}"
+
+    semantic.TritonSemantic.binary_op_sanitize_overflow_impl = check
