@@ -147,7 +147,8 @@ class Trainer:
             by_layer.setdefault(layer, []).append((whole, free))
         for layer, pairs in sorted(by_layer.items()):
             heads = [torch.stack(part).mean(dim=0).tolist() for part in zip(*pairs, strict=True)]
-            self.overlaps += [[step, layer, head, *both] for head, both in enumerate(zip(*heads, strict=True))]
+            shares = enumerate(zip(*heads, strict=True))
+            self.overlaps += [[step, layer, head, *(round(x, 4) for x in both)] for head, both in shares]
         gamma = [torch.stack([pair[0].mean() for _, *pair in watched]).mean().item()] if watched else [math.nan]
         self.curve.append([step, loss, *means, *gamma, seconds])
         entry = dict(zip(CURVE_COLUMNS, self.curve[-1], strict=True))
