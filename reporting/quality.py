@@ -28,6 +28,8 @@ def overview(results: Results, writer: FigureWriter, model: str, about: str) -> 
         return None
     panels = [_budget_panel(results, writer.looks, topic, context) for topic, context in ran]
     data = pd.concat([results.rows_of(topic, context) for topic, context in ran])
+    if _is_one_point(data):
+        return None
     readings = "; ".join(_reading(results, topic, context) for topic, context in ran)
     words = Words("overview", about + _not_drawn(data), {**_spread(results, data), "readings": readings})
     layout = Layout(_BUDGET)
@@ -40,6 +42,8 @@ def against_budget(results: Results, writer: FigureWriter, topic: Topic, about: 
     if not contexts:
         return None
     data = results.rows_of(topic)
+    if _is_one_point(data):
+        return None
     panels = [_budget_panel(results, writer.looks, topic, context, f"{context:,} tokens") for context in contexts]
     fields = {
         "name": topic.name,
@@ -55,14 +59,14 @@ def by_task(results: Results, writer: FigureWriter, model: str, suite: str, abou
     """Draw every task of a suite with a mean, a row each: quality against budget at each context."""
     topics = results.tasks(model, suite)
     contexts = sorted({context for topic in topics for context in results.contexts(topic)})
-    if not contexts:
+    data = pd.concat([results.rows_of(topic) for topic in topics])
+    if not contexts or _is_one_point(data):
         return None
     panels = [
         _budget_panel(results, writer.looks, topic, context, f"{topic.task}, {short_tokens(context)}")
         for topic in topics
         for context in contexts
     ]
-    data = pd.concat([results.rows_of(topic) for topic in topics])
     fields = {"name": suite, "tasks": listing([topic.task for topic in topics])}
     words = Words("by_task", about, {**_spread(results, data), **fields})
     layout = Layout(_BUDGET, unit_label(topics[0].unit), max(2, min(4, len(contexts))))
@@ -78,8 +82,10 @@ def one_method(results: Results, writer: FigureWriter, model: str, label: str, a
         name: look if name == label or look.is_reference else Look(name, FAINT, "", False, False)
         for name, look in writer.looks.items()
     }
-    panels = [_budget_panel(results, grey, topic, context, front=label) for topic, context in ran]
     data = pd.concat([results.rows_of(topic, context) for topic, context in ran])
+    if _is_one_point(data):
+        return None
+    panels = [_budget_panel(results, grey, topic, context, front=label) for topic, context in ran]
     data = data[(data["method"] == label) | (data["kind"] == REFERENCE_METHOD)]
     words = Words("one_method", about, {**_spread(results, data), "name": label})
     layout = Layout(_BUDGET)
@@ -180,6 +186,12 @@ def _bytes_panel(looks: dict[str, Look], rows: pd.DataFrame, topic: Topic, conte
 def _swept(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows at budgets in tokens, which make a line; those at equal bytes stand in tables."""
     return rows[rows["budget"].map(bytes_share).isna()]
+
+
+def _is_one_point(rows: pd.DataFrame) -> bool:
+    """A chart of them would hold one method at one budget, or none: its table says it all."""
+    swept = _swept(rows[rows["kind"] != REFERENCE_METHOD])
+    return len(swept[["method", "budget"]].drop_duplicates()) < 2
 
 
 def _not_drawn(rows: pd.DataFrame) -> str:

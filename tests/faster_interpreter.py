@@ -1,7 +1,7 @@
 """Make Triton's interpreter quicker: what it works out anew in every operation is worked out once.
 
-Each replacement does what it replaces, overflow checks included; a test holds them against Triton's own. They are
-of this version's inner names, and one that another version lacks is left alone.
+Each replacement does what it replaces; a test holds them against Triton's own. Overflow of integers is refused, which
+Triton computes and lets pass. Names are those of this version, and one that another version lacks is left alone.
 """
 
 from __future__ import annotations

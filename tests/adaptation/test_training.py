@@ -25,7 +25,12 @@ from longdecode.methods.registry import get_method
 from longdecode.miniature.checkpoint import save_checkpoint
 from longdecode.miniature.model import Miniature, MiniatureShape
 
-pytest.importorskip("peft", reason="peft trains the factors")
+
+@pytest.fixture(scope="module", autouse=True)
+def _peft() -> None:
+    """Import peft, which takes seconds, in the worker that needs it and not when tests are collected."""
+    pytest.importorskip("peft", reason="peft trains the factors")
+
 
 CPU = torch.device("cpu")
 SHAPE = MiniatureShape(

@@ -18,7 +18,12 @@ from longdecode.smollm2.documents import Library, Weights
 from longdecode.smollm2.recipe import Recipe, load_recipe
 from longdecode.smollm2.train import document_loss, lengthened_model, train
 
-pytest.importorskip("peft", reason="peft trains the adaptor")
+
+@pytest.fixture(scope="module", autouse=True)
+def _peft() -> None:
+    """Import peft, which takes seconds, in the worker that needs it and not when tests are collected."""
+    pytest.importorskip("peft", reason="peft trains the adaptor")
+
 
 CPU = torch.device("cpu")
 BOOK = "It was a bright cold morning in the valley, and every clock along the river struck eleven. " * 40
