@@ -17,6 +17,8 @@ ENGINE ?= docker
 TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
+# Jobs and tests start Python hundreds of times: what one start compiled is kept for the next, whatever the machine says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest pack settle plan rehearse faults cluster-test container
 
