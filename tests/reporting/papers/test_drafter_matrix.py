@@ -63,7 +63,8 @@ def speedups(folder: Path) -> dict[str, list[float]]:
 
 def interval(each: list[float]) -> str:
     half = student.ppf(0.975, len(each) - 1) * stdev(each) / math.sqrt(len(each))
-    return f"[{fmean(each) - half:.2f}, {fmean(each) + half:.2f}]".replace("-", "\u2212")
+    low, high = (round(fmean(each) + side * half, 2) + 0.0 for side in (-1, 1))  # no bound of minus zero
+    return f"[{low:.2f}, {high:.2f}]".replace("-", "\u2212")
 
 
 def blocks_of(folder: Path, config: dict[str, Any], place: Path) -> list[Block]:
