@@ -6,11 +6,10 @@ import random
 
 import numpy as np
 
-from longdecode.smollm2.documents import Library, Piece
+from longdecode.smollm2.documents import KINDS, Library, Piece
 
 _SHARE = 1 / 3
 """Of the look-ups."""
-_KINDS = "mark number fee page berth lot sum weight rank toll".split()
 _RECORDS = (
     "Under {k} stands the {kind} {v}.", "{k} is also given the {kind} {v}.", "The clerk added {v} to {k}.",
     "A {kind} of {k} is {v}.", "Once more {k} was entered, with the {kind} {v}.", "{v} is a {kind} that {k} has.",
@@ -34,7 +33,7 @@ class ForkLibrary(Library):
 
     def _several(self, rng: random.Random, length: int) -> list[Piece]:
         """Records of keys with several values each, strewn into text, then questions for all values of a key."""
-        kind = rng.choice(_KINDS)
+        kind = rng.choice(KINDS)
         forms = rng.sample(_RECORDS, rng.choice((1, 1, 2)))
         question = rng.choice(_QUESTIONS)
         digits = rng.choice((4, 5, 6, 7, 7))

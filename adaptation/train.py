@@ -184,6 +184,8 @@ class CapturedStep:
         self._taken = 0
         self._stream = torch.cuda.Stream()
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, Tensor]
+        self._loss: Tensor
 
     def __call__(self, tokens: Tensor, weights: Tensor) -> Tensor:
         """Take a step; shapes are those of the first call."""

@@ -59,8 +59,10 @@ def by_task(results: Results, writer: FigureWriter, model: str, suite: str, abou
     """Draw every task of a suite with a mean, a row each: quality against budget at each context."""
     topics = results.tasks(model, suite)
     contexts = sorted({context for topic in topics for context in results.contexts(topic)})
+    if not contexts:
+        return None
     data = pd.concat([results.rows_of(topic) for topic in topics])
-    if not contexts or _is_one_point(data):
+    if _is_one_point(data):
         return None
     panels = [
         _budget_panel(results, writer.looks, topic, context, f"{topic.task}, {short_tokens(context)}")

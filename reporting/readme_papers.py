@@ -143,15 +143,20 @@ def _forks() -> str:
     value, least, most = (number(each, 1, signed=True) for each in lead_of(sides[0], sides[1]))
     shares = [number(100 * side["gamma"].mean(), 1) for side in sides]
     table = pd.read_csv(RESULTS / "nosa" / "summary.csv")
-    shown = list[str]()
+    shown, losses = list[str](), list[float]()
     for model, method in (("nosa", "nosa"), ("infllm2", "infllm2"), ("full", "full"), ("full", "shadowkv")):
         mine = table[(table["model"] == f"fork-{model}") & (table["method"] == method)].set_index("task")
-        rows = 100 * mine.loc[["ruler_niah_multikey_2", "ruler_niah_multivalue"], ["value", "low", "high"]]
-        shown.append(listing([f"{number(at, 1)} % {interval(low, high, 0)}" for at, low, high in rows.to_numpy()]))
+        asked = ["ruler_niah_multikey_2", "ruler_niah_multivalue", "mini_recall_two_hop"]
+        rows = 100 * mine.loc[asked, ["value", "low", "high"]]
+        answers = listing([f"{number(at, 1)} % {interval(low, high, 0)}" for at, low, high in rows.to_numpy()])
+        losses.append(float(mine["loss"]["pg19_long_forced_1024"]))
+        shown.append(answers)
+    over = [number(loss - losses[2], 3, signed=True) for loss in losses]
     return (
         f"Forks of SmolLM2 that read 1,024 of 4,096 tokens share {shares[0]} %, InfLLM-V2's {shares[1]} %: {value} "
-        f"points [{least}, {most}]. RULER's multi-key 2 and multi-value: {shown[0]}, InfLLM-V2's fork {shown[1]}, the "
-        f"full fork with full attention {shown[2]}, with ShadowKV {shown[3]}"
+        f"points [{least}, {most}]. RULER's multi-key 2 and multi-value, two-hop: {shown[0]}, InfLLM-V2's fork "
+        f"{shown[1]}, the full fork with full attention {shown[2]}, with ShadowKV {shown[3]}. Loss on books over full "
+        f"attention's, nats a token: {over[0]}, {over[1]} and, with ShadowKV, {over[3]}"
     )
 
 

@@ -17,7 +17,7 @@ from longdecode.evals.generators.prose import distinct, filler
 from longdecode.evals.generators.wording import WORDS, two_words
 from longdecode.evals.tokenizing import TextTokenizer
 
-_KINDS = "mark number fee page berth lot sum weight rank toll".split()
+KINDS = "mark number fee page berth lot sum weight rank toll".split()
 _RECORDS = (
     "The ledger entry for {k} reads {v}.", "Note that the {k} was given the {kind} {v}.",
     "In the register, {k} stands under {v}.", "The {kind} of {k} is {v}.", "{k} has the {kind} {v}.",
@@ -85,7 +85,7 @@ class Library:
 
     def _register(self, rng: random.Random, length: int) -> list[Piece]:
         """Records in one of many phrasings; the keys of a document share few words, so that many look alike."""
-        kind = rng.choice(_KINDS)
+        kind = rng.choice(KINDS)
         forms = rng.sample(_RECORDS, rng.choice((1, 1, 2)))
         question = rng.choice(_QUESTIONS)
         digits = rng.choice((4, 5, 6, 7, 7))
