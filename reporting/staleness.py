@@ -6,7 +6,7 @@ import functools
 from collections.abc import Container, Iterable, Sequence
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.hashing import code_hash, quality_code_hash, speed_code_hash
+from longdecode.evals.hashing import generation_code_hash, quality_code_hash, speed_code_hash
 from longdecode.evals.provenance import revision
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.summary import REFERENCE_METHOD
@@ -16,7 +16,6 @@ from longdecode.evals.throughput.spec import KERNELS_JOB
 from longdecode.reporting.wording import listing
 
 _SHOWN = 9
-_TEXTS = "longdecode.evals.generation.job"
 
 
 def measured_before(
@@ -37,7 +36,7 @@ def measured_before(
                 old.setdefault((kind, record.provenance.revision), set()).add(record.label)
     for made in {record.provenance.code_hash for record in texts}:
         job = [record for record in texts if record.provenance.code_hash == made]
-        if made != code_hash([_TEXTS], sorted({record.method for record in job})):
+        if made != generation_code_hash((record.method, record.params) for record in job):
             for record in job:
                 old.setdefault(("texts", record.provenance.revision), set()).add(record.label)
     return [

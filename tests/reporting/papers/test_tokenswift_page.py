@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from longdecode.evals.hashing import code_hash
+from longdecode.evals.hashing import generation_code_hash
 from longdecode.evals.plan import Plan, config_path
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import load_run_config
@@ -238,12 +238,18 @@ def test_lossless_texts_in_float32_are_counted(folder: Path, tmp_path: Path) -> 
 
 
 def test_texts_of_other_code_are_named_as_such(folder: Path) -> None:
-    today = code_hash(["longdecode.evals.generation.job"], ["full"])
+    today = generation_code_hash([("full", {})])
     (full,) = written(folder, label="full", sample_index=0)
     (found,) = measured_before([], [], texts=[full])
     assert "texts of full" in found
     now = full.model_copy(update={"provenance": full.provenance.model_copy(update={"code_hash": today})})
     assert measured_before([], [], texts=[now]) == []
+    # Code of a method that drafts counts as code of the text.
+    drafted = now.model_copy(update={"method": "speculate", "params": {"drafter": "quest"}})
+    assert measured_before([], [], texts=[drafted]) != []
+    assert generation_code_hash([("full", {}), ("speculate", {"drafter": "quest"})]) != generation_code_hash(
+        [("full", {}), ("speculate", {"drafter": "tidal"})]
+    )
 
 
 def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_print() -> None:
