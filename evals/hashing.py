@@ -7,9 +7,8 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "longdecode"
@@ -52,17 +51,6 @@ def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY)
         root: folder of the rooms.
     """
     return code_hash([f"{PACKAGE}.evals.throughput.{bench}"], methods, root)
-
-
-def generation_code_hash(writers: Iterable[tuple[str, Mapping[str, Any]]], root: Path = REPOSITORY) -> str:
-    """Hash the code that can change a job's long texts or their times: the methods that write, and those that draft.
-
-    Args:
-        writers: a method and its parameters for each; a parameter ``drafter`` names a method of its own.
-        root: the project's folder.
-    """
-    methods = {name for method, params in writers for name in (method, params.get("drafter")) if name}
-    return code_hash([f"{PACKAGE}.evals.generation.job"], methods, root)
 
 
 def gate_code_hash(method: str, root: Path = REPOSITORY) -> str:

@@ -18,12 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longdecode.engine.disk import writing
+from longdecode.evals.hashing import code_hash
 from longdecode.evals.migrations import RecordSchemaError, load_record
 from longdecode.evals.records import BaseRecord, Provenance, SpeedSample
 from longdecode.evals.shared_columns import expanded, expanded_stamps, write_parquet
 
 R = TypeVar("R", bound=BaseRecord)
-_FINGERPRINT, _SETTINGS, _CHECKSUM = b"fingerprint", b"settings", b"checksum"
+_FINGERPRINT, _SETTINGS, _DRAFTERS, _CHECKSUM = b"fingerprint", b"settings", b"drafters", b"checksum"
+_STAMPS = (_FINGERPRINT, _SETTINGS, _DRAFTERS)
 _SCALARS: dict[Any, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 DIGITS = 6
 """Significant digits of a fraction in a table."""
@@ -37,7 +39,9 @@ def write_records(
     fingerprint: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write records to ``path``, with a checksum over all of them.
+    """Write records to ``path``, with a checksum over all of them, and the hash of the code of each method that drafts.
+
+    A record's own code hash covers the method that writes; which method drafts for it is a parameter.
 
     Args:
         kind: ``Record`` or ``SpeedRecord``.
@@ -47,9 +51,12 @@ def write_records(
     Raises:
         StorageError: the disk refuses the file; the old one is still there.
     """
+    records = list(records)
     table = pa.Table.from_pylist([_row(record) for record in records], schema=arrow_schema(kind))
+    drafters = {drafter: code_hash((), [drafter]) for record in records if (drafter := record.params.get("drafter"))}
     stamps = {_FINGERPRINT: fingerprint.encode() if fingerprint else b""}
-    stamps[_SETTINGS] = json.dumps(settings, sort_keys=True).encode() if settings else b""
+    for name, values in ((_SETTINGS, settings), (_DRAFTERS, drafters)):
+        stamps[name] = json.dumps(values, sort_keys=True).encode() if values else b""
     kept = {name: value for name, value in stamps.items() if value}
     with replacing(path, table.nbytes) as temporary:
         write_parquet(stamped(table.replace_schema_metadata(kept)), temporary)
@@ -71,7 +78,7 @@ def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> l
     try:
         table = read_table(path)
         rows, stamps = table.to_pylist(), table.schema.metadata or {}
-        kept = {name: stamps[name] for name in (_FINGERPRINT, _SETTINGS) if name in stamps}
+        kept = {name: stamps[name] for name in _STAMPS if name in stamps}
         intact = _CHECKSUM not in stamps or stamps[_CHECKSUM] == _checksum(rows, kept)
     except FileNotFoundError:
         raise RecordSchemaError(f"{path}: no such file; run again to make it") from None
@@ -96,7 +103,7 @@ def read_table(path: Path) -> pa.Table:
 def stamped(table: pa.Table) -> pa.Table:
     """Return the table with a checksum over its rows beside the fingerprint and settings that it has."""
     stamps = table.schema.metadata or {}
-    kept = {name: stamps[name] for name in (_FINGERPRINT, _SETTINGS) if name in stamps}
+    kept = {name: stamps[name] for name in _STAMPS if name in stamps}
     return table.replace_schema_metadata(kept | {_CHECKSUM: _checksum(table.to_pylist(), kept)})
 
 
@@ -106,11 +113,12 @@ def stamped_settings(path: Path) -> dict[str, Any] | None:
     Raises:
         RecordSchemaError: the file is not parquet, or the values that it shares with other files are missing.
     """
-    try:
-        stamps = expanded_stamps(pq.read_schema(path).metadata or {}, path)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise RecordSchemaError(f"{path}: not a parquet file of records ({_first_line(error)})") from error
-    return json.loads(stamps[_SETTINGS]) if _SETTINGS in stamps else None
+    return _stamp(path, _SETTINGS)
+
+
+def stamped_drafters(path: Path) -> dict[str, str]:
+    """Return the code hash of each method that drafted for a file's records; raises as ``stamped_settings``."""
+    return _stamp(path, _DRAFTERS) or {}
 
 
 def read_folder(folder: Path, kind: type[R]) -> list[R]:
@@ -196,6 +204,14 @@ def _shortened(value: float) -> float:
     if pd.isna(value) or value == 0 or not math.isfinite(value):
         return value
     return round(value, max(0, DIGITS - 1 - math.floor(math.log10(abs(value)))))
+
+
+def _stamp(path: Path, name: bytes) -> dict[str, Any] | None:
+    try:
+        stamps = expanded_stamps(pq.read_schema(path).metadata or {}, path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RecordSchemaError(f"{path}: not a parquet file of records ({_first_line(error)})") from error
+    return json.loads(stamps[name]) if name in stamps else None
 
 
 def _checksum(rows: Iterable[Mapping[str, Any]], stamps: Mapping[bytes, bytes]) -> bytes:

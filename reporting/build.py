@@ -357,7 +357,7 @@ class _Build:
             "scored": len(results.models) if results.has_quality else 0,
             "has_matrix": bool(self.matrix),
             "has_speed": results.speed is not None,
-            "stale": measured_before(results.records, results.speed_records, results.ablations, results.texts),
+            "stale": measured_before(results.records, results.speed_records, results.ablations, results.text_files),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list({**self.models, **self.timed}.values()),
             "data_line": data_files.data_line(

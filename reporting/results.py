@@ -17,7 +17,7 @@ from longdecode.evals.budgets import token_share
 from longdecode.evals.common_window import with_common_windows
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record, SpeedRecord
-from longdecode.evals.storage import read_folder, read_frame, read_records
+from longdecode.evals.storage import read_folder, read_frame, read_records, stamped_drafters
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
 from longdecode.reporting.flips import Flips, Place, count_flips
 from longdecode.reporting.solved import full_does
@@ -50,13 +50,21 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
+class TextFile:
+    """Long texts of one job, and the code hash of each method that drafted for them."""
+
+    records: Sequence[Record]
+    drafters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """Hold everything the pages draw on.
 
     ``summary`` holds the rows of summary.csv with two more columns: ``kind`` (the registered method behind a label) and
     ``share`` (the budget as a fraction of the context; 1 for methods that read everything). ``losses`` names the tasks
-    of which lower is better; ``flips`` counts the answers that a cell wins and loses against Full; ``texts`` are the
-    records of long generation, which no summary holds.
+    of which lower is better; ``flips`` counts the answers that a cell wins and loses against Full;
+    ``text_files`` hold the records of long generation, which no summary holds.
     """
 
     profile: str
@@ -70,8 +78,13 @@ class Results:
     instrument: Mapping[str, Any] | None
     speed: Speed | None = None
     speed_records: Sequence[SpeedRecord] = ()
-    texts: Sequence[Record] = ()
+    text_files: Sequence[TextFile] = ()
     flips: Mapping[Place, Flips] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> list[Record]:
+        """Records of long generation."""
+        return [record for file in self.text_files for record in file.records]
 
     @property
     def has_quality(self) -> bool:
@@ -242,7 +255,10 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         speed=speed,
         flips=count_flips(records),
         speed_records=read_folder(results_dir / "speed", SpeedRecord),
-        texts=read_folder(results_dir / "generation", Record),
+        text_files=[
+            TextFile(tuple(read_records(path, Record)), stamped_drafters(path))
+            for path in sorted((results_dir / "generation").rglob("*.parquet"))
+        ],
     )
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.hashing import generation_code_hash, quality_code_hash, speed_code_hash
+from longdecode.evals.hashing import code_hash, quality_code_hash, speed_code_hash
 from longdecode.evals.provenance import revision
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.summary import REFERENCE_METHOD
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
 from longdecode.evals.throughput.spec import KERNELS_JOB
+from longdecode.reporting.results import TextFile
 from longdecode.reporting.wording import listing
 
 _SHOWN = 9
+_TEXTS = "longdecode.evals.generation.job"
 
 
 def measured_before(
-    scores: Iterable[Record], times: Iterable[SpeedRecord], unnamed: Container[str] = (), texts: Sequence[Record] = ()
+    scores: Iterable[Record],
+    times: Iterable[SpeedRecord],
+    unnamed: Container[str] = (),
+    texts: Iterable[TextFile] = (),
 ) -> list[str]:
     """Say which scores and times carry a code hash that today's code does not have; nothing where all do.
 
@@ -27,17 +32,19 @@ def measured_before(
         scores: records of quality.
         times: records of speed.
         unnamed: labels that are counted and not named, such as ablations.
-        texts: records of long generation; those of one job have one hash.
+        texts: files of long texts; those of one job have one hash, and one of each method that drafts.
     """
     old: dict[tuple[str, str], set[str]] = {}
     for kind, records in (("scores", scores), ("times", times)):
         for record in records:
             if record.provenance.code_hash != _hash_of(record):
                 old.setdefault((kind, record.provenance.revision), set()).add(record.label)
-    for made in {record.provenance.code_hash for record in texts}:
-        job = [record for record in texts if record.provenance.code_hash == made]
-        if made != generation_code_hash((record.method, record.params) for record in job):
-            for record in job:
+    for file in texts:
+        today = code_hash([_TEXTS], sorted({record.method for record in file.records}))
+        for record in file.records:
+            drafter = record.params.get("drafter")
+            drafted = drafter is None or file.drafters.get(drafter) == _drafter_hash(drafter)
+            if record.provenance.code_hash != today or not drafted:
                 old.setdefault(("texts", record.provenance.revision), set()).add(record.label)
     return [
         f"Measured before {revision()[:12]}: {kind} of {_named(labels, unnamed)} (revision {made[:12]}; the code "
@@ -59,6 +66,11 @@ def _quality_hash(method: str, task: str) -> str:
         return quality_code_hash(method, type(get_task(task)).__module__)
     except ConfigError:
         return ""
+
+
+@functools.cache
+def _drafter_hash(method: str) -> str:
+    return code_hash((), [method])
 
 
 @functools.cache

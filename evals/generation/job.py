@@ -28,7 +28,7 @@ from longdecode.evals.generation.law import law_measures, steps_of
 from longdecode.evals.generation.measures import diversity, loss_by_full
 from longdecode.evals.generation.prompts import prompts
 from longdecode.evals.generation.run import LongRun, Saved, first_difference
-from longdecode.evals.hashing import file_hashes, generation_code_hash, hash_texts
+from longdecode.evals.hashing import code_hash, file_hashes, hash_texts
 from longdecode.evals.journal import Journal
 from longdecode.evals.records import FINAL_STATUSES, Record
 from longdecode.evals.run_config import RunConfig
@@ -100,7 +100,8 @@ class GenerationJob:
         self.model_hash = provenance.checkpoint_hash(self.folder)
         self.tokenizer = load_tokenizer(self.folder)
         self.gate = Gate(config, device, output.parent.parent / "gate")
-        self.code = generation_code_hash((writer.method, writer.params) for writer in self.writers)
+        methods = {writer.method for writer in self.writers}
+        self.code = code_hash(["longdecode.evals.generation.job"], methods)
 
     @cached_property
     def decoder(self) -> Decoder:

@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from longdecode.evals.hashing import generation_code_hash
+from longdecode.evals.hashing import code_hash
 from longdecode.evals.plan import Plan, config_path
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import load_run_config
-from longdecode.evals.storage import write_records
+from longdecode.evals.storage import read_records, stamped_drafters, write_records
 from longdecode.reporting.build import build_report
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
@@ -34,6 +34,7 @@ from longdecode.reporting.papers.tokenswift.heads import heads
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.tables import Mirror, one_text
 from longdecode.reporting.papers.tokenswift.texts import fulls, run_of, standing, value, written
+from longdecode.reporting.results import TextFile
 from longdecode.reporting.staleness import measured_before
 
 ROOT = Path(__file__).parents[3]
@@ -238,18 +239,28 @@ def test_lossless_texts_in_float32_are_counted(folder: Path, tmp_path: Path) -> 
 
 
 def test_texts_of_other_code_are_named_as_such(folder: Path) -> None:
-    today = generation_code_hash([("full", {})])
     (full,) = written(folder, label="full", sample_index=0)
-    (found,) = measured_before([], [], texts=[full])
+    (found,) = measured_before([], [], texts=[TextFile([full])])
     assert "texts of full" in found
-    now = full.model_copy(update={"provenance": full.provenance.model_copy(update={"code_hash": today})})
-    assert measured_before([], [], texts=[now]) == []
-    # Code of a method that drafts counts as code of the text.
-    drafted = now.model_copy(update={"method": "speculate", "params": {"drafter": "quest"}})
-    assert measured_before([], [], texts=[drafted]) != []
-    assert generation_code_hash([("full", {}), ("speculate", {"drafter": "quest"})]) != generation_code_hash(
-        [("full", {}), ("speculate", {"drafter": "tidal"})]
-    )
+    assert measured_before([], [], texts=[TextFile([_of_today(full, "full")])]) == []
+
+
+def test_code_of_a_method_that_drafts_counts_as_code_of_the_text(folder: Path, tmp_path: Path) -> None:
+    (full,) = written(folder, label="full", sample_index=0)
+    by_quest = full.model_copy(update={"method": "speculate", "label": "quest+4", "params": {"drafter": "quest"}})
+    texts = [_of_today(record, "full", "speculate") for record in (full, by_quest)]
+    write_records(tmp_path / "matrix.parquet", texts, Record)
+    stamped = stamped_drafters(tmp_path / "matrix.parquet")
+    assert read_records(tmp_path / "matrix.parquet", Record) == texts and list(stamped) == ["quest"]
+    assert measured_before([], [], texts=[TextFile(texts, stamped)]) == []
+    for other in ({}, {"quest": "0" * 64}, {"tidal": stamped["quest"]}):
+        (found,) = measured_before([], [], texts=[TextFile(texts, other)])
+        assert "texts of quest+4 " in found
+
+
+def _of_today(record: Record, *writers: str) -> Record:
+    today = code_hash(["longdecode.evals.generation.job"], writers)
+    return record.model_copy(update={"provenance": record.provenance.model_copy(update={"code_hash": today})})
 
 
 def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_print() -> None:
