@@ -16,7 +16,7 @@ from longdecode.kernels.low_rank_fetch.naive import LowRankPrompt, check_prompt
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Persistent programs, chunks whose values each has under way at a time, and warps of each.
+    """Persistent programs, chunks whose values each has under way at a time, warps, ranks of a product at a time.
 
     The bus needs about 100 KB in flight (see ``host_fetch``): 64 programs of four chunks of 8 tokens have 512 KB.
     """
@@ -24,12 +24,15 @@ class Launch:
     programs: int
     group: int
     num_warps: int
+    ranks: int
 
 
-def choose_launch(chunk: int, dim: int) -> Launch:
-    """Choose chunks so that a program has about 8 KB of bfloat16 values under way."""
+def choose_launch(chunk: int, dim: int, rank: int, dtype: torch.dtype) -> Launch:
+    """Choose chunks so that a program has about 8 KB of bfloat16 values under way, and products that do not spill."""
     size = triton.next_power_of_2(chunk) * triton.next_power_of_2(dim)
-    return Launch(programs=64, group=max(1, min(8, 4096 // size)), num_warps=4)
+    # Products of float32 run without tensor cores, out of registers.
+    ranks = 16 if dtype == torch.float32 else max(16, min(64, triton.next_power_of_2(rank)))
+    return Launch(programs=64, group=max(1, min(8, 4096 // size)), num_warps=4, ranks=ranks)
 
 
 @triton.jit
@@ -49,7 +52,7 @@ def rebuild_chunk(
     real = (o_row < CHUNK)[:, None] & (o_half < HALF)[None, :]
     b_first = tl.zeros([ROWS, BLOCK_HALF], dtype=tl.float32)
     b_second = tl.zeros([ROWS, BLOCK_HALF], dtype=tl.float32)
-    for i_rank in tl.static_range(0, RANK, BLOCK_RANK):
+    for i_rank in range(0, RANK, BLOCK_RANK):
         o_rank = i_rank + tl.arange(0, BLOCK_RANK)
         b_factor = tl.load(
             p_factors + (i_token + o_row)[:, None] * RANK + o_rank[None, :],
@@ -99,27 +102,29 @@ def fetch_chunks_kernel(
     while i_first < count:
         o_entry = i_first + o_row // BLOCK_CHUNK
         real = (o_entry < count) & (o_inside < CHUNK)
-        b_source = tl.load(p_sources + o_entry, mask=real, other=0)
-        b_target = tl.load(p_targets + o_entry, mask=real, other=0)
+        # Numbers of chunks and slots fit 32 bits, in which a division takes a fraction of the time; addresses do not.
+        b_source = tl.load(p_sources + o_entry, mask=real, other=0).to(tl.int32)
+        b_target = tl.load(p_targets + o_entry, mask=real, other=0).to(tl.int32)
         b_list = b_source // chunks
-        b_from = (b_source - b_list * chunks) * CHUNK + o_inside
-        b_from = (b_list // heads) * value_batch + (b_list % heads) * value_head + b_from * DIM
+        b_batch, b_head = (b_list // heads).to(tl.int64), (b_list % heads).to(tl.int64)
+        b_token = ((b_source - b_list * chunks) * CHUNK + o_inside).to(tl.int64)
+        b_from = b_batch * value_batch + b_head * value_head + b_token * DIM
         loaded = real[:, None] & (o_dim < DIM)[None, :]
         b_v = tl.load(p_values + b_from[:, None] + o_dim[None, :], mask=loaded)
         for i_chunk in tl.static_range(GROUP):
             if i_first + i_chunk < count:
-                source = tl.load(p_sources + i_first + i_chunk)
+                source = tl.load(p_sources + i_first + i_chunk).to(tl.int32)
+                target = tl.load(p_targets + i_first + i_chunk).to(tl.int32)
                 i_list = source // chunks
-                i_batch = i_list // heads
+                i_batch, i_head = (i_list // heads).to(tl.int64), (i_list % heads).to(tl.int64)
                 rebuild_chunk(
-                    p_factors + i_batch * factor_batch, p_basis + i_list * (RANK * DIM), p_cos, p_sin,
-                    p_k + i_batch * k_batch + (i_list % heads) * k_head,
-                    (source - i_list * chunks) * CHUNK,
-                    (tl.load(p_targets + i_first + i_chunk) - i_list * slots) * CHUNK,
+                    p_factors + i_batch * factor_batch, p_basis + i_list.to(tl.int64) * (RANK * DIM), p_cos, p_sin,
+                    p_k + i_batch * k_batch + i_head * k_head,
+                    ((source - i_list * chunks) * CHUNK).to(tl.int64), ((target - i_list * slots) * CHUNK).to(tl.int64),
                     RANK, DIM, CHUNK, ROWS, BLOCK_HALF, BLOCK_RANK, UPCAST,
                 )  # fmt: skip
-        b_to = (b_target - b_list * slots) * CHUNK + o_inside
-        b_to = (b_list // heads) * v_batch + (b_list % heads) * v_head + b_to * DIM
+        b_place = ((b_target - b_list * slots) * CHUNK + o_inside).to(tl.int64)
+        b_to = b_batch * v_batch + b_head * v_head + b_place * DIM
         tl.store(p_v + b_to[:, None] + o_dim[None, :], b_v, mask=loaded)
         i_first += tl.num_programs(0) * GROUP
 
@@ -145,7 +150,9 @@ def fetch_chunks_gpu(
     whole = (prompt.basis, prompt.cos, prompt.sin)
     if any(x.stride()[-2:] != (width, 1) for x, width in pieces) or not all(x.is_contiguous() for x in whole):
         raise ValueError("tokens of factors, values and slots must lie in one piece, basis and angles be contiguous")
-    launch = launch or choose_launch(chunk, dim)
+    if k.shape[0] * k.shape[1] * max(prompt.chunks, k.shape[2] // chunk) >= 1 << 31:
+        raise ValueError(f"{k.shape[0]} rows of {prompt.chunks} chunks are more than 32 bits number")
+    launch = launch or choose_launch(chunk, dim, rank, k.dtype)
     padded = triton.next_power_of_2(chunk)
     with torch.cuda.device_of(k):
         fetch_chunks_kernel[(launch.programs,)](
@@ -155,7 +162,7 @@ def fetch_chunks_gpu(
             k.shape[1], prompt.chunks, k.shape[2] // chunk,
             RANK=rank, DIM=dim, CHUNK=chunk, GROUP=launch.group, ROWS=max(16, padded), BLOCK_CHUNK=padded,
             BLOCK_DIM=triton.next_power_of_2(dim), BLOCK_HALF=max(16, triton.next_power_of_2(dim // 2)),
-            BLOCK_RANK=max(16, min(64, triton.next_power_of_2(rank))),
+            BLOCK_RANK=launch.ranks,
             # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
             UPCAST=k.device.type == "cpu" and k.dtype == torch.bfloat16,
             num_warps=launch.num_warps, num_stages=1,

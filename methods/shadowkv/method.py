@@ -60,6 +60,11 @@ class ShadowKV(BudgetedMethod):
         """Return ShadowKV's own cache."""
         return ShadowCache(shape, self.plan, self.params.offload)
 
+    def scored_chunks(self, prompt_tokens: int) -> int:
+        """Chunks of a prompt that a query may choose among: those before the local ones, less the outliers."""
+        before = max(0, prompt_tokens // self.plan.chunk - self.plan.local)
+        return before - min(before, self.plan.outliers)
+
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
         """Chosen, outlying and recent tokens; landmarks, and the factors and basis of rebuilt keys.
 
@@ -69,11 +74,12 @@ class ShadowKV(BudgetedMethod):
         plan, heads, dim = self.plan, self.config.num_kv_heads, self.config.head_dim
         before = max(0, context_tokens // plan.chunk - plan.local)
         outliers = min(before, plan.outliers)
-        chosen = min(before - outliers, plan.sparse)
+        scored = self.scored_chunks(context_tokens)
+        chosen = min(scored, plan.sparse)
         # A prompt that ends inside a chunk leaves up to one token less than a chunk beside the local ones.
         recent = (plan.local + 1) * plan.chunk - 1 if before else context_tokens
         read = min(context_tokens, recent + (outliers + chosen) * plan.chunk)
-        numbers = (before - outliers) * heads * dim + heads * plan.rank * (chosen * plan.chunk + dim)
+        numbers = scored * heads * dim + heads * plan.rank * (chosen * plan.chunk + dim)
         metadata = self.config.num_layers * numbers * bytes_per_element
         traffic = self.layered_traffic(context_tokens, read, metadata, bytes_per_element)
         values = self.config.num_layers * heads * chosen * plan.chunk * dim * bytes_per_element

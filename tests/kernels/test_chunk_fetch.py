@@ -127,7 +127,7 @@ def test_queued_chunks_are_rebuilt_and_nothing_else_changes(
     paths: list[Callable[..., None]] = [fetch_naive.fetch_chunks]
     if dtype != torch.float64:
         paths.append(fetch_chunks_gpu)
-        paths.append(lambda *given: fetch_chunks_gpu(*given, launch=Launch(programs=2, group=2, num_warps=1)))
+        paths.append(lambda *given: fetch_chunks_gpu(*given, launch=Launch(programs=2, group=2, num_warps=1, ranks=16)))
     for count in (0, 1, 13):
         sources = torch.randint(0, chunks, (lists,), generator=rng).repeat_interleave(slots)
         order = torch.randperm(lists * slots, generator=rng)[: count + 1]
