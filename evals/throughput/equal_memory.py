@@ -191,7 +191,10 @@ class EqualMemoryBench:
         """Draw which of the prompt's scored chunks each step chooses."""
         plan, steps = method.plan, self.spec.steps
         last = method.scored_chunks(cell.context - steps - 1) * plan.chunk - 1
-        lists, rates = (cell.batch, self.model.config.num_kv_heads), [1.0] * len(rates) if cell.stage == "resident" else rates
+        lists, rates = (
+            (cell.batch, self.model.config.num_kv_heads),
+            [1.0] * len(rates) if cell.stage == "resident" else rates,
+        )
         turnover = Turnover(plan.sparse, 0, plan.chunk)
         return Driven(method, wander(turnover, last, steps + 1, rates, lists, self.job.device, self.job.run.seed))
 

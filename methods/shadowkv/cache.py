@@ -51,8 +51,8 @@ class ShadowLayer:
 
     ``factors`` ``[B, S, r]`` times ``basis`` ``[B, Hkv, r, D]`` are the keys before their rotation. ``chunks``
     ``[B, Hkv, C]`` int64 are the chunks that are no outliers, in order, ``landmarks`` ``[B, Hkv, C, D]`` the means of
-    their rotated keys. ``k`` and ``v`` ``[B, Hkv, T, D]`` hold, one after the other, the slots of ``sparse`` chunks that
-    queries chose, the outliers, and the recent tokens: the end of the prompt and all that was generated.
+    their rotated keys. ``k`` and ``v`` ``[B, Hkv, T, D]`` hold, one after the other, the slots of ``sparse`` chosen
+    chunks, the outliers, and the recent tokens: the end of the prompt and all that was generated.
     """
 
     factors: Tensor
@@ -177,8 +177,8 @@ class ShadowCache(KVCache):
 
     def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
         """See ``KVCache.attend``: the recent tokens alone; what else a step reads the method chooses."""
-        recent = (part[:, :, self.plan.recent_at :] for part in (self.layers[layer].k, self.layers[layer].v))
-        return decode_attention(q, *recent, self.recent_lengths, kv_tokens_read=kv_tokens_read)[0]
+        k, v = (part[:, :, self.plan.recent_at :] for part in (self.layers[layer].k, self.layers[layer].v))
+        return decode_attention(q, k, v, self.recent_lengths, kv_tokens_read=kv_tokens_read)[0]
 
     def attend_chosen(self, layer: int, q: Tensor, indices: Tensor, counts: Tensor, kv_tokens_read: Tensor) -> Tensor:
         """Fetch the chosen chunks that are not at hand; attend to all chosen ones and all exact tokens.
@@ -196,8 +196,8 @@ class ShadowCache(KVCache):
         queue = BlockQueue(self.queued[0], self.queued[1], self.counts[layer])
         residents = ChunkResidents(self.held[layer], self.slot_of[layer], self.fetched[layer], own.k)
         claim_chunks(indices, counts, residents, queue, self.listed)
-        slots = (part[:, :, : self.plan.exact_at] for part in (own.k, own.v))
-        fetch_chunks(self.low_rank(layer), *slots, queue)
+        slot_k, slot_v = (part[:, :, : self.plan.exact_at] for part in (own.k, own.v))
+        fetch_chunks(self.low_rank(layer), slot_k, slot_v, queue)
         return sparse_decode_attention(
             q, own.k, own.v, self.listed, counts + self.exact_blocks, block_size=self.plan.chunk,
             kv_lengths=self.kv_lengths, kv_tokens_read=kv_tokens_read,

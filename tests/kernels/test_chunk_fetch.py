@@ -27,9 +27,7 @@ def whole(values: object) -> Tensor:
 
 
 def new_residents(slots: int, chunks: int) -> ChunkResidents:
-    held, slot_of = (
-        torch.full((BATCH, HEADS, n + 1), -1, dtype=torch.int32, device=DEVICE) for n in (slots, chunks)
-    )
+    held, slot_of = (torch.full((BATCH, HEADS, n + 1), -1, dtype=torch.int32, device=DEVICE) for n in (slots, chunks))
     return ChunkResidents(held, slot_of, whole([0] * BATCH), held)
 
 
@@ -94,9 +92,7 @@ def test_refuses_lists_without_room() -> None:
             claim(lists[..., :4], counts, residents, queue, lists.new_zeros(BATCH, HEADS, 3))
 
 
-def new_prompt(
-    rng: torch.Generator, tokens: int, chunk: int, rank: int, dim: int, dtype: torch.dtype
-) -> LowRankPrompt:
+def new_prompt(rng: torch.Generator, tokens: int, chunk: int, rank: int, dim: int, dtype: torch.dtype) -> LowRankPrompt:
     """A prompt whose factors and values have room for more rows than are used."""
 
     def some(*shape: int) -> Tensor:

@@ -17,10 +17,12 @@ from longdecode.engine.kv_cache import CacheShape, DenseCache
 from longdecode.engine.request import Prompt, Request
 from longdecode.engine.rope import RopeTable
 from longdecode.engine.token_block import BlockHeads, TokenBlock
+from longdecode.engine.weights import random_decoder
+from longdecode.kernels import chunk_residency, low_rank_fetch, sparse_decode_attention
 from longdecode.kernels.block_residency import BlockQueue
 from longdecode.kernels.low_rank_fetch import fetch_chunks
 from longdecode.kernels.rope import rotate
-from longdecode.methods.conformance_bench import CONFIG, random_decoder
+from longdecode.methods.conformance_bench import CONFIG
 from longdecode.methods.shadowkv.cache import ShadowCache, ShadowPlan
 from longdecode.methods.shadowkv.method import ShadowKV
 
@@ -171,6 +173,31 @@ def test_equals_the_device_bit_for_bit_and_fetches_what_is_new(
     for row in range(len(LENGTHS)):
         for got, want in zip(cache.stored_kv(1, row, 1), near_state.cache.stored_kv(1, row, 1), strict=True):
             assert got.equal(want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_compute_what_their_definitions_do(
+    rng: torch.Generator, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same chunks through the kernels, which give the same bits wherever the values lie."""
+    prompt = started(rng, max(LENGTHS) + 8, dtype)
+    truth, *methods = build(False), build(True), build(False)
+    states = [method.start(prompt) for method in (truth, *methods)]
+    before = [torch.randn(len(LENGTHS), SMALL.num_heads, 1, DIM, generator=rng) for _ in range(SMALL.num_layers)]
+    for _ in range(6):
+        heads = [tuple(x.to(dtype) for x in layer) for layer in drifting_heads(rng, before)]
+        want = step(truth, states[0], heads)  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            for module in (chunk_residency, low_rank_fetch, sparse_decode_attention):
+                patch.setattr(module, "use_triton", lambda x: True)
+            far, near = (
+                step(method, state, heads)  # type: ignore[arg-type]
+                for method, state in zip(methods, states[1:], strict=True)
+            )
+        for mine, theirs, right in zip(far, near, want, strict=True):
+            assert mine.equal(theirs)
+            tolerance = 1e-4 if dtype == torch.float32 else 4e-2
+            torch.testing.assert_close(mine, right, atol=tolerance, rtol=tolerance)
 
 
 def test_what_is_in_slots_changes_no_result(rng: torch.Generator) -> None:
