@@ -19,6 +19,7 @@ from longdecode.evals.throughput.wandering import Wander
 from longdecode.kernels.block_residency import BlockQueue
 from longdecode.kernels.host_fetch import copy_blocks
 from longdecode.methods.offloaded_cache import OffloadedCache
+from longdecode.methods.shadowkv.cache import ShadowCache
 
 
 class Driven:
@@ -79,7 +80,7 @@ def decode_block(
     Raises:
         UnsupportedCellError: blocks are to be forgotten in a cache that has none.
     """
-    if stage == "refetch" and not isinstance(cache, OffloadedCache):
+    if stage == "refetch" and not isinstance(cache, OffloadedCache | ShadowCache):
         raise UnsupportedCellError(f"{label} fetches nothing: its cache is on the device")
     stepper = new_stepper(decoder, cache, method, context - steps - 1)
     back = resetter(stepper)
@@ -91,7 +92,7 @@ def decode_block(
 
     @torch.no_grad()
     def step() -> None:
-        if stage == "refetch" and isinstance(cache, OffloadedCache):
+        if stage == "refetch" and isinstance(cache, OffloadedCache | ShadowCache):
             cache.forget()
         stepper.step()
 

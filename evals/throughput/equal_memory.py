@@ -26,6 +26,8 @@ from longdecode.evals.throughput.timing import Block
 from longdecode.evals.throughput.wandering import Turnover, wander
 from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.offloaded_cache import OffloadedCache
+from longdecode.methods.shadowkv.cache import ShadowCache
+from longdecode.methods.shadowkv.method import ShadowKV
 
 COPY = "pinned_copy"
 """Partner of a transfer in its pairs: one copy by the driver, of as many bytes."""
@@ -107,9 +109,8 @@ class EqualMemoryBench:
         method = self._method(cell)
         cache = self._cache(method, cell)
         block = self._block(method, cache, cell, cell.stage)
-        traffic = method.traffic(cell.context, self.model.decoder.dtype.itemsize)
-        found = {"fetched_bytes": traffic.host_bytes, "prefetched_bytes": 0}
-        if isinstance(cache, OffloadedCache):
+        found: dict[str, Any] = {"fetched_bytes": 0, "prefetched_bytes": 0}
+        if isinstance(cache, OffloadedCache | ShadowCache):
             found = _fetched(block, cache, cell.batch * self.spec.steps)
         return self._timed(cell, block, reference, found)
 
@@ -162,7 +163,7 @@ class EqualMemoryBench:
         return self.labels.build(cell.label, cell.budget_tokens, self.model.config)
 
     def _cache(self, method: AttentionMethod, cell: SpeedCell) -> KVCache:
-        shape = self.model.decoder.cache_shape(cell.batch, cell.context, self.spec.steps + 1)
+        shape = self.model.decoder.cache_shape(cell.batch, cell.context, self.spec.decoded)
         cache = method.make_cache(shape) or DenseCache(shape)
         fill_cache(cache, cell.context - self.spec.steps, self.job.run.seed)
         return cache
@@ -172,6 +173,8 @@ class EqualMemoryBench:
         config, steps, device, seed = self.model.config, self.spec.steps, self.job.device, self.job.run.seed
         trace = self.spec.trace(cell.label) if isinstance(cell.params["hit_rate"], str) else None
         rates = cell.params["layer_hits"] or self.spec.rates(cell.label, config.num_layers)
+        if isinstance(method, ShadowKV) and rates is not None:
+            return self._drive_chunks(method, cell, rates)
         if (rates is None and trace is None) or not isinstance(method, Offloadable):
             return None
         lists, first = (cell.batch, config.num_kv_heads), cell.context - steps - 1
@@ -184,19 +187,36 @@ class EqualMemoryBench:
         turnover = Turnover(listed, max(1, listed // 4), size)
         return Driven(method, wander(turnover, first, steps + 1, rates, lists, device, seed, recall))
 
+    def _drive_chunks(self, method: ShadowKV, cell: SpeedCell, rates: Sequence[float]) -> Driven:
+        """Draw which of the prompt's scored chunks each step chooses."""
+        plan, steps = method.plan, self.spec.steps
+        last = method.scored_chunks(cell.context - steps - 1) * plan.chunk - 1
+        lists, rates = (
+            (cell.batch, self.model.config.num_kv_heads),
+            [1.0] * len(rates) if cell.stage == "resident" else rates,
+        )
+        turnover = Turnover(plan.sparse, 0, plan.chunk)
+        return Driven(method, wander(turnover, last, steps + 1, rates, lists, self.job.device, self.job.run.seed))
+
 
 def _cache_bytes(block: Block) -> int:
     return sum(state.cache.nbytes() for state in states_of(block))
 
 
-def _fetched(block: Block, cache: OffloadedCache, tokens: int) -> dict[str, Any]:
+def _fetched(block: Block, cache: OffloadedCache | ShadowCache, tokens: int) -> dict[str, Any]:
     """Run a block once more and count what came from host memory for one token of one sequence."""
     block.reset()
-    before = [int(counter.sum()) for counter in (cache.fetched, cache.prefetched)]
+    before = _moved_bytes(cache)
     block.run()
-    after = [int(counter.sum()) for counter in (cache.fetched, cache.prefetched)]
-    moved = [(now - then) * _block_bytes(cache) / tokens for now, then in zip(after, before, strict=True)]
+    moved = [(now - then) / tokens for now, then in zip(_moved_bytes(cache), before, strict=True)]
     return {"fetched_bytes": moved[0], "prefetched_bytes": moved[1]}
+
+
+def _moved_bytes(cache: OffloadedCache | ShadowCache) -> tuple[int, int]:
+    """Return the bytes that came from host memory so far, fetched and prefetched."""
+    if isinstance(cache, ShadowCache):
+        return cache.fetched_bytes, 0
+    return int(cache.fetched.sum()) * _block_bytes(cache), int(cache.prefetched.sum()) * _block_bytes(cache)
 
 
 def _block_bytes(cache: OffloadedCache) -> int:

@@ -27,9 +27,11 @@ class Footprint:
     host: int
 
 
-def footprint(method: AttentionMethod, config: ModelConfig, context: int, dtype: torch.dtype) -> Footprint:
-    """Return the bytes of one sequence of ``context`` tokens, without allocating any."""
-    shape = CacheShape(config, 1, context, torch.device("meta"), dtype, context)
+def footprint(
+    method: AttentionMethod, config: ModelConfig, context: int, decoded: int, dtype: torch.dtype
+) -> Footprint:
+    """Return the bytes of one sequence of ``context`` tokens, ``decoded`` of them decoded, without allocating any."""
+    shape = CacheShape(config, 1, context, torch.device("meta"), dtype, decoded)
     state = method.decode_in(method.make_cache(shape) or DenseCache(shape))
     return Footprint(state.cache.nbytes() + _held(state.method_state), state.cache.host_nbytes())
 
@@ -64,7 +66,7 @@ def _cell(
     budget = spec.tokens if label != FULL and labels.takes_budget(label) else FULL_BUDGET
     memory = memory_bytes(spec, config, context, dtype)
     try:
-        one = footprint(labels.build(label, budget.tokens(context), config), config, context, dtype)
+        one = footprint(labels.build(label, budget.tokens(context), config), config, context, spec.decoded, dtype)
     except LongDecodeError:
         one = Footprint(0, 0)  # timing the cell will meet the same error and record it
     most = [spec.max_batch, memory // max(1, one.device), (spec.host_gib << 30) // max(1, one.host)]

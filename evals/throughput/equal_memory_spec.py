@@ -26,10 +26,10 @@ class EqualMemorySpec:
     """Full attention and other labels, each with as many sequences as one memory for keys and values holds.
 
     The memory is that of ``sequences`` whole sequences at each context. ``host_gib`` is taken once and used by all
-    labels. ``hits``: by label, the share of a list that the step before listed: one number, one by layer, or a label
-    of ``locality``, a ``locality.csv`` that was measured on real text. A list of another length is spread over the
-    model's layers. The path of a recorded trace (``.npz``) stands for its own selections. A label that is not named
-    there selects for itself.
+    labels. ``hits``: by label, the share of a list that the step before listed (of ShadowKV the share of its chosen
+    chunks): one number, one by layer, or a label of ``locality``, a ``locality.csv`` that was measured on real text. A
+    list of another length is spread over the model's layers. The path of a recorded trace (``.npz``) stands for its own
+    selections. A label that is not named there selects for itself.
     ``sweep``: hit rates that ``sweep_label`` is timed at besides. ``parts``: labels whose pieces are timed one by one.
     Both at ``parts_context``. ``recall``: of labels that prefetch, the share of new blocks that the guess names.
     """
@@ -55,6 +55,11 @@ class EqualMemorySpec:
     def tokens(self) -> Budget:
         """Return the budget of every label that takes one."""
         return Budget(self.budget)
+
+    @property
+    def decoded(self) -> int:
+        """Return the tokens that a label's cache takes after the prompt: a block's, and that of the step before it."""
+        return self.steps + 1
 
     def trace(self, label: str) -> Path | None:
         """Return the recorded trace that a label replays, if any."""

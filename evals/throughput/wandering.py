@@ -15,14 +15,17 @@ _PROBE_LISTS, _PROBE_STEPS, _ROUNDS = 32, 12, 12
 
 @dataclass(frozen=True, slots=True)
 class Turnover:
-    """Sizes of a selection: ``listed`` blocks of ``block_tokens``, the newest ``window`` and the first always."""
+    """Sizes of a selection: ``listed`` blocks of ``block_tokens``, the newest ``window`` and the first always.
+
+    A window of 0 is for lists of a prompt's blocks: none is forced, and none comes while tokens are generated.
+    """
 
     listed: int
     window: int
     block_tokens: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.window < self.listed - 1:
+        if self.window and not 1 <= self.window < self.listed - 1:
             raise ConfigError(f"a window of {self.window} blocks and the first do not fit a list of {self.listed}")
 
 
@@ -58,7 +61,8 @@ def wander(
 
     Args:
         turnover: sizes of a list.
-        first_token: position of the first token; its block is the newest. It must leave something to choose.
+        first_token: position of the first token; its block is the newest. It must leave something to choose. Without a
+            window, the last token of the last block.
         hits: by layer, the wanted share of a list that was listed in the step before.
         lists: rows of the batch and KV heads.
         seed: of the draw.
@@ -67,7 +71,7 @@ def wander(
     Raises:
         ConfigError: the context has no more blocks than a list, or a wanted share cannot be had.
     """
-    blocks = (first_token + steps - 1) // turnover.block_tokens + 1
+    blocks = (first_token + (steps - 1 if turnover.window else 0)) // turnover.block_tokens + 1
     if first_token // turnover.block_tokens + 1 <= turnover.listed:
         raise ConfigError(f"{first_token} tokens are no more than the {turnover.listed} blocks of a list")
     generator = torch.Generator(device).manual_seed(seed)
@@ -96,8 +100,10 @@ def _walk(
     place = torch.arange(blocks, device=device)
     out = []
     for token in range(first, first + steps):
-        newest = token // turnover.block_tokens
-        forced = (place == 0) | ((place > newest - turnover.window) & (place <= newest))
+        newest = (token if turnover.window else first) // turnover.block_tokens
+        forced = (place > newest - turnover.window) & (place <= newest)
+        if turnover.window:
+            forced |= place == 0
         ranked = scores.masked_fill(place > newest, float("-inf")).masked_fill(forced, float("inf"))
         out.append(ranked.topk(turnover.listed, dim=1).indices.sort(dim=1, descending=True).values)
         noise = torch.randn(scores.shape, generator=generator, device=device)
@@ -107,7 +113,7 @@ def _walk(
 
 def _forgetting(turnover: Turnover, hit: float, blocks: int, device: torch.device, seed: int) -> float:
     """Find the factor of the process for a wanted share, boundaries counted at their mean rate."""
-    boundary = 1 / turnover.listed / turnover.block_tokens
+    boundary = 1 / turnover.listed / turnover.block_tokens if turnover.window else 0.0
     if hit >= 1 - boundary:
         return 1.0
     low, high = 0.0, 12.0  # of -log10(1 - factor)

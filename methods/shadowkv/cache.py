@@ -1,4 +1,4 @@
-"""The cache of ShadowKV: low-rank keys, landmarks and outliers on the device, values where they are put."""
+"""The cache of ShadowKV: low-rank keys, landmarks, outliers and slots on the device, values where they are put."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from longdecode.engine.host_memory import HostBuffer
 from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
 from longdecode.engine.rope import inverse_frequencies
 from longdecode.engine.token_block import BlockHeads
+from longdecode.kernels.block_residency import BlockQueue
+from longdecode.kernels.chunk_residency import ChunkResidents, claim_chunks
 from longdecode.kernels.decode_attention import decode_attention
-from longdecode.kernels.host_fetch.naive import seen_from
 from longdecode.kernels.layout import accumulator
+from longdecode.kernels.low_rank_fetch import LowRankPrompt, fetch_chunks
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.rope import rotate
+from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
 from longdecode.methods.ring_cache import refuse_blocks
 
 
@@ -31,29 +34,44 @@ class ShadowPlan:
     local: int
     rank: int
 
+    @property
+    def exact_at(self) -> int:
+        """Place of the first outlier: the slots of chosen chunks come before."""
+        return self.sparse * self.chunk
+
+    @property
+    def recent_at(self) -> int:
+        """Place of the first recent token."""
+        return (self.sparse + self.outliers) * self.chunk
+
 
 @dataclass(slots=True)
 class ShadowLayer:
-    """One layer's prompt.
+    """One layer's prompt, and what attention reads.
 
     ``factors`` ``[B, S, r]`` times ``basis`` ``[B, Hkv, r, D]`` are the keys before their rotation. ``chunks``
     ``[B, Hkv, C]`` int64 are the chunks that are no outliers, in order, ``landmarks`` ``[B, Hkv, C, D]`` the means of
-    their rotated keys. ``outlier_k`` and ``outlier_v`` are ``[B, Hkv, outliers * chunk, D]``, ``recent_k`` and
-    ``recent_v`` ``[B, Hkv, R, D]``: the end of the prompt and all that was generated.
+    their rotated keys. ``k`` and ``v`` ``[B, Hkv, T, D]`` hold, one after the other, the slots of ``sparse`` chosen
+    chunks, the outliers, and the recent tokens: the end of the prompt and all that was generated.
     """
 
     factors: Tensor
     basis: Tensor
     chunks: Tensor
     landmarks: Tensor
-    outlier_k: Tensor
-    outlier_v: Tensor
-    recent_k: Tensor
-    recent_v: Tensor
+    k: Tensor
+    v: Tensor
 
 
 class ShadowCache(KVCache):
     """Prompt keys of low rank, prompt values in host memory or on the device, and exact tokens around them.
+
+    A step fetches the chosen chunks that no slot holds: their keys are rebuilt and their values copied
+    (``fetch_chunks``). Those that stay chosen stay where they are. Slots hold chunks of the prompt alone, which does
+    not change, so that which of them are at hand changes no result and ``undo`` leaves them. It is the same wherever
+    the values lie.
+
+    Integers (which chunk is where) and the table of angles, one for all rows, are not counted as keys and values.
 
     Args:
         shape: sequences to hold.
@@ -63,34 +81,49 @@ class ShadowCache(KVCache):
 
     def __init__(self, shape: CacheShape, plan: ShadowPlan, offload: bool):
         super().__init__(shape)
-        self.plan, config = plan, shape.config
+        self.plan, config, device = plan, shape.config, shape.device
         layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
         self.most_chunks = shape.capacity // plan.chunk
+        self.recent_room = min(shape.capacity, (plan.local + 1) * plan.chunk + shape.decoded)
         self.values_shape = torch.Size((layers, shape.batch, heads, shape.capacity, dim))
         self.host: HostBuffer | None = None
         self.resident: Tensor | None = None
         if offload:
-            self.host = HostBuffer(self.values_shape.numel() * shape.dtype.itemsize, shape.device)
+            self.host = HostBuffer(self.values_shape.numel() * shape.dtype.itemsize, device)
         else:
-            self.resident = torch.empty(self.values_shape, device=shape.device, dtype=shape.dtype)
+            self.resident = torch.empty(self.values_shape, device=device, dtype=shape.dtype)
         self.layers = [self._empty_layer() for _ in range(layers)]
-        self.frequencies = inverse_frequencies(config)[0].to(shape.device)
-        self.prompts = torch.zeros_like(self.positions)
-        self.kept_outliers = torch.zeros_like(self.positions)
+        wide = accumulator(shape.dtype)
+        positions = torch.arange(shape.capacity, device=device, dtype=wide)
+        angles = positions[:, None] * inverse_frequencies(config)[0].to(device, wide)
+        self.cos, self.sin = angles.cos(), angles.sin()
+        self.prompts, self.kept_outliers, self.scored, self.recent_start = (
+            torch.zeros_like(self.positions) for _ in range(4)
+        )
+        integers = partial(torch.full, device=device, dtype=torch.int32, fill_value=-1)
+        self.held = integers((layers, shape.batch, heads, plan.sparse + 1))
+        self.slot_of = integers((layers, shape.batch, heads, self.most_chunks + 1))
+        self.fetched = torch.zeros(layers, shape.batch, device=device, dtype=torch.int64)
+        self.queued = torch.zeros(2, shape.batch * heads * plan.sparse + 1, device=device, dtype=torch.int64)
+        self.counts = torch.zeros(layers, 1, device=device, dtype=torch.int64)
+        width = plan.sparse + plan.outliers - (-self.recent_room // plan.chunk)
+        self.listed = torch.zeros(shape.batch, heads, width, device=device, dtype=torch.int64)
 
     def _empty_layer(self) -> ShadowLayer:
         shape, plan, config = self.shape, self.plan, self.shape.config
         heads, dim = (shape.batch, config.num_kv_heads), config.head_dim
-        recent = min(shape.capacity, (plan.local + 1) * plan.chunk + shape.decoded)
         make = partial(torch.empty, device=shape.device, dtype=shape.dtype)
-        return ShadowLayer(
+        layer = ShadowLayer(
             make((shape.batch, shape.capacity, plan.rank)),
             make((*heads, plan.rank, dim)),
             torch.arange(self.most_chunks, device=shape.device).repeat(*heads, 1),
             make((*heads, self.most_chunks, dim)),
-            *empty_pair((*heads, plan.outliers * plan.chunk, dim), shape),
-            *empty_pair((*heads, recent, dim), shape),
+            *empty_pair((*heads, plan.recent_at + self.recent_room, dim), shape),
         )
+        for tensor in (layer.k, layer.v):
+            # Where a list is short, plain torch gathers from slot 0 what it then weighs with zero.
+            tensor[:, :, : plan.exact_at] = 0.0
+        return layer
 
     @property
     def values(self) -> Tensor:
@@ -101,19 +134,15 @@ class ShadowCache(KVCache):
         return self.host.view(self.shape.dtype, self.values_shape)
 
     @property
-    def scored(self) -> Tensor:
-        """Chunks that a query may choose among, ``[B]`` int64: those before the local ones, less the outliers."""
-        return (self.prompts // self.plan.chunk - self.plan.local).clamp(min=0) - self.kept_outliers
-
-    @property
-    def recent_start(self) -> Tensor:
-        """Position of the first recent token, ``[B]`` int64."""
-        return (self.prompts // self.plan.chunk - self.plan.local).clamp(min=0) * self.plan.chunk
+    def fetched_bytes(self) -> int:
+        """Bytes that came from host memory so far. Waits for the device."""
+        chunk = self.plan.chunk * self.config.head_dim * self.shape.dtype.itemsize
+        return 0 if self.host is None else int(self.fetched.sum()) * chunk
 
     def tensors(self) -> Iterator[Tensor]:
         """See ``KVCache.tensors``."""
         for own in self.layers:
-            yield from (own.factors, own.basis, own.landmarks, own.outlier_k, own.outlier_v, own.recent_k, own.recent_v)
+            yield from (own.factors, own.basis, own.landmarks, own.k, own.v)
         if self.host is None:
             yield self.values
 
@@ -127,61 +156,76 @@ class ShadowCache(KVCache):
         yield (self.positions, 0)
 
     def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
-        """See ``KVCache.begin_block``."""
+        """See ``KVCache.begin_block``; lists what a row reads after its chosen chunks: outliers, then recent tokens."""
         refuse_blocks(self, width, starts)
-        room = self.layers[0].recent_k.shape[2]
-        self.slot_mapping = (self.positions - self.recent_start).clamp(max=room - 1)
-        self.recent_lengths = self.slot_mapping + 1
+        plan = self.plan
+        recent = (self.positions - self.recent_start).clamp(max=self.recent_room - 1)
+        self.slot_mapping = recent + plan.recent_at
+        self.kv_lengths = self.slot_mapping + 1
+        self.recent_lengths = recent + 1
+        self.counts.zero_()
+        after = torch.arange(self.listed.shape[2], device=self.device) - self.scored.clamp(max=plan.sparse)[:, None]
+        outliers = self.kept_outliers[:, None]
+        exact = torch.where(after < outliers, after, after - outliers + plan.outliers)
+        self.listed.copy_((exact + plan.sparse)[:, None])
+        self.exact_blocks = (self.kept_outliers + recent // plan.chunk + 1)[:, None]
 
     def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
         """See ``KVCache.append``."""
         own = self.layers[layer]
-        return store_heads(heads, own.recent_k, own.recent_v, self.slot_mapping, bounds, page_size)
+        return store_heads(heads, own.k, own.v, self.slot_mapping, bounds, page_size)
 
     def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
-        """See ``KVCache.attend``: the exact tokens alone; what else a step reads the method chooses."""
-        return self.attend_recent(layer, q, kv_tokens_read)[0]
+        """See ``KVCache.attend``: the recent tokens alone; what else a step reads the method chooses."""
+        k, v = (part[:, :, self.plan.recent_at :] for part in (self.layers[layer].k, self.layers[layer].v))
+        return decode_attention(q, k, v, self.recent_lengths, kv_tokens_read=kv_tokens_read)[0]
 
-    def attend_recent(self, layer: int, q: Tensor, kv_tokens_read: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to the end of the prompt and the generated tokens; output and log-sum-exp."""
-        own = self.layers[layer]
-        return decode_attention(q, own.recent_k, own.recent_v, self.recent_lengths, kv_tokens_read=kv_tokens_read)
-
-    def attend_outliers(self, layer: int, q: Tensor, kv_tokens_read: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to the outliers; output and log-sum-exp."""
-        own, lengths = self.layers[layer], self.kept_outliers * self.plan.chunk
-        return decode_attention(q, own.outlier_k, own.outlier_v, lengths, kv_tokens_read=kv_tokens_read)
-
-    def rebuild(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rotated keys and values of chosen chunks, ``[B, Hkv, K * chunk, D]`` each.
+    def attend_chosen(self, layer: int, q: Tensor, indices: Tensor, counts: Tensor, kv_tokens_read: Tensor) -> Tensor:
+        """Fetch the chosen chunks that are not at hand; attend to all chosen ones and all exact tokens.
 
         Args:
-            places: ``[B, Hkv, K]`` int64, entries of ``chunks``.
+            q: ``[B, Hq, 1, D]``.
+            indices: ``[B, Hkv, K]`` int64, chunks of the prompt that are scored, none twice.
+            counts: ``[B, Hkv]`` int64, valid leading entries: all that are scored, or ``sparse``.
+            kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
+
+        Returns:
+            ``[B, Hq, 1, D]``.
         """
-        own, size = self.layers[layer], self.plan.chunk
-        inside = torch.arange(size, device=places.device)
-        tokens = (own.chunks.gather(2, places)[..., None] * size + inside).flatten(2)
-        batch, heads, count = tokens.shape
-        rank = own.factors.shape[2]
-        rows = own.factors.gather(1, tokens.flatten(1)[..., None].expand(-1, -1, rank)).view(batch, heads, count, rank)
-        keys = (rows.to(accumulator(rows.dtype)) @ own.basis.to(accumulator(rows.dtype))).to(rows.dtype)
-        keys = self._turn(keys.flatten(0, 1)[:, None], tokens.flatten(0, 1), 1.0).view(keys.shape)
-        values = seen_from(self.values[layer], places.device)
-        return keys, values.gather(2, tokens[..., None].expand(-1, -1, -1, values.shape[3]))
+        own = self.layers[layer]
+        queue = BlockQueue(self.queued[0], self.queued[1], self.counts[layer])
+        residents = ChunkResidents(self.held[layer], self.slot_of[layer], self.fetched[layer], own.k)
+        claim_chunks(indices, counts, residents, queue, self.listed)
+        slot_k, slot_v = (part[:, :, : self.plan.exact_at] for part in (own.k, own.v))
+        fetch_chunks(self.low_rank(layer), slot_k, slot_v, queue)
+        return sparse_decode_attention(
+            q, own.k, own.v, self.listed, counts + self.exact_blocks, block_size=self.plan.chunk,
+            kv_lengths=self.kv_lengths, kv_tokens_read=kv_tokens_read,
+        )[0]  # fmt: skip
+
+    def low_rank(self, layer: int) -> LowRankPrompt:
+        """Return a layer's prompt as ``fetch_chunks`` takes it."""
+        own = self.layers[layer]
+        return LowRankPrompt(own.factors, own.basis, self.cos, self.sin, self.values[layer], self.plan.chunk)
+
+    def forget(self) -> None:
+        """Count no chosen chunk as being on the device."""
+        self.held.fill_(-1)
+        self.slot_of.fill_(-1)
 
     def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
         """See ``KVCache.fill_layer``: factorise the keys, keep landmarks, outliers and the end, put the values away."""
         plan, own, (batch, heads, tokens, dim) = self.plan, self.layers[layer], keys.shape
-        self.prompts.copy_(lengths)
-        count = (lengths // plan.chunk - plan.local).clamp(min=0)
-        self.kept_outliers.copy_(count.clamp(max=plan.outliers))
+        self._set_prompts(lengths)
+        count = self.recent_start // plan.chunk
         self.values[layer, :, :, :tokens].copy_(values)
         self._factorise(own, keys, lengths)
-        place = torch.arange(own.recent_k.shape[2], device=keys.device)
+        self.held[layer], self.slot_of[layer] = -1, -1
+        place = torch.arange(self.recent_room, device=keys.device)
         recent = (self.recent_start[:, None] + place).clamp(max=tokens - 1)
         index = recent[:, None, :, None].expand(batch, heads, -1, dim)
-        own.recent_k.copy_(keys.gather(2, index))
-        own.recent_v.copy_(values.gather(2, index))
+        for into, dense in ((own.k, keys), (own.v, values)):
+            into[:, :, plan.recent_at :] = dense.gather(2, index)
 
         whole = tokens // plan.chunk
         if whole == 0:
@@ -197,8 +241,8 @@ class ShadowCache(KVCache):
         some = min(plan.outliers, whole)
         inside = torch.arange(plan.chunk, device=keys.device)
         kept = (order[..., :some, None] * plan.chunk + inside).flatten(2)[..., None].expand(-1, -1, -1, dim)
-        own.outlier_k[:, :, : some * plan.chunk] = keys.gather(2, kept)
-        own.outlier_v[:, :, : some * plan.chunk] = values.gather(2, kept)
+        for into, dense in ((own.k, keys), (own.v, values)):
+            into[:, :, plan.exact_at : plan.exact_at + some * plan.chunk] = dense.gather(2, kept)
         place = torch.arange(whole, device=keys.device) + self.kept_outliers[:, None]
         own.chunks[:, :, :whole] = order.gather(2, place.clamp(max=whole - 1)[:, None].expand(order.shape))
         ordered = own.chunks[:, :, :whole, None].expand(-1, -1, -1, dim)
@@ -221,16 +265,26 @@ class ShadowCache(KVCache):
 
     def _turn(self, x: Tensor, positions: Tensor, sign: float) -> Tensor:
         """Rotate ``x`` ``[N, H, T, D]`` to positions ``[N, T]``, or back with a sign of -1."""
-        wide = accumulator(x.dtype)
-        half = positions[..., None].to(wide) * self.frequencies.to(wide)
-        angles = torch.cat((half, half), dim=-1)
-        return rotate(x, angles.cos(), sign * angles.sin())
+        cos, sin = (torch.cat((half, half), dim=-1)[positions] for half in (self.cos, self.sin))
+        return rotate(x, cos, sign * sin)
 
     def stand_at(self, tokens: Tensor) -> None:
-        """See ``KVCache.stand_at``."""
+        """See ``KVCache.stand_at``; no chosen chunk counts as being on the device."""
         self.positions.copy_(tokens)
+        self._set_prompts(tokens)
+        self.forget()
+
+    def _set_prompts(self, tokens: Tensor) -> None:
+        """Note the prompts' lengths ``[B]``, and what follows from them.
+
+        ``scored``: chunks that a query may choose among, those before the local ones, less the outliers.
+        ``recent_start``: position of the first recent token.
+        """
+        before = (tokens // self.plan.chunk - self.plan.local).clamp(min=0)
         self.prompts.copy_(tokens)
-        self.kept_outliers.copy_((tokens // self.plan.chunk - self.plan.local).clamp(min=0, max=self.plan.outliers))
+        self.kept_outliers.copy_(before.clamp(max=self.plan.outliers))
+        self.scored.copy_(before - self.kept_outliers)
+        self.recent_start.copy_(before * self.plan.chunk)
 
     def step_slots(self) -> Iterator[StepSlots]:
         """See ``KVCache.step_slots``; a rejected token is forgotten by its position alone."""
@@ -238,9 +292,11 @@ class ShadowCache(KVCache):
 
     def stored_kv(self, layer: int, row: int, head: int) -> tuple[Tensor, Tensor]:
         """See ``KVCache.stored_kv``: the exact tokens, recent ones, then outliers."""
-        own = self.layers[layer]
+        own, plan = self.layers[layer], self.plan
         recent = int(self.positions[row] - self.recent_start[row])
-        outliers = int(self.kept_outliers[row]) * self.plan.chunk
-        parts = (own.recent_k, own.outlier_k), (own.recent_v, own.outlier_v)
-        keys, values = (torch.cat((a[row, head, :recent], b[row, head, :outliers])) for a, b in parts)
+        outliers = int(self.kept_outliers[row]) * plan.chunk
+        keys, values = (
+            torch.cat((part[plan.recent_at :][:recent], part[plan.exact_at :][:outliers]))
+            for part in (own.k[row, head], own.v[row, head])
+        )
         return keys, values

@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from longdecode.engine.attention import Traffic
+from longdecode.engine.attention import Selection, Traffic
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.kv_cache import CacheShape, KVCache
 from longdecode.engine.model_config import ModelConfig
-from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.group_reduce import group_reduce
-from longdecode.kernels.merge_attention import merge_attention
 from longdecode.kernels.token_score import token_probabilities
 from longdecode.kernels.topk_select import topk_select
 from longdecode.methods.budgeted import BudgetedMethod
@@ -62,40 +59,46 @@ class ShadowKV(BudgetedMethod):
         """Return ShadowKV's own cache."""
         return ShadowCache(shape, self.plan, self.params.offload)
 
+    def scored_chunks(self, prompt_tokens: int) -> int:
+        """Chunks of a prompt that a query may choose among: those before the local ones, less the outliers."""
+        before = max(0, prompt_tokens // self.plan.chunk - self.plan.local)
+        return before - min(before, self.plan.outliers)
+
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
         """Chosen, outlying and recent tokens; landmarks, and the factors and basis of rebuilt keys.
 
-        All of the context counts as prompt. Rebuilt keys are counted as keys, and their factors as metadata.
+        All of the context counts as prompt. Rebuilt keys are counted as keys, and their factors as metadata. Factors
+        and ``host_bytes`` are the most that a step takes: chunks that the step before chose too are at hand.
         """
         plan, heads, dim = self.plan, self.config.num_kv_heads, self.config.head_dim
         before = max(0, context_tokens // plan.chunk - plan.local)
         outliers = min(before, plan.outliers)
-        chosen = min(before - outliers, plan.sparse)
+        scored = self.scored_chunks(context_tokens)
+        chosen = min(scored, plan.sparse)
         # A prompt that ends inside a chunk leaves up to one token less than a chunk beside the local ones.
         recent = (plan.local + 1) * plan.chunk - 1 if before else context_tokens
         read = min(context_tokens, recent + (outliers + chosen) * plan.chunk)
-        numbers = (before - outliers) * heads * dim + heads * plan.rank * (chosen * plan.chunk + dim)
+        numbers = scored * heads * dim + heads * plan.rank * (chosen * plan.chunk + dim)
         metadata = self.config.num_layers * numbers * bytes_per_element
         traffic = self.layered_traffic(context_tokens, read, metadata, bytes_per_element)
         values = self.config.num_layers * heads * chosen * plan.chunk * dim * bytes_per_element
         return replace(traffic, at_most=True, host_bytes=values if self.params.offload else 0)
 
-    def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
-        """Choose chunks by the largest probability that a query head of the group gives their landmark, and read."""
-        cache, read = state.cache, state.kv_tokens_read[layer]
+    def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection:
+        """Choose chunks by the largest probability that a query head of the group gives their landmark."""
+        cache = state.cache
         assert isinstance(cache, ShadowCache)
-        own, scored = cache.layers[layer], cache.scored
-        out = merge_attention(*cache.attend_recent(layer, q, read), *cache.attend_outliers(layer, q, read))
-        probabilities = token_probabilities(q, own.landmarks, scored.clamp(min=1))
+        own = cache.layers[layer]
+        probabilities = token_probabilities(q, own.landmarks, cache.scored.clamp(min=1))
         scores = group_reduce(probabilities, self.config.num_kv_heads, "max")
-        places, counts = topk_select(scores, self.plan.sparse, scored)
-        keys, values = cache.rebuild(layer, places)
-        lengths = counts[:, 0] * self.plan.chunk
-        # A row without chosen chunks still gathers some, which may hold anything.
-        used = torch.arange(keys.shape[2], device=q.device) < lengths[:, None]
-        keys, values = (torch.where(used[:, None, :, None], x, 0.0) for x in (keys, values))
-        sparse = decode_attention(q, keys, values, lengths, kv_tokens_read=read)
-        return merge_attention(*out, *sparse)[0]
+        places, counts = topk_select(scores, self.plan.sparse, cache.scored)
+        return Selection(own.chunks.gather(2, places), counts, self.plan.chunk)
+
+    def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
+        """Read the chosen chunks, outliers and recent tokens at once."""
+        cache, selection = state.cache, self.select(layer, q, state)
+        assert isinstance(cache, ShadowCache)
+        return cache.attend_chosen(layer, q, selection.indices, selection.counts, state.kv_tokens_read[layer])
 
 
 METHOD = ShadowKV

@@ -14,10 +14,14 @@ from longdecode.kernels.block_residency import Arrivals, BlockQueue, Residents
 from longdecode.kernels.block_residency.gpu import claim_slots_gpu
 from longdecode.kernels.block_residency.slots_gpu import values_in_slots_gpu
 from longdecode.kernels.block_score.gpu import block_scores_gpu
+from longdecode.kernels.chunk_residency import ChunkResidents
+from longdecode.kernels.chunk_residency.gpu import claim_chunks_gpu
 from longdecode.kernels.group_reduce import GROUP_REDUCTIONS
 from longdecode.kernels.host_fetch.gpu import copy_blocks_gpu
 from longdecode.kernels.importance import Importance, ImportanceWeights
 from longdecode.kernels.importance.gpu import append_importance_gpu
+from longdecode.kernels.low_rank_fetch import LowRankPrompt
+from longdecode.kernels.low_rank_fetch.gpu import fetch_chunks_gpu
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.page_minmax import gpu as minmax
 from longdecode.kernels.page_minmax.rebuild_gpu import rebuild_page_minmax_gpu
@@ -137,6 +141,25 @@ def launch_offload(dtype: torch.dtype) -> None:
             )  # fmt: skip
 
 
+def launch_chunks(dtype: torch.dtype) -> None:
+    """ShadowKV's chunks of 8 and 64 tokens: as NOSA runs it, as published, and of full rank as the gate checks."""
+    integer, small = torch.int64, torch.int32
+    for batch, heads, dim, rank, chunk, slots in (
+        (25, 2, 128, 40, 8, 384), (1, 8, 128, 160, 8, 1536), (2, 8, 64, 512, 64, 48), (4, 4, 32, 128, 8, 24),
+    ):  # fmt: skip
+        tokens = 65_600
+        queue = BlockQueue(*[meta(batch * heads * slots + 1, dtype=integer)] * 2, meta(1, dtype=integer))
+        held, slot_of = (meta(batch, heads, n + 1, dtype=small) for n in (slots, tokens // chunk))
+        lists, counts = meta(batch, heads, slots, dtype=integer), meta(batch, heads, dtype=integer)
+        claim_chunks_gpu(lists, counts, ChunkResidents(held, slot_of, counts[:, 0], held), queue, lists)
+        prompt = LowRankPrompt(
+            meta(batch, tokens, rank, dtype=dtype), meta(batch, heads, rank, dim, dtype=dtype),
+            *[meta(tokens, dim // 2)] * 2, meta(batch, heads, tokens, dim, dtype=dtype), chunk,
+        )  # fmt: skip
+        near = meta(batch, heads, slots * chunk + 1065, dim, dtype=dtype)
+        fetch_chunks_gpu(prompt, *[near[:, :, : slots * chunk]] * 2, queue)
+
+
 SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
 NOSA_8B = (32, 32, 2, 128, 65_600)
 DTYPES = (torch.bfloat16, torch.float32)
@@ -151,7 +174,7 @@ def main() -> None:
     for name, dtype in RUNS:
         cases += [partial(launch, *SHAPES[name], dtype) for launch in (launch_windows, launch_blocks)]
     cases += [partial(launch_blocks, *NOSA_8B, torch.bfloat16)]
-    cases += [partial(launch_offload, dtype) for dtype in DTYPES]
+    cases += [partial(launch, dtype) for launch in (launch_offload, launch_chunks) for dtype in DTYPES]
     for launch in (launch_topk, *cases):
         with compile_only() as binaries:
             launch()

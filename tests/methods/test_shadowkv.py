@@ -1,18 +1,37 @@
-"""ShadowKV's cache: rebuilt keys, outliers, and values in host memory."""
+"""ShadowKV's cache: rebuilt keys, outliers, slots that keep what stays chosen, values in host memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
-from longdecode.engine.kv_cache import CacheShape
+from longdecode.engine.attention import Selection
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.generation import Generator
+from longdecode.engine.kv_cache import CacheShape, DenseCache
+from longdecode.engine.request import Prompt, Request
 from longdecode.engine.rope import RopeTable
+from longdecode.engine.token_block import BlockHeads, TokenBlock
+from longdecode.engine.weights import random_decoder
+from longdecode.kernels import chunk_residency, low_rank_fetch, sparse_decode_attention
+from longdecode.kernels.block_residency import BlockQueue
+from longdecode.kernels.low_rank_fetch import fetch_chunks
 from longdecode.kernels.rope import rotate
 from longdecode.methods.conformance_bench import CONFIG
 from longdecode.methods.shadowkv.cache import ShadowCache, ShadowPlan
+from longdecode.methods.shadowkv.method import ShadowKV
 
 CPU = torch.device("cpu")
 HEADS, DIM = CONFIG.num_kv_heads, CONFIG.head_dim
+SMALL = replace(CONFIG, num_layers=2)
+LENGTHS = (203, 90, 21, 5)
+"""Prompts of many chunks, of a few more than a list has, of one that is scored, and of less than a chunk."""
+BUDGET = 64
 
 
 @pytest.mark.parametrize("offload", [False, True])
@@ -25,28 +44,32 @@ def test_keys_of_low_rank_are_rebuilt(rng: torch.Generator, rank: int, offload: 
     keys = rotate(plain, *RopeTable(CONFIG, CPU).at(torch.arange(tokens).expand(2, tokens)))
     values = torch.randn(keys.shape, generator=rng)
     keys[1, :, 41:], values[1, :, 41:] = float("nan"), float("nan")
-    cache = ShadowCache(CacheShape(CONFIG, 2, 100, CPU, torch.float32, 10), ShadowPlan(8, 3, 1, 1, rank), offload)
+    plan = ShadowPlan(8, 9, 1, 1, rank)
+    cache = ShadowCache(CacheShape(CONFIG, 2, 100, CPU, torch.float32, 10), plan, offload)
     cache.fill_layer(4, keys, values, lengths)
     cache.stand_at(lengths)
     assert cache.scored.tolist() == [11 - 1 - 1, 5 - 1 - 1] and cache.recent_start.tolist() == [80, 32]
+    own = cache.layers[4]
     for row, prompt in enumerate(lengths.tolist()):
         for head in range(HEADS):
             count = int(cache.scored[row])
-            chunks = cache.layers[4].chunks[row, head, :count].tolist()
+            chunks = own.chunks[row, head, :count].tolist()
             assert chunks == sorted(set(chunks)) and max(chunks) < prompt // 8 - 1
             missing = set(range(prompt // 8 - 1)) - set(chunks)
             parts = [keys[row, head, 8 * at : 8 * at + 8].double() for at in range(prompt // 8 - 1)]
             alike = [min(float(torch.cosine_similarity(key, part.mean(0), dim=0)) for key in part) for part in parts]
             assert missing == {alike.index(min(alike))}
             at = slice(8 * next(iter(missing)), 8 * next(iter(missing)) + 8)
-            assert cache.layers[4].outlier_k[row, head].equal(keys[row, head, at])
-            assert cache.layers[4].outlier_v[row, head].equal(values[row, head, at])
-            places = torch.arange(count).expand(2, HEADS, count)
-            rebuilt, fetched = cache.rebuild(4, places)
+            outlier_k, outlier_v = (part[row, head, plan.exact_at :][:8] for part in (own.k, own.v))
+            assert outlier_k.equal(keys[row, head, at]) and outlier_v.equal(values[row, head, at])
+            sources = torch.tensor([*chunks, 0]) + (row * HEADS + head) * cache.most_chunks
+            targets = torch.arange(count + 1) + (row * HEADS + head) * plan.sparse
+            k, v = (part[:, :, : plan.exact_at] for part in (own.k, own.v))
+            fetch_chunks(cache.low_rank(4), k, v, BlockQueue(sources, targets, torch.tensor([count])))
             spans = torch.tensor([8 * chunk + i for chunk in chunks for i in range(8)])
-            error = (rebuilt[row, head] - keys[row, head, spans]).abs().max()
+            error = (k[row, head, : 8 * count] - keys[row, head, spans]).abs().max()
             assert error < 2e-4 if rank == 6 else error > 0.1
-            assert fetched[row, head].equal(values[row, head, spans])
+            assert v[row, head, : 8 * count].equal(values[row, head, spans])
     assert (cache.host_nbytes() > 0) == offload
 
 
@@ -58,3 +81,158 @@ def test_a_copy_keeps_its_values_in_a_host_buffer_of_its_own() -> None:
     assert isinstance(copy, ShadowCache) and copy.host is not None
     assert copy.values.data_ptr() == copy.host.bytes.data_ptr() != cache.values.data_ptr()
     assert copy.values.equal(cache.values)
+    copy.held.fill_(7)
+    assert int(cache.held.max()) == -1
+
+
+class Counting(ShadowKV):
+    """Counts the chunks that are chosen now and were not in the step before."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.chosen: dict[int, list[set[int]]] = {}
+        self.new = 0
+
+    def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection:
+        """Choose, and count."""
+        selection = super().select(layer, q, state)
+        lists = zip(selection.indices.flatten(0, 1).tolist(), selection.counts.flatten().tolist(), strict=True)
+        now = [set(chunks[:count]) for chunks, count in lists]
+        before = self.chosen.get(layer, [set()] * len(now))
+        self.new += sum(len(mine - old) for mine, old in zip(now, before, strict=True))
+        self.chosen[layer] = now
+        return selection
+
+
+def started(
+    rng: torch.Generator, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> Prompt:
+    cache = DenseCache(CacheShape(SMALL, len(LENGTHS), capacity, device, dtype, capacity - min(LENGTHS)))
+    for tensor in (cache.k, cache.v):
+        for row, length in enumerate(LENGTHS):
+            part = tensor[:, row, :, :length]
+            part.copy_(torch.randn(part.shape, generator=rng))
+    cache.stand_at(torch.tensor(LENGTHS))
+    return Prompt((), cache, torch.empty(0), 0.0)
+
+
+def step(method: ShadowKV, state: DecodeState, heads: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+    """Run one step on given heads, as ``Decoder.forward`` does; return every layer's output."""
+    positions = state.cache.positions[:, None]
+    state.begin(TokenBlock(torch.zeros_like(positions), positions), method)
+    outputs = []
+    for layer, (q, k, v) in enumerate(heads):
+        still = q.new_ones(len(q), 1, DIM)
+        rotated = method.append(layer, BlockHeads(q, k, v, still, 0 * still), state)
+        outputs.append(method.attend(layer, rotated, state))
+    state.accept()
+    return outputs
+
+
+def drifting_heads(rng: torch.Generator, before: list[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Heads of a step whose queries are like those of the step before."""
+    heads = []
+    for layer in range(SMALL.num_layers):
+        q = 0.9 * before[layer] + 0.5 * torch.randn(before[layer].shape, generator=rng)
+        before[layer] = q
+        heads.append((q, *(torch.randn(len(LENGTHS), HEADS, 1, DIM, generator=rng) for _ in range(2))))
+    return heads
+
+
+def build(offload: bool, budget: int = BUDGET, **params: Any) -> Counting:
+    return Counting.from_budget(budget, SMALL, offload=offload, **params)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "budget", "steps"), [(8, BUDGET, 200), (4, 40, 60), pytest.param(8, BUDGET, 1000, marks=pytest.mark.slow)]
+)
+def test_equals_the_device_bit_for_bit_and_fetches_what_is_new(
+    rng: torch.Generator, chunk: int, budget: int, steps: int
+) -> None:
+    """Over a ragged batch; slots hold what was chosen last and nothing twice; what stays is not fetched again."""
+    prompt = started(rng, max(LENGTHS) + steps)
+    near, far = build(False, budget, chunk=chunk), build(True, budget, chunk=chunk)
+    near_state, far_state = near.start(prompt), far.start(prompt)
+    cache = far_state.cache
+    assert isinstance(cache, ShadowCache) and isinstance(near_state.cache, ShadowCache)
+    before = [torch.randn(len(LENGTHS), SMALL.num_heads, 1, DIM, generator=rng) for _ in range(SMALL.num_layers)]
+    listed = 0
+    for _ in range(steps):
+        heads = drifting_heads(rng, before)
+        for mine, theirs in zip(step(far, far_state, heads), step(near, near_state, heads), strict=True):
+            assert mine.equal(theirs) and bool(mine.isfinite().all())
+        for layer, chosen in far.chosen.items():
+            slots = cache.held[layer, ..., : cache.plan.sparse].flatten(0, 1).tolist()
+            held = [[at for at in places if at >= 0] for places in slots]
+            assert [set(places) for places in held] == chosen and all(len(set(p)) == len(p) for p in held)
+            listed += sum(map(len, chosen))
+    assert int(cache.fetched.sum()) == far.new == int(near_state.cache.fetched.sum())
+    assert steps < far.new < 0.6 * listed
+    assert cache.fetched_bytes == far.new * chunk * DIM * 4 and near_state.cache.fetched_bytes == 0
+    assert cache.fetched[:, 2:].sum() == HEADS * SMALL.num_layers * cache.scored[2:].sum()
+    for row in range(len(LENGTHS)):
+        for got, want in zip(cache.stored_kv(1, row, 1), near_state.cache.stored_kv(1, row, 1), strict=True):
+            assert got.equal(want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_compute_what_their_definitions_do(
+    rng: torch.Generator, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same chunks through the kernels, which give the same bits wherever the values lie."""
+    prompt = started(rng, max(LENGTHS) + 8, dtype)
+    truth, *methods = build(False), build(True), build(False)
+    states = [method.start(prompt) for method in (truth, *methods)]
+    before = [torch.randn(len(LENGTHS), SMALL.num_heads, 1, DIM, generator=rng) for _ in range(SMALL.num_layers)]
+    for _ in range(6):
+        heads = [tuple(x.to(dtype) for x in layer) for layer in drifting_heads(rng, before)]
+        want = step(truth, states[0], heads)  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            for module in (chunk_residency, low_rank_fetch, sparse_decode_attention):
+                patch.setattr(module, "use_triton", lambda x: True)
+            far, near = (
+                step(method, state, heads)  # type: ignore[arg-type]
+                for method, state in zip(methods, states[1:], strict=True)
+            )
+        for mine, theirs, right in zip(far, near, want, strict=True):
+            assert mine.equal(theirs)
+            tolerance = 1e-4 if dtype == torch.float32 else 4e-2
+            torch.testing.assert_close(mine, right, atol=tolerance, rtol=tolerance)
+
+
+def test_what_is_in_slots_changes_no_result(rng: torch.Generator) -> None:
+    """A run that forgets, one that takes steps back and a copy all give the bits of a run that does none of it."""
+    prompt = started(rng, max(LENGTHS) + 20)
+    method = build(True)
+    plain, forgetful, undone = (method.start(prompt) for _ in range(3))
+    before = [torch.randn(len(LENGTHS), SMALL.num_heads, 1, DIM, generator=rng) for _ in range(SMALL.num_layers)]
+    rows = torch.tensor([True, False, True, True])
+    for number in range(12):
+        heads = drifting_heads(rng, before)
+        want = step(method, plain, heads)
+        assert isinstance(forgetful.cache, ShadowCache)
+        if number % 3 == 0:
+            forgetful.cache.forget()
+        saved = undone.cache.before_step()
+        guesses = drifting_heads(rng, [torch.randn_like(q) for q in before])
+        step(method, undone, guesses)
+        undone.cache.undo(saved, torch.ones_like(rows))
+        copy = DecodeState(undone.cache.clone(), None) if number == 6 else undone
+        for state in (forgetful, undone, copy) if copy is not undone else (forgetful, undone):
+            assert all(mine.equal(theirs) for mine, theirs in zip(step(method, state, heads), want, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_equals_the_device_from_graphs(random_ids: Callable[..., tuple[int, ...]], dtype: torch.dtype) -> None:
+    """By the kernels (bfloat16) and by torch through unified addresses (float64), prompts of many chunks and of few."""
+    config = replace(CONFIG, hidden_size=128, head_dim=32)
+    decoder = random_decoder(config, 1, torch.device("cuda"), dtype)
+    requests = [Request(random_ids(length, 40), 60, random_ids(9, 40)) for length in (301, 170, 30)]
+    want = Generator(decoder, cuda_graph=True).run(requests, ShadowKV.from_budget(128, config))
+    for graph in (False, True):
+        method = ShadowKV.from_budget(128, config, offload=True)
+        found = Generator(decoder, cuda_graph=graph).run(requests, method)
+        for got, expected in zip(found, want, strict=True):
+            assert got.output_ids == expected.output_ids
+            assert got.forced_logprobs == expected.forced_logprobs

@@ -31,6 +31,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "h2o": {},
     "tova": {},
     "snapkv": {"window": 8},
+    "shadowkv": {"offload": True},
 }
 BUDGET = 48
 PENALISED = Sampling(0.9, top_p=0.9, penalty=1.2, penalty_window=32)
