@@ -23,12 +23,12 @@ _ROUNDING = 1e-9
 
 FINAL_STATUSES: frozenset[Status] = frozenset({"ok", "unsupported"})
 """Statuses that a resumed job keeps; the others may end better the next time."""
-OP_SIZES: Mapping[str, tuple[str, ...]] = {"kernel": ("full_heads",), "offload": ("hit_rate",)}
+OP_SIZES: Mapping[str, tuple[str, ...]] = {"kernel": ("full_heads",), "offload": ("hit_rate",), "decode": ("rows",)}
 """By bench, parameters of a record that are sizes: they tell timings of one op or label apart."""
 
 
 def op_sizes(bench: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes beside context, batch and budget: of some kernels, and the hit rate of given selections."""
+    """Return the sizes beside context, batch and budget: of some kernels, rows of a pass, hit rate of selections."""
     return {name: params[name] for name in OP_SIZES.get(bench, ()) if params.get(name) is not None}
 
 

@@ -24,6 +24,7 @@ class SamplerSpec:
     eta: Annotated[float, Field(ge=0, le=1)] = 0.0
     penalty: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     penalty_window: typed.Count = 1024
+    min_tokens: typed.Count = 1
 
     @property
     def history_tokens(self) -> int:

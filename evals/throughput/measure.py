@@ -108,7 +108,9 @@ def _cells(job: SpeedJob, spec: ThroughputSpec) -> list[SpeedCell]:
         return equal_memory_cells(job.run, shared, shape_config(shared.model, max(shared.contexts)), job.dtype)
     model = job.run.models.get(job.name)
     config = read_config(resolve_checkpoint(model.path, model.revision)) if model else shape_config(job.name)
-    return decode_cells(Labels(job.run, job.name), spec.decode[job.name], config)
+    labels = Labels(job.run, job.name)
+    found = [cell for part in spec.decode[job.name].by_rows() for cell in decode_cells(labels, part, config)]
+    return list({cell.key: cell for cell in found}.values())
 
 
 def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequence[SpeedCell], gate: Gate) -> None:

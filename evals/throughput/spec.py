@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import Budget, TokenBudgets
@@ -122,6 +122,15 @@ class Places:
     budgets: Annotated[TokenBudgets, typed.OrNull(tuple)] = ()
 
 
+_Rows = Annotated[typed.Count, Field(ge=2)]
+_RowCounts = Annotated[
+    Annotated[_Rows, Tag("number")]
+    | Annotated[tuple[_Rows, ...], Field(min_length=1), typed.Distinct, Tag("list")],
+    Discriminator(lambda given: "list" if isinstance(given, (list, tuple)) else "number"),
+    Field(description="Rows of a timed forward pass, a number or several."),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeSpec:
     """The decode bench of one model.
@@ -129,8 +138,9 @@ class DecodeSpec:
     ``methods`` are labels; ``steps`` is how many decode steps one timed block has, ``rounds`` how many times the four
     blocks of a pair (A B B A) are run. ``prefill_contexts`` and ``hf_contexts`` say where the prefill and the stock
     loop are timed; ``stages`` whether steps with a stage left out are. At ``forward_contexts``, and the smallest batch,
-    a forward pass over ``forward_rows`` rows under a tree mask is timed. ``smallest_batch_contexts`` are those of the
-    grid that other batches leave out, ``only`` restricts single labels to a part of it.
+    a forward pass under a tree mask is timed, once for each number of rows of ``forward_rows``.
+    ``smallest_batch_contexts`` are those of the grid that other batches leave out, ``only`` restricts single labels to
+    a part of it.
     """
 
     contexts: typed.Contexts
@@ -144,9 +154,14 @@ class DecodeSpec:
     hf_batches: Annotated[typed.Sizes, typed.OrNull(lambda: (1,))] = (1,)
     stages: typed.Flag = True
     forward_contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
-    forward_rows: Annotated[typed.Count, Field(ge=2, description="Rows of a timed forward pass.")] = 41
+    forward_rows: _RowCounts = 41
     smallest_batch_contexts: Annotated[typed.Sizes, typed.OrNull(tuple)] = ()
     only: Annotated[Mapping[str, Places], typed.OrNull()] = field(default_factory=dict)
+
+    def by_rows(self) -> list[DecodeSpec]:
+        """Return this bench with one number of forward rows at a time."""
+        sizes = self.forward_rows if isinstance(self.forward_rows, tuple) else (self.forward_rows,)
+        return [replace(self, forward_rows=rows) for rows in sizes]
 
     def times(self, label: str, context: int, batch: int) -> bool:
         """Return whether a label is timed at a context and batch of the grid."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from longdecode.engine.errors import ConfigError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.run_config import build_run_config, load_run_config
 from longdecode.evals.settings import speed_settings
+from longdecode.evals.throughput.cells import SpeedCell
 from longdecode.evals.throughput.decode_cells import Labels, decode_cells
+from longdecode.evals.throughput.measure import _cells
 from longdecode.evals.throughput.spec import OPS, ThroughputSpec
 
 ROOT = Path(__file__).parents[3]
@@ -107,6 +110,8 @@ def test_absent_means_no_throughput_tests() -> None:
         (lambda v: v["decode"]["mine"].update(methods=["qest"]), "throughput.decode.mine.methods", "'quest'"),
         (lambda v: v["decode"]["mine"].update(step=1), "throughput.decode.mine.step", "'steps'"),
         (lambda v: v["decode"]["mine"].update(rounds=1), "throughput.decode.mine.rounds", "1"),
+        (lambda v: v["decode"]["mine"].update(forward_rows=[9, 1]), "throughput.decode.mine.forward_rows.list", "is 1"),
+        (lambda v: v["decode"]["mine"].update(forward_rows=[9, 9]), "throughput.decode.mine.forward_rows.list", "twice"),
         (lambda v: v["decode"]["mine"].update(steps=512), "throughput.decode.mine.steps", "512"),
         (lambda v: v["decode"]["mine"].update(stages="yes"), "throughput.decode.mine.stages", "'yes'"),
         (lambda v: v["decode"]["mine"].update(hf_contexts=[0]), "throughput.decode.mine.hf_contexts", "0"),
@@ -154,6 +159,22 @@ def test_contexts_and_labels_may_keep_to_a_part_of_the_grid() -> None:
     cells = decode_cells(Labels(run, "mine"), mine, config)
     assert {(cell.context, cell.batch) for cell in cells if cell.label == "quest"} == {(512, 4)}
     assert {(cell.context, cell.batch) for cell in cells if cell.label == "full"} == {(512, 1), (512, 4), (1024, 1)}
+
+
+def test_a_pass_is_timed_at_each_number_of_rows() -> None:
+    """A number alone makes the cells that it always made; records of several rows do not take each other's place."""
+
+    def cells(**given: Any) -> list[SpeedCell]:
+        run = build_run_config(edited(lambda v: v["decode"]["llama3-8b"].update(forward_contexts=[512], **given)), "c")
+        assert run.throughput is not None
+        return _cells(SimpleNamespace(run=run, name="llama3-8b"), run.throughput)  # type: ignore[arg-type]
+
+    one, several = cells(), cells(forward_rows=[2, 41, 121])
+    rows = {cell.key: cell.params["rows"] for cell in several if cell.stage == "forward_rows"}
+    assert list(rows.values()) == [2, 41, 121] and {cell.key for cell in one} <= {cell.key for cell in several}
+    assert len(several) == len(one) + 2
+    (old,) = [cell for cell in one if cell.stage == "forward_rows"]
+    assert cells(forward_rows=41) == one and rows[old.key] == 41
 
 
 @pytest.mark.parametrize(
