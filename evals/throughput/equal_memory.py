@@ -17,6 +17,7 @@ from longdecode.evals.records import SpeedRecord, Stage
 from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
 from longdecode.evals.throughput.decode_cells import FULL, Labels
 from longdecode.evals.throughput.driven import Driven, decode_block, transfer_blocks
+from longdecode.evals.throughput.equal_memory_cells import decoded_tokens
 from longdecode.evals.throughput.equal_memory_spec import EqualMemorySpec
 from longdecode.evals.throughput.models import TimedModel
 from longdecode.evals.throughput.replayed import replay
@@ -163,7 +164,7 @@ class EqualMemoryBench:
         return self.labels.build(cell.label, cell.budget_tokens, self.model.config)
 
     def _cache(self, method: AttentionMethod, cell: SpeedCell) -> KVCache:
-        shape = self.model.decoder.cache_shape(cell.batch, cell.context, self.spec.decoded)
+        shape = self.model.decoder.cache_shape(cell.batch, cell.context, decoded_tokens(self.spec))
         cache = method.make_cache(shape) or DenseCache(shape)
         fill_cache(cache, cell.context - self.spec.steps, self.job.run.seed)
         return cache

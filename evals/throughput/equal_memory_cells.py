@@ -36,6 +36,11 @@ def footprint(
     return Footprint(state.cache.nbytes() + _held(state.method_state), state.cache.host_nbytes())
 
 
+def decoded_tokens(spec: EqualMemorySpec) -> int:
+    """Return the tokens that a label's cache takes after the prompt: a block's, and that of the step before it."""
+    return spec.steps + 1
+
+
 def memory_bytes(spec: EqualMemorySpec, config: ModelConfig, context: int, dtype: torch.dtype) -> int:
     """Return the device memory for keys and values that every label has at a context."""
     return spec.sequences * context * config.kv_bytes_per_token(dtype.itemsize)
@@ -66,7 +71,9 @@ def _cell(
     budget = spec.tokens if label != FULL and labels.takes_budget(label) else FULL_BUDGET
     memory = memory_bytes(spec, config, context, dtype)
     try:
-        one = footprint(labels.build(label, budget.tokens(context), config), config, context, spec.decoded, dtype)
+        one = footprint(
+            labels.build(label, budget.tokens(context), config), config, context, decoded_tokens(spec), dtype
+        )
     except LongDecodeError:
         one = Footprint(0, 0)  # timing the cell will meet the same error and record it
     most = [spec.max_batch, memory // max(1, one.device), (spec.host_gib << 30) // max(1, one.host)]

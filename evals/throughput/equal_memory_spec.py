@@ -56,11 +56,6 @@ class EqualMemorySpec:
         """Return the budget of every label that takes one."""
         return Budget(self.budget)
 
-    @property
-    def decoded(self) -> int:
-        """Return the tokens that a label's cache takes after the prompt: a block's, and that of the step before it."""
-        return self.steps + 1
-
     def trace(self, label: str) -> Path | None:
         """Return the recorded trace that a label replays, if any."""
         given = self.hits.get(label)

@@ -124,8 +124,7 @@ class Places:
 
 _Rows = Annotated[typed.Count, Field(ge=2)]
 _RowCounts = Annotated[
-    Annotated[_Rows, Tag("number")]
-    | Annotated[tuple[_Rows, ...], Field(min_length=1), typed.Distinct, Tag("list")],
+    Annotated[_Rows, Tag("number")] | Annotated[tuple[_Rows, ...], Field(min_length=1), typed.Distinct, Tag("list")],
     Discriminator(lambda given: "list" if isinstance(given, (list, tuple)) else "number"),
     Field(description="Rows of a timed forward pass, a number or several."),
 ]

@@ -111,7 +111,11 @@ def test_absent_means_no_throughput_tests() -> None:
         (lambda v: v["decode"]["mine"].update(step=1), "throughput.decode.mine.step", "'steps'"),
         (lambda v: v["decode"]["mine"].update(rounds=1), "throughput.decode.mine.rounds", "1"),
         (lambda v: v["decode"]["mine"].update(forward_rows=[9, 1]), "throughput.decode.mine.forward_rows.list", "is 1"),
-        (lambda v: v["decode"]["mine"].update(forward_rows=[9, 9]), "throughput.decode.mine.forward_rows.list", "twice"),
+        (
+            lambda v: v["decode"]["mine"].update(forward_rows=[9, 9]),
+            "throughput.decode.mine.forward_rows.list",
+            "twice",
+        ),
         (lambda v: v["decode"]["mine"].update(steps=512), "throughput.decode.mine.steps", "512"),
         (lambda v: v["decode"]["mine"].update(stages="yes"), "throughput.decode.mine.stages", "'yes'"),
         (lambda v: v["decode"]["mine"].update(hf_contexts=[0]), "throughput.decode.mine.hf_contexts", "0"),
