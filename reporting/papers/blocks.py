@@ -103,6 +103,11 @@ class Comparison:
         """True where a row says more than that it was not measured."""
         return any(row.verdict != NOT_MEASURED or row.reason for row in self.rows)
 
+    @property
+    def noted(self) -> bool:
+        """True where a row has a note."""
+        return any(row.reason for row in self.rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Cells:

@@ -80,6 +80,13 @@ class PaperInputs:
             f"{what.rstrip('.')}.", self.spec.words["commands"][command].format(profile=self.results.profile)
         )
 
+    def elsewhere(self, part: str) -> str:
+        """Return a link to a part on this paper's page of the run that holds it; empty where that is this run."""
+        run, ours = self.spec.held.get(part, ""), self.results.profile
+        if run in ("", ours) or ours not in self.spec.held.values():
+            return ""
+        return f"[{self.spec.words[part]['title']}](../{run}/paper-{self.spec.method}.html#{part})"
+
     def labels(self, kind: str, model: str | None = None) -> list[str]:
         """Return the scored labels of one registered method, in table order."""
         table = self.results.summary

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class PaperSpec:
         words: texts by part; each part has a ``title``.
         kernel: ops that start with this were made for this paper.
         evidence: a file or folder of a run's results that is about this paper.
+        held: part to the profile whose run holds it, where two runs share the page; elsewhere that part is a link.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class PaperSpec:
     words: Mapping[str, Any]
     kernel: str = ""
     evidence: str = ""
+    held: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -64,11 +66,20 @@ class PaperSpec:
         return timed or bool(inputs.labels(self.method)) or bool(self.kernel and ops.str.startswith(self.kernel).any())
 
     def sections(self, inputs: PaperInputs) -> Sequence[Section]:
-        """Return the page's sections; a part that was not run says so and how to run it."""
-        found = [
-            Section(self.words[name]["title"], name, [block for maker in makers for block in maker(inputs)])
-            for name, makers in self.parts.items()
-        ]
+        """Return the page's sections; a part that was not run says so and how to run it.
+
+        Parts that another run holds are one section of links, at the place of the first.
+        """
+        links = {name: link for name in self.parts if (link := inputs.elsewhere(name))}
+        found = []
+        for name, makers in self.parts.items():
+            if name not in links:
+                blocks = [block for maker in makers for block in maker(inputs)]
+                found.append(Section(self.words[name]["title"], name, blocks))
+            elif name == next(iter(links)):
+                words = self.words["elsewhere"]
+                text = words["text"].format(run=self.held[name], parts=", ".join(links.values()))
+                found.append(Section(words["title"], "elsewhere", [Prose(text)]))
         printed = [Prose(self.published.note), *printed_tables(self.published)]
         return [*found, Section("Every published figure used here", "in-print", printed)]
 

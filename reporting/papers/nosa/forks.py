@@ -1,14 +1,15 @@
-"""Read the forks of a run: their trainings, and which model of the run is which fork."""
+"""Read the forks of a run, which model is which fork, and what they answer beside the full fork and one another."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
+from longdecode.evals.records import Record
 from longdecode.reporting import wording
 from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.blocks import (
@@ -16,16 +17,16 @@ from longdecode.reporting.papers.blocks import (
     Cells,
     Compared,
     Comparison,
-    Level,
+    Picture,
     Prose,
     compared,
     direction,
     flips,
-    p_text,
     points_interval,
     points_text,
 )
 from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.nosa.charts import training_figure
 from longdecode.reporting.papers.published import PublishedFigure
 from longdecode.reporting.results import REFERENCE_METHOD
 
@@ -77,9 +78,10 @@ def fork_of(inputs: PaperInputs, attention: str, head: str = "ed_dma") -> Fork |
 def trainings(inputs: PaperInputs) -> list[Block]:
     """Return the end of every training, beside the full fork of the same checkpoint."""
     words = inputs.words("forks")
-    rows = []
+    rows, curves = [], dict[str, pd.DataFrame]()
     for path in sorted((inputs.folder / "forks").glob("*/*/curve.csv")):
-        last = pd.read_csv(path).iloc[-1]
+        curves[path.parent.name] = pd.read_csv(path)
+        last = curves[path.parent.name].iloc[-1]
         run = json.loads((path.parent / "run.json").read_text(encoding="utf-8"))
         said = run["settings"]
         tokens = int(last["step"]) * said["rows"] * said["length"]
@@ -95,7 +97,8 @@ def trainings(inputs: PaperInputs) -> list[Block]:
         return [Prose(words["text"]), inputs.missing(words["missing"], "train")]
     heads = ("Fork", "Checkpoint", "Attention", "Head", "Tokens", "Rate", "Prose", "Answers", "Sure answers, %",
              "Overlap, %", "Time", "Device")  # fmt: skip
-    return [Prose(words["text"]), Cells(words["caption"], heads, rows, frozenset({4, 5, 6, 7, 8, 9, 10}))]
+    table = Cells(words["caption"], heads, rows, frozenset({4, 5, 6, 7, 8, 9, 10}))
+    return [Prose(words["text"]), table, Picture(training_figure(inputs.writer, curves))]
 
 
 def quality(inputs: PaperInputs) -> list[Block]:
@@ -106,20 +109,40 @@ def quality(inputs: PaperInputs) -> list[Block]:
         full = samples(inputs, base.model if base else "", REFERENCE_METHOD, place)
         rows = []
         for fork in forks(inputs):
-            for label in _shown(inputs, fork):
+            for label in shown(inputs, fork, place):
                 if ours := samples(inputs, fork.model, label, place):
                     of, lead = [fork.title, label], _lead(inputs, fork, label)
-                    gap = _own_gap(inputs, fork, label, ours, full, place) if fork == base else None
-                    rows.append(_against(inputs, of, ours, full, lead, place, gap))
+                    gap = own_gap(inputs, fork, label, ours, full, place) if fork == base else None
+                    row = against(inputs, of, ours, full, lead, place, gap)
+                    rows.append(with_reads(inputs, row, fork, label, place))
         if full and rows:
-            caption = words["caption"].format(**_named(place))
-            blocks.append(Comparison(caption, ("Fork", "Method"), rows, "points"))
+            caption = words["caption"].format(**named(place))
+            blocks.append(Comparison(caption, ("Fork", "Method", "Tokens read"), rows, "points"))
         if over := _leads(inputs, place):
-            blocks.append(Comparison(words["over"].format(**_named(place)), ("Than", "Method"), over, "points"))
+            nosa = fork_of(inputs, "nosa")
+            about = {**named(place), "reads": reads(inputs, nosa.model if nosa else "", "nosa", place)}
+            heads = ("Than", "Method", "Tokens read")
+            blocks.append(Comparison(words["over"].format(**about), heads, over, "points"))
     left = {task: mean for place in places(inputs) for task, mean in unanswered(inputs, place).items()}
-    named = ", ".join(f"`{task}` ({wording.percent(mean)} %)" for task, mean in sorted(left.items()))
-    text = words["text"] + (" " + words["left_out"].format(tasks=named, floor=wording.percent(FLOOR)) if left else "")
-    return [Prose(text), *(blocks or [inputs.missing(words["missing"])])]
+    names = ", ".join(f"`{task}` ({wording.percent(mean)} %)" for task, mean in sorted(left.items()))
+    text = words["text"] + (" " + words["left_out"].format(tasks=names, floor=wording.percent(FLOOR)) if left else "")
+    blocks = [Prose(words["reads"]), *blocks] if blocks else [inputs.missing(words["missing"])]
+    return [Prose(text), *blocks, _print_only(inputs)]
+
+
+def _print_only(inputs: PaperInputs) -> Comparison:
+    """Return the suites that print has and this run does not, with the reason."""
+    words, figure, rows = inputs.words("quality"), inputs.published.figure, []
+    for suite, why in words["why_not"].items():
+        is_reasoning = suite == "long reasoning"
+        printed = [
+            figure("reasoning", "average", method=name) if is_reasoning else figure("quality", name, suite=suite)
+            for name in ("nosa", "full" if is_reasoning else "infllm2")
+        ]
+        gap = printed[0].minus(printed[1]) if printed[0] and printed[1] else None
+        minus = f"NOSA minus {'full attention' if is_reasoning else 'InfLLM-V2'}"
+        rows.append(compared([suite, minus], gap, reason=why))
+    return Comparison(words["print_only"], ("Suite", "Difference"), rows, "points")
 
 
 def _leads(inputs: PaperInputs, place: Place) -> list[Compared]:
@@ -127,83 +150,16 @@ def _leads(inputs: PaperInputs, place: Place) -> list[Compared]:
     nosa, base = fork_of(inputs, "nosa"), fork_of(inputs, "full")
     ours = samples(inputs, nosa.model, "nosa", place) if nosa else {}
     others = [(fork, fork.attention) for name in ("infllm2", "dma") if (fork := fork_of(inputs, name))]
-    others += [(base, label) for label in _shown(inputs, base)] if base else []
+    others += [(base, label) for label in shown(inputs, base, place)] if base else []
     rows = []
     for fork, label in others if ours else []:
         if theirs := samples(inputs, fork.model, label, place):
             printed = [inputs.published.figure("quality", name, suite="RULER") for name in ("nosa", "infllm2")]
             like = fork.attention == "infllm2" and place[0] == "ruler" and all(printed)
             lead = printed[0].minus(printed[1]) if like and printed[0] and printed[1] else None
-            rows.append(_against(inputs, [fork.title, label], ours, theirs, lead, place))
+            row = against(inputs, [fork.title, label], ours, theirs, lead, place)
+            rows.append(with_reads(inputs, row, fork, label, place))
     return rows
-
-
-def books(inputs: PaperInputs) -> list[Block]:
-    """Return each fork's loss on books minus the full fork's with full attention, and NOSA's fork minus the others."""
-    words, blocks = inputs.words("books"), list[Block]()
-    base = fork_of(inputs, "full")
-    for place in places(inputs, BOOKS) if base else []:
-        if not (full := samples(inputs, base.model if base else "", REFERENCE_METHOD, place)):
-            continue
-        own = {
-            (fork, label): found
-            for fork in forks(inputs)
-            for label in (*_shown(inputs, fork), *([fork.attention] if fork.head != "ed_dma" else []))
-            if (found := samples(inputs, fork.model, label, place))
-        }
-        rows = [
-            _loss_gap(
-                inputs, [fork.title, label], found, full, place,
-                _own_gap(inputs, fork, label, found, full, place) if fork == base else None,
-            )
-            for (fork, label), found in own.items()
-        ]  # fmt: skip
-        nosa = next((found for (fork, label), found in own.items() if fork == fork_of(inputs, "nosa")), None)
-        rows += [
-            _loss_gap(inputs, [f"nosa minus {fork.title}", label], nosa, found, place)
-            for (fork, label), found in own.items()
-            if nosa is not None and found is not nosa
-        ]
-        if rows:
-            count = len({sample.problem for sample in full.values()})
-            caption = words["caption"].format(task=next(iter(full))[1], books=count, **_named(place))
-            blocks.append(Comparison(caption, ("Fork", "Method"), rows, "nats a token"))
-    return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"])])]
-
-
-def heads(inputs: PaperInputs) -> list[Block]:
-    """Return the forms of the importance head: in print, each NOSA fork with its own, and their differences."""
-    words, rows = inputs.words("heads"), list[Compared]()
-    where = [place for place in places(inputs) if place[0] == "ruler"]
-    for row in inputs.published.rows("heads"):
-        printed, fork = (
-            inputs.published.figure("heads", "ruler", head=row["head"]),
-            fork_of(inputs, "nosa", row["head"]),
-        )
-        found = samples(inputs, fork.model, "nosa", where[0]) if fork and where else {}
-        if not found:
-            rows.append(compared([row["head"]], printed))
-            continue
-        mean = inputs.estimate(found, "heads", row["head"])
-        bounds = wording.interval(100 * mean.low, 100 * mean.high, 1)
-        value = wording.number(100 * mean.value, 1)
-        rows.append(compared([row["head"]], printed, value, bounds, "other model", "muted", "the order counts"))
-    caption = words["caption"].format(suite="ruler", context=f"{where[0][1]:,}" if where else wording.DASH)
-    found_any = any(row.verdict != "not measured" for row in rows)
-    more = [] if found_any else [inputs.missing(words["missing"])]
-    return [Prose(words["text"]), Comparison(caption, ("Head",), rows, "points"), *_forms(inputs), *more]
-
-
-def _forms(inputs: PaperInputs) -> list[Block]:
-    """Return NOSA's fork minus each fork with another form of the head, suite by suite."""
-    nosa, rows = fork_of(inputs, "nosa"), list[Compared]()
-    others = [fork for fork in forks(inputs) if fork.attention == "nosa" and fork != nosa]
-    for place in places(inputs) if nosa else []:
-        ours = samples(inputs, nosa.model if nosa else "", "nosa", place)
-        for fork in others:
-            if ours and (theirs := samples(inputs, fork.model, "nosa", place)):
-                rows.append(_against(inputs, [place[0], fork.head], ours, theirs, None, place))
-    return [Comparison(inputs.words("heads")["over"], ("Suite", "Form"), rows, "points")] if rows else []
 
 
 def parts(inputs: PaperInputs) -> list[Block]:
@@ -214,9 +170,9 @@ def parts(inputs: PaperInputs) -> list[Block]:
         rows = []
         for label in inputs.labels("nosa", fork.model if fork else None):
             if label != "nosa" and own and (varied := samples(inputs, fork.model if fork else "", label, place)):
-                rows.append(_against(inputs, [words["names"].get(label, label)], varied, own, None, place))
+                rows.append(against(inputs, [words["names"].get(label, label)], varied, own, None, place))
         if rows:
-            blocks.append(Comparison(words["caption"].format(**_named(place)), ("Variant",), rows, "points"))
+            blocks.append(Comparison(words["caption"].format(**named(place)), ("Variant",), rows, "points"))
     return [Prose(words["text"]), *(blocks or [inputs.missing(words["missing"])])]
 
 
@@ -243,22 +199,64 @@ def unanswered(inputs: PaperInputs, place: Place) -> Mapping[str, float]:
 
 
 def samples(inputs: PaperInputs, model: str, label: str, place: Place) -> Mapping[pairs.Key, pairs.Sample]:
-    """Return the samples of a label on a model in one place; a method without a budget stands for every budget.
+    """Return the samples of a label on a model in one place.
 
-    Tasks that nobody answers are left out. On books a sample's score is the model's own loss: the record's is a
-    distance from the same model's Full.
+    On books a sample's score is the model's own loss: the record's is a distance from the same model's Full.
     """
-    suite, context, budget = place
-    found = [
-        record for record in inputs.records(model, [(suite, context)])
-        if record.label == label and record.budget in (budget, "full")
-    ]  # fmt: skip
+    found = records_of(inputs, model, label, place)
+    if place[0] in BOOKS:
+        found = [r.model_copy(update={"score": r.measures["loss"], "parts": None}) for r in found]
+    return pairs.scored(found)
+
+
+def records_of(inputs: PaperInputs, model: str, label: str, place: Place) -> list[Record]:
+    """Return the records behind the samples of a label.
+
+    A method without a budget stands for every budget, a label with a budget of its own for that one. Tasks that nobody
+    answers are left out.
+    """
+    suite, context, _ = place
+    budgets = (_budget(inputs, label, place), "full")
+    found = [r for r in inputs.records(model, [(suite, context)]) if r.label == label and r.budget in budgets]
     if suite in BOOKS:
-        return pairs.scored(
-            [r.model_copy(update={"score": r.measures["loss"], "parts": None}) for r in found if "loss" in r.measures]
-        )
+        return [r for r in found if "loss" in r.measures]
     left = unanswered(inputs, place)
-    return pairs.scored([record for record in found if record.unit == "fraction" and record.task not in left])
+    return [r for r in found if r.unit == "fraction" and r.task not in left]
+
+
+def reads(inputs: PaperInputs, model: str, label: str, place: Place) -> str:
+    """Return the tokens that a step reads in a KV head, the mean over layers, steps and samples."""
+    found = [r.measures["kv_tokens_read"] for r in records_of(inputs, model, label, place)]
+    return f"{sum(found) / len(found):,.0f}" if found else wording.DASH
+
+
+def with_reads(inputs: PaperInputs, row: Compared, fork: Fork, label: str, place: Place) -> Compared:
+    """Return a row with its budget, where that is the label's own, and with what the label reads."""
+    fork_name, method = row.of
+    if (budget := _budget(inputs, label, place)) != place[2]:
+        kind = inputs.results.kind(label)
+        method = inputs.words("quality")["equal"].format(method=kind, budget=wording.budget(budget))
+    return replace(row, of=[fork_name, method, reads(inputs, fork.model, label, place)])
+
+
+def equal_reads(inputs: PaperInputs, fork: Fork, suite: str) -> list[str]:
+    """Return the labels that run a method on a suite at the budget at which it reads as many tokens as NOSA."""
+    kinds = untrained(inputs, fork)
+    table = inputs.results.summary
+    ran = set(table.loc[(table["model"] == fork.model) & (table["suite"] == suite), "method"])
+    return [
+        label for label, spec in _methods(inputs).items()
+        if label in ran and (spec or {}).get("budgets") and (spec or {}).get("method") in kinds
+    ]  # fmt: skip
+
+
+def _budget(inputs: PaperInputs, label: str, place: Place) -> str:
+    own = (_methods(inputs).get(label) or {}).get("budgets")
+    return str(own[0]) if own else place[2]
+
+
+def _methods(inputs: PaperInputs) -> Mapping[str, Any]:
+    return inputs.results.config.get("methods") or {}
 
 
 def untrained(inputs: PaperInputs, fork: Fork) -> Sequence[str]:
@@ -268,11 +266,14 @@ def untrained(inputs: PaperInputs, fork: Fork) -> Sequence[str]:
     return [label for label in inputs.results.labels if label in set(rows["method"]) - {REFERENCE_METHOD}]
 
 
-def _shown(inputs: PaperInputs, fork: Fork) -> Sequence[str]:
-    """Return the labels shown for a fork: its own attention; on the full fork every method that needs no training."""
+def shown(inputs: PaperInputs, fork: Fork, place: Place) -> Sequence[str]:
+    """Return the labels shown for a fork: its own attention; on the full fork every method that needs no training.
+
+    Those stand at NOSA's budget and, where the run has it, at the budget at which they read as many tokens.
+    """
     if fork.attention != "full":
         return [fork.attention] if fork.head == "ed_dma" else []
-    return untrained(inputs, fork)
+    return [*untrained(inputs, fork), *equal_reads(inputs, fork, place[0])]
 
 
 def _lead(inputs: PaperInputs, fork: Fork, label: str) -> PublishedFigure | None:
@@ -283,37 +284,24 @@ def _lead(inputs: PaperInputs, fork: Fork, label: str) -> PublishedFigure | None
     return ours.minus(full) if ours and full else None
 
 
-def _own_gap(
+def own_gap(
     inputs: PaperInputs, fork: Fork, label: str, ours: pairs.Scored, full: pairs.Scored, place: Place
 ) -> pairs.Paired:  # fmt: skip
     """Return a method minus Full on one fork, which the suite's page has too."""
-    budgets = {
-        r.budget for r in inputs.records(fork.model, [place[:2]]) if r.label == label and r.budget in (place[2], "full")
-    }
+    budgets = {record.budget for record in records_of(inputs, fork.model, label, place)}
     return inputs.minus_full(ours, full, fork.model, label, min(budgets, default=place[2]))
 
 
-def _against(
+def against(
     inputs: PaperInputs, of: list[str], ours: pairs.Scored, theirs: pairs.Scored, printed: PublishedFigure | None,
     place: Place, gap: pairs.Paired | None = None,
 ) -> Compared:  # fmt: skip
+    """Return the row of one set of samples minus another, beside what is in print for it."""
     gap = gap or inputs.paired(ours, theirs, *of, *place)
     verdict, level = direction(None if printed is None else printed.value, gap, inputs.alpha)
     return compared(of, printed, points_text(gap.value), points_interval(gap), verdict, level, flips(gap))
 
 
-def _loss_gap(
-    inputs: PaperInputs, of: list[str], ours: pairs.Scored, theirs: pairs.Scored, place: Place,
-    gap: pairs.Paired | None = None,
-) -> Compared:  # fmt: skip
-    gap = gap or inputs.paired(ours, theirs, *of, *place)
-    sign = gap.sign(inputs.alpha)
-    verdict = "cannot be told apart" if sign == 0 else "more loss" if sign > 0 else "less loss"
-    level: Level = "muted" if sign == 0 else "worse" if sign > 0 else "shown"
-    reason = f"less in {gap.losses} of {gap.wins + gap.losses} books, {p_text(gap)}"
-    text, bounds = wording.number(gap.value, 3, signed=True), wording.interval(gap.low, gap.high, 3, signed=True)
-    return compared(of, None, text, bounds, verdict, level, reason)
-
-
-def _named(place: Place) -> dict[str, str]:
+def named(place: Place) -> dict[str, str]:
+    """Return suite, context and budget as captions name them."""
     return {"suite": place[0], "context": f"{place[1]:,}", "budget": wording.budget(place[2])}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 
 from longdecode.reporting import wording
-from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
+from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Picture, Prose, agreement, compared
 from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.nosa.charts import BOUND, layers_figure
 from longdecode.reporting.papers.nosa.forks import forks
 from longdecode.reporting.speed.targets import Verdict
 
 _DRAWS = 2000
 TARGET, STRETCH = 3.0, 5.5
 """Points of overlap over InfLLM-V2's that were asked of NOSA beforehand, with an interval above 0."""
+BLOCKS = 64
+"""Blocks of a step: where one begins, the window moves and the bound lies one block lower."""
 
 
 def locality(inputs: PaperInputs) -> list[Block]:
@@ -29,14 +34,17 @@ def locality(inputs: PaperInputs) -> list[Block]:
     by_label = {str(label): rows for label, rows in found.groupby("label", sort=False)}
     rows = [_row(inputs, str(rows.iloc[0]["method"]), rows, label) for label, rows in by_label.items()]
     rows += [_row(inputs, name, None) for name in ("shadowkv",) if name not in set(found["method"])]
+    rows += [_bound(inputs, found[found["method"] == "nosa"])]
     blocks: list[Block] = [
         Prose(words["text"]),
+        Prose(_recorded(inputs, found)),
         Comparison(words["caption"].format(**about), ("Method",), rows, "per cent"),
     ]
     own = {fork.attention: fork.model for fork in forks(inputs) if fork.head == "ed_dma"}
     sides = [found[(found["method"] == name) & (found["model"] == own.get(name))] for name in ("nosa", "infllm2")]
     if all(len(side) for side in sides):
         blocks.append(Comparison(words["gap"], ("Overlap",), _gaps(inputs, *sides), "points"))
+    blocks.append(Picture(layers_figure(inputs.writer, found)))
     layers = found.pivot_table(index="layer", columns="label", values="gamma", sort=False)
     shown = [[wording.number(100 * value, 1) for value in row] for row in layers.to_numpy().tolist()]
     cells = [[str(layer), *row] for layer, row in zip(layers.index, shown, strict=True)]
@@ -111,6 +119,32 @@ def _row(inputs: PaperInputs, method: str, rows: pd.DataFrame | None, label: str
     return compared(
         [label or method], printed, wording.number(value, 1), wording.interval(low, high, 1), verdict, level, reason
     )
+
+
+def _bound(inputs: PaperInputs, rows: pd.DataFrame) -> Compared:
+    """Return the published bound beside the worst step of NOSA that was recorded."""
+    printed = inputs.published.figure("locality", "hit_rate", method="bound")
+    if rows.empty:
+        return compared(["bound"], printed)
+    worst, lowest = float(rows["worst"].min()), BOUND - 1 / BLOCKS
+    reason = inputs.words("locality")["bound"].format(
+        inside=wording.percent(BOUND), begins=wording.number(100 * lowest, 1)
+    )
+    kept = worst >= lowest - 5e-5  # four digits are written
+    level, verdict = ("shown", "kept") if kept else ("worse", "broken")
+    return compared(["bound"], printed, wording.number(100 * worst, 1), "", verdict, level, reason)  # type: ignore[arg-type]
+
+
+def _recorded(inputs: PaperInputs, found: pd.DataFrame) -> str:
+    """Say which forks recorded the overlap, and over texts of which length."""
+    words, trained = inputs.words("locality"), ""
+    runs = [json.loads(path.read_text("utf-8")) for path in sorted(inputs.folder.glob("forks/*/*/run.json"))]
+    about = {(run.get("last", {}).get("step"), str(run.get("revision", ""))[:7]) for run in runs}
+    if len(about) == 1 and all(next(iter(about))):
+        steps, revision = next(iter(about))
+        trained = words["trained"].format(steps=steps, revision=revision)
+    models = wording.listing([str(name) for name in found["model"].unique()])
+    return str(words["recorded"].format(models=models, trained=trained, context=f"{found['context'].iloc[0]:,}"))
 
 
 def _gaps(inputs: PaperInputs, ours: pd.DataFrame, theirs: pd.DataFrame) -> list[Compared]:

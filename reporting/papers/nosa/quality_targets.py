@@ -5,7 +5,7 @@ from __future__ import annotations
 from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import points_interval, points_text
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.nosa.forks import BOOKS, Fork, Place, fork_of, places, samples, untrained
+from longdecode.reporting.papers.nosa.forks import BOOKS, Fork, Place, fork_of, places, samples, shown
 from longdecode.reporting.papers.pairs import Paired
 from longdecode.reporting.results import REFERENCE_METHOD
 from longdecode.reporting.speed.targets import Verdict
@@ -26,7 +26,7 @@ def over_rivals(inputs: PaperInputs, suite: str) -> Verdict:
     what = f"NOSA's fork minus DMA's and each method without training, the closest: {_named(suite)}"
     found = [
         (gap, label)
-        for fork, label in _rivals(inputs)
+        for fork, label in _rivals(inputs, suite)
         if (gap := _gap(inputs, fork, label, suite)) is not None
     ]  # fmt: skip
     if not found:
@@ -55,10 +55,16 @@ def near_full(inputs: PaperInputs, suite: str) -> Verdict:
     return Verdict(what, *goals, value, bounds, level, words)
 
 
-def _rivals(inputs: PaperInputs) -> list[tuple[Fork, str]]:
+def _rivals(inputs: PaperInputs, suite: str) -> list[tuple[Fork, str]]:
+    """Return DMA's fork and the methods without training, at NOSA's budget and where they read as many tokens."""
     dma, base = fork_of(inputs, "dma"), fork_of(inputs, "full")
     found = [] if dma is None else [(dma, "dma")]
-    return found if base is None else [*found, *((base, label) for label in untrained(inputs, base))]
+    at = (
+        [(base, label) for place in places(inputs, (suite,))[:1] for label in shown(inputs, base, place)]
+        if base
+        else []
+    )
+    return [*found, *at]
 
 
 def _gap(inputs: PaperInputs, fork: Fork, label: str, suite: str, *row: str) -> Paired | None:

@@ -20,6 +20,7 @@ class Claim:
         column: its column there.
         keys: its row there.
         measured: our row for it; only what was measured, how sure it is and the verdict are read.
+        part: the part that measures it; a run that leaves this part to another one leaves the claim to it too.
     """
 
     what: str
@@ -27,6 +28,7 @@ class Claim:
     column: str
     keys: Mapping[str, Any]
     measured: Callable[[PaperInputs], Compared | None]
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,14 @@ class Claims:
     def __call__(self, inputs: PaperInputs) -> list[Block]:
         """Return one row a claim."""
         words = inputs.words("claims")
-        rows = []
+        rows, links = [], dict[str, None]()
         for claim in self.claims:
+            if link := inputs.elsewhere(claim.part):
+                links[link] = None
+                continue
             printed = inputs.published.figure(claim.table, claim.column, **claim.keys)
             found = claim.measured(inputs)
             seen = () if found is None else (found.measured, found.interval, found.verdict, found.level, found.reason)
             rows.append(compared([claim.what], printed, *seen))
-        return [Prose(words["text"]), Comparison(words["caption"], ("Claim",), rows)]
+        more = [Prose(words["elsewhere"].format(parts=", ".join(links)))] if links else []
+        return [Prose(words["text"]), Comparison(words["caption"], ("Claim",), rows), *more]

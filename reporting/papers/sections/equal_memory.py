@@ -13,6 +13,7 @@ from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.printed import printed_only
+from longdecode.reporting.staleness import measured_before
 from longdecode.reporting.wording import DASH, number, short_tokens
 
 _PARTS = {
@@ -22,6 +23,8 @@ _PARTS = {
     "eager": "without the CUDA graph",
 }
 _PAIRED = ("Context", "Label", "Over", "Batches")
+EARLIER = "†"
+"""Mark of a time that was measured before its code changed."""
 
 Rivals = dict[str, tuple[str, ...]]
 
@@ -31,7 +34,7 @@ class EqualMemory:
     """Fill the part on throughput at equal device memory, from the rows of the bench ``offload``.
 
     Args:
-        part: key of its words: ``text``, ``missing``, ``reason`` and ``held``, and more for a baseline under its name.
+        part: key of its words: ``text``, ``missing``, and ``notes``, the footnotes to the ratios.
         table: published ratios, by ``baseline``.
         rivals: by baseline, the labels of this run that stand for it, of which the fastest at a context is compared.
         best: labels of the paper's method, likewise.
@@ -53,8 +56,8 @@ class EqualMemory:
         found: list[Block] = [Prose(words["text"])]
         for model, mine in rows.groupby("model", sort=False) if len(rows) else ():
             about = inputs.timed(str(model))
-            found += [self._ratios(inputs, mine, about), *self._of_forks(mine, about), throughput_table(mine, about)]
-            found += [*parts_tables(mine, about), *rates_tables(mine, about)]
+            found += [self._ratios(inputs, mine, about), *self._footnotes(words, mine), *self._of_forks(mine, about)]
+            found += [throughput_table(mine, about), *parts_tables(mine, about), *rates_tables(mine, about)]
         left = self.printed if len(rows) else (self.table, *self.printed)
         found += [printed_only(inputs.published, name) for name in left]
         return found if len(rows) else [*found, inputs.missing(words["missing"], "throughput")]
@@ -70,7 +73,7 @@ class EqualMemory:
         where = f"{most.mine['label']} at {most.between()[0]}"
         if len(found) > 1:
             where += f"; at {least.between()[0]} {wording.ratio(least.value)} ({least.mine['label']})"
-        return replace(row, reason=f"{where}. {row.reason}")
+        return replace(row, reason=where)
 
     def _ratios(self, inputs: PaperInputs, rows: pd.DataFrame, about: str) -> Comparison:
         """Return how many times as many tokens a second the method decodes, over each baseline at each context."""
@@ -85,6 +88,12 @@ class EqualMemory:
         caption = f"Tokens a second at equal device memory, the method's fastest label over a rival's fastest. {about}"
         return Comparison(caption, _PAIRED, table, "times")
 
+    def _footnotes(self, words: Mapping[str, Any], rows: pd.DataFrame) -> Iterable[Prose]:
+        """Yield what holds for several rows of the ratios, once."""
+        yield Prose(" ".join(words["notes"]))
+        if rows["earlier"].any():
+            yield Prose(words["earlier"].format(mark=EARLIER))
+
     def _of_forks(self, rows: pd.DataFrame, about: str) -> Iterable[Cells]:
         """Yield the same ratios for forks that were trained here, if such labels were timed."""
         for how, (rivals, best) in self.forks.items():
@@ -98,16 +107,9 @@ class EqualMemory:
 
     def _row(self, inputs: PaperInputs, baseline: str, ratio: Ratio) -> Compared:
         printed = inputs.published.figure(self.table, "ratio", baseline=baseline)
-        other = ratio.other
         verdict, level = agreement(None if printed is None else printed.value, ratio.value, ratio.low, ratio.high)
-        words = inputs.words(self.part)
-        held = words["held"].format(
-            label=other["label"], size=wording.megabytes(other["device_bytes"]), batch=other["batch"]
-        )
-        on_device = _bound(other) == "device"
-        reason = " ".join(filter(None, (words["reason"], words.get(baseline), held if on_device else "")))
         span = wording.interval(ratio.low, ratio.high, 2)
-        return compared(ratio.between(), printed, wording.ratio(ratio.value), span, verdict, level, reason)
+        return compared(ratio.between(), printed, wording.ratio(ratio.value), span, verdict, level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,8 @@ class Ratio:
         """Return context, both labels and their batches."""
         mine, other = self.mine, self.other
         batches = f"{mine['batch']} over {other['batch']}"
-        return [short_tokens(int(mine["context"])), str(mine["label"]), str(other["label"]), batches]
+        earlier = mine["earlier"] or other["earlier"]
+        return [_context(mine["context"], earlier), str(mine["label"]), str(other["label"]), batches]
 
 
 def offload_rows(inputs: PaperInputs) -> pd.DataFrame:
@@ -134,7 +137,19 @@ def offload_rows(inputs: PaperInputs) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame()
     told = pd.DataFrame([_told(params) for params in rows["params"]], index=rows.index)
-    return pd.concat([rows, told], axis=1)
+    earlier = _earlier(inputs)
+    places = zip(rows["model"], rows["label"], rows["context"], strict=True)
+    marked = pd.Series([place in earlier for place in places], index=rows.index, name="earlier")
+    return pd.concat([rows, told, marked], axis=1).sort_values("context", kind="stable")
+
+
+def _earlier(inputs: PaperInputs) -> frozenset[tuple[str, str, int]]:
+    """Return model, label and context of the steps whose code has changed since they were timed."""
+    return frozenset(
+        (record.model, record.label, record.context)
+        for record in inputs.results.speed_records
+        if record.bench == "offload" and measured_before((), (record,))
+    )
 
 
 def throughput_table(rows: pd.DataFrame, about: str) -> Cells:
@@ -142,7 +157,7 @@ def throughput_table(rows: pd.DataFrame, about: str) -> Cells:
     copied = _copy_rate(rows)
     cells = [
         [
-            short_tokens(int(row["context"])), str(row["label"]), f"{int(row['batch'])}", _bound(row),
+            _context(row["context"], row["earlier"]), str(row["label"]), f"{int(row['batch'])}", _bound(row),
             wording.megabytes(row["device_bytes"]), wording.gigabytes(row["host_bytes"] * row["batch"]),
             _share(row["hit_rate"]), number(row["median_us"] * row["batch"] / 1e3, 2),
             number(1e6 / row["median_us"], 0), wording.megabytes(row["fetched"] * row["batch"]),
@@ -157,7 +172,7 @@ def throughput_table(rows: pd.DataFrame, about: str) -> Cells:
         "Step, ms", "Tokens a second", "Fetched a step, MB", "of it on a guess",
         "GB/s over the step", "Floor of the bus, ms",
     )  # fmt: skip
-    memory = wording.listing(sorted({wording.gigabytes(size) for size in rows["memory_bytes"]}))
+    memory = wording.listing([wording.gigabytes(size) for size in sorted(set(rows["memory_bytes"]))])
     caption = f"Throughput with {memory} GB of device memory for keys and values. {about}"
     return Cells(caption, heads, cells, frozenset({2, *range(4, 13)}))
 
@@ -282,6 +297,10 @@ def _bound(row: pd.Series) -> str:
     short = [("device", row["device_bytes"] * more > row["memory_bytes"])]
     short += [("host", row["host_bytes"] * more > row["host_gib"] * 2**30)]
     return " and ".join(name for name, is_short in short if is_short) or DASH
+
+
+def _context(tokens: Any, earlier: bool) -> str:
+    return f"{short_tokens(int(tokens))}{f' {EARLIER}' if earlier else ''}"
 
 
 def _share(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from longdecode.reporting.papers import pairs
-from longdecode.reporting.papers.blocks import Block, Prose, Targets, flips, points_interval, points_text
+from longdecode.reporting.papers.blocks import Block, Cells, Prose, Targets, flips, points_interval, points_text
 from longdecode.reporting.papers.inputs import PaperInputs, full_of, main_budget
 from longdecode.reporting.speed.targets import Verdict
 from longdecode.reporting.wording import DASH, budget, number
@@ -48,21 +48,28 @@ class TargetTable:
         model: the model they were set for.
         own: targets on what this paper alone measures; each returns its row.
         apart: targets of speed are filled by the command ``throughput``, the others by ``forks``; else all by ``all``.
+        speed_part: the part that measures the targets of speed; a run that leaves it to another one links there.
+        own_part: the part that measures ``own``, likewise.
     """
 
     quality: tuple[QualityTarget, ...] = ()
     model: str = "miniature"
     own: tuple[Callable[[PaperInputs], Verdict], ...] = ()
     apart: bool = False
+    speed_part: str = ""
+    own_part: str = ""
 
     def __call__(self, inputs: PaperInputs) -> list[Block]:
         """Return the table, and how to fill it where a number is missing."""
         words = inputs.words("targets")
-        rows = [target(inputs) for target in self.own]
+        no_times, no_own = inputs.elsewhere(self.speed_part), inputs.elsewhere(self.own_part)
+        rows = [] if no_own else [target(inputs) for target in self.own]
         rows += [self._row(inputs, target, longest) for target in self.quality for longest in (False, True)]
         timed = list(inputs.targets)
         found: list[Block] = [Prose(words["text"]), *([Targets([*timed, *rows])] if timed or rows else [])]
-        no_speed = not timed or any(row.level == "absent" for row in timed)
+        if links := [link for link in (no_times, no_own) if link]:
+            found.append(Prose(words["elsewhere"].format(parts=", ".join(links))))
+        no_speed = (not no_times and not timed) or any(row.level == "absent" for row in timed)
         no_other = any(row.level == "absent" for row in rows)
         if not self.apart:
             return [*found, inputs.missing(words["missing"])] if no_speed or no_other else found
@@ -86,6 +93,18 @@ class TargetTable:
             level = "stretch" if _reaches(gap, target.stretch) else "met" if target.target is not None else level
         said = {"stretch": "stretch target met", "recorded": "on record"}.get(level, level)
         return Verdict(what, *goals, measured, points_interval(gap), level, said)
+
+
+def shown_by_tests(inputs: PaperInputs) -> list[Block]:
+    """Return the targets that a test shows and no record: what it tries, and where it is."""
+    words = inputs.words("targets")
+    rows = [
+        [row["what"], row["target"], row["stretch"], row["tried"], row["test"].partition("::")[0]]
+        for row in words["tests"]
+        if not inputs.elsewhere(row["part"])
+    ]
+    heads = ("What", "Target", "Stretch", "What the test tries", "Test")
+    return [Cells(words["tests_caption"], heads, rows)] if rows else []
 
 
 def minus_full(inputs: PaperInputs, model: str, longest: bool) -> Gap | None:

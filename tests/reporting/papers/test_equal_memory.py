@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from longdecode.reporting.papers.blocks import Cells, Comparison, MissingResult
+from longdecode.reporting.papers.blocks import Cells, Comparison, MissingResult, Prose
 from longdecode.reporting.papers.nosa.page import PAPER, THROUGHPUT
 from longdecode.reporting.papers.sections.equal_memory import EqualMemory
 
@@ -47,11 +48,11 @@ ROWS = [
 ]
 
 
-def inputs_of(rows: list[dict[str, Any]]) -> Any:
+def inputs_of(rows: list[dict[str, Any]], records: Sequence[Any] = ()) -> Any:
     speed = SimpleNamespace(table=pd.DataFrame(rows, columns=list(ROWS[0])))
     return SimpleNamespace(
         speed=speed, published=PAPER.published, words=lambda part: PAPER.words[part], timed=lambda model: "About.",
-        missing=lambda what, command: MissingResult(what, command),
+        missing=lambda what, command: MissingResult(what, command), results=SimpleNamespace(speed_records=records),
     )  # fmt: skip
 
 
@@ -67,8 +68,10 @@ def test_ratios_take_the_fastest_label_and_stand_beside_print(blocks: list[Any])
     assert by["full"].of == ["64K", "nosa_prefetch", "full", "30 over 4"]
     # 560 over 275 us; the intervals of both ratios are 0.5 % to each side.
     assert (by["infllm2_offload"].measured, by["infllm2_offload"].interval) == ("2.04", "[2.02, 2.06]")
-    assert "full keeps 2,147 MB a sequence on the device, so that 4 fit." in by["full"].reason
-    assert "keeps" not in by["infllm2_offload"].reason  # host memory sets its batch
+    # What holds for every row stands once, below the table.
+    assert not ratios.noted
+    (notes,) = [block.text for block in blocks[1:] if isinstance(block, Prose)]
+    assert "ShadowKV fetches all its chosen values" in notes
     assert by["shadowkv"].measured == "–"
     assert THROUGHPUT.claimed(inputs_of(ROWS), "full").measured == "7.27"
     assert THROUGHPUT.claimed(inputs_of(ROWS), "shadowkv") is None
@@ -84,9 +87,9 @@ def test_a_rival_is_taken_at_its_fastest_too() -> None:
 def test_a_claim_names_its_context_and_the_least_ratio() -> None:
     short = [{**row(label, "step", us, 4), "context": 16384} for label, us in (("full", 2000), ("nosa_offload", 1250))]
     claim = THROUGHPUT.claimed(inputs_of([*ROWS, *short]), baseline="full")
-    assert claim is not None and claim.reason.startswith("nosa_prefetch at 64K; at 16K 1.60 (nosa_offload). ")
+    assert claim is not None and claim.reason == "nosa_prefetch at 64K; at 16K 1.60 (nosa_offload)"
     alone = THROUGHPUT.claimed(inputs_of(ROWS), baseline="full")
-    assert alone is not None and alone.reason.startswith("nosa_prefetch at 64K. ")
+    assert alone is not None and alone.reason == "nosa_prefetch at 64K"
 
 
 def test_hit_rates_of_forks_have_a_table_of_their_own_without_print() -> None:
@@ -104,7 +107,7 @@ def test_hit_rates_of_forks_have_a_table_of_their_own_without_print() -> None:
 def test_recorded_selections_of_forks_are_compared_with_one_another() -> None:
     theirs = [row("infllm2_trace32", "step", 480, 31, 13e6, 0.9), row("nosa_trace32", "step", 320, 30, 5e6, 0.9)]
     found = [block for block in THROUGHPUT(inputs_of([*ROWS, *theirs])) if isinstance(block, Cells)]
-    tables = [block for block in found if "blocks that these forks read" in block.caption]
+    tables = [block for block in found if "blocks that forks of 150 steps" in block.caption]
     assert [line[1:5] for line in tables[0].rows][1] == ["nosa_trace32", "infllm2_trace32", "30 over 31", "1.50"]
 
 
@@ -122,6 +125,23 @@ def test_tables_say_what_was_moved_and_what_each_piece_brings(blocks: list[Any])
     assert [cells[0] for cells in rates.rows] == ["0.900", "0.944"]
     # 250 + 12.5e6 / 55,000 bytes a microsecond is 477 us.
     assert rates.rows[0][1:] == ["2,095", "1,923", "0.92"]
+
+
+def test_contexts_rise_and_times_of_other_code_are_marked() -> None:
+    """In the file 64K comes before 16K; the record of one label at 16K carries a hash of other code."""
+    short = [{**row(label, "step", us, 4), "context": 16384} for label, us in (("full", 2000), ("nosa_offload", 1250))]
+    provenance = SimpleNamespace(code_hash="of other code", revision="3a15629")
+    record = SimpleNamespace(
+        model="nosa-8b", label="nosa_offload", context=16384, bench="offload", subject="nosa", provenance=provenance
+    )
+    found = list(THROUGHPUT(inputs_of([*ROWS, *short], [record])))
+    table = next(block for block in found if isinstance(block, Cells) and block.caption.startswith("Throughput with"))
+    assert [cells[0] for cells in table.rows][:3] == ["16K", "16K †", "64K"]
+    ratios = next(block for block in found if isinstance(block, Comparison))
+    assert [line.of[0] for line in ratios.rows if line.of[2] == "full"] == ["16K †", "64K"]
+    assert any(isinstance(block, Prose) and block.text.startswith("†: measured before") for block in found)
+    plain = list(THROUGHPUT(inputs_of(ROWS)))
+    assert not any(isinstance(block, Prose) and "†" in block.text for block in plain)
 
 
 def test_every_label_is_held_to_the_quickest_computing_of_its_method() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,8 +21,9 @@ from longdecode.evals.storage import write_records, write_table
 from longdecode.reporting import verdicts
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
-from longdecode.reporting.papers.blocks import Compared, Comparison, MissingResult
+from longdecode.reporting.papers.blocks import Cells, Compared, Comparison, MissingResult
 from longdecode.reporting.papers.nosa.forks import forks
+from longdecode.reporting.papers.nosa.page import PAPER
 from longdecode.reporting.papers.nosa.quality_targets import over_rivals
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import load_results
@@ -165,26 +166,31 @@ def texts(value: object) -> Iterator[str]:
 
 def test_differences_between_forks_are_paired(whole: PaperPage) -> None:
     sections = {section.anchor: section for section in whole.paper.sections(whole.inputs)}
-    over_full, lead = [b for b in sections["quality"].blocks if isinstance(b, Comparison)]
+    over_full, lead, unmeasured = [b for b in sections["quality"].blocks if isinstance(b, Comparison)]
     rows = rows_of(over_full)
     points = {of: row.measured.replace("\u2212", "-") for of, row in rows.items()}
     assert points == {
-        ("full", "infllm2"): f"{100 * (8 - 22) / 24:.1f}", ("infllm2", "infllm2"): f"{100 * (15 - 22) / 24:.1f}",
-        ("nosa", "nosa"): f"{100 * (18 - 22) / 24:.1f}",
+        ("full", "infllm2", "1,024"): f"{100 * (8 - 22) / 24:.1f}",
+        ("infllm2", "infllm2", "1,024"): f"{100 * (15 - 22) / 24:.1f}",
+        ("nosa", "nosa", "1,024"): f"{100 * (18 - 22) / 24:.1f}",
     }  # fmt: skip
-    assert "0 won, 4 lost" in rows["nosa", "nosa"].reason
+    assert "0 won, 4 lost" in rows["nosa", "nosa", "1,024"].reason
     # In print 49.6 - 51.6, for the sign.
-    assert rows["nosa", "nosa"].published.replace("\u2212", "-") == "-2.0"
+    assert rows["nosa", "nosa", "1,024"].published.replace("\u2212", "-") == "-2.0"
     leads = {of: row.measured for of, row in rows_of(lead).items()}
-    assert leads == {("infllm2", "infllm2"): f"+{100 * 3 / 24:.1f}", ("full", "infllm2"): f"+{100 * 10 / 24:.1f}"}
+    assert leads == {
+        ("infllm2", "infllm2", "1,024"): f"+{100 * 3 / 24:.1f}", ("full", "infllm2", "1,024"): f"+{100 * 10 / 24:.1f}"
+    }  # fmt: skip
+    assert {row.of[0] for row in unmeasured.rows} == {"LongBench", "short tasks", "long reasoning"}
+    assert all(row.reason and row.verdict == "not measured" and row.published != "–" for row in unmeasured.rows)
     (variants,) = [b for b in sections["parts"].blocks if isinstance(b, Comparison)]
     assert variants.rows[0].of == ["all importances 0"] and "0 won, 9 lost" in variants.rows[0].reason
     (books,) = [b for b in sections["books"].blocks if isinstance(b, Comparison)]
     losses = {of: (row.measured.replace("\u2212", "-"), row.verdict) for of, row in rows_of(books).items()}
     # Means over the books of 0.05 + 0.002 book, and of the same less 0.02.
     assert losses == {
-        ("infllm2", "infllm2"): ("+0.020", "more loss"), ("nosa", "nosa"): ("+0.057", "more loss"),
-        ("nosa minus infllm2", "infllm2"): ("+0.037", "more loss"),
+        ("infllm2", "infllm2", "1,024"): ("+0.020", "more loss"), ("nosa", "nosa", "1,024"): ("+0.057", "more loss"),
+        ("nosa minus infllm2", "infllm2", "1,024"): ("+0.037", "more loss"),
     }  # fmt: skip
     assert "8 books" in books.caption
     forms, between = [b for b in sections["heads"].blocks if isinstance(b, Comparison)]
@@ -200,11 +206,11 @@ def test_a_method_minus_full_on_one_fork_is_the_row_that_the_suites_page_shows(w
     (row,) = [
         r for _, r in table.iterrows() if (r["model"], r["method"], r["suite"]) == ("fork-full", "infllm2", "ruler")
     ]
-    own = shown["full", "infllm2"]
+    own = shown["full", "infllm2", "1,024"]
     assert own.interval == gap_interval(row["diff_low"], row["diff_high"], "fraction")
     assert own.reason.endswith(f"{p_value(row['p_holm'])} after Holm")
     # No row of the summary compares two models.
-    assert "after Holm" not in shown["nosa", "nosa"].reason
+    assert "after Holm" not in shown["nosa", "nosa", "1,024"].reason
 
 
 def test_a_task_that_full_attention_cannot_do_is_named_and_left_out(
@@ -216,7 +222,7 @@ def test_a_task_that_full_attention_cannot_do_is_named_and_left_out(
         {section.anchor: section for section in one.paper.sections(one.inputs)}["quality"].blocks
         for one in (whole, hard)
     ]
-    assert [row.measured for b in theirs[1:] for row in b.rows] == [row.measured for b in mine[1:] for row in b.rows]  # type: ignore[union-attr]
+    assert [row.measured for b in theirs[2:] for row in b.rows] == [row.measured for b in mine[2:] for row in b.rows]  # type: ignore[union-attr]
     assert "`ruler_niah_multikey_3` (4.17 %)" in "".join(texts(mine[0]))
     assert "Left out" not in "".join(texts(theirs[0]))
 
@@ -225,6 +231,8 @@ def test_locality_and_training_are_shown(whole: PaperPage) -> None:
     sections = {section.anchor: section for section in whole.paper.sections(whole.inputs)}
     shown = [b for b in sections["locality"].blocks if isinstance(b, Comparison)]
     rows = rows_of(shown[0])
+    # The worst step was 0.7, under 47 of 64 blocks.
+    assert (rows["bound",].published, rows["bound",].measured, rows["bound",].verdict) == ("75", "70.0", "broken")
     assert rows["nosa",].measured == "94.2" and rows["nosa",].published == "94.4" and rows["nosa",].verdict == "agree"
     gap = shown[1].rows[0]
     assert gap.measured == "+5.0" and gap.verdict == "above 0" and gap.published == "5.0"
@@ -288,6 +296,95 @@ def test_holes_name_the_command_that_fills_them(tmp_path: Path, lychee_run: Modu
     assert holes["locality"] == "snakemake --cores 8 nosa_locality --config profile=nosa"
     assert "throughput" in holes and "targets" in holes
     assert np.isfinite(paper.published.tables["speedups"].rows[0]["ratio"])
+
+
+def test_a_rival_at_the_budget_of_equal_reads_has_a_row_with_what_it_reads(
+    tmp_path: Path, lychee_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """InfLLM-V2 with a budget of its own, 952 tokens: it reads 960 and has 12 of 24 right, four more than at 1,024."""
+    label = "infllm2_equal"
+    own = {"method": "infllm2", "models": ["fork-full"], "suites": ["ruler"], "budgets": [952]}
+    monkeypatch.setitem(CONFIG, "methods", {**CONFIG["methods"], label: own})
+    monkeypatch.setitem(RIGHT, ("fork-full", label), 12)
+    records = write_records
+    change = {"budget": "952", "budget_tokens": 952}
+
+    def priced(path: Path, found: list[Record], schema: type[Record]) -> None:
+        if label in path.parts:
+            found = [
+                r.model_copy(update={**change, "measures": {**r.measures, "kv_tokens_read": 960.0}}) for r in found
+            ]
+        records(path, found, schema)
+
+    monkeypatch.setattr(f"{__name__}.write_records", priced)
+    paper = page(write_run(tmp_path, lychee_run, more=False))
+    sections = {section.anchor: section for section in paper.paper.sections(paper.inputs)}
+    over_full, lead, _ = [b for b in sections["quality"].blocks if isinstance(b, Comparison)]
+    (name,) = [of for of in rows_of(over_full) if "952" in of[1]]
+    assert name == ("full", "infllm2, budget 952 tokens", "960")
+    assert rows_of(lead)[name].measured == f"+{100 * 6 / 24:.1f}"
+    # The closest rival of all is the one that decides.
+    assert over_rivals(paper.inputs, "ruler").measured == f"+{100 * 6 / 24:.1f} points"
+
+
+def test_a_part_that_the_other_run_holds_is_a_link_and_no_hole(whole: PaperPage) -> None:
+    """As the run that trained the forks would have it, and as the run that timed the host cache would."""
+    for profile, other, gone, kept in (
+        ("nosa", "offload", "throughput", "forks"),
+        ("offload", "nosa", "forks", "throughput"),
+    ):
+        inputs = replace(whole.inputs, results=replace(whole.inputs.results, profile=profile))
+        sections = {section.anchor: section for section in whole.paper.sections(inputs)}
+        assert kept in sections and gone not in sections
+        assert f"(../{other}/paper-nosa.html#{gone})" in "".join(texts(sections["elsewhere"].blocks[0]))
+        assert not any(
+            isinstance(b, MissingResult) and f"profile={other}" in b.command
+            for s in sections.values()
+            for b in s.blocks
+        )
+        claims = next(b for b in sections["claims"].blocks if isinstance(b, Comparison))
+        assert [("Overlap" in row.of[0]) for row in claims.rows] == ([True] if profile == "nosa" else [False] * 3)
+        tests = next(b for b in sections["targets"].blocks if isinstance(b, Cells))
+        assert {"bound" in row[0] for row in tests.rows} == ({True, False} if profile == "nosa" else {False})
+    assert "elsewhere" not in {section.anchor for section in whole.paper.sections(whole.inputs)}
+
+
+def test_every_target_that_a_test_shows_names_one_that_exists() -> None:
+    root = Path(__file__).parents[3]
+    for row in PAPER.words["targets"]["tests"]:
+        file, _, name = row["test"].partition("::")
+        assert f"def {name}(" in (root / file).read_text(encoding="utf-8")
+
+
+def test_figures_hold_what_the_tables_are_made_of(whole: PaperPage) -> None:
+    list(whole.paper.sections(whole.inputs))
+    figures = whole.inputs.writer.folder
+    layers = pd.read_csv(figures / "paper-nosa-layers.csv").set_index(["method", "layer"])
+    # 0.93 and a thousandth a layer, and a hundredth a text, of which there are three.
+    assert layers.loc[("nosa", 2), "gamma"] == pytest.approx(0.942)
+    assert (layers["lowest_head"] <= layers["gamma"]).all() and (figures / "paper-nosa-layers.svg").is_file()
+    assert pd.read_csv(figures / "paper-nosa-training.csv")["prose"].tolist() == [3.1234]
+
+
+def test_losses_along_a_continuation_are_over_the_full_forks(
+    tmp_path: Path, lychee_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NOSA's fork climbs by 0.01 a stretch over full attention's, so that the last quarter has 0.06 on the first."""
+    plain = book_losses
+
+    def along(run: ModuleType) -> Iterator[Record]:
+        for record in plain(run):
+            climb = 0.01 if record.label == "nosa" else 0.0
+            stretches = {f"loss_from_{64 * n}": 3.0 + climb * n for n in range(8)}
+            yield record.model_copy(update={"measures": {**record.measures, **stretches}})
+
+    monkeypatch.setattr(f"{__name__}.book_losses", along)
+    paper = page(write_run(tmp_path, lychee_run, more=False))
+    sections = {section.anchor: section for section in paper.paper.sections(paper.inputs)}
+    said = "".join(texts(sections["books"].blocks[-1]))
+    assert "nosa +0.060 nats" in said and "no climb" not in said
+    drawn = pd.read_csv(paper.inputs.writer.folder / "paper-nosa-along.csv")
+    assert drawn[drawn["method"] == "nosa"]["loss_over_full_fork"].round(4).tolist() == [0.005, 0.025, 0.045, 0.065]
 
 
 def test_a_fork_that_learned_at_another_rate_says_so() -> None:
