@@ -11,6 +11,8 @@ from longdecode.evals.summary import ALL_TASKS, REFERENCE_METHOD
 
 Place = tuple[str, str, str, str, str, int]
 """Model, suite, task (or ``all``), label, budget, context."""
+SINGLE = frozenset({"accuracy", "substring_exact_match"})
+"""Metrics by which a sample without parts is one answer, right or wrong; a ROUGE of 0 or 1 is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,23 @@ class Flips:
         return f"{self.lost:,} of {self.answers:,} answers lost{won}"
 
 
+def answers_of(record: Record) -> list[float]:
+    """Return 1 for each right answer of a sample and 0 for each wrong one; empty where its score is a degree."""
+    if record.status != "ok" or record.unit != "fraction":
+        return []
+    marks = list(record.parts or ())
+    if not marks and record.metric in SINGLE and record.score is not None:
+        marks = [record.score]
+    return marks if set(marks) <= {0.0, 1.0} else []
+
+
 def count_flips(records: Iterable[Record]) -> dict[Place, Flips]:
     """Count the flips of every cell whose answers are right or wrong, and of every suite over its tasks."""
     answers: dict[tuple[Place, str], dict[tuple[int, int], list[float]]] = defaultdict(dict)
     for r in records:
-        if r.status == "ok" and r.unit == "fraction" and r.parts and set(r.parts) <= {0.0, 1.0}:
+        if marks := answers_of(r):
             place = (r.model, r.suite, r.task, r.label, r.budget, r.context)
-            answers[place, r.method][r.seed, r.sample_index] = r.parts
+            answers[place, r.method][r.seed, r.sample_index] = marks
     full = {(p[0], p[1], p[2], p[5]): found for (p, method), found in answers.items() if method == REFERENCE_METHOD}
     counted: dict[Place, Flips] = {}
     for (place, method), mine in answers.items():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import re
 import shutil
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from longdecode.engine.errors import DataUnavailableError, LongDecodeError
 from longdecode.engine.model_cache import built_model
@@ -18,14 +18,23 @@ from longdecode.evals.hashing import hash_texts
 from longdecode.evals.records import Record
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task
+from longdecode.reporting.flips import answers_of
 from longdecode.reporting.results import REFERENCE_METHOD, ReportError, Results, load_results
-from longdecode.reporting.wording import budget, budget_order, slug
+from longdecode.reporting.wording import budget, budget_order, score, slug, with_unit
 
 PAGE_SAMPLES = 20
 _AROUND = 60
 _HEAD, _TAIL = 240, 160
+_OUTPUT_HEAD, _OUTPUT_TAIL = 900, 200
 _LEAST_SPAN = 5
-_UNSEEN = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+_LEAST_CUT = 40
+_MOST_PLACES = 3
+_FORCED_SHOWN = 160
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+"""Unicode's categories of letters that print nothing, or change how others print."""
+
+Piece = tuple[str, Literal["", "gold", "cut"]]
+"""A stretch of text as it stands, of the answer, or a note of what was left out there."""
 
 
 class PromptMismatchError(ReportError):
@@ -50,21 +59,32 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One sample: pieces of its prompt (text, and whether it is gold), what was expected, and what both sides wrote.
+class Side:
+    """What one side wrote, and how much of it is right; no ``output`` where ``lacks`` says why."""
 
-    ``lacks`` says what the records or this machine do not have.
+    output: list[Piece]
+    marks: str
+    lacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One sample: its prompt, what was expected, and what both sides wrote.
+
+    ``missed`` are the answers that Full alone gets right, ``forced`` says that the gold text was given and its
+    probability scored, ``lacks`` why there is no prompt.
     """
 
     cell: Cell
     seed: int
     index: int
-    pieces: list[tuple[str, bool]]
+    pieces: list[Piece]
     gold: list[str]
     missed: list[str]
-    full: str
-    method: str
-    lacks: list[str]
+    full: Side
+    method: Side
+    forced: bool
+    lacks: str
 
     @property
     def anchor(self) -> str:
@@ -83,7 +103,7 @@ class SampleReader:
         self.results = results
         self._by_cell: dict[Cell, dict[tuple[int, int], Record]] = {}
         for r in results.records:
-            if r.status == "ok" and r.parts and set(r.parts) <= {0.0, 1.0}:
+            if r.status == "ok" and r.score is not None:
                 cell = Cell(r.model, r.suite, r.task, r.context, r.label, r.budget)
                 self._by_cell.setdefault(cell, {})[r.seed, r.sample_index] = r
         self._full = {
@@ -99,7 +119,7 @@ class SampleReader:
             mine = [c for c in self._by_cell if (c.model, c.suite, c.label) == (model, suite, label)]
             lost = [cell for cell in mine if self.lost(cell)]
             if lost:
-                found.append(max(lost, key=lambda c: (-c.context, budget_order(c.budget), c.task)))
+                found.append(max(lost, key=lambda c: (-c.context, _largest(c.budget), c.task)))
         return found
 
     def lost(self, cell: Cell) -> list[tuple[int, int]]:
@@ -120,39 +140,69 @@ class SampleReader:
 
     def told(self, cell: Cell, count: int) -> list[Reading]:
         """Return those of the first samples that a cell lost whose outputs the records keep; raises as ``read``."""
-        return [reading for reading in self.read(cell, 0, count) if reading.method]
+        return [reading for reading in self.read(cell, 0, count) if reading.method.output]
 
     def example(self, model: str, suite: str, labels: Iterable[str]) -> Reading | None:
-        """Return one sample to open a suite's page with: a lost one where any method lost one, with outputs at best."""
-        lost = [self.read(cell, 0, 1)[0] for cell in self.cells(model, suite, labels)]
-        if lost:
-            return next((reading for reading in lost if reading.method), lost[0])
-        for cell, found in self._by_cell.items():
-            if (cell.model, cell.suite) == (model, suite) and cell.label in set(labels) - {REFERENCE_METHOD}:
-                return self._reading(cell, min(found))
-        return None
+        """Return one sample to open a suite's page with.
+
+        Outputs that the records keep go first, then samples on which the method does worse than Full, then the order
+        of ``labels``, the shortest context and the largest budget; on texts that are scored by their probability the
+        smallest, at which methods differ.
+        """
+        order = list(labels)
+        found = [
+            (self._rank(cell, key, order), cell, key)
+            for cell, mine in self._by_cell.items()
+            if (cell.model, cell.suite) == (model, suite) and cell.label in order and _kind(mine) != REFERENCE_METHOD
+            for key in mine
+            if key in self._full.get((cell.model, cell.task, cell.context), {})
+        ]
+        if not found:
+            return None
+        _, cell, key = min(found, key=lambda entry: entry[0])
+        return self._reading(cell, key)
+
+    def _rank(self, cell: Cell, key: tuple[int, int], order: Sequence[str]) -> tuple[Any, ...]:
+        mine, full = self._by_cell[cell][key], self._full[cell.model, cell.task, cell.context][key]
+        worse = any(_flipped(mine, full)) if answers_of(full) else _worse(mine, full)
+        kind, size = budget_order(cell.budget)
+        told = _told(mine) and _told(full)
+        least = size if full.unit != "fraction" else -size
+        return not told, not worse, order.index(cell.label), cell.context, kind, least, cell.task, key
 
     def _reading(self, cell: Cell, key: tuple[int, int]) -> Reading:
         mine = self._by_cell[cell][key]
         full = self._full.get((cell.model, cell.task, cell.context), {}).get(key)
-        lacks: list[str] = []
-        sample = self._sample(mine, lacks)
-        gold = [str(item) for item in sample.meta] if sample and isinstance(sample.meta, tuple) else []
+        sample, lacks = self._sample(mine)
+        forced = mine.unit != "fraction"
+        gold = _gold(sample, forced) if sample else []
         flipped = _flipped(mine, full) if full else []
         missed = [item for item, lost in zip(gold, flipped, strict=False) if lost]
         prompt = sample.prompt + sample.forced if sample else ""
         return Reading(
             cell, *key, pieces(prompt, missed or gold[:1]), list(map(shown, gold)), list(map(shown, missed)),
-            self._output(full, "Full", lacks), self._output(mine, cell.label, lacks), lacks,
+            self._side(full, gold, forced), self._side(mine, gold, forced), forced, lacks,
         )  # fmt: skip
 
-    def _sample(self, record: Record, lacks: list[str]) -> Sample | None:
-        """Make a record's sample again; ``None``, with the reason in ``lacks``, where that is not possible here."""
+    def _side(self, record: Record | None, gold: Sequence[str], forced: bool) -> Side:
+        if record is None:
+            return Side([], "", "not in the records")
+        marks = answers_of(record)
+        right = f"{sum(marks):.0f} of {len(marks)} right" if marks else ""
+        scored = f"{record.metric} {with_unit(score(record.score or 0.0, record.unit), record.unit)}"
+        said = right or scored
+        if forced:
+            return Side([], said)
+        text, lacks = self._output(record)
+        places = [(at, at + len(item)) for item in gold for at in _places(text, item)]
+        return Side(cut(text, places, _OUTPUT_HEAD, _OUTPUT_TAIL), said, lacks)
+
+    def _sample(self, record: Record) -> tuple[Sample | None, str]:
+        """Make a record's sample again; ``None``, with the reason, where that is not possible here."""
         try:
-            task = get_task(record.task, _places(self.results.config))
+            task = get_task(record.task, _folders(self.results.config))
             if task.version != record.task_version:
-                lacks.append(f"the prompt: {record.task} has version {task.version}, its record {record.task_version}")
-                return None
+                return None, f"{record.task} has version {task.version}, its record {record.task_version}"
             made = _samples(
                 task,
                 record.context,
@@ -161,8 +211,7 @@ class SampleReader:
                 self._tokenizer(record.model),
             )
         except (LongDecodeError, DataUnavailableError, OSError) as error:
-            lacks.append(f"the prompt: {error}")
-            return None
+            return None, str(error)
         sample = next((s for s in made if s.index == record.sample_index), None)
         digest = hash_texts([sample.prompt, sample.forced]) if sample else "none"
         if record.prompt_sha256 != digest:
@@ -171,19 +220,18 @@ class SampleReader:
                 f"prompt made again has SHA-256 {digest[:12]}, the one scored {str(record.prompt_sha256)[:12]}; the "
                 "generator changed without a new task version, or the data are others"
             )
-        return sample
+        return sample, ""
 
-    def _output(self, record: Record | None, whose: str, lacks: list[str]) -> str:
-        if record is None or (record.output_text is None and record.output_ids is None):
-            lacks.append(f"the output of {whose}: the record keeps its marks alone")
-            return ""
+    def _output(self, record: Record) -> tuple[str, str]:
+        """Return what a record's side wrote; nothing, with the reason, where that is not known here."""
         if record.output_text is not None:
-            return shown(record.output_text)
+            return record.output_text, ""
+        if record.output_ids is None:
+            return "", "The record keeps which answers are right, and no text."
         try:
-            return shown(self._tokenizer(record.model).decode(record.output_ids or []))
+            return str(self._tokenizer(record.model).decode(record.output_ids)), ""
         except (LongDecodeError, OSError) as error:
-            lacks.append(f"the output of {whose}: {error}")
-            return ""
+            return "", str(error)
 
     @functools.cache  # noqa: B019 (one reader a report)
     def _tokenizer(self, model: str) -> Any:
@@ -203,66 +251,109 @@ def _samples(task: Any, context: int, count: int, seed: int, tokenizer: Any) -> 
 
 
 def shown(text: str) -> str:
-    """Return a text with control characters made visible; markup is the template's to escape."""
-    text = "".join(_visible(c) for c in text)
-    return _UNSEEN.sub("\ufffd", text)
+    """Return a text with letters that print nothing made visible; markup is the template's to escape."""
+    return "".join(map(_visible, text))
 
 
 def _visible(letter: str) -> str:
-    if ord(letter) < 32 and letter not in "\n\t":
-        return chr(0x2400 + ord(letter))
-    return "\u2421" if letter == "\x7f" else letter
+    if letter in "\n\t" or unicodedata.category(letter) not in _UNSEEN:
+        return letter
+    return chr(0x2400 + ord(letter)) if letter < " " else "\u2421" if letter == "\x7f" else "\ufffd"
 
 
 def spans(prompt: str, item: str) -> list[tuple[int, int]]:
     """Return where an expected item stands in a prompt: whole, or its longest beginning and end that do."""
-    if (at := prompt.find(item)) >= 0:
-        return [(at, at + len(item))]
-    found = []
-    for part in (
+    if whole := _places(prompt, item):
+        return [(at, at + len(item)) for at in whole]
+    parts = (
         _longest(lambda size: item[:size], prompt, len(item)),
         _longest(lambda size: item[-size:], prompt, len(item)),
-    ):
-        if part and (place := (prompt.find(part), prompt.find(part) + len(part))) not in found:
-            found.append(place)
+    )
+    return [(at, at + len(part)) for part in dict.fromkeys(parts) if part for at in _places(prompt, part)[:1]]
+
+
+def _places(text: str, item: str) -> list[int]:
+    """Return where an item begins, the first few times."""
+    found: list[int] = []
+    while item and len(found) < _MOST_PLACES and (at := text.find(item, found[-1] + len(item) if found else 0)) >= 0:
+        found.append(at)
     return found
 
 
 def _longest(cut: Callable[[int], str], prompt: str, most: int) -> str:
-    return next((cut(size) for size in range(most - 1, _LEAST_SPAN - 1, -1) if cut(size) in prompt), "")
+    found = (cut(size).strip() for size in range(most - 1, _LEAST_SPAN - 1, -1))
+    return next((part for part in found if len(part) >= _LEAST_SPAN and part in prompt), "")
 
 
-def pieces(prompt: str, items: Sequence[str]) -> list[tuple[str, bool]]:
-    """Cut a prompt to its beginning, its end and what surrounds the gold spans; a piece tells whether it is gold."""
-    marked = sorted({span for item in items for span in spans(prompt, item)})
-    kept = [(0, min(_HEAD, len(prompt))), (max(0, len(prompt) - _TAIL), len(prompt))]
-    kept += [(max(0, low - _AROUND), min(len(prompt), high + _AROUND)) for low, high in marked]
-    found: list[tuple[str, bool]] = []
+def pieces(prompt: str, items: Sequence[str]) -> list[Piece]:
+    """Cut a prompt to its beginning, its end and what surrounds the gold spans."""
+    return cut(prompt, [span for item in items for span in spans(prompt, item)], _HEAD, _TAIL)
+
+
+def cut(text: str, places: Iterable[tuple[int, int]], head: int, tail: int) -> list[Piece]:
+    """Cut a text to its beginning, its end and what surrounds some places, which are gold."""
+    marked = _joined(places, 0)
+    kept = [(0, head), (len(text) - tail, len(text)), *((low - _AROUND, high + _AROUND) for low, high in marked)]
+    found: list[Piece] = []
     end = 0
-    for low, high in sorted(kept):
-        low = max(low, end)
-        if high <= low:
-            continue
-        if low > end:
-            found.append((f" \u2026 {low - end:,} characters \u2026 ", False))
-        found += _cut(prompt, low, high, marked)
+    for low, high in _joined(((max(0, low), min(len(text), high)) for low, high in kept), _LEAST_CUT):
+        found += [(f"[{low - end:,} characters left out]", "cut")] if low > end else []
+        found += _marked(text, low, high, marked)
         end = high
-    return [(shown(text), gold) for text, gold in found]
+    return [(words if kind == "cut" else shown(words), kind) for words, kind in found]
 
 
-def _cut(prompt: str, low: int, high: int, marked: Sequence[tuple[int, int]]) -> list[tuple[str, bool]]:
-    found = []
+def _joined(places: Iterable[tuple[int, int]], apart: int) -> list[tuple[int, int]]:
+    """Return places in order, those that touch or lie less than some letters apart as one."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(places):
+        if found and low <= found[-1][1] + apart:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return found
+
+
+def _marked(text: str, low: int, high: int, marked: Sequence[tuple[int, int]]) -> list[Piece]:
+    found: list[Piece] = []
     for start, end in marked:
-        start, end = max(start, low), min(end, high)
-        if start < end:
-            found += [(prompt[low:start], False), (prompt[start:end], True)]
+        if low <= start < high:
+            found += [(text[low:start], ""), (text[start:end], "gold")]
             low = end
-    return [(text, gold) for text, gold in [*found, (prompt[low:high], False)] if text]
+    return [(words, kind) for words, kind in [*found, (text[low:high], "")] if words]
+
+
+def _largest(text: str) -> tuple[int, float]:
+    """Key whose largest is the largest budget in tokens, and one in bytes where there is no other."""
+    kind, size = budget_order(text)
+    return -kind, size
+
+
+def _gold(sample: Sample, forced: bool) -> list[str]:
+    """Return what a sample's task expects: its answers, or the beginning of the text that is scored."""
+    if forced:
+        return [sample.forced[:_FORCED_SHOWN]] if sample.forced else []
+    meta = sample.meta
+    if isinstance(meta, str):
+        return [meta]
+    if not isinstance(meta, tuple):
+        return []
+    return [str(item) for item in (meta[0] if meta and isinstance(meta[0], list | tuple) else meta)]
+
+
+def _told(record: Record) -> bool:
+    """Tell whether a record keeps what was written."""
+    return record.output_text is not None or record.output_ids is not None
+
+
+def _worse(mine: Record, full: Record) -> bool:
+    ours, theirs = mine.score or 0.0, full.score or 0.0
+    return ours < theirs if full.higher_is_better else ours > theirs
 
 
 def _flipped(mine: Record, full: Record) -> list[bool]:
     """Mark the answers that are right under Full alone."""
-    ours, theirs = mine.parts or [], full.parts or []
+    ours, theirs = answers_of(mine), answers_of(full)
     return [a < b for a, b in zip(ours, theirs, strict=True)] if len(ours) == len(theirs) else []
 
 
@@ -270,7 +361,7 @@ def _kind(found: dict[tuple[int, int], Record]) -> str:
     return next(iter(found.values())).method
 
 
-def _places(config: Any) -> dict[str, Path | None]:
+def _folders(config: Any) -> dict[str, Path | None]:
     return {name: Path(place) if place else None for name, place in (config.get("data") or {}).items()}
 
 

@@ -12,7 +12,7 @@ def record(label: str, task: str, parts: list[float] | None, index: int = 0, **m
     base = {
         "model": "m", "suite": "s", "task": task, "method": label, "label": label, "context": 2048, "seed": 0,
         "budget": "full" if label == "full" else "0.1", "sample_index": index, "status": "ok", "unit": "fraction",
-        "parts": parts,
+        "parts": parts, "metric": "accuracy", "score": None,
     }  # fmt: skip
     return SimpleNamespace(**base | more)
 
@@ -42,3 +42,11 @@ def test_losses_holes_and_shares_have_no_flips() -> None:
     assert not count_flips(both)
     failed = record("quest", "one", None, -1, status="oom")
     assert not count_flips([record("full", "one", [1.0]), failed])
+
+
+def test_a_sample_that_is_one_answer_counts_and_a_degree_does_not() -> None:
+    both = [record("full", "one", None, i, score=1.0) for i in range(3)]
+    both += [record("quest", "one", None, i, score=float(i > 0)) for i in range(3)]
+    assert count_flips(both)["m", "s", "one", "quest", "0.1", 2048] == Flips(lost=1, answers=3)
+    rouge = [record(label, "one", None, metric="rouge_l", score=0.0) for label in ("full", "quest")]
+    assert not count_flips(rouge), "a ROUGE of 0 is no wrong answer"
