@@ -16,7 +16,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
 from longdecode.evals.adaptation_spec import AdaptationSpec
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
-from longdecode.evals.common_window import CommonWindow, with_common_windows
+from longdecode.evals.common_window import SUFFIX, CommonWindow, with_common_windows
 from longdecode.evals.fairness import require_fair, with_tuned_values
 from longdecode.evals.generation.spec import GenerationSpec
 from longdecode.evals.identification_spec import IdentificationSpec
@@ -233,6 +233,8 @@ class RunConfig:
         for label, entry in methods.items() if isinstance(methods, Mapping) else ():
             if isinstance(entry, Mapping) and "tuned" in entry:
                 raise typed.wrong("is written by tuning.records alone", f"methods.{label}.tuned")
+            if str(label).endswith(SUFFIX):
+                raise typed.wrong(f"labels that end in {SUFFIX} are made by common_window alone", f"methods.{label}")
         filled = with_common_windows(values)
         values = filled
         if isinstance(methods := values.get("methods"), Mapping):
