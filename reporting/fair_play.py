@@ -52,6 +52,13 @@ class FairPlay:
         kinds = {entry.kind for entry in self.standings if entry.label == label}
         return "untuned" if "untuned" in kinds else "set by hand" if "by hand" in kinds else ""
 
+    @property
+    def apart(self) -> list[tuple[str, list[str]]]:
+        """The labels that were not tuned as the others, by what stands beside them; every page names them."""
+        labels = list(dict.fromkeys(entry.label for entry in self.standings))
+        found = [(kind, [x for x in labels if self.label_of(x) == kind]) for kind in ("untuned", "set by hand")]
+        return [(kind, names) for kind, names in found if names]
+
 
 def fair_play(results: Results, results_dir: Path, families: Mapping[str, str]) -> FairPlay:
     """Read the run's tuning records and compare every label's parameters with them.
