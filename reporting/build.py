@@ -179,9 +179,12 @@ class _Build:
             main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
         small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
         labels = {label for label in main.labels if main.kind(label) != REFERENCE_METHOD}
+        kinds = {label: main.kind(label) for label in main.labels if main.kind(label) != ORACLE}
+        grouped = families.by_family(list(kinds), kinds, self.words["families"])
+        groups = {label: family for family, mine in grouped for label in mine}
         self._page(
             "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
-            found=transfer.transfer(main, small, labels, printed_rankings()),
+            found=transfer.transfer(main, small, labels, printed_rankings(), groups),
             origin=main.profile if source else None, origin_folder=source,
         )  # fmt: skip
 
