@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from longdecode.reporting.papers.retro.gains import gains, windows
+from longdecode.reporting.papers.retro.kernels import step_parts
+from longdecode.reporting.papers.retro.origin import origin
 from longdecode.reporting.papers.retro.scores import (
     LONGGEN,
     REASONING,
@@ -46,6 +48,7 @@ PAPER = declare(
         "longgenbench": [PrintedScores("longgenbench", LONGGEN, "checkpoint")],
         "gain": [gain_by_model],
         "gains": [gains],
+        "origin": [origin],
         "reasoning": [PrintedScores("reasoning", REASONING, "reasoning")],
         "states": [states],
         "along": [along],
@@ -53,5 +56,6 @@ PAPER = declare(
         "budget": [budget_by_benchmark],
         "window": [windows],
         "latency": [steps],
+        "parts": [step_parts],
     },
 )
