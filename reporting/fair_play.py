@@ -18,7 +18,7 @@ from longdecode.evals.tuning_spec import Trial, Tuned, TuningRecord, read_tuning
 from longdecode.methods.head_roles import read_role_file
 from longdecode.methods.registry import load_card, method_names
 from longdecode.reporting.results import Results, Topic
-from longdecode.reporting.wording import DASH, budget, budget_order, listing, number, score, short_tokens
+from longdecode.reporting.wording import DASH, budget, budget_order, listing, number, score, short_tokens, with_unit
 
 TRAINED_ON = {"mini_passkey": "look-ups", "mini_two_hop": "look-ups", "passkey": "look-ups", "hotpotqa": "HotpotQA"}
 """Family of the generator behind each data set that head roles are learned on."""
@@ -32,7 +32,7 @@ class TunedModel:
     effort: str
     rows: list[tuple[str, ...]]
     curves: list[tuple[str, list[tuple[str, ...]]]]
-    heads: tuple[str, ...] = ("Method", "Chosen", "Score", "First tried", "Settings tried", "Time, s")
+    heads: tuple[str, ...] = ("Method", "Chosen", "Score, %", "Untuned, %", "Settings tried", "Time, s")
     numeric: tuple[int, ...] = (2, 3, 4, 5)
 
 
@@ -197,5 +197,5 @@ def _window_rows(results: Results, topic: Topic, label: str, twin: str) -> list[
                 fmean(here.loc[(here["method"] == name) & (here["budget"] == text), "value"]) for name in (label, twin)
             )
             place = (label, topic.name, short_tokens(int(str(context))), budget(text))
-            found.append((*place, score(own, topic.unit), score(common, topic.unit)))
+            found.append((*place, *(with_unit(score(value, topic.unit), topic.unit) for value in (own, common))))
     return found

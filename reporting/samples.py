@@ -113,13 +113,16 @@ class SampleReader:
         }
 
     def cells(self, model: str, suite: str, labels: Iterable[str]) -> list[Cell]:
-        """Return, for each method, the cell at the shortest context and the largest budget that lost any answer."""
+        """Return, for each method, the cell at the shortest context and the largest budget that lost any answer.
+
+        Cells go first whose lost samples the records keep the texts of.
+        """
         found = []
         for label in labels:
             mine = [c for c in self._by_cell if (c.model, c.suite, c.label) == (model, suite, label)]
             lost = [cell for cell in mine if self.lost(cell)]
             if lost:
-                found.append(max(lost, key=lambda c: (-c.context, _largest(c.budget), c.task)))
+                found.append(max(lost, key=lambda c: (bool(self._kept(c)), -c.context, _largest(c.budget), c.task)))
         return found
 
     def lost(self, cell: Cell) -> list[tuple[int, int]]:
@@ -130,6 +133,9 @@ class SampleReader:
             return []
         return sorted(key for key in mine if key in theirs and any(_flipped(mine[key], theirs[key])))
 
+    def _kept(self, cell: Cell) -> list[tuple[int, int]]:
+        return [key for key in self.lost(cell) if _told(self._by_cell[cell][key])]
+
     def read(self, cell: Cell, start: int = 0, count: int = PAGE_SAMPLES) -> list[Reading]:
         """Return a page of the samples that a cell lost.
 
@@ -139,8 +145,8 @@ class SampleReader:
         return [self._reading(cell, key) for key in self.lost(cell)[start : start + count]]
 
     def told(self, cell: Cell, count: int) -> list[Reading]:
-        """Return those of the first samples that a cell lost whose outputs the records keep; raises as ``read``."""
-        return [reading for reading in self.read(cell, 0, count) if reading.method.output]
+        """Return the first samples that a cell lost of which the records keep the outputs; raises as ``read``."""
+        return [self._reading(cell, key) for key in self._kept(cell)[:count]]
 
     def example(self, model: str, suite: str, labels: Iterable[str]) -> Reading | None:
         """Return one sample to open a suite's page with.
