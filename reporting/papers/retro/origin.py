@@ -8,10 +8,8 @@ from longdecode.reporting import wording
 from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.blocks import (
     Block,
-    Compared,
-    Comparison,
+    Cells,
     Prose,
-    compared,
     direction,
     flips,
     points_interval,
@@ -22,7 +20,8 @@ from longdecode.reporting.papers.retro.books import VERDICTS, book_places
 from longdecode.reporting.papers.retro.gains import ROOM, quest_of
 from longdecode.reporting.wording import short_tokens
 
-HEADS = ("Part", "Suite", "Context", "Budget")
+HEADS = ("Part", "Suite", "Context", "Budget", "Difference", "Interval", "Verdict", "Answers")
+_NUMERIC = frozenset({2, 3, 4})
 Step = tuple[str, str, str]
 """What is asked in words, and the two labels whose difference answers it."""
 
@@ -36,9 +35,10 @@ def origin(inputs: PaperInputs) -> list[Block]:
         steps = list(_steps(inputs, model))
         about = inputs.about(model, None)
         if rows := [row for step in steps for row in _rows(inputs, model, step, books=False)]:
-            found.append(Comparison(words["caption"].format(about=about), HEADS, rows, "points"))
+            found.append(Cells(words["caption"].format(about=about), HEADS, rows, _NUMERIC))
         if text := [row for step in steps for row in _rows(inputs, model, step, books=True)]:
-            found.append(Comparison(words["text_caption"].format(about=about), HEADS, text, "nats", words["text_fold"]))
+            told = words["text_caption"].format(about=about)
+            found.append(Cells(told, HEADS[:-1], text, _NUMERIC, words["text_fold"]))
         ran = ran or bool(rows or text)
         if steps and not rows:
             found.append(Prose(words["no_room"].format(model=model)))
@@ -67,7 +67,7 @@ def _steps(inputs: PaperInputs, model: str) -> Iterator[Step]:
                 yield f"{one} added to {other}, window {window}", parts["both"], parts[other]
 
 
-def _rows(inputs: PaperInputs, model: str, step: Step, books: bool) -> Iterator[Compared]:
+def _rows(inputs: PaperInputs, model: str, step: Step, books: bool) -> Iterator[list[str]]:
     what, ours, theirs = step
     quest = quest_of(inputs, model, ours) or ""
     for place in book_places(inputs, model) if books else inputs.places(model):
@@ -83,11 +83,13 @@ def _rows(inputs: PaperInputs, model: str, step: Step, books: bool) -> Iterator[
             gap = inputs.paired(mine, base, model, *place, ours, theirs, budget)
             of = [what, place[0], short_tokens(place[1]), wording.budget(budget)]
             if books:
-                value, spread = (
-                    wording.number(gap.value, 3, signed=True),
+                value = wording.number(gap.value, 3, signed=True)
+                yield [
+                    *of,
+                    value,
                     wording.interval(gap.low, gap.high, 3, signed=True),
-                )
-                yield compared(of, None, value, spread, *VERDICTS[gap.sign(inputs.alpha)])
+                    VERDICTS[gap.sign(inputs.alpha)][0],
+                ]
             elif ROOM[0] <= pairs.mean_of(least) / max(pairs.mean_of(full), 1e-9) <= ROOM[1]:
-                verdict, level = direction(None, gap, inputs.alpha)
-                yield compared(of, None, points_text(gap.value), points_interval(gap), verdict, level, flips(gap))
+                verdict = direction(None, gap, inputs.alpha)[0]
+                yield [*of, points_text(gap.value), points_interval(gap), verdict, flips(gap)]

@@ -295,7 +295,7 @@ def test_what_each_window_adds_is_a_paired_difference(page: str, records: list[R
         ("window 2 over Quest", mean["retro"] - mean["quest"]),
         ("window 8 over window 2", mean["retro_w8"] - mean["retro"]),
     ):
-        row = re.search(rf"{what} mini_longgen 2K 5 % - ([+-]?[\d.]+) \[", gains)
+        row = re.search(rf"{what} mini_longgen 2K 5 % ([+-]?[\d.]+) \[", gains)
         assert row is not None and float(row[1]) == pytest.approx(100 * gap, abs=0.06), what
 
 
