@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -38,7 +38,10 @@ class TunedModel:
 
 @dataclass(frozen=True, slots=True)
 class FairPlay:
-    """The page's parts; ``missing`` says what was not tuned, with the command that does it."""
+    """The page's parts; ``missing`` says what was not tuned, with the command that does it.
+
+    ``aside`` are the standings of ablations, which compare with no other method.
+    """
 
     models: list[TunedModel]
     standings: list[Standing]
@@ -46,10 +49,11 @@ class FairPlay:
     windows: list[tuple[str, ...]]
     older: list[dict[str, Any]]
     missing: list[str]
+    aside: Sequence[Standing] = ()
 
     def label_of(self, label: str) -> str:
         """Return what stands beside a label where it was not tuned as the others; empty where it was."""
-        kinds = {entry.kind for entry in self.standings if entry.label == label}
+        kinds = {entry.kind for entry in (*self.standings, *self.aside) if entry.label == label}
         return "untuned" if "untuned" in kinds else "set by hand" if "by hand" in kinds else ""
 
     @property
@@ -73,17 +77,19 @@ def fair_play(results: Results, results_dir: Path, families: Mapping[str, str]) 
         standing_of(results.kind(label), _params(results, model, label), label, model, records.get(model))
         for model in results.models
         for label in results.labels
-        if label not in results.ablations and results.kind(label) in method_names()
+        if results.kind(label) in method_names() and results.meant_for(label, model)
     ]
     known = [entry for entry in standings if entry.kind != "nothing to tune"]
+    compared = [entry for entry in known if entry.label not in results.ablations]
     older = results_dir / "tuning.csv"
     return FairPlay(
         [_model(model, record) for model, record in records.items()],
-        known,
+        compared,
         _roles(results, families),
         _windows(results),
         [dict(row) for _, row in pd.read_csv(older).iterrows()] if older.exists() else [],
         missing,
+        [entry for entry in known if entry.label in results.ablations],
     )
 
 

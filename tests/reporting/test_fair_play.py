@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from longdecode.evals.fairness import Standing
 from longdecode.reporting.environment import make_environment
 from longdecode.reporting.fair_play import FairPlay
@@ -15,7 +17,8 @@ def play(*kinds: tuple[str, str]) -> FairPlay:
 def test_labels_apart_are_named_once_by_their_kind() -> None:
     found = play(("tidal", "untuned"), ("duo", "by hand"), ("tidal", "tuned"), ("quest", "tuned"))
     assert found.apart == [("untuned", ["tidal"]), ("set by hand", ["duo"])]
-    assert play(("tidal", "tuned"), ("tidal+window", "common window")).apart == []
+    aside = replace(play(("tidal", "tuned")), aside=[Standing("tidal_7", "m", "untuned")])
+    assert aside.apart == [] and aside.label_of("tidal_7") == "untuned", "an ablation compares with no other method"
 
 
 def test_every_page_names_them() -> None:
