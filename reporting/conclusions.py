@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from longdecode.evals.stats import generator
 from longdecode.reporting.tables import CEILING
-from longdecode.reporting.wording import budget, difference_unit, gap, gap_interval, listing, plural, short_tokens
+from longdecode.reporting.wording import (
+    budget,
+    budget_order,
+    difference_unit,
+    gap,
+    gap_interval,
+    listing,
+    plural,
+    short_tokens,
+)
 
 RESAMPLES = 1000
 _MOST_NAMED = 4
@@ -138,7 +147,8 @@ def _statement(better: str, worse: str, found: Sequence[Conclusion]) -> Statemen
     kept = [c for c in found if c.outcome in ("holds", "ceiling")]
     lost = sorted((c for c in found if c not in kept), key=lambda c: (c.outcome, c.weakest.value))
     suites = listing(sorted({c.suite for c in found}))
-    text = f"{better} above {worse} ({suites})"
+    above, below = ({side: sorted({getattr(c, side) for c in found}) for side in ("better", "worse")}).values()
+    text = f"{_with_members(better, above)} above {_with_members(worse, below)}, on {suites}"
     if not lost:
         least = min(found, key=lambda c: c.weakest.value)
         held = {1: "the one difference holds", 2: "both differences hold"}.get(
@@ -147,11 +157,17 @@ def _statement(better: str, worse: str, found: Sequence[Conclusion]) -> Statemen
         return Statement(f"{text}: {held}. Smallest: {least.words}.", True, [])
     reversed_ = sum(c.outcome == "reverses" for c in lost)
     counts = f"{len(kept)} of {len(found)} differences hold" if len(found) > 1 else "the one difference does not hold"
-    turned = f", {reversed_} reverse somewhere" if reversed_ else ""
+    turned = (
+        f", {reversed_} {'reverses' if reversed_ == 1 else 'reverse'} somewhere" if reversed_ and len(found) > 1 else ""
+    )
     rest = [f"{'Reverses' if c.outcome == 'reverses' else 'Cannot be told'}: {c.words}." for c in lost[:_MOST_NAMED]]
     if len(lost) > _MOST_NAMED:
         rest.append(f"And {len(lost) - _MOST_NAMED} more, in the table below.")
     return Statement(f"{text}: {counts}{turned}.", False, rest)
+
+
+def _with_members(name: str, members: Sequence[str]) -> str:
+    return name if list(members) == [name] else f"{name} ({', '.join(members)})"
 
 
 def summary(conclusions: Sequence[Conclusion], homes: int) -> Iterator[str]:
@@ -160,9 +176,10 @@ def summary(conclusions: Sequence[Conclusion], homes: int) -> Iterator[str]:
     for model in models:
         mine = [c for c in conclusions if any(held.place[0] == model for held in c.there)]
         count = {kind: sum(c.outcome == kind for c in mine) for kind in ("holds", "reverses", "undecided", "ceiling")}
+        budgets = " and at ".join(budget(text) for text in sorted({c.budget for c in mine}, key=budget_order))
         who = "The miniature shows" if homes == 1 else f"All {homes} miniatures show"
         said = [
-            f"{who} {plural(len(mine), 'difference')} between two methods",
+            f"{who} {plural(len(mine), 'difference')} between two methods, at {budgets}",
             f" On {model} {count['holds']} of them hold at every context",
             f" {count['reverses']} reverse at one or more",
             f" {count['undecided']} cannot be told at one or more",

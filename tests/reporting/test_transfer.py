@@ -47,7 +47,7 @@ def test_differences_of_the_miniature_hold_reverse_or_stay_open_on_another_model
     outcome = {f"{c.better} above {c.worse}": c.outcome for c in found.conclusions}
     assert outcome["a above e"] == "reverses" and outcome["b above d"] == "holds"
     assert found.conclusions[0].outcome == "reverses" and "reverse" in found.words[0]
-    said = {s.text.split(" (")[0]: s for s in found.statements}
+    said = {s.text.split(", on")[0]: s for s in found.statements}
     assert (
         said["b above d"].holds and "the one difference holds. Smallest: b over d on s at 10" in said["b above d"].text
     )
@@ -67,7 +67,9 @@ def test_a_difference_that_one_miniature_does_not_show_is_no_conclusion_and_fami
     groups = {"a": "Pages", "b": "Pages", "c": "Other", "d": "Eviction", "e": "Eviction"}
     told = transfer(results([*both, *records("mini-1", 2048, METHODS)]), {"mini", "mini-1"}, METHODS, (), groups)
     assert told.words[0].startswith("All 2 miniatures show 10 differences")
-    assert told.statements[0].text.startswith("Pages above eviction (s): all 4 differences hold. Smallest: b over d")
+    assert told.statements[0].text.startswith(
+        "Pages (a, b) above eviction (d, e), on s: all 4 differences hold. Smallest: b over d"
+    )
 
 
 def test_both_sides_at_the_ceiling_say_so_and_equal_bytes_stand_apart() -> None:
