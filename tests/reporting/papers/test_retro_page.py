@@ -285,6 +285,19 @@ def test_a_steps_parts_add_up_and_what_was_not_profiled_is_named(page: str) -> N
         assert sum(step.parts.values()) == pytest.approx(step.us) and 0 < step.parts["the rest"] < 0.1 * step.us
 
 
+def test_the_claims_of_a_gain_have_a_number_and_name_its_place(page: str, records: list[Record]) -> None:
+    mean = {
+        label: np.mean([r.score for r in records if (r.label, r.suite) == (label, "mini_longgen")])
+        for label in ("quest", "retro")
+    }
+    claims = section(page, "Headline claims", "What it does")
+    row = re.search(
+        r"at best up to 21\.9 paper ([+-]?[\d.]+) \[.*?\] not comparable other models and tasks: retro", claims
+    )
+    assert row is not None and float(row[1]) == pytest.approx(100 * (mean["retro"] / mean["quest"] - 1), abs=0.06)
+    assert re.search(r"on average 5\.6 digest R [+-]?[\d.]+ not comparable .* the mean of \d cells", claims)
+
+
 def test_what_each_window_adds_is_a_paired_difference(page: str, records: list[Record]) -> None:
     gains = section(page, "Where the gain comes from", "Table 3")
     mean = {
