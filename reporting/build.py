@@ -177,14 +177,11 @@ class _Build:
                 raise ReportError(f"transfer_from: {source} holds no results (no config.yaml); leave the key out")
             other = load_results(Path(source) / "config.yaml", Path(source))
             main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
-        small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
-        labels = {label for label in main.labels if main.kind(label) != REFERENCE_METHOD}
-        kinds = {label: main.kind(label) for label in main.labels if main.kind(label) != ORACLE}
-        grouped = families.by_family(list(kinds), kinds, self.words["families"])
-        groups = {label: family for family, mine in grouped for label in mine}
+        mini = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
+        kind = {label: main.kind(label) for label in main.labels if main.kind(label) != REFERENCE_METHOD}
         self._page(
             "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
-            found=transfer.transfer(main, small, labels, printed_rankings(), groups),
+            found=transfer.transfer(main, mini, kind, printed_rankings(), families.named(kind, self.words["families"])),
             origin=main.profile if source else None, origin_folder=source,
         )  # fmt: skip
 

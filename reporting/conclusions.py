@@ -35,7 +35,7 @@ Outcome = Literal["reverses", "undecided", "ceiling", "holds"]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a difference comes to at one place of another model."""
+    """A difference as it comes out at one place of another model."""
 
     place: Place
     outcome: Outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from longdecode.methods.registry import load_card, method_names
+from longdecode.reporting.nearest import ORACLE
 
 MOST_DRAWN = 9
 """Lines that a panel shows at most; with more methods, overviews draw the featured ones."""
@@ -28,3 +29,9 @@ def by_family(
     return [
         (titles.get(name, name.replace("_", " ").capitalize() or "Other"), mine) for name, mine in found.items() if mine
     ]
+
+
+def named(kinds: Mapping[str, str], titles: Mapping[str, str]) -> dict[str, str]:
+    """Return each label's family by its title; the oracle, a limit and no rival, has none."""
+    rivals = {label: kind for label, kind in kinds.items() if kind != ORACLE}
+    return {label: family for family, mine in by_family(list(rivals), rivals, titles) for label in mine}

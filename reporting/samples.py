@@ -6,11 +6,10 @@ import argparse
 import functools
 import shutil
 import sys
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from longdecode.engine.errors import DataUnavailableError, LongDecodeError
 from longdecode.engine.model_cache import built_model
@@ -18,23 +17,14 @@ from longdecode.evals.hashing import hash_texts
 from longdecode.evals.records import Record
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task
+from longdecode.reporting.excerpts import Piece, cut, pieces, places, shown
 from longdecode.reporting.flips import answers_of
 from longdecode.reporting.results import REFERENCE_METHOD, ReportError, Results, load_results
 from longdecode.reporting.wording import budget, budget_order, score, slug, with_unit
 
 PAGE_SAMPLES = 20
-_AROUND = 60
-_HEAD, _TAIL = 240, 160
 _OUTPUT_HEAD, _OUTPUT_TAIL = 900, 200
-_LEAST_SPAN = 5
-_LEAST_CUT = 40
-_MOST_PLACES = 3
 _FORCED_SHOWN = 160
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Unicode's categories of letters that print nothing, or change how others print."""
-
-Piece = tuple[str, Literal["", "gold", "cut"]]
-"""A stretch of text as it stands, of the answer, or a note of what was left out there."""
 
 
 class PromptMismatchError(ReportError):
@@ -60,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one side wrote, and how much of it is right; no ``output`` where ``lacks`` says why."""
+    """One side's output and how much of it is right; no ``output`` where ``lacks`` says why."""
 
     output: list[Piece]
     marks: str
@@ -200,8 +190,8 @@ class SampleReader:
         if forced:
             return Side([], said)
         text, lacks = self._output(record)
-        places = [(at, at + len(item)) for item in gold for at in _places(text, item)]
-        return Side(cut(text, places, _OUTPUT_HEAD, _OUTPUT_TAIL), said, lacks)
+        right_ones = [(at, at + len(item)) for item in gold for at in places(text, item)]
+        return Side(cut(text, right_ones, _OUTPUT_HEAD, _OUTPUT_TAIL), said, lacks)
 
     def _sample(self, record: Record) -> tuple[Sample | None, str]:
         """Make a record's sample again; ``None``, with the reason, where that is not possible here."""
@@ -254,79 +244,6 @@ class SampleReader:
 def _samples(task: Any, context: int, count: int, seed: int, tokenizer: Any) -> list[Sample]:
     made: list[Sample] = task.samples(context, count, seed, tokenizer)
     return made
-
-
-def shown(text: str) -> str:
-    """Return a text with letters that print nothing made visible; markup is the template's to escape."""
-    return "".join(map(_visible, text))
-
-
-def _visible(letter: str) -> str:
-    if letter in "\n\t" or unicodedata.category(letter) not in _UNSEEN:
-        return letter
-    return chr(0x2400 + ord(letter)) if letter < " " else "\u2421" if letter == "\x7f" else "\ufffd"
-
-
-def spans(prompt: str, item: str) -> list[tuple[int, int]]:
-    """Return where an expected item stands in a prompt: whole, or its longest beginning and end that do."""
-    if whole := _places(prompt, item):
-        return [(at, at + len(item)) for at in whole]
-    parts = (
-        _longest(lambda size: item[:size], prompt, len(item)),
-        _longest(lambda size: item[-size:], prompt, len(item)),
-    )
-    return [(at, at + len(part)) for part in dict.fromkeys(parts) if part for at in _places(prompt, part)[:1]]
-
-
-def _places(text: str, item: str) -> list[int]:
-    """Return where an item begins, the first few times."""
-    found: list[int] = []
-    while item and len(found) < _MOST_PLACES and (at := text.find(item, found[-1] + len(item) if found else 0)) >= 0:
-        found.append(at)
-    return found
-
-
-def _longest(cut: Callable[[int], str], prompt: str, most: int) -> str:
-    found = (cut(size).strip() for size in range(most - 1, _LEAST_SPAN - 1, -1))
-    return next((part for part in found if len(part) >= _LEAST_SPAN and part in prompt), "")
-
-
-def pieces(prompt: str, items: Sequence[str]) -> list[Piece]:
-    """Cut a prompt to its beginning, its end and what surrounds the gold spans."""
-    return cut(prompt, [span for item in items for span in spans(prompt, item)], _HEAD, _TAIL)
-
-
-def cut(text: str, places: Iterable[tuple[int, int]], head: int, tail: int) -> list[Piece]:
-    """Cut a text to its beginning, its end and what surrounds some places, which are gold."""
-    marked = _joined(places, 0)
-    kept = [(0, head), (len(text) - tail, len(text)), *((low - _AROUND, high + _AROUND) for low, high in marked)]
-    found: list[Piece] = []
-    end = 0
-    for low, high in _joined(((max(0, low), min(len(text), high)) for low, high in kept), _LEAST_CUT):
-        found += [(f"[{low - end:,} characters left out]", "cut")] if low > end else []
-        found += _marked(text, low, high, marked)
-        end = high
-    return [(words if kind == "cut" else shown(words), kind) for words, kind in found]
-
-
-def _joined(places: Iterable[tuple[int, int]], apart: int) -> list[tuple[int, int]]:
-    """Return places in order, those that touch or lie less than some letters apart as one."""
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(places):
-        if found and low <= found[-1][1] + apart:
-            found[-1] = (found[-1][0], max(found[-1][1], high))
-        else:
-            found.append((low, high))
-    return found
-
-
-def _marked(text: str, low: int, high: int, marked: Sequence[tuple[int, int]]) -> list[Piece]:
-    found: list[Piece] = []
-    for start, end in marked:
-        if low <= start < high:
-            found += [(text[low:start], ""), (text[start:end], "gold")]
-            low = end
-    return [(words, kind) for words, kind in [*found, (text[low:high], "")] if words]
 
 
 def _largest(text: str) -> tuple[int, float]:

@@ -14,8 +14,9 @@ from longdecode.evals.storage import write_records
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.reporting import samples
+from longdecode.reporting.excerpts import pieces, shown, spans
 from longdecode.reporting.results import Results, load_results
-from longdecode.reporting.samples import PromptMismatchError, SampleReader, Side, pieces, shown, spans
+from longdecode.reporting.samples import PromptMismatchError, SampleReader, Side
 
 WEIGHTS = Path(__file__).parents[2] / "miniature" / "weights"
 TASK, CONTEXT, SEED = "mini_longgen_15", 1024, 7

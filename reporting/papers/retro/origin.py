@@ -23,7 +23,7 @@ from longdecode.reporting.wording import short_tokens
 HEADS = ("Part", "Suite", "Context", "Budget", "Difference", "Interval", "Verdict", "Answers")
 _NUMERIC = frozenset({2, 3, 4})
 Step = tuple[str, str, str]
-"""What is asked in words, and the two labels whose difference answers it."""
+"""A question in words, and the two labels whose difference answers it."""
 
 
 def origin(inputs: PaperInputs) -> list[Block]:
