@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from longdecode.reporting import wording
 from longdecode.reporting.papers import pairs
@@ -35,6 +35,7 @@ def origin(inputs: PaperInputs) -> list[Block]:
         steps = list(_steps(inputs, model))
         about = inputs.about(model, None)
         if rows := [row for step in steps for row in _rows(inputs, model, step, books=False)]:
+            found.append(Prose(words["summary"].format(model=model, counts=_counted(rows))))
             found.append(Cells(words["caption"].format(about=about), HEADS, rows, _NUMERIC))
         if text := [row for step in steps for row in _rows(inputs, model, step, books=True)]:
             told = words["text_caption"].format(about=about)
@@ -65,6 +66,17 @@ def _steps(inputs: PaperInputs, model: str) -> Iterator[Step]:
                 yield f"{one} alone, window {window}, over Quest", parts[one], quest
             if "both" in parts and other in parts:
                 yield f"{one} added to {other}, window {window}", parts["both"], parts[other]
+
+
+def _counted(rows: Sequence[Sequence[str]]) -> str:
+    """Say of each part in how many cells it gains, and in how many it loses."""
+    said = []
+    for part in dict.fromkeys(row[0] for row in rows):
+        verdicts = [row[HEADS.index("Verdict")] for row in rows if row[0] == part]
+        lost = verdicts.count("below 0")
+        less = f" and is below it in {lost}" if lost else ""
+        said.append(f"{part} is above 0 in {verdicts.count('above 0')} of {len(verdicts)}{less}")
+    return "; ".join(said)
 
 
 def _rows(inputs: PaperInputs, model: str, step: Step, books: bool) -> Iterator[list[str]]:

@@ -304,6 +304,8 @@ def test_what_each_window_adds_is_a_paired_difference(page: str, records: list[R
         label: np.mean([r.score for r in records if (r.label, r.suite) == (label, "mini_longgen")])
         for label in ("quest", "retro", "retro_w8")
     }
+    assert "miniature, cells with room: window 2 over Quest is above 0 in 0 of 1" in gains
+    assert "window 8 over window 2 is above 0 in 1 of 1" in gains
     for what, gap in (
         ("window 2 over Quest", mean["retro"] - mean["quest"]),
         ("window 8 over window 2", mean["retro_w8"] - mean["retro"]),
