@@ -18,7 +18,7 @@ from longdecode.reporting.results import Results, Topic, load_results
 from longdecode.reporting.setups import timed_setups
 from longdecode.reporting.speed.measured import Speed, at
 from longdecode.reporting.speed.tables import against
-from longdecode.reporting.verdicts import grid, margin
+from longdecode.reporting.verdicts import WITHIN, grid, margin
 from longdecode.reporting.wording import listing, milliseconds, number, ratio
 
 MODEL, CONTEXT, BUDGET = "llama3-8b", 131072, "4096"
@@ -57,9 +57,9 @@ def figure_reading(results: Results) -> str:
     judged = grid(results, topic, labels)
     quest = next(each for label, each, _ in judged.rows if label == "quest")
     places = [f"{v.headline.removeprefix('from ')} at {v.context:,} tokens" for v in quest]
-    within = [f"{v.label} from {v.budget} ({v.reads}; {v.flips})" for v in judged.ranked("shown", "estimate")]
+    within = [f"{v.label} from {v.budget} ({v.reads}; {v.flips})" for v in judged.ranked(*WITHIN)]
     far = [f"{v.label} ({v.value} at {v.budget})" for v in judged.ranked("worse")]
-    shares = {v.context or 0: float(v.budget.split()[0]) for v in quest if v.level in ("shown", "estimate")}
+    shares = {v.context or 0: float(v.budget.split()[0]) for v in quest if v.level in WITHIN}
     tokens = [context * share for context, share in shares.items()]
     by_number = len(tokens) > 1 and max(tokens) / min(tokens) < max(shares.values()) / min(shares.values())
     shape = ": what a selector needs is nearer to a number of tokens than to a share of them" if by_number else ""

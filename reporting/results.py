@@ -18,7 +18,8 @@ from longdecode.evals.common_window import with_common_windows
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.storage import read_folder, read_frame, read_records, stamped_drafters
-from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
+from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD, Spread
+from longdecode.reporting.dependence import Dependence, dependence
 from longdecode.reporting.flips import Flips, Place, count_flips
 from longdecode.reporting.solved import full_does
 from longdecode.reporting.speed.measured import Speed, load_speed
@@ -64,7 +65,8 @@ class Results:
     ``summary`` holds the rows of summary.csv with two more columns: ``kind`` (the registered method behind a label) and
     ``share`` (the budget as a fraction of the context; 1 for methods that read everything). ``losses`` names the tasks
     of which lower is better; ``flips`` counts the answers that a cell wins and loses against Full;
-    ``text_files`` hold the records of long generation, which no summary holds.
+    ``dependence`` says what shared prompts do to intervals; ``text_files`` hold the records of long generation, which
+    no summary holds.
     """
 
     profile: str
@@ -80,6 +82,7 @@ class Results:
     speed_records: Sequence[SpeedRecord] = ()
     text_files: Sequence[TextFile] = ()
     flips: Mapping[Place, Flips] = field(default_factory=dict)
+    dependence: Dependence = field(default_factory=Dependence)
 
     @property
     def texts(self) -> list[Record]:
@@ -242,6 +245,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
     summary["kind"] = summary["method"].map(lambda label: kinds.get(label, label))
     summary["share"] = [_share(text, tokens / context) for text, tokens, context in _budgets(summary)]
     instrument = results_dir / "instrument.json"
+    spread = Spread(config.get("confidence", 0.95), config.get("bootstrap_resamples", 2000), config.get("seed", 0))
     return Results(
         profile=str(config.get("profile", results_dir.name)),
         config=config,
@@ -254,6 +258,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         instrument=json.loads(instrument.read_text(encoding="utf-8")) if instrument.exists() else None,
         speed=speed,
         flips=count_flips(records),
+        dependence=dependence(records, spread),
         speed_records=read_folder(results_dir / "speed", SpeedRecord),
         text_files=[
             TextFile(tuple(read_records(path, Record)), stamped_drafters(path))
