@@ -46,7 +46,7 @@ from longdecode.reporting.printed_ranks import printed_rankings
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, ReportError, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
-from longdecode.reporting.staleness import measured_before
+from longdecode.reporting.staleness import measured_before, older
 
 _HERE = Path(__file__).parent
 SHOWN_SAMPLES = 2
@@ -171,18 +171,19 @@ class _Build:
         )  # fmt: skip
 
     def _transfer(self) -> None:
-        main, known = self.main, self.results.config.get("models") or {}
+        main, whole, known = self.main, self.results, self.results.config.get("models") or {}
         if source := self.results.config.get("transfer_from"):
             if not (Path(source) / "config.yaml").is_file():
                 raise ReportError(f"transfer_from: {source} holds no results (no config.yaml); leave the key out")
-            other = load_results(Path(source) / "config.yaml", Path(source))
-            main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
+            whole = load_results(Path(source) / "config.yaml", Path(source))
+            main, known = whole.without(whole.ablations) if whole.ablations else whole, whole.config["models"]
         small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
         labels = {label for label in main.labels if main.kind(label) != REFERENCE_METHOD}
         self._page(
             "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
             found=transfer.transfer(main, small, labels, printed_rankings()),
             origin=main.profile if source else None, origin_folder=source,
+            older=measured_before(main.records, (), (), (), whole.gates),
         )  # fmt: skip
 
     def _data(self) -> None:
@@ -357,7 +358,7 @@ class _Build:
             "scored": len(results.models) if results.has_quality else 0,
             "has_matrix": bool(self.matrix),
             "has_speed": results.speed is not None,
-            "stale": measured_before(results.records, results.speed_records, results.ablations, results.text_files),
+            "stale": older(results),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list({**self.models, **self.timed}.values()),
             "data_line": data_files.data_line(

@@ -18,6 +18,7 @@ from longdecode.reporting.results import Results, Topic, load_results
 from longdecode.reporting.setups import timed_setups
 from longdecode.reporting.speed.measured import Speed, at
 from longdecode.reporting.speed.tables import against
+from longdecode.reporting.staleness import older_in_short
 from longdecode.reporting.verdicts import WITHIN, grid, margin
 from longdecode.reporting.wording import listing, milliseconds, number, ratio
 
@@ -41,7 +42,7 @@ def rendered(text: str, results: Results, real: Results) -> str:
         ReadmeError: a region is missing.
     """
     bodies = {name: write(results) for name, write in REGIONS.items()}
-    bodies |= {"real model": real_table(real), "papers": papers(results, real)}
+    bodies |= {"real model": real_table(real), "papers": papers(results, real), "older": older(results, real)}
     for name, body in bodies.items():
         pattern = re.compile(_REGION.format(name), re.DOTALL)
         if not pattern.search(text):
@@ -120,6 +121,22 @@ def papers(results: Results, real: Results) -> str:
     """Return the table of papers."""
     heads = "| paper | in short | page | note |\n| --- | --- | --- | --- |"
     return "\n".join((heads, paper_lychee(results), paper_retro(real), paper_nosa(), paper_tokenswift()))
+
+
+def older(*loaded: Results, folder: Path = Path("results")) -> str:
+    """Return the table of evidence that is of older code, a profile of ``folder`` a row.
+
+    Args:
+        loaded: results that need not be read again.
+        folder: of the profiles.
+    """
+    known = {results.profile: results for results in loaded}
+    lines = ["| profile | measured before: evidence whose code has changed since (its revision) |", "| --- | --- |"]
+    for config in sorted(folder.glob("*/config.yaml")):
+        name = config.parent.name
+        results = known[name] if name in known else load_results(config, config.parent)
+        lines.append(f"| `{folder.name}/{name}` | {older_in_short(results) or 'none'} |")
+    return "\n".join(lines)
 
 
 def paper_lychee(results: Results) -> str:

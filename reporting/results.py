@@ -59,6 +59,16 @@ class TextFile:
 
 
 @dataclass(frozen=True, slots=True)
+class GateRecord:
+    """One label's passed or failed conformance: whose, and of which code."""
+
+    label: str
+    method: str
+    code_hash: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """Hold everything the pages draw on.
 
@@ -83,6 +93,7 @@ class Results:
     text_files: Sequence[TextFile] = ()
     flips: Mapping[Place, Flips] = field(default_factory=dict)
     dependence: Dependence = field(default_factory=Dependence)
+    gates: Sequence[GateRecord] = ()
 
     @property
     def texts(self) -> list[Record]:
@@ -226,7 +237,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
             ``speed.csv`` and ``speed/`` where time was measured.
 
     Raises:
-        ReportError: there is neither a summary with a row nor a time, or every cell failed.
+        ReportError: there is neither a summary with a row nor a time, every cell failed, or a gate's file is damaged.
         RecordSchemaError: a record file cannot be read by this code.
     """
     text = config_path.read_text(encoding="utf-8")
@@ -259,6 +270,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         speed=speed,
         flips=count_flips(records),
         dependence=dependence(records, spread),
+        gates=[_gate(path) for path in sorted((results_dir / "gate").glob("*.json"))],
         speed_records=read_folder(results_dir / "speed", SpeedRecord),
         text_files=[
             TextFile(tuple(read_records(path, Record)), stamped_drafters(path))
@@ -278,6 +290,14 @@ def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:
         for context in (spec["contexts"] if small else (None,))
     ]
     return [record for path in paths if path.exists() for record in read_records(path, Record)]
+
+
+def _gate(path: Path) -> GateRecord:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return GateRecord(path.stem, found["method"], found["code_hash"], found["revision"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReportError(f"{path}: no gate's file ({type(error).__name__}: {error})") from error
 
 
 def _nothing_ran(path: Path, records: Sequence[Record]) -> str:
