@@ -46,7 +46,7 @@ from longdecode.reporting.printed_ranks import printed_rankings
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, ReportError, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
-from longdecode.reporting.staleness import measured_before, older
+from longdecode.reporting.staleness import older, older_scores
 
 _HERE = Path(__file__).parent
 SHOWN_SAMPLES = 2
@@ -171,19 +171,18 @@ class _Build:
         )  # fmt: skip
 
     def _transfer(self) -> None:
-        main, whole, known = self.main, self.results, self.results.config.get("models") or {}
+        main, known = self.main, self.results.config.get("models") or {}
         if source := self.results.config.get("transfer_from"):
             if not (Path(source) / "config.yaml").is_file():
                 raise ReportError(f"transfer_from: {source} holds no results (no config.yaml); leave the key out")
-            whole = load_results(Path(source) / "config.yaml", Path(source))
-            main, known = whole.without(whole.ablations) if whole.ablations else whole, whole.config["models"]
+            other = load_results(Path(source) / "config.yaml", Path(source))
+            main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
         small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
         labels = {label for label in main.labels if main.kind(label) != REFERENCE_METHOD}
         self._page(
             "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
             found=transfer.transfer(main, small, labels, printed_rankings()),
-            origin=main.profile if source else None, origin_folder=source,
-            older=measured_before(main.records, (), (), (), whole.gates),
+            origin=source and main.profile, origin_folder=source, older=older_scores(main),
         )  # fmt: skip
 
     def _data(self) -> None:
