@@ -160,7 +160,7 @@ class _Build:
             texts=sorted(Counter(record.model for record in self.results.texts if record.status == "ok").items()),
             **index.index_values(
                 self.results, self.main, self.figures, self.models, self.featured, self.suite_families, self._about,
-                self._timed_name, index.tuning_short(self.play),
+                self._timed_name, self.play.short,
             ),
         )  # fmt: skip
 

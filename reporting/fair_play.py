@@ -52,6 +52,20 @@ class FairPlay:
         kinds = {entry.kind for entry in self.standings if entry.label == label}
         return "untuned" if "untuned" in kinds else "set by hand" if "by hand" in kinds else ""
 
+    @property
+    def short(self) -> str:
+        """Say in a few words how knobs were chosen: the exceptions, where most were tuned alike."""
+        odd: dict[str, list[str]] = {}
+        for entry in self.standings:
+            if entry.kind != "tuned" and entry.label not in odd.setdefault(entry.kind, []):
+                odd[entry.kind].append(entry.label)
+        names = {"by hand": "set by hand", "untuned": "not tuned"}
+        parts = [f"{listing(found)} {names.get(kind, kind)}" for kind, found in odd.items()]
+        if not self.standings:
+            return "no knobs to tune"
+        tuned = any(entry.kind == "tuned" for entry in self.standings)
+        return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned alike"
+
 
 def fair_play(results: Results, results_dir: Path, families: Mapping[str, str]) -> FairPlay:
     """Read the run's tuning records and compare every label's parameters with them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from longdecode.evals.records import Record
@@ -32,12 +32,18 @@ class Flips:
 
 
 def count_flips(records: Iterable[Record]) -> dict[Place, Flips]:
-    """Count the flips of every cell whose answers are right or wrong, and of every suite over its tasks."""
-    answers: dict[tuple[Place, str], dict[tuple[int, int], list[float]]] = defaultdict(dict)
-    for r in records:
-        if r.status == "ok" and r.unit == "fraction" and r.parts and set(r.parts) <= {0.0, 1.0}:
+    """Count the flips of every cell whose answers are right or wrong, and of every suite over its tasks.
+
+    A score without parts is one answer, where all of its task are right or wrong.
+    """
+    answers: dict[tuple[Place, str], dict[tuple[int, int], Sequence[float]]] = defaultdict(dict)
+    marked = (r for r in records if r.status == "ok" and r.unit == "fraction" and r.score is not None)
+    scored = [(r, r.parts or [float(r.score or 0)]) for r in marked]
+    shares = {(r.model, r.task) for r, _ in scored if not r.parts and r.score not in (0.0, 1.0)}
+    for r, parts in scored:
+        if set(parts) <= {0.0, 1.0} and (r.parts or (r.model, r.task) not in shares):
             place = (r.model, r.suite, r.task, r.label, r.budget, r.context)
-            answers[place, r.method][r.seed, r.sample_index] = r.parts
+            answers[place, r.method][r.seed, r.sample_index] = parts
     full = {(p[0], p[1], p[2], p[5]): found for (p, method), found in answers.items() if method == REFERENCE_METHOD}
     counted: dict[Place, Flips] = {}
     for (place, method), mine in answers.items():
