@@ -29,7 +29,7 @@ _MOST_NAMED = 4
 Place = tuple[str, int]
 """Model and context."""
 Scores = dict[str, NDArray[np.float64]]
-"""By label, the mean over tasks for each sample ``[n]``; samples are those that all labels share."""
+"""By label, the mean score of each problem ``[n]``; problems are those that all labels share."""
 Outcome = Literal["reverses", "undecided", "ceiling", "holds"]
 
 

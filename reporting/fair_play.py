@@ -63,6 +63,20 @@ class FairPlay:
         found = [(kind, [x for x in labels if self.label_of(x) == kind]) for kind in ("untuned", "set by hand")]
         return [(kind, names) for kind, names in found if names]
 
+    @property
+    def short(self) -> str:
+        """Say in a few words how knobs were chosen: the exceptions, where most were tuned alike."""
+        odd: dict[str, list[str]] = {}
+        for entry in self.standings:
+            if entry.kind != "tuned" and entry.label not in odd.setdefault(entry.kind, []):
+                odd[entry.kind].append(entry.label)
+        names = {"by hand": "set by hand", "untuned": "not tuned"}
+        parts = [f"{listing(found)} {names.get(kind, kind)}" for kind, found in odd.items()]
+        if not self.standings:
+            return "no knobs to tune"
+        tuned = any(entry.kind == "tuned" for entry in self.standings)
+        return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned alike"
+
 
 def fair_play(results: Results, results_dir: Path, families: Mapping[str, str]) -> FairPlay:
     """Read the run's tuning records and compare every label's parameters with them.

@@ -18,7 +18,7 @@ from longdecode.evals.records import Record
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task
 from longdecode.reporting.excerpts import Piece, cut, pieces, places, shown
-from longdecode.reporting.flips import answers_of
+from longdecode.reporting.flips import answers_of, degrees
 from longdecode.reporting.results import REFERENCE_METHOD, ReportError, Results, load_results
 from longdecode.reporting.wording import budget, budget_order, score, slug, with_unit
 
@@ -91,6 +91,7 @@ class SampleReader:
 
     def __init__(self, results: Results):
         self.results = results
+        self._shares = degrees(results.records)
         self._by_cell: dict[Cell, dict[tuple[int, int], Record]] = {}
         for r in results.records:
             if r.status == "ok" and r.score is not None:
@@ -121,7 +122,7 @@ class SampleReader:
         mine = self._by_cell.get(cell, {})
         if not mine or _kind(mine) == REFERENCE_METHOD:
             return []
-        return sorted(key for key in mine if key in theirs and any(_flipped(mine[key], theirs[key])))
+        return sorted(key for key in mine if key in theirs and any(self._flipped(mine[key], theirs[key])))
 
     def _kept(self, cell: Cell) -> list[tuple[int, int]]:
         return [key for key in self.lost(cell) if _told(self._by_cell[cell][key])]
@@ -160,7 +161,7 @@ class SampleReader:
 
     def _rank(self, cell: Cell, key: tuple[int, int], order: Sequence[str]) -> tuple[Any, ...]:
         mine, full = self._by_cell[cell][key], self._full[cell.model, cell.task, cell.context][key]
-        worse = any(_flipped(mine, full)) if answers_of(full) else _worse(mine, full)
+        worse = any(self._flipped(mine, full)) if answers_of(full, self._shares) else _worse(mine, full)
         kind, size = budget_order(cell.budget)
         told = _told(mine) and _told(full)
         least = size if full.unit != "fraction" else -size
@@ -172,7 +173,7 @@ class SampleReader:
         sample, lacks = self._sample(mine)
         forced = mine.unit != "fraction"
         gold = _gold(sample, forced) if sample else []
-        flipped = _flipped(mine, full) if full else []
+        flipped = self._flipped(mine, full) if full else []
         missed = [item for item, lost in zip(gold, flipped, strict=False) if lost]
         prompt = sample.prompt + sample.forced if sample else ""
         return Reading(
@@ -183,7 +184,7 @@ class SampleReader:
     def _side(self, record: Record | None, gold: Sequence[str], forced: bool) -> Side:
         if record is None:
             return Side([], "", "not in the records")
-        marks = answers_of(record)
+        marks = answers_of(record, self._shares)
         right = f"{sum(marks):.0f} of {len(marks)} right" if marks else ""
         scored = f"{record.metric} {with_unit(score(record.score or 0.0, record.unit), record.unit)}"
         said = right or scored
@@ -192,6 +193,11 @@ class SampleReader:
         text, lacks = self._output(record)
         right_ones = [(at, at + len(item)) for item in gold for at in places(text, item)]
         return Side(cut(text, right_ones, _OUTPUT_HEAD, _OUTPUT_TAIL), said, lacks)
+
+    def _flipped(self, mine: Record, full: Record) -> list[bool]:
+        """Mark the answers that are right under Full alone."""
+        ours, theirs = answers_of(mine, self._shares), answers_of(full, self._shares)
+        return [a < b for a, b in zip(ours, theirs, strict=True)] if len(ours) == len(theirs) else []
 
     def _sample(self, record: Record) -> tuple[Sample | None, str]:
         """Make a record's sample again; ``None``, with the reason, where that is not possible here."""
@@ -272,12 +278,6 @@ def _told(record: Record) -> bool:
 def _worse(mine: Record, full: Record) -> bool:
     ours, theirs = mine.score or 0.0, full.score or 0.0
     return ours < theirs if full.higher_is_better else ours > theirs
-
-
-def _flipped(mine: Record, full: Record) -> list[bool]:
-    """Mark the answers that are right under Full alone."""
-    ours, theirs = answers_of(mine), answers_of(full)
-    return [a < b for a, b in zip(ours, theirs, strict=True)] if len(ours) == len(theirs) else []
 
 
 def _kind(found: dict[tuple[int, int], Record]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longdecode.evals.budgets import bytes_share
+from longdecode.evals.problems import samples_per_problem
 from longdecode.evals.stats import generator
 from longdecode.reporting.conclusions import Conclusion, Place, Scores, Statement, conclude, state, summary
 from longdecode.reporting.printed_ranks import LEAST_METHODS as LEAST_IN_PRINT
@@ -19,6 +20,8 @@ from longdecode.reporting.wording import MINUS, budget, budget_order, number, sh
 
 LEAST_METHODS = 4
 RESAMPLES = 1000
+Problem = tuple[str, int, int]
+"""Task, seed, number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +95,34 @@ def transfer(
 
 
 def _table(results: Results, labels: Collection[str]) -> dict[tuple[str, str], dict[Place, Scores]]:
-    """Scores by suite and budget, place and label; losses are turned round, so that more is better everywhere."""
-    raw: dict[tuple[str, str], dict[Place, dict[str, dict[tuple[str, int, int], float]]]] = {}
+    """Scores by suite and budget, place and label; losses are turned round, so that more is better everywhere.
+
+    The samples of one problem, such as the windows of a book, are one score: they depend on each other.
+    """
+    raw: dict[tuple[str, str], dict[Place, dict[str, dict[Problem, list[float]]]]] = {}
     for r in results.records:
         if r.status == "ok" and r.score is not None and r.label in labels and r.method != REFERENCE_METHOD:
             at = raw.setdefault((r.suite, r.budget), {}).setdefault((r.model, r.context), {})
             score = r.score if r.higher_is_better else -r.score
-            at.setdefault(r.label, {})[r.task, r.seed, r.sample_index] = score
+            problem = r.task, r.seed, r.sample_index // samples_per_problem(r.task)
+            at.setdefault(r.label, {}).setdefault(problem, []).append(score)
     return {
         key: {place: scores for place, found in places.items() if (scores := _shared(found))}
         for key, places in raw.items()
     }
 
 
-def _shared(found: Mapping[str, Mapping[tuple[str, int, int], float]]) -> Scores:
-    """The labels that ran on every sample that any ran on, each sample's score in one order."""
-    everything = set().union(*(set(mine) for mine in found.values()))
-    order = sorted(everything)
-    return {label: np.array([mine[key] for key in order]) for label, mine in found.items() if len(mine) == len(order)}
+def _shared(found: Mapping[str, Mapping[Problem, Sequence[float]]]) -> Scores:
+    """The labels that ran on every sample that any ran on, each problem's mean score in one order."""
+    sizes: dict[Problem, int] = {}
+    for mine in found.values():
+        sizes |= {key: max(len(scores), sizes.get(key, 0)) for key, scores in mine.items()}
+    order = sorted(sizes)
+    return {
+        label: np.array([np.mean(mine[key]) for key in order])
+        for label, mine in found.items()
+        if {key: len(scores) for key, scores in mine.items()} == sizes
+    }
 
 
 def _pairs(places: Mapping[Place, Scores], instruments: Collection[str]) -> list[tuple[Place, Place]]:

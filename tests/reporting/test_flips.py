@@ -12,7 +12,7 @@ def record(label: str, task: str, parts: list[float] | None, index: int = 0, **m
     base = {
         "model": "m", "suite": "s", "task": task, "method": label, "label": label, "context": 2048, "seed": 0,
         "budget": "full" if label == "full" else "0.1", "sample_index": index, "status": "ok", "unit": "fraction",
-        "parts": parts, "metric": "accuracy", "score": None,
+        "parts": parts, "score": None if parts is None else sum(parts) / len(parts),
     }  # fmt: skip
     return SimpleNamespace(**base | more)
 
@@ -36,17 +36,18 @@ def test_a_perfect_method_prints_how_many_answers_it_kept() -> None:
     assert flips.words == "0 of 96 answers lost"
 
 
+def test_a_score_without_parts_is_one_answer_where_all_of_its_task_are_right_or_wrong() -> None:
+    right = [record(label, "one", None, i, score=1.0) for label in ("full", "quest") for i in range(3)]
+    lost = [record("full", "one", None, 3, score=1.0), record("quest", "one", None, 3, score=0.0)]
+    place = ("m", "s", "one", "quest", "0.1", 2048)
+    assert count_flips([*right, *lost])[place].words == "1 of 4 answers lost"
+    overlap = [record(label, "one", None, 4, score=0.4) for label in ("full", "quest")]
+    assert not count_flips([*right, *lost, *overlap]), "an overlap that happens to be 0 or 1 is no answer"
+
+
 def test_losses_holes_and_shares_have_no_flips() -> None:
     assert not count_flips([record("quest", "one", [1.0])]), "Full is not there"
     both = [record(label, "one", [0.5, 1.2], unit="nats/byte") for label in ("full", "quest")]
     assert not count_flips(both)
     failed = record("quest", "one", None, -1, status="oom")
     assert not count_flips([record("full", "one", [1.0]), failed])
-
-
-def test_a_sample_that_is_one_answer_counts_and_a_degree_does_not() -> None:
-    both = [record("full", "one", None, i, score=1.0) for i in range(3)]
-    both += [record("quest", "one", None, i, score=float(i > 0)) for i in range(3)]
-    assert count_flips(both)["m", "s", "one", "quest", "0.1", 2048] == Flips(lost=1, answers=3)
-    rouge = [record(label, "one", None, metric="rouge_l", score=0.0) for label in ("full", "quest")]
-    assert not count_flips(rouge), "a ROUGE of 0 is no wrong answer"

@@ -88,6 +88,22 @@ def test_one_model_says_what_is_missing_and_how_to_make_it() -> None:
     assert "{bytes: 0.25}" in found.missing[1]
 
 
+def test_windows_of_one_book_are_one_problem() -> None:
+    """Four windows that say the same of a book add nothing to the interval of a rank correlation."""
+
+    def of_books(windows: int) -> list[Any]:
+        task = "fidelity_forced" if windows > 1 else "t"
+        whole = [*records("mini", 2048, METHODS, n=7), *records("mini", 8192, METHODS | {"a": 0.2}, n=7)]
+        return [
+            SimpleNamespace(**vars(r) | {"task": task, "sample_index": windows * r.sample_index + window})
+            for r in whole
+            for window in range(windows)
+        ]
+
+    one, four = (transfer(results(of_books(windows)), {"mini"}, METHODS).budgets for windows in (1, 4))
+    assert one == four and one[0].bounds != f"[{one[0].value}, {one[0].value}]"
+
+
 def test_print_is_one_more_place_at_the_budget_nearest_to_its_own() -> None:
     print_says = PrintedRanking("print: B, M (P, Table 1)", ("s", "other"), 0.15, {"a": 60.0, "b": 50.0, "c": 55.0})
     agrees, reversed_ = {"a": 0.9, "c": 0.5, "b": 0.1, "d": 0.3}, {"a": 0.1, "c": 0.5, "b": 0.9, "d": 0.3}
