@@ -177,11 +177,11 @@ class _Build:
                 raise ReportError(f"transfer_from: {source} holds no results (no config.yaml); leave the key out")
             other = load_results(Path(source) / "config.yaml", Path(source))
             main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
-        mini = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
-        kind = {label: main.kind(label) for label in main.labels if main.kind(label) != REFERENCE_METHOD}
+        small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
+        kinds = {label: main.kind(label) for label in main.labels if main.kind(label) != REFERENCE_METHOD}
         self._page(
             "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
-            found=transfer.transfer(main, mini, kind, printed_rankings(), families.named(kind, self.words["families"])),
+            found=transfer.transfer(main, small, kinds, printed_rankings(), families.named(kinds)),
             origin=source and main.profile, origin_folder=source, older=older_scores(main),
         )  # fmt: skip
 
