@@ -58,3 +58,9 @@ def with_common_windows(values: Mapping[str, Any]) -> dict[str, Any]:
             "method": method, "params": {**(entry.get("params") or {}), **common}, "by_model": kept, **restricted,
         }  # fmt: skip
     return {**values, "methods": filled}
+
+
+def require_own_label(label: Any) -> None:
+    """Refuse a label that reads as if its window were the common one."""
+    if str(label).endswith(SUFFIX):
+        raise typed.wrong(f"labels that end in {SUFFIX} are made by common_window alone", f"methods.{label}")

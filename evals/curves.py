@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
+from longdecode.evals.problems import problem_of
 from longdecode.evals.records import Record
 from longdecode.evals.stats import wilson_interval
 
@@ -39,14 +40,19 @@ def _curves(records: Sequence[Record], confidence: float) -> pd.DataFrame:
     for key in sorted(cells, key=lambda k: tuple(map(str, k))):
         longest = max(len(r.parts or ()) for r in cells[key])
         for i in range(longest):
-            values = np.array([r.parts[i] for r in cells[key] if r.parts and len(r.parts) > i])
-            rows.append((*key, i + 1, len(values), float(values.mean()), *_interval(values, confidence)))
+            reach = [r for r in cells[key] if r.parts and len(r.parts) > i]
+            values = [r.parts[i] for r in reach if r.parts]
+            by_problem: dict[Any, list[float]] = defaultdict(list)
+            for record, value in zip(reach, values, strict=True):
+                by_problem[problem_of(record)].append(value)
+            means = np.array([np.mean(found) for found in by_problem.values()])
+            rows.append((*key, i + 1, len(values), float(np.mean(values)), *_interval(means, confidence)))
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame.astype({"budget_tokens": "Int64"})
 
 
 def _interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Wilson's for right-or-wrong items, Student's for anything else."""
+    """Wilson's for right-or-wrong items, Student's for anything else; a value each problem, as its samples depend."""
     n, mean = len(values), float(values.mean())
     if np.isin(values, (0.0, 1.0)).all():
         return wilson_interval(mean, n, confidence)

@@ -23,6 +23,7 @@ Kind = Literal["tuned", "by hand", "untuned", "nothing to tune", "common window"
 class Standing:
     """The tuning of one label on one model; ``reason`` names the knobs behind it.
 
+    ``reason`` also names other parameters than those that the values were tuned with, which leave a label tuned.
     ``unlearned`` says whether head roles are made up by rule, ``None`` for a method without roles.
     """
 
@@ -78,15 +79,22 @@ def with_tuned_values(config: RunConfig) -> RunConfig:
 def standings(config: RunConfig, records: Mapping[str, TuningRecord] | None = None) -> list[Standing]:
     """Return the standing of every label that stands beside others, on each model that it is scored on.
 
-    Labels that run on a part of the run only vary a method to learn about it, and are left out.
+    Labels that run on a part of the run only vary a method to learn about it, and are left out; one that names every
+    suite and budget of the run is no part.
     """
     known = tuning_records(config) if records is None else records
     return [
         standing(spec, label, model, known.get(model))
         for model in config.models
         for label, spec in config.methods.items()
-        if not spec.is_ablation and config.suites_of(label)
+        if not _is_part(config, spec) and config.suites_of(label) and spec.runs_on(model)
     ]
+
+
+def _is_part(config: RunConfig, spec: MethodSpec) -> bool:
+    suites = spec.suites is not None and bool(set(config.suites) - set(spec.suites))
+    budgets = spec.budgets is not None and bool(set(config.budgets) - set(spec.budgets))
+    return spec.is_ablation and (suites or budgets)
 
 
 def standing(spec: MethodSpec, label: str, model: str, record: TuningRecord | None) -> Standing:
@@ -104,22 +112,30 @@ def standing_of(
         return Standing(label, model, "common window", "sinks and recent tokens as every method's")
     card = load_card(method)
     learned = [knob for knob in card.knobs if knob.per_model and knob.file]
-    given = {knob.name: params.get(knob.name, knob.default) for knob in (*card.tuned_knobs, *learned)}
-    if not given:
+    given = {knob.name: params.get(knob.name, knob.default) for knob in card.knobs}
+    if not learned and not card.tuned_knobs:
         return Standing(label, model, "nothing to tune")
     unlearned = [f"{knob.name} = {knob.default!r}, not learned" for knob in learned if given[knob.name] == knob.default]
+    has_rule = bool(unlearned) if learned else None
     if record is None:
         moved = [knob.name for knob in card.tuned_knobs if given[knob.name] != knob.default]
         kind: Kind = "by hand" if moved else "untuned"
-        return Standing(label, model, kind, ", ".join(moved), bool(unlearned) if learned else None)
-    chosen = record.methods[method].chosen if method in record.methods else {}
+        return Standing(label, model, kind, ", ".join(moved), has_rule)
+    tuned = record.methods.get(method)
+    chosen = tuned.chosen if tuned else {}
     off = [
         f"{knob.name} = {given[knob.name]!r}, tuned: {chosen.get(knob.name, 'none')!r}"
         for knob in card.tuned_knobs
         if knob.name not in chosen or given[knob.name] != chosen[knob.name]
     ]
-    reason = "; ".join(off + unlearned)
-    return Standing(label, model, "untuned" if reason else "tuned", reason, bool(unlearned) if learned else None)
+    beside = {
+        knob.name: f"{knob.name} = {given[knob.name]!r}, tuned with {tuned.fixed.get(knob.name, knob.default)!r}"
+        for knob in card.knobs
+        if tuned and knob not in card.tuned_knobs and given[knob.name] != tuned.fixed.get(knob.name, knob.default)
+    }
+    off += [beside.pop(knob.name) for knob in card.knobs if knob.name in beside and knob.per_model and not knob.file]
+    off += unlearned
+    return Standing(label, model, "untuned" if off else "tuned", "; ".join([*off, *beside.values()]), has_rule)
 
 
 def require_fair(config: RunConfig) -> None:
@@ -136,6 +152,12 @@ def require_fair(config: RunConfig) -> None:
             raise ConfigError(
                 f"{config.source}: tuning.records.{model}: {path}: no such tuning record; `snakemake tune` with this "
                 f"configuration makes it, {_LABELLED}"
+            )
+    for model, record in tuning_records(config).items():
+        if record.model != model and not _is_checkpoint(config.models[model].path, record.model_hash):
+            raise ConfigError(
+                f"{config.source}: tuning.records.{model}: holds what was tuned on {record.model}; `snakemake tune` "
+                f"with this configuration tunes on {model}, {_LABELLED}"
             )
     found = standings(config)
     for model in config.models:
@@ -154,6 +176,13 @@ def require_fair(config: RunConfig) -> None:
                 f"{config.source}: methods.{made_up[0].label}: on {model} the roles of {made_up[0].label} are made up "
                 f"and those of {learned[0].label} are learned; learn both (`snakemake lychee_train`), {_LABELLED}"
             )
+
+
+def _is_checkpoint(path: str, model_hash: str) -> bool:
+    """Tell whether a folder on this machine holds the checkpoint of that hash, under whatever name."""
+    from longdecode.evals.provenance import checkpoint_hash
+
+    return Path(path).is_dir() and checkpoint_hash(Path(path)) == model_hash
 
 
 class TuningGuard:

@@ -17,7 +17,7 @@ BOOKKEEPING = frozenset(
     for name in (
         "engine.plugins", "evals.common_window", "evals.config_values", "evals.fairness", "evals.tuning_spec",
         "evals.gate_launches", "evals.generation.spec", "evals.hashing", "evals.identification_spec", "evals.journal",
-        "evals.ledger", "evals.migrations", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
+        "evals.ledger", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
         "evals.storage", "evals.tasks.registry", "evals.throughput.spec", "methods.card", "methods.conformance",
         "methods.conformance_bench", "methods.conformance_launches", "methods.conformance_rules", "methods.registry",
         "methods.rule",

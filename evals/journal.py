@@ -14,8 +14,7 @@ from typing import Generic, Self, TypeVar
 from longdecode.engine.disk import refusal, writing
 from longdecode.engine.errors import LongDecodeError, StorageError
 from longdecode.engine.file_lock import FileLock, LockHeldError
-from longdecode.evals.migrations import load_record
-from longdecode.evals.records import BaseRecord
+from longdecode.evals.records import BaseRecord, load_record
 
 R = TypeVar("R", bound=BaseRecord)
 FORMAT = 2
@@ -64,7 +63,7 @@ class Journal(Generic[R]):
         Raises:
             JournalLockedError: another process holds the lock; the message names it and the file.
             JournalError: a line before the last is damaged; the message names the line and the remedy.
-            RecordSchemaError: a record's schema version cannot be migrated, or its values are out of range.
+            RecordSchemaError: a record is of another schema version, or its values are out of range.
             StorageError: the journal cannot be written.
         """
         with writing(self.path):

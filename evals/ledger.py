@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from longdecode.evals.journal import Journal
-from longdecode.evals.migrations import RecordSchemaError
-from longdecode.evals.records import FINAL_STATUSES, BaseRecord, Key
+from longdecode.evals.records import FINAL_STATUSES, BaseRecord, Key, RecordSchemaError
 
 
 class HasKey(Protocol):

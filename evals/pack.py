@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals import manifest
-from longdecode.evals.migrations import RecordSchemaError
-from longdecode.evals.records import Record
+from longdecode.evals.records import Record, RecordSchemaError
 from longdecode.evals.shared_columns import FRAME, NAME, STAMP, SharedValues, write_parquet
 from longdecode.evals.storage import read_records, read_table, replacing, stamped
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from longdecode.engine.errors import LongDecodeError
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
 Bench = Literal["ceiling", "kernel", "decode", "offload"]
@@ -207,3 +209,34 @@ class SpeedRecord(BaseRecord):
     def has_result(self) -> bool:
         """True where there is a time."""
         return bool(self.samples)
+
+
+R = TypeVar("R", bound=BaseRecord)
+
+
+class RecordSchemaError(LongDecodeError):
+    """A stored record's schema version is another one, or its fields do not fit it."""
+
+
+def load_record(fields: Mapping[str, Any], source: str, kind: type[R]) -> R:
+    """Check one stored record.
+
+    Args:
+        fields: the record as stored, ``schema_version`` included.
+        source: file and place, for the error message.
+        kind: ``Record`` or ``SpeedRecord``.
+
+    Raises:
+        RecordSchemaError: the version is not that of the schema, or the fields are not.
+    """
+    version, latest = fields.get("schema_version"), kind.model_fields["schema_version"].default
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise RecordSchemaError(f"{source}: a record without a schema_version")
+    if version != latest:
+        raise RecordSchemaError(f"{source}: {kind.__name__} of schema_version {version}; this code reads {latest}")
+    try:
+        return kind.model_validate(dict(fields))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "record"
+        raise RecordSchemaError(f"{source}: field {where}: {first['msg']}") from error

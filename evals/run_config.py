@@ -16,7 +16,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
 from longdecode.evals.adaptation_spec import AdaptationSpec
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
-from longdecode.evals.common_window import CommonWindow, with_common_windows
+from longdecode.evals.common_window import CommonWindow, require_own_label, with_common_windows
 from longdecode.evals.fairness import require_fair, with_tuned_values
 from longdecode.evals.generation.spec import GenerationSpec
 from longdecode.evals.identification_spec import IdentificationSpec
@@ -233,8 +233,8 @@ class RunConfig:
         for label, entry in methods.items() if isinstance(methods, Mapping) else ():
             if isinstance(entry, Mapping) and "tuned" in entry:
                 raise typed.wrong("is written by tuning.records alone", f"methods.{label}.tuned")
-        filled = with_common_windows(values)
-        values = filled
+            require_own_label(label)
+        values = filled = with_common_windows(values)
         if isinstance(methods := values.get("methods"), Mapping):
             filled["methods"] = {label: _over({"method": label}, entry) for label, entry in methods.items()}
         if isinstance(suites := values.get("suites"), Mapping):
@@ -330,10 +330,11 @@ def build_run_config(values: Any, source: str, *, check_params: bool = True, che
     Raises:
         ConfigError: as for ``load_run_config``.
     """
-    run = replace(typed.read(RunConfig, values, source, {"check_params": check_params}), source=source)
+    run = typed.read(RunConfig, values, source, {"check_params": check_params})
+    run = with_tuned_values(replace(run, source=source))
     if check_fairness:
-        require_fair(with_tuned_values(run))
-    return with_tuned_values(run)
+        require_fair(run)
+    return run
 
 
 def granted(run: RunConfig, gpus: int) -> RunConfig:

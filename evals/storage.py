@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 
 from longdecode.engine.disk import writing
 from longdecode.evals.hashing import code_hash
-from longdecode.evals.migrations import RecordSchemaError, load_record
-from longdecode.evals.records import BaseRecord, Provenance, SpeedSample
+from longdecode.evals.records import BaseRecord, Provenance, RecordSchemaError, SpeedSample, load_record
 from longdecode.evals.shared_columns import expanded, expanded_stamps, write_parquet
 
 R = TypeVar("R", bound=BaseRecord)
@@ -69,8 +68,7 @@ def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> l
         fingerprint: where given, a file that is missing or was written under another one counts as empty.
 
     Raises:
-        RecordSchemaError: the file is not parquet, does not match its checksum, has no schema version, or one that
-            cannot be migrated.
+        RecordSchemaError: the file is not parquet, does not match its checksum, or holds a record of another schema.
     """
     if fingerprint is not None and not path.exists():
         return []

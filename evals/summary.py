@@ -156,7 +156,7 @@ def _task_row(cell: Cell, found: list[Record], references: References, spread: S
     if row["status"] != "ok":
         return row
     estimate = stats.mean_estimate(
-        _scores(_scored(found)), spread.confidence, spread.resamples, stats.generator(spread.seed, "mean", *cell)
+        scores_of(_scored(found)), spread.confidence, spread.resamples, stats.generator(spread.seed, "mean", *cell)
     )
     row |= {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     reference = references.get((cell.place, cell.task))
@@ -203,7 +203,7 @@ def _suite_row(cell: Cell, members: Sequence[list[Record]], references: Referenc
         return row
     rng = stats.generator(spread.seed, "mean", *cell)
     estimate = stats.mean_of_means(
-        [_scores(_scored(found)) for found in members], spread.confidence, spread.resamples, rng
+        [scores_of(_scored(found)) for found in members], spread.confidence, spread.resamples, rng
     )
     row |= {"value": estimate.value, "low": estimate.low, "high": estimate.high}
     row |= {name: _mean(_mean(r.measures.get(name) for r in found) for found in members) for name in _names(everything)}
@@ -272,7 +272,8 @@ def _references(cells: Mapping[Cell, list[Record]]) -> References:
     }
 
 
-def _scores(found: Sequence[Record]) -> stats.Scores:
+def scores_of(found: Sequence[Record]) -> stats.Scores:
+    """Return the scores of one cell's samples, those of one problem under one number."""
     values = np.array([r.score for r in found], dtype=np.float64)
     problems = {name: number for number, name in enumerate(dict.fromkeys(map(problem_of, found)))}
     clusters = np.array([problems[problem_of(r)] for r in found], dtype=np.int64)
@@ -300,7 +301,7 @@ def _paired(
     if not common:
         raise SummaryError(f"{cell}: shares no sample with {reference[0].label}")
     common = [(mine, full) for mine, full in common if mine.status == "ok" == full.status]
-    return (_scores([mine for mine, _ in common]), _scores([full for _, full in common])) if common else None
+    return (scores_of([mine for mine, _ in common]), scores_of([full for _, full in common])) if common else None
 
 
 def _difference(pairs: Sequence[tuple[stats.Scores, stats.Scores]], cell: Cell, spread: Spread) -> dict[str, Any]:

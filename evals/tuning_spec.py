@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
@@ -77,6 +77,18 @@ class TuningRecord(_Stored):
     left_out: tuple[str, ...]
     methods: dict[str, Tuned]
     prompts: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _is_earned(self) -> TuningRecord:
+        """Refuse a choice that no trial made, or that took more trials than every method was allowed."""
+        for name, tuned in self.methods.items():
+            scored = [(trial.value, trial.setting) for trial in tuned.trials if trial.value is not None]
+            best = [setting for value, setting in scored if value == max(value for value, _ in scored)]
+            if tuned.chosen not in best:
+                raise ValueError(f"methods.{name}.chosen: {tuned.chosen} is no best trial")
+            if len(tuned.trials) > self.settings:
+                raise ValueError(f"methods.{name}.trials: {len(tuned.trials)}, over settings = {self.settings}")
+        return self
 
 
 def read_tuning(path: Path | str) -> TuningRecord:

@@ -46,7 +46,7 @@ from longdecode.reporting.printed_ranks import printed_rankings
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, ReportError, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
-from longdecode.reporting.staleness import measured_before
+from longdecode.reporting.staleness import older, older_scores
 
 _HERE = Path(__file__).parent
 SHOWN_SAMPLES = 2
@@ -160,7 +160,7 @@ class _Build:
             texts=sorted(Counter(record.model for record in self.results.texts if record.status == "ok").items()),
             **index.index_values(
                 self.results, self.main, self.figures, self.models, self.featured, self.suite_families, self._about,
-                self._timed_name, index.tuning_short(self.play),
+                self._timed_name, self.play.short,
             ),
         )  # fmt: skip
 
@@ -178,11 +178,11 @@ class _Build:
             other = load_results(Path(source) / "config.yaml", Path(source))
             main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
         small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
-        labels = {label for label in main.labels if main.kind(label) != REFERENCE_METHOD}
+        kinds = {label: main.kind(label) for label in main.labels if main.kind(label) != REFERENCE_METHOD}
         self._page(
             "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
-            found=transfer.transfer(main, small, labels, printed_rankings()),
-            origin=main.profile if source else None, origin_folder=source,
+            found=transfer.transfer(main, small, kinds, printed_rankings(), families.named(kinds)),
+            origin=source and main.profile, origin_folder=source, older=older_scores(main),
         )  # fmt: skip
 
     def _data(self) -> None:
@@ -357,7 +357,7 @@ class _Build:
             "scored": len(results.models) if results.has_quality else 0,
             "has_matrix": bool(self.matrix),
             "has_speed": results.speed is not None,
-            "stale": measured_before(results.records, results.speed_records, results.ablations, results.text_files),
+            "stale": older(results),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list({**self.models, **self.timed}.values()),
             "data_line": data_files.data_line(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +18,7 @@ from longdecode.evals.tuning_spec import Trial, Tuned, TuningRecord, read_tuning
 from longdecode.methods.head_roles import read_role_file
 from longdecode.methods.registry import load_card, method_names
 from longdecode.reporting.results import Results, Topic
-from longdecode.reporting.wording import DASH, budget, budget_order, listing, number, score, short_tokens
+from longdecode.reporting.wording import DASH, budget, budget_order, listing, number, score, short_tokens, with_unit
 
 TRAINED_ON = {"mini_passkey": "look-ups", "mini_two_hop": "look-ups", "passkey": "look-ups", "hotpotqa": "HotpotQA"}
 """Family of the generator behind each data set that head roles are learned on."""
@@ -32,13 +32,16 @@ class TunedModel:
     effort: str
     rows: list[tuple[str, ...]]
     curves: list[tuple[str, list[tuple[str, ...]]]]
-    heads: tuple[str, ...] = ("Method", "Chosen", "Score", "First tried", "Settings tried", "Time, s")
+    heads: tuple[str, ...] = ("Method", "Chosen", "Score, %", "Untuned, %", "Settings tried", "Time, s")
     numeric: tuple[int, ...] = (2, 3, 4, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class FairPlay:
-    """The page's parts; ``missing`` says what was not tuned, with the command that does it."""
+    """The page's parts; ``missing`` says what was not tuned, with the command that does it.
+
+    ``aside`` are the standings of ablations, which compare with no other method.
+    """
 
     models: list[TunedModel]
     standings: list[Standing]
@@ -46,11 +49,33 @@ class FairPlay:
     windows: list[tuple[str, ...]]
     older: list[dict[str, Any]]
     missing: list[str]
+    aside: Sequence[Standing] = ()
 
     def label_of(self, label: str) -> str:
         """Return what stands beside a label where it was not tuned as the others; empty where it was."""
-        kinds = {entry.kind for entry in self.standings if entry.label == label}
+        kinds = {entry.kind for entry in (*self.standings, *self.aside) if entry.label == label}
         return "untuned" if "untuned" in kinds else "set by hand" if "by hand" in kinds else ""
+
+    @property
+    def apart(self) -> list[tuple[str, list[str]]]:
+        """The labels that were not tuned as the others, by what stands beside them; every page names them."""
+        labels = list(dict.fromkeys(entry.label for entry in self.standings))
+        found = [(kind, [x for x in labels if self.label_of(x) == kind]) for kind in ("untuned", "set by hand")]
+        return [(kind, names) for kind, names in found if names]
+
+    @property
+    def short(self) -> str:
+        """Say in a few words how knobs were chosen: the exceptions, where most were tuned alike."""
+        odd: dict[str, list[str]] = {}
+        for entry in self.standings:
+            if entry.kind != "tuned" and entry.label not in odd.setdefault(entry.kind, []):
+                odd[entry.kind].append(entry.label)
+        names = {"by hand": "set by hand", "untuned": "not tuned"}
+        parts = [f"{listing(found)} {names.get(kind, kind)}" for kind, found in odd.items()]
+        if not self.standings:
+            return "no knobs to tune"
+        tuned = any(entry.kind == "tuned" for entry in self.standings)
+        return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned alike"
 
 
 def fair_play(results: Results, results_dir: Path, families: Mapping[str, str]) -> FairPlay:
@@ -66,17 +91,19 @@ def fair_play(results: Results, results_dir: Path, families: Mapping[str, str]) 
         standing_of(results.kind(label), _params(results, model, label), label, model, records.get(model))
         for model in results.models
         for label in results.labels
-        if label not in results.ablations and results.kind(label) in method_names()
+        if results.kind(label) in method_names() and results.meant_for(label, model)
     ]
     known = [entry for entry in standings if entry.kind != "nothing to tune"]
+    compared = [entry for entry in known if entry.label not in results.ablations]
     older = results_dir / "tuning.csv"
     return FairPlay(
         [_model(model, record) for model, record in records.items()],
-        known,
+        compared,
         _roles(results, families),
         _windows(results),
         [dict(row) for _, row in pd.read_csv(older).iterrows()] if older.exists() else [],
         missing,
+        [entry for entry in known if entry.label in results.ablations],
     )
 
 
@@ -190,5 +217,5 @@ def _window_rows(results: Results, topic: Topic, label: str, twin: str) -> list[
                 fmean(here.loc[(here["method"] == name) & (here["budget"] == text), "value"]) for name in (label, twin)
             )
             place = (label, topic.name, short_tokens(int(str(context))), budget(text))
-            found.append((*place, score(own, topic.unit), score(common, topic.unit)))
+            found.append((*place, *(with_unit(score(value, topic.unit), topic.unit) for value in (own, common))))
     return found

@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+import yaml
+
+from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
+from longdecode.reporting.nearest import ORACLE
 
 MOST_DRAWN = 9
 """Lines that a panel shows at most; with more methods, overviews draw the featured ones."""
+
+
+@cache
+def settings() -> Mapping[str, Any]:
+    """Return ``families.yaml``."""
+    found: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+    return found
+
+
+def suite_families() -> dict[str, str]:
+    """Return the family of each suite that has one: its description's, or else the one in ``families.yaml``."""
+    described = {name: words["family"] for name in suite_names() if "family" in (words := describe(name))}
+    return {**settings()["suite_families"], **described}
 
 
 def featured(labels: Sequence[str], kinds: Mapping[str, str], wanted: Sequence[str]) -> frozenset[str]:
@@ -28,3 +48,10 @@ def by_family(
     return [
         (titles.get(name, name.replace("_", " ").capitalize() or "Other"), mine) for name, mine in found.items() if mine
     ]
+
+
+def named(kinds: Mapping[str, str]) -> dict[str, str]:
+    """Return each label's family by its title; the oracle, a limit and no rival, has none."""
+    rivals = {label: kind for label, kind in kinds.items() if kind != ORACLE}
+    grouped = by_family(list(rivals), rivals, settings()["families"])
+    return {label: family for family, mine in grouped for label in mine}

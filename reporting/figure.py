@@ -29,7 +29,7 @@ from longdecode.reporting.identity import DARK, FAINT, GRID, INK, MUTED, PAPER, 
 
 _FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
 NARROW_VIEW = "narrow"
-_WIDE, _PHONE, _BETWEEN = 7.8, 3.72, 0.3
+_WIDE, _PHONE, _BETWEEN = 7.32, 3.72, 0.3  # two panels for desks, or one of two, are as wide as a phone
 _LEFT, _RIGHT, _BOTTOM, _GAP = 0.54, 0.12, 0.5, 0.44
 _SETTINGS = {
     "svg.fonttype": "none",
@@ -227,7 +227,7 @@ def _draw(
     columns = math.ceil(count / math.ceil(count / layout.wide))
     desk = _PHONE if layout.wide == 1 else min(_WIDE, _PHONE * count)
     width = (desk - _RIGHT) / columns - _LEFT
-    fitting = max(1, int((_PHONE - _RIGHT) / (_LEFT + width)))
+    fitting = max(1, int((_PHONE - _RIGHT) / (_LEFT + width) + 1e-6))
     title_in = 0.3 + 0.14 * (layout.title_lines - 1)
     views = []
     for most in (columns, min(fitting, layout.narrow)):

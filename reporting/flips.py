@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from longdecode.evals.records import Record
@@ -31,13 +31,37 @@ class Flips:
         return f"{self.lost:,} of {self.answers:,} answers lost{won}"
 
 
+def degrees(records: Iterable[Record]) -> frozenset[tuple[str, str]]:
+    """Return models and tasks whose scores without parts are degrees, such as an overlap that may happen to be 0."""
+    scored = (r for r in records if r.status == "ok" and r.unit == "fraction" and not r.parts)
+    return frozenset((r.model, r.task) for r in scored if r.score not in (None, 0.0, 1.0))
+
+
+def answers_of(record: Record, shares: Collection[tuple[str, str]]) -> Sequence[float]:
+    """Return 1 for each right answer of a sample and 0 for each wrong one; empty where its score is a degree.
+
+    A score without parts is one answer, where all of its task are right or wrong.
+
+    Args:
+        shares: ``degrees`` of the run.
+    """
+    if record.status != "ok" or record.unit != "fraction" or record.score is None:
+        return ()
+    if not record.parts and (record.model, record.task) in shares:
+        return ()
+    marks = record.parts or (record.score,)
+    return marks if set(marks) <= {0.0, 1.0} else ()
+
+
 def count_flips(records: Iterable[Record]) -> dict[Place, Flips]:
     """Count the flips of every cell whose answers are right or wrong, and of every suite over its tasks."""
-    answers: dict[tuple[Place, str], dict[tuple[int, int], list[float]]] = defaultdict(dict)
-    for r in records:
-        if r.status == "ok" and r.unit == "fraction" and r.parts and set(r.parts) <= {0.0, 1.0}:
+    known = list(records)
+    shares = degrees(known)
+    answers: dict[tuple[Place, str], dict[tuple[int, int], Sequence[float]]] = defaultdict(dict)
+    for r in known:
+        if marks := answers_of(r, shares):
             place = (r.model, r.suite, r.task, r.label, r.budget, r.context)
-            answers[place, r.method][r.seed, r.sample_index] = r.parts
+            answers[place, r.method][r.seed, r.sample_index] = marks
     full = {(p[0], p[1], p[2], p[5]): found for (p, method), found in answers.items() if method == REFERENCE_METHOD}
     counted: dict[Place, Flips] = {}
     for (place, method), mine in answers.items():

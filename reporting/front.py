@@ -14,7 +14,7 @@ from longdecode.reporting import drawing, nearest, quality
 from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
 from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
 from longdecode.reporting.speed.measured import CEILING_METHOD, STEP, Speed
-from longdecode.reporting.verdicts import Grid, Verdict, margin
+from longdecode.reporting.verdicts import WITHIN, Grid, Verdict, margin
 from longdecode.reporting.wording import (
     budget,
     is_fraction,
@@ -245,7 +245,7 @@ def _at(grids: Sequence[Grid], context: int) -> dict[str, list[Verdict]]:
 
 
 def _holds(found: Sequence[Verdict]) -> bool:
-    return bool(found) and all(v.level in ("shown", "estimate") for v in found)
+    return bool(found) and all(v.level in WITHIN for v in found)
 
 
 def _reads(found: Sequence[Verdict]) -> float:

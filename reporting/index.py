@@ -114,20 +114,6 @@ def tuning_words(play: FairPlay) -> str:
     return f"Knobs of the model: {'; '.join(parts)}."
 
 
-def tuning_short(play: FairPlay) -> str:
-    """Say in a few words how knobs were chosen: the exceptions, where most were tuned alike."""
-    odd: dict[str, list[str]] = {}
-    for entry in play.standings:
-        if entry.kind != "tuned" and entry.label not in odd.setdefault(entry.kind, []):
-            odd[entry.kind].append(entry.label)
-    names = {"by hand": "set by hand", "untuned": "not tuned"}
-    parts = [f"{wording.listing(found)} {names.get(kind, kind)}" for kind, found in odd.items()]
-    tuned = any(entry.kind == "tuned" for entry in play.standings)
-    if not play.standings:
-        return "no knobs to tune"
-    return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned alike"
-
-
 def role_words(play: FairPlay) -> str:
     """Say which labels' head roles were learned on a generator that also tests them; empty where none were."""
     alike: dict[tuple[str, str], list[str]] = {}

@@ -18,7 +18,8 @@ from longdecode.reporting.results import Results, Topic, load_results
 from longdecode.reporting.setups import timed_setups
 from longdecode.reporting.speed.measured import Speed, at
 from longdecode.reporting.speed.tables import against
-from longdecode.reporting.verdicts import grid, margin
+from longdecode.reporting.staleness import older_in_short
+from longdecode.reporting.verdicts import WITHIN, grid, margin
 from longdecode.reporting.wording import listing, milliseconds, number, ratio
 
 MODEL, CONTEXT, BUDGET = "llama3-8b", 131072, "4096"
@@ -41,7 +42,7 @@ def rendered(text: str, results: Results, real: Results) -> str:
         ReadmeError: a region is missing.
     """
     bodies = {name: write(results) for name, write in REGIONS.items()}
-    bodies |= {"real model": real_table(real), "papers": papers(results, real)}
+    bodies |= {"real model": real_table(real), "papers": papers(results, real), "older": older(results, real)}
     for name, body in bodies.items():
         pattern = re.compile(_REGION.format(name), re.DOTALL)
         if not pattern.search(text):
@@ -57,9 +58,9 @@ def figure_reading(results: Results) -> str:
     judged = grid(results, topic, labels)
     quest = next(each for label, each, _ in judged.rows if label == "quest")
     places = [f"{v.headline.removeprefix('from ')} at {v.context:,} tokens" for v in quest]
-    within = [f"{v.label} from {v.budget} ({v.reads}; {v.flips})" for v in judged.ranked("shown", "estimate")]
+    within = [f"{v.label} from {v.budget} ({v.reads}; {v.flips})" for v in judged.ranked(*WITHIN)]
     far = [f"{v.label} ({v.value} at {v.budget})" for v in judged.ranked("worse")]
-    shares = {v.context or 0: float(v.budget.split()[0]) for v in quest if v.level in ("shown", "estimate")}
+    shares = {v.context or 0: float(v.budget.split()[0]) for v in quest if v.level in WITHIN}
     tokens = [context * share for context, share in shares.items()]
     by_number = len(tokens) > 1 and max(tokens) / min(tokens) < max(shares.values()) / min(shares.values())
     shape = ": what a selector needs is nearer to a number of tokens than to a share of them" if by_number else ""
@@ -120,6 +121,22 @@ def papers(results: Results, real: Results) -> str:
     """Return the table of papers."""
     heads = "| paper | in short | page | note |\n| --- | --- | --- | --- |"
     return "\n".join((heads, paper_lychee(results), paper_retro(real), paper_nosa(), paper_tokenswift()))
+
+
+def older(*loaded: Results, folder: Path = Path("results")) -> str:
+    """Return the table of evidence that is of older code, a profile of ``folder`` a row.
+
+    Args:
+        loaded: results that need not be read again.
+        folder: of the profiles.
+    """
+    known = {results.profile: results for results in loaded}
+    lines = ["| profile | measured before: evidence whose code has changed since (its revision) |", "| --- | --- |"]
+    for config in sorted(folder.glob("*/config.yaml")):
+        name = config.parent.name
+        results = known[name] if name in known else load_results(config, config.parent)
+        lines.append(f"| `{folder.name}/{name}` | {older_in_short(results) or 'none'} |")
+    return "\n".join(lines)
 
 
 def paper_lychee(results: Results) -> str:

@@ -18,7 +18,8 @@ from longdecode.evals.common_window import with_common_windows
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.storage import read_folder, read_frame, read_records, stamped_drafters
-from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD
+from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD, Spread
+from longdecode.reporting.dependence import Dependence, dependence
 from longdecode.reporting.flips import Flips, Place, count_flips
 from longdecode.reporting.solved import full_does
 from longdecode.reporting.speed.measured import Speed, load_speed
@@ -58,13 +59,24 @@ class TextFile:
 
 
 @dataclass(frozen=True, slots=True)
+class GateRecord:
+    """One label's passed or failed conformance: whose, and of which code."""
+
+    label: str
+    method: str
+    code_hash: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """Hold everything the pages draw on.
 
     ``summary`` holds the rows of summary.csv with two more columns: ``kind`` (the registered method behind a label) and
     ``share`` (the budget as a fraction of the context; 1 for methods that read everything). ``losses`` names the tasks
     of which lower is better; ``flips`` counts the answers that a cell wins and loses against Full;
-    ``text_files`` hold the records of long generation, which no summary holds.
+    ``dependence`` says what shared prompts do to intervals; ``text_files`` hold the records of long generation, which
+    no summary holds.
     """
 
     profile: str
@@ -80,6 +92,8 @@ class Results:
     speed_records: Sequence[SpeedRecord] = ()
     text_files: Sequence[TextFile] = ()
     flips: Mapping[Place, Flips] = field(default_factory=dict)
+    dependence: Dependence = field(default_factory=Dependence)
+    gates: Sequence[GateRecord] = ()
 
     @property
     def texts(self) -> list[Record]:
@@ -223,7 +237,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
             ``speed.csv`` and ``speed/`` where time was measured.
 
     Raises:
-        ReportError: there is neither a summary with a row nor a time, or every cell failed.
+        ReportError: there is neither a summary with a row nor a time, every cell failed, or a gate's file is damaged.
         RecordSchemaError: a record file cannot be read by this code.
     """
     text = config_path.read_text(encoding="utf-8")
@@ -242,6 +256,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
     summary["kind"] = summary["method"].map(lambda label: kinds.get(label, label))
     summary["share"] = [_share(text, tokens / context) for text, tokens, context in _budgets(summary)]
     instrument = results_dir / "instrument.json"
+    spread = Spread(config.get("confidence", 0.95), config.get("bootstrap_resamples", 2000), config.get("seed", 0))
     return Results(
         profile=str(config.get("profile", results_dir.name)),
         config=config,
@@ -254,6 +269,8 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         instrument=json.loads(instrument.read_text(encoding="utf-8")) if instrument.exists() else None,
         speed=speed,
         flips=count_flips(records),
+        dependence=dependence(records, spread),
+        gates=[_gate(path) for path in sorted((results_dir / "gate").glob("*.json"))],
         speed_records=read_folder(results_dir / "speed", SpeedRecord),
         text_files=[
             TextFile(tuple(read_records(path, Record)), stamped_drafters(path))
@@ -273,6 +290,14 @@ def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:
         for context in (spec["contexts"] if small else (None,))
     ]
     return [record for path in paths if path.exists() for record in read_records(path, Record)]
+
+
+def _gate(path: Path) -> GateRecord:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return GateRecord(path.stem, found["method"], found["code_hash"], found["revision"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReportError(f"{path}: no gate's file ({type(error).__name__}: {error})") from error
 
 
 def _nothing_ran(path: Path, records: Sequence[Record]) -> str:

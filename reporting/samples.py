@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,14 @@ from longdecode.evals.hashing import hash_texts
 from longdecode.evals.records import Record
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task
+from longdecode.reporting.excerpts import Piece, cut, pieces, places, shown
+from longdecode.reporting.flips import answers_of, degrees
 from longdecode.reporting.results import REFERENCE_METHOD, ReportError, Results, load_results
-from longdecode.reporting.wording import budget, budget_order, slug
+from longdecode.reporting.wording import budget, budget_order, score, slug, with_unit
 
 PAGE_SAMPLES = 20
-_AROUND = 60
-_HEAD, _TAIL = 240, 160
-_LEAST_SPAN = 5
-_UNSEEN = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+_OUTPUT_HEAD, _OUTPUT_TAIL = 900, 200
+_FORCED_SHOWN = 160
 
 
 class PromptMismatchError(ReportError):
@@ -50,21 +49,32 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One sample: pieces of its prompt (text, and whether it is gold), what was expected, and what both sides wrote.
+class Side:
+    """One side's output and how much of it is right; no ``output`` where ``lacks`` says why."""
 
-    ``lacks`` says what the records or this machine do not have.
+    output: list[Piece]
+    marks: str
+    lacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One sample: its prompt, what was expected, and what both sides wrote.
+
+    ``missed`` are the answers that Full alone gets right, ``forced`` says that the gold text was given and its
+    probability scored, ``lacks`` why there is no prompt.
     """
 
     cell: Cell
     seed: int
     index: int
-    pieces: list[tuple[str, bool]]
+    pieces: list[Piece]
     gold: list[str]
     missed: list[str]
-    full: str
-    method: str
-    lacks: list[str]
+    full: Side
+    method: Side
+    forced: bool
+    lacks: str
 
     @property
     def anchor(self) -> str:
@@ -81,9 +91,10 @@ class SampleReader:
 
     def __init__(self, results: Results):
         self.results = results
+        self._shares = degrees(results.records)
         self._by_cell: dict[Cell, dict[tuple[int, int], Record]] = {}
         for r in results.records:
-            if r.status == "ok" and r.parts and set(r.parts) <= {0.0, 1.0}:
+            if r.status == "ok" and r.score is not None:
                 cell = Cell(r.model, r.suite, r.task, r.context, r.label, r.budget)
                 self._by_cell.setdefault(cell, {})[r.seed, r.sample_index] = r
         self._full = {
@@ -93,13 +104,16 @@ class SampleReader:
         }
 
     def cells(self, model: str, suite: str, labels: Iterable[str]) -> list[Cell]:
-        """Return, for each method, the cell at the shortest context and the largest budget that lost any answer."""
+        """Return, for each method, the cell at the shortest context and the largest budget that lost any answer.
+
+        Cells go first whose lost samples the records keep the texts of.
+        """
         found = []
         for label in labels:
             mine = [c for c in self._by_cell if (c.model, c.suite, c.label) == (model, suite, label)]
             lost = [cell for cell in mine if self.lost(cell)]
             if lost:
-                found.append(max(lost, key=lambda c: (-c.context, budget_order(c.budget), c.task)))
+                found.append(max(lost, key=lambda c: (bool(self._kept(c)), -c.context, _largest(c.budget), c.task)))
         return found
 
     def lost(self, cell: Cell) -> list[tuple[int, int]]:
@@ -108,7 +122,10 @@ class SampleReader:
         mine = self._by_cell.get(cell, {})
         if not mine or _kind(mine) == REFERENCE_METHOD:
             return []
-        return sorted(key for key in mine if key in theirs and any(_flipped(mine[key], theirs[key])))
+        return sorted(key for key in mine if key in theirs and any(self._flipped(mine[key], theirs[key])))
+
+    def _kept(self, cell: Cell) -> list[tuple[int, int]]:
+        return [key for key in self.lost(cell) if _told(self._by_cell[cell][key])]
 
     def read(self, cell: Cell, start: int = 0, count: int = PAGE_SAMPLES) -> list[Reading]:
         """Return a page of the samples that a cell lost.
@@ -119,40 +136,75 @@ class SampleReader:
         return [self._reading(cell, key) for key in self.lost(cell)[start : start + count]]
 
     def told(self, cell: Cell, count: int) -> list[Reading]:
-        """Return those of the first samples that a cell lost whose outputs the records keep; raises as ``read``."""
-        return [reading for reading in self.read(cell, 0, count) if reading.method]
+        """Return the first samples that a cell lost of which the records keep the outputs; raises as ``read``."""
+        return [self._reading(cell, key) for key in self._kept(cell)[:count]]
 
     def example(self, model: str, suite: str, labels: Iterable[str]) -> Reading | None:
-        """Return one sample to open a suite's page with: a lost one where any method lost one, with outputs at best."""
-        lost = [self.read(cell, 0, 1)[0] for cell in self.cells(model, suite, labels)]
-        if lost:
-            return next((reading for reading in lost if reading.method), lost[0])
-        for cell, found in self._by_cell.items():
-            if (cell.model, cell.suite) == (model, suite) and cell.label in set(labels) - {REFERENCE_METHOD}:
-                return self._reading(cell, min(found))
-        return None
+        """Return one sample to open a suite's page with.
+
+        Outputs that the records keep go first, then samples on which the method does worse than Full, then the order
+        of ``labels``, the shortest context and the largest budget; on texts that are scored by their probability the
+        smallest, at which methods differ.
+        """
+        order = list(labels)
+        found = [
+            (self._rank(cell, key, order), cell, key)
+            for cell, mine in self._by_cell.items()
+            if (cell.model, cell.suite) == (model, suite) and cell.label in order and _kind(mine) != REFERENCE_METHOD
+            for key in mine
+            if key in self._full.get((cell.model, cell.task, cell.context), {})
+        ]
+        if not found:
+            return None
+        _, cell, key = min(found, key=lambda entry: entry[0])
+        return self._reading(cell, key)
+
+    def _rank(self, cell: Cell, key: tuple[int, int], order: Sequence[str]) -> tuple[Any, ...]:
+        mine, full = self._by_cell[cell][key], self._full[cell.model, cell.task, cell.context][key]
+        worse = any(self._flipped(mine, full)) if answers_of(full, self._shares) else _worse(mine, full)
+        kind, size = budget_order(cell.budget)
+        told = _told(mine) and _told(full)
+        least = size if full.unit != "fraction" else -size
+        return not told, not worse, order.index(cell.label), cell.context, kind, least, cell.task, key
 
     def _reading(self, cell: Cell, key: tuple[int, int]) -> Reading:
         mine = self._by_cell[cell][key]
         full = self._full.get((cell.model, cell.task, cell.context), {}).get(key)
-        lacks: list[str] = []
-        sample = self._sample(mine, lacks)
-        gold = [str(item) for item in sample.meta] if sample and isinstance(sample.meta, tuple) else []
-        flipped = _flipped(mine, full) if full else []
+        sample, lacks = self._sample(mine)
+        forced = mine.unit != "fraction"
+        gold = _gold(sample, forced) if sample else []
+        flipped = self._flipped(mine, full) if full else []
         missed = [item for item, lost in zip(gold, flipped, strict=False) if lost]
         prompt = sample.prompt + sample.forced if sample else ""
         return Reading(
             cell, *key, pieces(prompt, missed or gold[:1]), list(map(shown, gold)), list(map(shown, missed)),
-            self._output(full, "Full", lacks), self._output(mine, cell.label, lacks), lacks,
+            self._side(full, gold, forced), self._side(mine, gold, forced), forced, lacks,
         )  # fmt: skip
 
-    def _sample(self, record: Record, lacks: list[str]) -> Sample | None:
-        """Make a record's sample again; ``None``, with the reason in ``lacks``, where that is not possible here."""
+    def _side(self, record: Record | None, gold: Sequence[str], forced: bool) -> Side:
+        if record is None:
+            return Side([], "", "not in the records")
+        marks = answers_of(record, self._shares)
+        right = f"{sum(marks):.0f} of {len(marks)} right" if marks else ""
+        scored = f"{record.metric} {with_unit(score(record.score or 0.0, record.unit), record.unit)}"
+        said = right or scored
+        if forced:
+            return Side([], said)
+        text, lacks = self._output(record)
+        right_ones = [(at, at + len(item)) for item in gold for at in places(text, item)]
+        return Side(cut(text, right_ones, _OUTPUT_HEAD, _OUTPUT_TAIL), said, lacks)
+
+    def _flipped(self, mine: Record, full: Record) -> list[bool]:
+        """Mark the answers that are right under Full alone."""
+        ours, theirs = answers_of(mine, self._shares), answers_of(full, self._shares)
+        return [a < b for a, b in zip(ours, theirs, strict=True)] if len(ours) == len(theirs) else []
+
+    def _sample(self, record: Record) -> tuple[Sample | None, str]:
+        """Make a record's sample again; ``None``, with the reason, where that is not possible here."""
         try:
-            task = get_task(record.task, _places(self.results.config))
+            task = get_task(record.task, _folders(self.results.config))
             if task.version != record.task_version:
-                lacks.append(f"the prompt: {record.task} has version {task.version}, its record {record.task_version}")
-                return None
+                return None, f"{record.task} has version {task.version}, its record {record.task_version}"
             made = _samples(
                 task,
                 record.context,
@@ -161,8 +213,7 @@ class SampleReader:
                 self._tokenizer(record.model),
             )
         except (LongDecodeError, DataUnavailableError, OSError) as error:
-            lacks.append(f"the prompt: {error}")
-            return None
+            return None, str(error)
         sample = next((s for s in made if s.index == record.sample_index), None)
         digest = hash_texts([sample.prompt, sample.forced]) if sample else "none"
         if record.prompt_sha256 != digest:
@@ -171,19 +222,18 @@ class SampleReader:
                 f"prompt made again has SHA-256 {digest[:12]}, the one scored {str(record.prompt_sha256)[:12]}; the "
                 "generator changed without a new task version, or the data are others"
             )
-        return sample
+        return sample, ""
 
-    def _output(self, record: Record | None, whose: str, lacks: list[str]) -> str:
-        if record is None or (record.output_text is None and record.output_ids is None):
-            lacks.append(f"the output of {whose}: the record keeps its marks alone")
-            return ""
+    def _output(self, record: Record) -> tuple[str, str]:
+        """Return what a record's side wrote; nothing, with the reason, where that is not known here."""
         if record.output_text is not None:
-            return shown(record.output_text)
+            return record.output_text, ""
+        if record.output_ids is None:
+            return "", "The record keeps which answers are right, and no text."
         try:
-            return shown(self._tokenizer(record.model).decode(record.output_ids or []))
+            return str(self._tokenizer(record.model).decode(record.output_ids)), ""
         except (LongDecodeError, OSError) as error:
-            lacks.append(f"the output of {whose}: {error}")
-            return ""
+            return "", str(error)
 
     @functools.cache  # noqa: B019 (one reader a report)
     def _tokenizer(self, model: str) -> Any:
@@ -202,75 +252,39 @@ def _samples(task: Any, context: int, count: int, seed: int, tokenizer: Any) -> 
     return made
 
 
-def shown(text: str) -> str:
-    """Return a text with control characters made visible; markup is the template's to escape."""
-    text = "".join(_visible(c) for c in text)
-    return _UNSEEN.sub("\ufffd", text)
+def _largest(text: str) -> tuple[int, float]:
+    """Key whose largest is the largest budget in tokens, and one in bytes where there is no other."""
+    kind, size = budget_order(text)
+    return -kind, size
 
 
-def _visible(letter: str) -> str:
-    if ord(letter) < 32 and letter not in "\n\t":
-        return chr(0x2400 + ord(letter))
-    return "\u2421" if letter == "\x7f" else letter
+def _gold(sample: Sample, forced: bool) -> list[str]:
+    """Return what a sample's task expects: its answers, or the beginning of the text that is scored."""
+    if forced:
+        return [sample.forced[:_FORCED_SHOWN]] if sample.forced else []
+    meta = sample.meta
+    if isinstance(meta, str):
+        return [meta]
+    if not isinstance(meta, tuple):
+        return []
+    return [str(item) for item in (meta[0] if meta and isinstance(meta[0], list | tuple) else meta)]
 
 
-def spans(prompt: str, item: str) -> list[tuple[int, int]]:
-    """Return where an expected item stands in a prompt: whole, or its longest beginning and end that do."""
-    if (at := prompt.find(item)) >= 0:
-        return [(at, at + len(item))]
-    found = []
-    for part in (
-        _longest(lambda size: item[:size], prompt, len(item)),
-        _longest(lambda size: item[-size:], prompt, len(item)),
-    ):
-        if part and (place := (prompt.find(part), prompt.find(part) + len(part))) not in found:
-            found.append(place)
-    return found
+def _told(record: Record) -> bool:
+    """Tell whether a record keeps what was written."""
+    return record.output_text is not None or record.output_ids is not None
 
 
-def _longest(cut: Callable[[int], str], prompt: str, most: int) -> str:
-    return next((cut(size) for size in range(most - 1, _LEAST_SPAN - 1, -1) if cut(size) in prompt), "")
-
-
-def pieces(prompt: str, items: Sequence[str]) -> list[tuple[str, bool]]:
-    """Cut a prompt to its beginning, its end and what surrounds the gold spans; a piece tells whether it is gold."""
-    marked = sorted({span for item in items for span in spans(prompt, item)})
-    kept = [(0, min(_HEAD, len(prompt))), (max(0, len(prompt) - _TAIL), len(prompt))]
-    kept += [(max(0, low - _AROUND), min(len(prompt), high + _AROUND)) for low, high in marked]
-    found: list[tuple[str, bool]] = []
-    end = 0
-    for low, high in sorted(kept):
-        low = max(low, end)
-        if high <= low:
-            continue
-        if low > end:
-            found.append((f" \u2026 {low - end:,} characters \u2026 ", False))
-        found += _cut(prompt, low, high, marked)
-        end = high
-    return [(shown(text), gold) for text, gold in found]
-
-
-def _cut(prompt: str, low: int, high: int, marked: Sequence[tuple[int, int]]) -> list[tuple[str, bool]]:
-    found = []
-    for start, end in marked:
-        start, end = max(start, low), min(end, high)
-        if start < end:
-            found += [(prompt[low:start], False), (prompt[start:end], True)]
-            low = end
-    return [(text, gold) for text, gold in [*found, (prompt[low:high], False)] if text]
-
-
-def _flipped(mine: Record, full: Record) -> list[bool]:
-    """Mark the answers that are right under Full alone."""
-    ours, theirs = mine.parts or [], full.parts or []
-    return [a < b for a, b in zip(ours, theirs, strict=True)] if len(ours) == len(theirs) else []
+def _worse(mine: Record, full: Record) -> bool:
+    ours, theirs = mine.score or 0.0, full.score or 0.0
+    return ours < theirs if full.higher_is_better else ours > theirs
 
 
 def _kind(found: dict[tuple[int, int], Record]) -> str:
     return next(iter(found.values())).method
 
 
-def _places(config: Any) -> dict[str, Path | None]:
+def _folders(config: Any) -> dict[str, Path | None]:
     return {name: Path(place) if place else None for name, place in (config.get("data") or {}).items()}
 
 

@@ -1,9 +1,11 @@
-"""Tell whether Full does a task, so that a method can be judged on it."""
+"""Say when a method can be judged: Full must do the task, and differences are held against one margin."""
 
 from __future__ import annotations
 
 from longdecode.reporting.wording import is_fraction
 
+MARGIN = 0.02
+"""Within 0.02 of Full (2 points of a percentage, 0.02 of a loss) counts as equal: about what papers call lossless."""
 SOLVED = 0.5
 """Full must answer this share, or a method that answers as little would be called as good."""
 _BY_OVERLAP = ("rouge", "qa_f1", "code_similarity")

@@ -6,14 +6,14 @@ import functools
 from collections.abc import Container, Iterable
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.hashing import code_hash, quality_code_hash, speed_code_hash
+from longdecode.evals.hashing import code_hash, gate_code_hash, quality_code_hash, speed_code_hash
 from longdecode.evals.provenance import revision
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.summary import REFERENCE_METHOD
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
 from longdecode.evals.throughput.spec import KERNELS_JOB
-from longdecode.reporting.results import TextFile
+from longdecode.reporting.results import GateRecord, Results, TextFile
 from longdecode.reporting.wording import listing
 
 _SHOWN = 9
@@ -25,15 +25,46 @@ def measured_before(
     times: Iterable[SpeedRecord],
     unnamed: Container[str] = (),
     texts: Iterable[TextFile] = (),
+    gates: Iterable[GateRecord] = (),
 ) -> list[str]:
-    """Say which scores and times carry a code hash that today's code does not have; nothing where all do.
+    """Say in a sentence each which evidence is of older code; nothing where all of it is of today's.
 
     Args:
         scores: records of quality.
         times: records of speed.
         unnamed: labels that are counted and not named, such as ablations.
         texts: files of long texts; those of one job have one hash, and one of each method that drafts.
+        gates: conformance of the labels.
     """
+    return [
+        f"Measured before {revision()[:12]}: {kind} of {_named(labels, unnamed)} (revision {made[:12]}; the code "
+        "behind them has changed since)."
+        for (kind, made), labels in sorted(_older_labels(scores, times, texts, gates).items())
+    ]
+
+
+def older(results: Results) -> list[str]:
+    """Say in a sentence each which evidence of a run is of older code."""
+    return measured_before(results.records, results.speed_records, results.ablations, results.text_files, results.gates)
+
+
+def older_scores(results: Results) -> list[str]:
+    """Say the same of a run's scores and gates alone."""
+    return measured_before(results.records, (), results.ablations, (), results.gates)
+
+
+def older_in_short(results: Results) -> str:
+    """Name the evidence of a run that is of older code, each with its revision; empty where there is none."""
+    found = _older_labels(results.records, results.speed_records, results.text_files, results.gates)
+    return "; ".join(
+        f"{kind} of {_named(labels, results.ablations)} ({made[:7]})" for (kind, made), labels in sorted(found.items())
+    )
+
+
+def _older_labels(
+    scores: Iterable[Record], times: Iterable[SpeedRecord], texts: Iterable[TextFile], gates: Iterable[GateRecord]
+) -> dict[tuple[str, str], set[str]]:
+    """Return the labels whose evidence carries a code hash that today's code does not have, by kind and revision."""
     old: dict[tuple[str, str], set[str]] = {}
     for kind, records in (("scores", scores), ("times", times)):
         for record in records:
@@ -46,11 +77,10 @@ def measured_before(
             drafted = drafter is None or file.drafters.get(drafter) == _drafter_hash(drafter)
             if record.provenance.code_hash != today or not drafted:
                 old.setdefault(("texts", record.provenance.revision), set()).add(record.label)
-    return [
-        f"Measured before {revision()[:12]}: {kind} of {_named(labels, unnamed)} (revision {made[:12]}; the code "
-        "behind them has changed since)."
-        for (kind, made), labels in sorted(old.items())
-    ]
+    for gate in gates:
+        if gate.code_hash != _gate_hash(gate.method):
+            old.setdefault(("gates", gate.revision), set()).add(gate.label)
+    return old
 
 
 def _hash_of(record: Record | SpeedRecord) -> str:
@@ -71,6 +101,11 @@ def _quality_hash(method: str, task: str) -> str:
 @functools.cache
 def _drafter_hash(method: str) -> str:
     return code_hash((), [method])
+
+
+@functools.cache
+def _gate_hash(method: str) -> str:
+    return gate_code_hash(method)
 
 
 @functools.cache

@@ -1,32 +1,27 @@
-"""Compare how models and contexts rank the methods: rank correlations with intervals, contrasts that hold or not."""
+"""Compare how models and contexts rank the methods: rank correlations with intervals, conclusions that hold or not."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from longdecode.evals.budgets import bytes_share
+from longdecode.evals.problems import samples_per_problem
 from longdecode.evals.stats import generator
+from longdecode.reporting.conclusions import Conclusion, Place, Scores, Statement, conclude, state, summary
 from longdecode.reporting.printed_ranks import LEAST_METHODS as LEAST_IN_PRINT
 from longdecode.reporting.printed_ranks import PrintedRanking, in_tokens
 from longdecode.reporting.results import REFERENCE_METHOD, Results
-from longdecode.reporting.tables import CEILING
 from longdecode.reporting.wording import MINUS, budget, budget_order, number, short_tokens
 
 LEAST_METHODS = 4
 RESAMPLES = 1000
-_MOST_CONTRASTS = 8
-
-Place = tuple[str, int]
-"""Model and context."""
-Scores = dict[str, NDArray[np.float64]]
-"""By label, the mean over tasks for each sample ``[n]``; samples are those that all labels share."""
-Outcome = Literal["holds", "reverses", "undecided", "ceiling"]
+Problem = tuple[str, int, int]
+"""Task, seed, number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +38,17 @@ class Correlation:
 
 
 @dataclass(frozen=True, slots=True)
-class Contrast:
-    """One difference that the instrument shows, and what it comes to at another place."""
-
-    suite: str
-    budget: str
-    words: str
-    place: str
-    outcome: Outcome
-    numbers: str
-
-
-@dataclass(frozen=True, slots=True)
 class Transfer:
-    """The page: correlations at equal budgets, at equal bytes and with print, contrasts, words, and what is missing."""
+    """The page: conclusions, in words and one by one, correlations at equal budgets, at equal bytes and with print.
+
+    ``missing`` says what the run lacks.
+    """
 
     budgets: list[Correlation]
     bytes: list[Correlation]
     printed: list[Correlation]
-    contrasts: list[Contrast]
+    conclusions: list[Conclusion]
+    statements: list[Statement]
     words: list[str]
     missing: list[str]
 
@@ -71,6 +58,7 @@ def transfer(
     instruments: Collection[str],
     labels: Collection[str],
     rankings: Sequence[PrintedRanking] = (),
+    families: Mapping[str, str] | None = None,
 ) -> Transfer:
     """Compare every two places of a suite.
 
@@ -79,46 +67,62 @@ def transfer(
         instruments: models that are miniatures.
         labels: methods that are compared, Full aside.
         rankings: those in print.
+        families: label to the name of its family.
     """
     real = [model for model in results.models if model not in instruments]
     table = _table(results, labels)
     budgets: list[Correlation] = []
     of_bytes: list[Correlation] = []
-    contrasts: list[Contrast] = []
     for (suite, text), places in sorted(table.items(), key=lambda entry: (entry[0][0], budget_order(entry[0][1]))):
         pairs = _pairs(places, instruments)
         target = budgets if bytes_share(text) is None else of_bytes
         target += [found for a, b in pairs if (found := _correlation(suite, text, places, a, b, results.confidence))]
-        contrasts += _contrasts(suite, text, places, instruments, results.confidence)
     kept = {
         _main(text for _, text in table if bytes_share(text) is None),
         *(t for _, t in table if bytes_share(t) is not None),
     }
-    contrasts = [contrast for contrast in contrasts if contrast.budget in kept]
+    units = {r.suite: r.unit for r in results.records}
+    chosen = {key: places for key, places in table.items() if key[1] in kept}
+    order = ("reverses", "undecided", "ceiling", "holds")
+    conclusions = sorted(
+        conclude(chosen, instruments, units, results.confidence),
+        key=lambda c: (order.index(c.outcome), c.suite, budget_order(c.budget), c.weakest.value),
+    )
+    words = list(summary(conclusions, len(set(results.models) & set(instruments)))) or _least_alike(budgets)
     printed = [row for ranking in rankings for row in _with_print(table, ranking, instruments, results.confidence)]
     missing = _missing(results, real, instruments, of_bytes)
-    return Transfer(budgets, of_bytes, printed, contrasts, _words(contrasts, budgets), missing)
+    return Transfer(budgets, of_bytes, printed, conclusions, state(conclusions, families or {}), words, missing)
 
 
 def _table(results: Results, labels: Collection[str]) -> dict[tuple[str, str], dict[Place, Scores]]:
-    """Scores by suite and budget, place and label; losses are turned round, so that more is better everywhere."""
-    raw: dict[tuple[str, str], dict[Place, dict[str, dict[tuple[str, int, int], float]]]] = {}
+    """Scores by suite and budget, place and label; losses are turned round, so that more is better everywhere.
+
+    The samples of one problem, such as the windows of a book, are one score: they depend on each other.
+    """
+    raw: dict[tuple[str, str], dict[Place, dict[str, dict[Problem, list[float]]]]] = {}
     for r in results.records:
         if r.status == "ok" and r.score is not None and r.label in labels and r.method != REFERENCE_METHOD:
             at = raw.setdefault((r.suite, r.budget), {}).setdefault((r.model, r.context), {})
             score = r.score if r.higher_is_better else -r.score
-            at.setdefault(r.label, {})[r.task, r.seed, r.sample_index] = score
+            problem = r.task, r.seed, r.sample_index // samples_per_problem(r.task)
+            at.setdefault(r.label, {}).setdefault(problem, []).append(score)
     return {
         key: {place: scores for place, found in places.items() if (scores := _shared(found))}
         for key, places in raw.items()
     }
 
 
-def _shared(found: Mapping[str, Mapping[tuple[str, int, int], float]]) -> Scores:
-    """The labels that ran on every sample that any ran on, each sample's score in one order."""
-    everything = set().union(*(set(mine) for mine in found.values()))
-    order = sorted(everything)
-    return {label: np.array([mine[key] for key in order]) for label, mine in found.items() if len(mine) == len(order)}
+def _shared(found: Mapping[str, Mapping[Problem, Sequence[float]]]) -> Scores:
+    """The labels that ran on every sample that any ran on, each problem's mean score in one order."""
+    sizes: dict[Problem, int] = {}
+    for mine in found.values():
+        sizes |= {key: max(len(scores), sizes.get(key, 0)) for key, scores in mine.items()}
+    order = sorted(sizes)
+    return {
+        label: np.array([np.mean(mine[key]) for key in order])
+        for label, mine in found.items()
+        if {key: len(scores) for key, scores in mine.items()} == sizes
+    }
 
 
 def _pairs(places: Mapping[Place, Scores], instruments: Collection[str]) -> list[tuple[Place, Place]]:
@@ -205,73 +209,15 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return ranks
 
 
-def _contrasts(
-    suite: str, text: str, places: Mapping[Place, Scores], instruments: Collection[str], confidence: float
-) -> list[Contrast]:
-    """The clearest differences of an instrument at its longest context, at every place of the other models."""
-    own = sorted((place for place in places if place[0] in instruments), key=lambda p: (p[1], p[0]))
-    others = sorted(place for place in places if place[0] not in instruments)
-    if not own or not others:
+def _least_alike(budgets: Sequence[Correlation]) -> list[str]:
+    """Say where the methods are ranked least alike."""
+    if not budgets:
         return []
-    home = own[-1]
-    shown = []
-    for one, other in combinations(sorted(places[home]), 2):
-        value, low, high = _difference(places[home], one, other, confidence)
-        if low > 0 or high < 0:
-            shown.append((abs(value), *((one, other) if value > 0 else (other, one))))
-    found = []
-    for _, better, worse in sorted(shown, reverse=True)[:_MOST_CONTRASTS]:
-        for place in others:
-            if {better, worse} <= places[place].keys():
-                found.append(_held(suite, text, places[place], home, place, better, worse, confidence))
-    return found
-
-
-def _held(
-    suite: str, text: str, scores: Scores, home: Place, place: Place, better: str, worse: str, confidence: float
-) -> Contrast:
-    value, low, high = _difference(scores, better, worse, confidence)
-    outcome: Outcome = "holds" if low > 0 else "reverses" if high < 0 else "undecided"
-    if min(float(scores[better].mean()), float(scores[worse].mean())) > CEILING:
-        outcome = "ceiling"
-    numbers = f"{number(value, 3, signed=True)} [{number(low, 3, signed=True)}, {number(high, 3, signed=True)}]"
-    return Contrast(suite, text, f"{better} above {worse} ({_named(home)})", _named(place), outcome, numbers)
-
-
-def _difference(scores: Scores, one: str, other: str, confidence: float) -> tuple[float, float, float]:
-    """The paired difference of two methods with its bootstrap interval."""
-    gaps = scores[one] - scores[other]
-    rng = generator(0, "contrast", one, other)
-    draws = gaps[rng.integers(0, len(gaps), (RESAMPLES, len(gaps)))].mean(axis=1)
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(gaps.mean()), float(low), float(high)
-
-
-def _words(contrasts: Sequence[Contrast], budgets: Sequence[Correlation]) -> list[str]:
-    said = []
-    by_place: dict[str, list[Contrast]] = {}
-    for contrast in contrasts:
-        by_place.setdefault(contrast.place, []).append(contrast)
-    for place, found in by_place.items():
-        count = {
-            kind: [c for c in found if c.outcome == kind] for kind in ("holds", "reverses", "undecided", "ceiling")
-        }
-        said.append(
-            f"Of the {len(found)} clearest differences of a miniature, {len(count['holds'])} hold on {place}, "
-            f"{len(count['reverses'])} reverse, {len(count['undecided'])} are undecided"
-            + (f", {len(count['ceiling'])} are at the ceiling" if count["ceiling"] else "")
-            + "."
-        )
-        said += [
-            f"Reversed on {place}: {c.words}, {c.suite} at {budget(c.budget)}: {c.numbers}." for c in count["reverses"]
-        ]
-    if not said and budgets:
-        low = min(budgets, key=lambda c: float(c.value.replace(MINUS, "-")))
-        said.append(
-            f"The methods are ranked least alike on {low.suite} at {low.budget}: {low.first} and {low.second}, rank "
-            f"correlation {low.value} {low.bounds}."
-        )
-    return said
+    low = min(budgets, key=lambda c: float(c.value.replace(MINUS, "-")))
+    return [
+        f"The methods are ranked least alike on {low.suite} at {low.budget}: {low.first} and {low.second}, rank "
+        f"correlation {low.value} {low.bounds}."
+    ]
 
 
 def _missing(

@@ -9,10 +9,11 @@ from typing import Literal
 import pandas as pd
 
 from longdecode.evals.budgets import bytes_share
+from longdecode.reporting.dependence import TooFew
 from longdecode.reporting.flips import Flips
 from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
-from longdecode.reporting.solved import full_does
+from longdecode.reporting.solved import MARGIN, full_does
 from longdecode.reporting.wording import (
     NARROW,
     budget,
@@ -28,11 +29,10 @@ from longdecode.reporting.wording import (
     with_unit,
 )
 
-MARGIN = 0.02
-"""Within 0.02 of Full (2 points of a percentage, 0.02 of a loss) counts as equal: about what papers call lossless."""
-
-Level = Literal["shown", "estimate", "worse", "alone", "hole", "unsolved"]
-_WEAKEST_FIRST: Sequence[Level] = ("hole", "alone", "worse", "estimate", "shown")
+Level = Literal["shown", "estimate", "few", "worse", "alone", "hole", "unsolved"]
+WITHIN: Sequence[Level] = ("few", "estimate", "shown")
+"""Levels of a difference within the margin."""
+_WEAKEST_FIRST: Sequence[Level] = ("hole", "alone", "worse", *WITHIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Verdict:
 
     ``budget`` is the smallest budget tried from which on the difference to Full stays within the margin at every larger
     one; without such a budget it is the largest tried and ``level`` is ``worse``. The other levels speak of that budget
-    alone: ``shown`` where the worse end of the interval is within the margin, too, ``estimate`` where it is not;
+    alone: ``shown`` where the worse end of the interval is within the margin, too, ``estimate`` where it is not, be it
+    because answers to one prompt depend on each other; ``few`` where so few samples could not show a difference of 0;
     ``alone`` where Full did not run, ``hole`` where the method did not, ``unsolved`` where Full answers less than
     ``SOLVED``. ``read`` holds the least and the most bytes read there, selector included, as a share of Full's.
     """
@@ -67,6 +68,7 @@ class Verdict:
             "hole": self.words or "not run",
             "alone": "no Full to compare with",
             "worse": f"still worse at {self.budget}",
+            "few": f"from {self.budget}: n too small",
         }
         return fixed.get(self.level, f"from {self.budget}")
 
@@ -84,7 +86,8 @@ class Grid:
     """The verdicts of one topic: a row a method, a column a context, and the verdict over all contexts.
 
     ``equal_bytes`` holds a column for each budget in bytes, by label: such a budget is as large for every method, so it
-    has a verdict of its own and takes no part in the search for the smallest budget.
+    has a verdict of its own and takes no part in the search for the smallest budget. ``too_few`` says of each context
+    that its samples are too few for any verdict but a loss.
     """
 
     topic: Topic
@@ -92,6 +95,7 @@ class Grid:
     full: list[str]
     rows: list[tuple[str, list[Verdict], Verdict]]
     equal_bytes: Mapping[str, Mapping[str, Verdict]] = field(default_factory=dict)
+    too_few: Sequence[str] = ()
 
     @property
     def solved(self) -> bool:
@@ -121,7 +125,7 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
     judged = []
     in_bytes = rows["budget"].map(bytes_share).notna()
     for label in swept:
-        mine = {context: _tried(rows[~in_bytes], topic, label, context) for context in contexts}
+        mine = {context: _tried(results, rows[~in_bytes], topic, label, context) for context in contexts}
         each = [
             Verdict(label, topic, context, "unsolved")
             if context in unsolved
@@ -141,7 +145,8 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
         }
         for text in sorted(set(rows.loc[in_bytes, "budget"]), key=budget_order)
     }
-    return Grid(topic, contexts, scores, judged, columns)
+    small = [_few(results, topic, context) if context in left else None for context in contexts]
+    return Grid(topic, contexts, scores, judged, columns, ["" if few is None else few.words for few in small])
 
 
 def _swept(results: Results, labels: Sequence[str] | None) -> list[str]:
@@ -153,21 +158,42 @@ def margin(unit: str) -> str:
     return f"{100 * MARGIN:g} points" if is_fraction(unit) else f"{number(MARGIN, 2)} {difference_unit(unit)}"
 
 
-def _tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:
-    """Rows of a method at one context that have a number, with their levels."""
-    ran = rows[(rows["method"] == label) & (rows["context"] == context) & (rows["status"] == "ok")]
-    sign = 1.0 if topic.higher_is_better else -1.0
-    worst = ran["diff_low"] if topic.higher_is_better else -ran["diff_high"]
-    levels = [
-        "alone" if pd.isna(gap_) else "shown" if low >= -MARGIN else "estimate" if gap_ >= -MARGIN else "worse"
-        for low, gap_ in zip(worst, sign * ran["diff_to_full"], strict=True)
-    ]
-    return ran.assign(level=levels)
+def _tried(results: Results, rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:
+    """Rows of a method at one context that have a number, with their levels.
+
+    A row that is shown by its interval, but not where answers to one prompt depend on each other, takes the bounds
+    that say so.
+    """
+    ran = rows[(rows["method"] == label) & (rows["context"] == context) & (rows["status"] == "ok")].copy()
+    too_few = _few(results, topic, context) is not None
+    ran["level"], ran["depends"] = "alone", False
+    for at, row in ran[ran["diff_to_full"].notna()].iterrows():
+        low, high = row["diff_low"], row["diff_high"]
+        cluster = results.dependence.bounds.get((topic.model, topic.suite, topic.task, label, row["budget"], context))
+        fallen = cluster is not None and _worse_end(topic, low, high) >= -MARGIN > _worse_end(topic, *cluster)
+        if cluster is not None and fallen:
+            low, high = cluster
+            ran.loc[at, ["diff_low", "diff_high", "depends"]] = [low, high, True]
+        inside = row["diff_to_full"] * (1 if topic.higher_is_better else -1) >= -MARGIN
+        shown = _worse_end(topic, low, high) >= -MARGIN
+        ran.loc[at, "level"] = "shown" if shown else "worse" if not inside else "few" if too_few else "estimate"
+    return ran
+
+
+def _few(results: Results, topic: Topic, context: int) -> TooFew | None:
+    return results.dependence.too_few.get((topic.model, topic.suite, topic.task, context))
+
+
+def _worse_end(topic: Topic, low: float, high: float) -> float:
+    """The end of an interval at which a method is worst, below zero where it is worse than Full."""
+    return low if topic.higher_is_better else -high
 
 
 def _at_bytes(results: Results, topic: Topic, label: str, contexts: Sequence[int], rows: pd.DataFrame) -> Verdict:
     """The verdict at one budget in bytes over the contexts; a method that reads more at every budget has none."""
-    found = _verdict(results, topic, label, None, [_tried(rows, topic, label, context) for context in contexts])
+    found = _verdict(
+        results, topic, label, None, [_tried(results, rows, topic, label, context) for context in contexts]
+    )
     refused = rows.loc[rows["method"] == label, "status"].eq("unsupported").any()
     if found.level == "hole" and refused:
         return replace(found, words="no budget reads this")
@@ -203,6 +229,12 @@ def _verdict(results: Results, topic: Topic, label: str, context: int | None, tr
     # Over several contexts the numbers shown are those of the context that comes off worst.
     worst = rows.sort_values("diff_to_full", ascending=topic.higher_is_better).iloc[0]
     read = rows["bytes_share"].dropna()
+    words = equivalence(topic, worst["diff_to_full"], worst["diff_low"], worst["diff_high"])
+    few = [_few(results, topic, int(at)) for at in rows.loc[rows["level"] == "few", "context"]]
+    if weakest[chosen] == "few":
+        words = max((found for found in few if found is not None), key=lambda found: found.half_width).words
+    elif weakest[chosen] == "estimate" and rows["depends"].any():
+        words = "answers to one prompt depend on each other"
     flips = results.flips.get((topic.model, topic.suite, topic.task, label, chosen, int(worst["context"])))
     return Verdict(
         label,
@@ -214,7 +246,7 @@ def _verdict(results: Results, topic: Topic, label: str, context: int | None, tr
         gap(worst["diff_to_full"], topic.unit),
         gap_interval(worst["diff_low"], worst["diff_high"], topic.unit),
         with_unit(score(worst["value"], topic.unit), topic.unit),
-        equivalence(topic, worst["diff_to_full"], worst["diff_low"], worst["diff_high"]),
+        words,
         "" if flips is None else flips.words,
     )
 
@@ -223,8 +255,8 @@ def equivalence(topic: Topic, value: float, low: float, high: float) -> str:
     """Say what an interval of a difference to Full shows, and which way the difference goes where it excludes 0."""
     if pd.isna(low) or pd.isna(high):
         return ""
-    worse_end, better_end = (low, -high) if topic.higher_is_better else (-high, low)
-    if worse_end < -MARGIN:
+    better_end = -high if topic.higher_is_better else low
+    if _worse_end(topic, low, high) < -MARGIN:
         return ""
     inside = better_end >= -MARGIN
     words = "equivalent within the margin" if inside else "not worse by more than the margin"

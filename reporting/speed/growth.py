@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from longdecode.reporting import wording
-from longdecode.reporting.speed.measured import REFERENCE_METHOD, STEP, STOCK_LOOP, Speed
+from longdecode.reporting.speed.measured import REFERENCE_METHOD, STEP, STOCK_LOOP, Speed, at
 from longdecode.reporting.speed.tables import pair
 
 
@@ -57,10 +57,12 @@ def _growth(axis: str, fixed: int, rows: pd.DataFrame) -> Growth:
 
 
 def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
-    """Return the context or batch from which on each method is faster than Full."""
+    """Return the context or batch from which on each method is faster than Full, where two sizes or more were timed."""
     rows = speed.breakeven[speed.breakeven["model"] == model]
     found = []
     for _, row in rows.iterrows():
+        if _sizes(speed, row) < 2:
+            continue
         unit = "tokens of context" if row["axis"] == "context" else "sequences"
         words = {
             "always": "at every size timed",
@@ -78,6 +80,13 @@ def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
             }
         )
     return found
+
+
+def _sizes(speed: Speed, row: pd.Series) -> int:
+    """Count the sizes at which a label was timed along the axis of a row of breakeven.csv."""
+    other = "batch" if row["axis"] == "context" else "context"
+    steps = at(speed.ok(row["model"]), {"label": row["label"], "budget": row["budget"], other: row["fixed"]})
+    return int(steps[row["axis"]].nunique())
 
 
 def stock_notes(speed: Speed, model: str) -> list[str]:

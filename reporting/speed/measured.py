@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Speed:
     breakeven: pd.DataFrame
     breakdown: pd.DataFrame
     order: tuple[str, ...]
+    compared: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def models(self) -> list[str]:
@@ -157,7 +158,8 @@ def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
     """Read what was timed; ``None`` where nothing was. A timing without a good sample gets the status ``disturbed``.
 
     Args:
-        folder: a run's results, with ``speed.csv`` and perhaps ``growth.csv``, ``breakeven.csv``, ``breakdown.csv``.
+        folder: a run's results, with ``speed.csv`` and perhaps ``growth.csv``, ``breakeven.csv``, ``breakdown.csv``,
+            and ``bench_compare.csv``, its steps in turn with those of the revision before.
         order: method labels as the configuration lists them.
     """
     if not (folder / "speed.csv").exists():
@@ -173,7 +175,14 @@ def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
             for bench, params in zip(table["bench"], table["params"], strict=True)
         ]
     extra = {name: _frame(folder / f"{name}.csv", columns) for name, columns in _FRAMES.items()}
-    return Speed(table, extra["growth"], extra["breakeven"], extra["breakdown"], tuple(order))
+    return Speed(
+        table,
+        extra["growth"],
+        extra["breakeven"],
+        extra["breakdown"],
+        tuple(order),
+        _frame(folder / "bench_compare.csv", ()),
+    )
 
 
 def few(values: Sequence[Any], most: int) -> list[Any]:

@@ -33,6 +33,8 @@ _KEYS = {
     "inverse",
     "times",
     "paper",
+    "group",
+    "table",
 }
 Spread = tuple[float, float, float]
 """A value and the bounds of its interval; NaN where it has none."""
@@ -58,7 +60,7 @@ class Verdict:
 def judge(speed: Speed, path: Path = TARGETS_PATH, paper: str | None = None) -> list[Verdict]:
     """Every target of the models that were timed, in the file's order; nothing where none of theirs was.
 
-    A paper of whose targets none has a number is left out, unless its own page asks.
+    A group or paper of whose targets none has a number is left out, unless the paper's own page asks.
 
     The measured value decides, not its interval: for times the median, for ratios the median over pairs.
 
@@ -74,7 +76,7 @@ def judge(speed: Speed, path: Path = TARGETS_PATH, paper: str | None = None) -> 
     models = set(speed.table.loc[speed.table["bench"] != "ceiling", "model"])  # a ceiling is the device's
     asked = [entry for entry in entries if paper is None or entry.get("paper") == paper]
     told = [
-        (entry.get("paper"), _verdict(speed, entry))
+        (entry.get("paper") or entry.get("group"), _verdict(speed, entry))
         for entry in asked
         if _checked(entry, path)["where"].get("model") in models
     ]
@@ -92,10 +94,10 @@ def _verdict(speed: Speed, entry: Mapping[str, Any]) -> Verdict:
     digits = _digits(value, unit, [text for text in (target, stretch) if text])
     low_text, high_text = (wording.number(bound, digits) for bound in (low, high))
     bounds = "" if pd.isna(low) or pd.isna(high) else f"[{low_text}, {high_text}]"
-    if target is None:
-        level, words = "recorded", "on record"
-    elif stretch is not None and _holds(value, stretch):
+    if stretch is not None and _holds(value, stretch):
         level, words = "stretch", "stretch target met"
+    elif target is None:
+        level, words = "recorded", "on record"
     else:
         level, words = ("met", "target met") if _holds(value, target) else ("missed", "missed")
     return Verdict(entry["what"], goal, hard, _with_unit(wording.number(value, digits), unit), bounds, level, words)
@@ -125,8 +127,11 @@ def _measured(speed: Speed, entry: Mapping[str, Any]) -> tuple[Spread | None, st
 
 
 def _read(speed: Speed, entry: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[Spread | None, str]:
-    where = {name: wanted for name, wanted in {**entry["where"], **change}.items() if wanted is not None}
-    row, why = _only(at(speed.table, where))
+    compared = entry.get("table") == "compare"
+    unknown = {name for name, wanted in change.items() if wanted is None} | ({"model"} if compared else set())
+    where = {name: wanted for name, wanted in {**entry["where"], **change}.items() if name not in unknown}
+    table = speed.compared if compared else speed.table
+    row, why = _only(at(table, where)) if len(table) else (None, "not measured")
     if row is None:
         return None, why
     column, factor = entry.get("column", "median_us"), _FACTOR[entry["unit"]]

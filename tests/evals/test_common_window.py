@@ -45,6 +45,12 @@ def test_a_part_of_the_run_makes_ablations() -> None:
         build_run_config(values(common_window={**window, "suites": ["mini_recal"]}), "run.yaml")
 
 
+def test_a_label_cannot_be_named_as_if_its_window_were_the_common_one() -> None:
+    methods = {"full": {}, "tidal+window": {"method": "tidal", "params": {"reselect_layer": 7}}}
+    with pytest.raises(ConfigError, match=r"methods\.tidal\+window: labels that end in \+window"):
+        build_run_config(values(methods=methods), "run.yaml")
+
+
 @pytest.mark.parametrize(
     ("method", "params"),
     [

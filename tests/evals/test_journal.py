@@ -17,8 +17,7 @@ import pytest
 
 from longdecode.evals.journal import Journal, JournalError, JournalLockedError
 from longdecode.evals.ledger import Ledger
-from longdecode.evals.migrations import RecordSchemaError
-from longdecode.evals.records import Record
+from longdecode.evals.records import Record, RecordSchemaError
 
 Maker = Callable[..., Record]
 
@@ -189,7 +188,7 @@ def other_journal(path: Path, record: Record, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 99, None, True])
-def test_a_schema_without_a_migration_is_refused(tmp_path: Path, make_record: Maker, version: Any) -> None:
+def test_another_schema_is_refused(tmp_path: Path, make_record: Maker, version: Any) -> None:
     path = tmp_path / "job.jsonl"
     other_journal(path, make_record(), schema_version=version)
     with pytest.raises(RecordSchemaError, match=r"job\.jsonl:2: .*schema_version"):

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from longdecode.evals import manifest
-from longdecode.evals.migrations import RecordSchemaError
 from longdecode.evals.pack import main, pack
-from longdecode.evals.records import Record
+from longdecode.evals.records import Record, RecordSchemaError
 from longdecode.evals.storage import read_folder, read_records, read_table, stamped_settings, write_records
 
 Maker = Callable[..., Record]

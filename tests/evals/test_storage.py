@@ -14,8 +14,7 @@ import pytest
 
 from longdecode.engine.errors import StorageError
 from longdecode.evals import storage
-from longdecode.evals.migrations import RecordSchemaError
-from longdecode.evals.records import Record, SpeedRecord
+from longdecode.evals.records import Record, RecordSchemaError, SpeedRecord
 from longdecode.evals.storage import arrow_schema, read_folder, read_records, stamped_settings, write_records
 
 Maker = Callable[..., Record]

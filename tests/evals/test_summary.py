@@ -271,6 +271,20 @@ def test_curves_average_parts_index_by_index() -> None:
     assert loss["high"].iloc[0] - 4.5 == pytest.approx(3.182446 * np.std([3, 4, 5, 6], ddof=1) / 2)
 
 
+def test_windows_of_one_book_are_one_value_of_a_curve() -> None:
+    """Two books of four windows: Student's interval of two book means, 12.7062 * |a - b| / 2, not of eight windows."""
+    rows = [
+        record(
+            sample_index=i, task="fidelity_forced", parts=[float(i // 4) + 0.1 * (i % 4)], score=1.0, unit="nats/token",
+            higher_is_better=False,
+        )
+        for i in range(8)
+    ]  # fmt: skip
+    (row,) = curves.loss_by_position(rows, 0.95).to_dict("records")
+    assert (row["n"], row["value"]) == (8, pytest.approx(0.65))
+    assert row["high"] - row["value"] == pytest.approx(12.7062 * 0.5, rel=1e-4)
+
+
 def test_csv_is_written_whole(tmp_path: Path) -> None:
     frame = summary.summarise(cell([1.0, 0.25]) + cell([0.5, 0.5], label="quest"), SPREAD)
     target = tmp_path / "deep" / "summary.csv"

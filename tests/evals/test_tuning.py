@@ -12,7 +12,7 @@ import yaml
 from longdecode.engine.errors import ConfigError, DataUnavailableError
 from longdecode.evals import tuning
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.fairness import require_fair, standings
+from longdecode.evals.fairness import require_fair, standing_of, standings
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.tasks.fidelity.suite import UNSEEN
 from longdecode.evals.tasks.mini_book.pg19 import HELD_OUT
@@ -172,6 +172,56 @@ def test_a_run_that_tunes_some_methods_only_is_refused(tmp_path: Path, chosen: A
         run = build_run_config(values(tuning=None, **more), "run.yaml")
     with pytest.raises(ConfigError, match=says):
         require_fair(run)
+
+
+def test_values_of_one_model_are_refused_on_another(tmp_path: Path) -> None:
+    found = record(tidal=TIDAL, streaming={"sinks": 16}).model_copy(update={"model": "another"})
+    run = run_with(tmp_path / "t.json", found)
+    with pytest.raises(
+        ConfigError, match=r"tuning\.records\.miniature: holds what was tuned on another; .*allow_untuned"
+    ):
+        require_fair(run)
+    same = read_tuning(SHIPPED).model_copy(update={"model": "another"})
+    require_fair(run_with(tmp_path / "same.json", same))
+
+
+def test_a_choice_that_no_trial_made_is_no_record(tmp_path: Path) -> None:
+    good = read_tuning(SHIPPED)
+    streaming = good.methods["streaming"]
+    for wrong, says in (
+        (streaming.model_copy(update={"chosen": {"sinks": 1000}}), "is no best trial"),
+        (streaming.model_copy(update={"trials": streaming.trials * 4}), r"16, over settings = 12"),
+    ):
+        write_tuning(tmp_path / "t.json", good.model_copy(update={"methods": good.methods | {"streaming": wrong}}))
+        with pytest.raises(ConfigError, match=says):
+            read_tuning(tmp_path / "t.json")
+
+
+def test_a_knob_of_the_model_that_was_not_tuned_along_is_untuned_and_another_variant_is_named() -> None:
+    known = read_tuning(SHIPPED)
+    tuned = {**known.methods["lychee"].fixed, **known.methods["lychee"].chosen}
+    assert standing_of("lychee", tuned, "lychee", "miniature", known).kind == "tuned"
+    by_hand = standing_of("lychee", tuned | {"retrieval_heads": 3}, "lychee", "miniature", known)
+    assert (by_hand.kind, by_hand.reason) == ("untuned", "retrieval_heads = 3, tuned with None")
+    roles = standing_of("lychee", tuned | {"roles": "other.json"}, "lychee", "miniature", known)
+    assert roles.kind == "tuned" and roles.reason.startswith("roles = 'other.json', tuned with 'miniature/roles")
+
+
+def test_a_label_that_names_every_suite_stands_beside_the_others(tmp_path: Path) -> None:
+    found = record(tidal=TIDAL, streaming={"sinks": 16})
+    part = {"method": "tidal", "params": {"reselect_layer": 4}}
+    for restricted in ({"suites": ["mini_recall"]}, {"budgets": [0.25]}, {"budgets": [0.25, 0.5]}):
+        methods = {"full": {}, "tidal": {}, "part": part | restricted}
+        with pytest.raises(ConfigError, match=r"methods\.part: .*reselect_layer = 4, tuned: 7"):
+            require_fair(run_with(tmp_path / "t.json", found, methods=methods))
+
+
+def test_a_label_is_not_judged_on_a_model_that_it_does_not_run_on() -> None:
+    weights = {"path": str(ROOT / "miniature" / "weights")}
+    methods = {"full": {}, "tidal": {"by_model": {"other": {"reselect_layer": 4}}},
+               "streaming": {"models": ["miniature"]}}  # fmt: skip
+    require_fair(build_run_config(values(models={"miniature": weights, "other": weights}, methods=methods, tuning=None),
+                                  "run.yaml"))  # fmt: skip
 
 
 def test_nobody_tuned_is_fair_and_ablations_stand_aside() -> None:

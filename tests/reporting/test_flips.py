@@ -12,7 +12,7 @@ def record(label: str, task: str, parts: list[float] | None, index: int = 0, **m
     base = {
         "model": "m", "suite": "s", "task": task, "method": label, "label": label, "context": 2048, "seed": 0,
         "budget": "full" if label == "full" else "0.1", "sample_index": index, "status": "ok", "unit": "fraction",
-        "parts": parts,
+        "parts": parts, "score": None if parts is None else sum(parts) / len(parts),
     }  # fmt: skip
     return SimpleNamespace(**base | more)
 
@@ -34,6 +34,15 @@ def test_a_perfect_method_prints_how_many_answers_it_kept() -> None:
     records = [record(label, "one", [1.0], i) for label in ("full", "quest") for i in range(96)]
     (flips, _) = count_flips(records).values()
     assert flips.words == "0 of 96 answers lost"
+
+
+def test_a_score_without_parts_is_one_answer_where_all_of_its_task_are_right_or_wrong() -> None:
+    right = [record(label, "one", None, i, score=1.0) for label in ("full", "quest") for i in range(3)]
+    lost = [record("full", "one", None, 3, score=1.0), record("quest", "one", None, 3, score=0.0)]
+    place = ("m", "s", "one", "quest", "0.1", 2048)
+    assert count_flips([*right, *lost])[place].words == "1 of 4 answers lost"
+    overlap = [record(label, "one", None, 4, score=0.4) for label in ("full", "quest")]
+    assert not count_flips([*right, *lost, *overlap]), "an overlap that happens to be 0 or 1 is no answer"
 
 
 def test_losses_holes_and_shares_have_no_flips() -> None:

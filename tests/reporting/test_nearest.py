@@ -165,4 +165,4 @@ def test_roles_learned_on_the_generator_that_tests_them_are_said_to_flatter() ->
 
 
 def test_a_run_without_knobs_is_not_called_untuned() -> None:
-    assert index.tuning_short(FairPlay([], [], [], [], [], [])) == "no knobs to tune"
+    assert FairPlay([], [], [], [], [], []).short == "no knobs to tune"

@@ -233,6 +233,9 @@ def test_transfer_compares_the_models_of_the_run_it_names(make_run: Callable, ru
                 build_report(path, mine, target)
     words = (target / "transfer.html").read_text("utf-8")
     assert "The records are those of profile <code>synthetic</code>" in words
+    assert "Measured before " in words and "scores of full, oracle_topk, quest" in words, (
+        "records of the other run, which no code of today made"
+    )
     assert "mini_longgen" in words.split("<h1>")[1], "a suite that this run did not score"
 
 

@@ -14,8 +14,9 @@ from longdecode.evals.storage import write_records
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.reporting import samples
+from longdecode.reporting.excerpts import pieces, shown, spans
 from longdecode.reporting.results import Results, load_results
-from longdecode.reporting.samples import PromptMismatchError, SampleReader, pieces, shown, spans
+from longdecode.reporting.samples import PromptMismatchError, SampleReader, Side
 
 WEIGHTS = Path(__file__).parents[2] / "miniature" / "weights"
 TASK, CONTEXT, SEED = "mini_longgen_15", 1024, 7
@@ -67,9 +68,10 @@ def test_the_lost_sample_comes_with_its_prompt_its_gold_and_both_outputs(tmp_pat
     (cell,) = reader.cells("miniature", "mini_longgen", ["quest"])
     (found,) = reader.read(cell)
     sample = get_task(TASK).samples(CONTEXT, 2, SEED, load_tokenizer(WEIGHTS))[1]
-    assert (found.index, found.full, found.method, found.lacks) == (1, "full text", "right", [])
+    assert (found.index, found.full, found.lacks) == (1, Side([("full text", "")], "15 of 15 right"), "")
+    assert found.method == Side([("right", "")], "14 of 15 right")
     assert found.missed == [sample.meta[1]] and found.gold == list(sample.meta)
-    assert [text for text, gold in found.pieces if gold] == [sample.meta[1]]
+    assert [text for text, kind in found.pieces if kind == "gold"] == [sample.meta[1]]
     assert reader.lost(cell) == [(SEED, 1)] and reader.read(cell, start=1) == []
 
 
@@ -123,6 +125,27 @@ def test_gold_spans_are_found_whole_or_in_two_parts() -> None:
     assert [prompt[a:b] for a, b in spans(prompt, "kxqz>mbra=0077")] == ["kxqz>mbra", "mbra=0077"]
     long = "x" * 2000 + "GOLD12" + "y" * 2000
     cut = pieces(long, ["GOLD12"])
-    assert [text for text, gold in cut if gold] == ["GOLD12"]
-    assert sum("characters" in text for text, _ in cut) == 2 and sum(len(text) for text, _ in cut) < 800
-    assert shown("a\tb\nc\x07") == "a\tb\nc\u2407"
+    assert [text for text, kind in cut if kind == "gold"] == ["GOLD12"]
+    assert [text for text, kind in cut if kind == "cut"] == [f"[{n:,} characters left out]" for n in (1700, 1780)]
+    assert sum(len(text) for text, _ in cut) < 800
+    assert spans("xx plain-meadow is 43", "plain-meadow is 4386") == [(3, 21)]
+    assert pieces("a b c", []) == [("a b c", "")], "a text that fits is whole"
+
+
+def test_spans_that_touch_are_one_mark_and_an_item_is_marked_wherever_it_stands() -> None:
+    assert [part for part in pieces("[evzs>obns+1]", ["evzs>obns+1=6", "obns+1"]) if part[1]] == [
+        ("evzs>obns+1", "gold")
+    ]
+    text = "The pass key is 34038. " + "Sand. " * 200 + "34038 is the pass key."
+    assert [text for text, kind in pieces(text, ["34038"]) if kind == "gold"] == ["34038", "34038"]
+
+
+def test_letters_that_print_nothing_are_shown() -> None:
+    assert shown("a\tb\nc\x07\r") == "a\tb\nc\u2407\u240d"
+    assert shown("a\u00adb\x85c\u2028d\ud800") == "a\ufffdb\ufffdc\ufffdd\ufffd"
+
+
+def test_a_long_output_is_cut_and_says_so(tmp_path: Path) -> None:
+    reader = SampleReader(run(tmp_path, "z" * 5000))
+    (found,) = reader.read(reader.cells("miniature", "mini_longgen", ["quest"])[0])
+    assert ("[3,900 characters left out]", "cut") in found.method.output

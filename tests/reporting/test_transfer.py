@@ -20,7 +20,7 @@ def records(model: str, context: int, scores: dict[str, float], budget: str = "0
     return [
         SimpleNamespace(
             status="ok", score=float(hard[i] < value), label=label, method=label, suite="s", task="t", budget=budget,
-            model=model, context=context, seed=0, sample_index=i, higher_is_better=True,
+            model=model, context=context, seed=0, sample_index=i, higher_is_better=True, unit="fraction",
         )
         for label, value in scores.items()
         for i in range(n)
@@ -44,30 +44,64 @@ def test_spearman_is_scipys_with_ties() -> None:
 def test_differences_of_the_miniature_hold_reverse_or_stay_open_on_another_model() -> None:
     real = METHODS | {"a": 0.2, "e": 0.85}
     found = transfer(results([*records("mini", 2048, METHODS), *records("real", 32768, real)]), {"mini"}, METHODS)
-    outcome = {c.words.split(" (")[0]: c.outcome for c in found.contrasts}
+    outcome = {f"{c.better} above {c.worse}": c.outcome for c in found.conclusions}
     assert outcome["a above e"] == "reverses" and outcome["b above d"] == "holds"
-    assert "reverse" in found.words[0] and any(
-        text.startswith("Reversed on real at 32K: a above e") for text in found.words
+    assert found.conclusions[0].outcome == "reverses" and "reverse" in found.words[0]
+    said = {s.text.split(", on")[0]: s for s in found.statements}
+    assert (
+        said["b above d"].holds and "the one difference holds. Smallest: b over d on s at 10" in said["b above d"].text
     )
+    assert not said["a above e"].holds and said["a above e"].details[0].startswith("Reverses: a over e on s at 10")
+    (number,) = {c.there[0].numbers for c in found.conclusions if (c.better, c.worse) == ("b", "d")}
+    assert f"{number} points on real at 32K" in said["b above d"].text
     (row,) = found.budgets
     assert (row.first, row.second, row.methods) == ("mini at 2K", "real at 32K", 5)
     assert float(row.value.replace("\u2212", "-")) < 0.5 and not any("real model" in text for text in found.missing)
+
+
+def test_a_difference_that_one_miniature_does_not_show_is_no_conclusion_and_families_are_told_as_one() -> None:
+    flat = dict.fromkeys(METHODS, 0.5)
+    both = [*records("mini", 2048, METHODS), *records("real", 32768, METHODS)]
+    found = transfer(results([*both, *records("mini-1", 2048, flat)]), {"mini", "mini-1"}, METHODS)
+    assert found.conclusions == [] and found.statements == []
+    groups = {"a": "Pages", "b": "Pages", "c": "Other", "d": "Eviction", "e": "Eviction"}
+    told = transfer(results([*both, *records("mini-1", 2048, METHODS)]), {"mini", "mini-1"}, METHODS, (), groups)
+    assert told.words[0].startswith("All 2 miniatures show 10 differences")
+    assert told.statements[0].text.startswith(
+        "Pages (a, b) above eviction (d, e), on s: all 4 differences hold. Smallest: b over d"
+    )
 
 
 def test_both_sides_at_the_ceiling_say_so_and_equal_bytes_stand_apart() -> None:
     real = dict.fromkeys(METHODS, 1.0)
     rows = [*records("mini", 2048, METHODS, "bytes=0.25"), *records("real", 4096, real, "bytes=0.25")]
     found = transfer(results(rows), {"mini"}, METHODS)
-    assert {c.outcome for c in found.contrasts} == {"ceiling"} and found.budgets == []
+    assert {c.outcome for c in found.conclusions} == {"ceiling"} and found.budgets == []
     assert "below 32,768 tokens" in found.missing[0]
 
 
 def test_one_model_says_what_is_missing_and_how_to_make_it() -> None:
     rows = [*records("mini", 2048, METHODS), *records("mini", 8192, METHODS | {"a": 0.2})]
     found = transfer(results(rows), {"mini"}, METHODS)
-    assert found.contrasts == [] and len(found.budgets) == 1
+    assert found.conclusions == [] and len(found.budgets) == 1
     assert "No real model was scored" in found.missing[0] and "snakemake --cores 8 all" in found.missing[0]
     assert "{bytes: 0.25}" in found.missing[1]
+
+
+def test_windows_of_one_book_are_one_problem() -> None:
+    """Four windows that say the same of a book add nothing to the interval of a rank correlation."""
+
+    def of_books(windows: int) -> list[Any]:
+        task = "fidelity_forced" if windows > 1 else "t"
+        whole = [*records("mini", 2048, METHODS, n=7), *records("mini", 8192, METHODS | {"a": 0.2}, n=7)]
+        return [
+            SimpleNamespace(**vars(r) | {"task": task, "sample_index": windows * r.sample_index + window})
+            for r in whole
+            for window in range(windows)
+        ]
+
+    one, four = (transfer(results(of_books(windows)), {"mini"}, METHODS).budgets for windows in (1, 4))
+    assert one == four and one[0].bounds != f"[{one[0].value}, {one[0].value}]"
 
 
 def test_print_is_one_more_place_at_the_budget_nearest_to_its_own() -> None:

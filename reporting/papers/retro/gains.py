@@ -98,6 +98,27 @@ def windows(inputs: PaperInputs) -> list[Block]:
     return found if ran else [*found, inputs.missing(words["missing"], "retro")]
 
 
+def best_gain(inputs: PaperInputs) -> Compared | None:
+    """Return the largest gain over Quest, relative to Quest, of the cells with room, with its own interval."""
+    cells = _relative(inputs)
+    if not cells:
+        return None
+    model, cell = max(cells, key=lambda found: found[1].gap.value / found[1].quest)
+    value, low, high = (100 * part / cell.quest for part in (cell.gap.value, cell.gap.low, cell.gap.high))
+    where = f"{cell.place[0]} at {short_tokens(cell.place[1])} and {wording.budget(cell.budget)}"
+    reason = inputs.words("claims")["best"].format(label=cell.label, where=where, model=model, cells=len(cells))
+    return _other_models(value, reason, wording.interval(low, high, 1, signed=True))
+
+
+def mean_gain(inputs: PaperInputs) -> Compared | None:
+    """Return the mean of the gains over Quest, relative to Quest, of the cells with room."""
+    cells = _relative(inputs)
+    if not cells:
+        return None
+    value = 100 * sum(cell.gap.value / cell.quest for _, cell in cells) / len(cells)
+    return _other_models(value, inputs.words("claims")["mean"].format(cells=len(cells)))
+
+
 def quest_of(inputs: PaperInputs, model: str, label: str) -> str | None:
     """Return the label of Quest that chooses pages as this one does: same share, page size and group rule."""
     wanted = _pages_of(inputs, model, label)
@@ -118,6 +139,17 @@ def _cells(
                     standing = pairs.mean_of(theirs) / max(pairs.mean_of(full), 1e-9)
                     gap = inputs.paired(ours, theirs, model, *place, label, budget)
                     yield Cell(label, place, budget, pairs.mean_of(theirs), standing, gap)
+
+
+def _relative(inputs: PaperInputs) -> list[tuple[str, Cell]]:
+    """Return the cells with room of the paper's own configuration, a window of 2, with their models."""
+    own = {model: _by_window(inputs, model).get(2) for model in inputs.compared_models()}
+    found = [(model, cell) for model, label in own.items() if label for cell in _cells(inputs, model, [label])]
+    return [(model, cell) for model, cell in found if cell.has_room]
+
+
+def _other_models(value: float, reason: str, interval: str = "") -> Compared:
+    return compared([], None, wording.number(value, 1, signed=True), interval, "not comparable", "muted", reason)
 
 
 def _row(inputs: PaperInputs, cell: Cell) -> Compared:

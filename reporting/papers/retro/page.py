@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from longdecode.reporting.papers.retro.gains import gains, windows
+from longdecode.reporting.papers.retro.gains import best_gain, gains, mean_gain, windows
+from longdecode.reporting.papers.retro.kernels import step_parts
+from longdecode.reporting.papers.retro.origin import origin
 from longdecode.reporting.papers.retro.scores import (
     LONGGEN,
     REASONING,
@@ -22,9 +24,8 @@ from longdecode.reporting.papers.spec import declare
 CLAIMS = Claims(
     (
         Claim("Effective exposure, times the budget (7 steps)", "claims", "value", {"claim": "exposure"}, exposure),
-        Claim("Accuracy over Quest's, relative, %, at best", "claims", "value", {"claim": "gain"}, lambda inputs: None),
-        Claim("Accuracy over Quest's, relative, %, on average", "claims", "value", {"claim": "mean gain"},
-              lambda inputs: None),
+        Claim("Accuracy over Quest's, relative, %, at best", "claims", "value", {"claim": "gain"}, best_gain),
+        Claim("Accuracy over Quest's, relative, %, on average", "claims", "value", {"claim": "mean gain"}, mean_gain),
         *(
             Claim(f"Milliseconds a token over Quest's, window {window}", "latency", "more", {"window": window},
                   partial(claimed, window=window))
@@ -46,6 +47,7 @@ PAPER = declare(
         "longgenbench": [PrintedScores("longgenbench", LONGGEN, "checkpoint")],
         "gain": [gain_by_model],
         "gains": [gains],
+        "origin": [origin],
         "reasoning": [PrintedScores("reasoning", REASONING, "reasoning")],
         "states": [states],
         "along": [along],
@@ -53,5 +55,6 @@ PAPER = declare(
         "budget": [budget_by_benchmark],
         "window": [windows],
         "latency": [steps],
+        "parts": [step_parts],
     },
 )

@@ -59,7 +59,7 @@ class PrintedScores:
                 if printed is None and not records:
                     continue
                 if not records:
-                    rows.append(compared(of, printed, reason=words["absent"]))
+                    rows.append(compared(of, printed, reason=words["absent" if model else "no_model"]))
                     continue
                 scale = wording.scale(records[0].unit)
                 found = inputs.estimate(pairs.scored(records), self.part, model, row["method"], column)
@@ -91,7 +91,9 @@ def gain_by_model(inputs: PaperInputs) -> list[Block]:
                 cells = (points_text(gap.value), points_interval(gap), verdict, level, flips(gap))
                 rows.append(compared(of, printed, *cells))
             elif printed is not None:
-                rows.append(compared(of, printed, reason=inputs.words("longgenbench")["absent"]))
+                rows.append(
+                    compared(of, printed, reason=inputs.words("longgenbench")["absent" if model else "no_model"])
+                )
     blocks: list[Block] = [Prose(words["text"].format(what=table.what))]
     blocks.append(Comparison("RetroAttention minus Quest.", ("Model", "Source"), rows, table.unit))
     if len(known) < 2:

@@ -26,8 +26,10 @@ from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.registry import load_paper, papers_of
+from longdecode.reporting.papers.retro.kernels import read_step_kernels
 from longdecode.reporting.results import load_results
 
+ROOT = Path(__file__).parents[3]
 SHARE = {"share": 0.15}
 METHODS: dict[str, dict[str, Any]] = {
     "full": {}, "quest": {}, "retro": {}, "retro_w8": {"method": "retro", "params": {"window": 8}}, "page_union": {},
@@ -51,6 +53,18 @@ CONFIG: dict[str, Any] = {
 TASKS = {"mini_longgen": {"mini_longgen_15": 15}, "longgenbench": {"longgenbench_gsm8k_15": 15}}
 BOOK_GAP = {"full": 0.0, "quest": 0.02, "retro": 0.02, "retro_w8": 0.015}
 STEP_US = {"full": 9000.0, "quest": 5000.0, "retro": 5240.0, "retro_w8": 6900.0}
+STEP_KERNELS = """\
+quest context=131072 batch=1: 5,000 us, 353 launches
+  added us  launches  us each  start-end  kernel and grid
+    4000.0       160    25.00      30.00  linear_fma_kernel 7168x1x1
+     600.0        30    20.00      25.00  sparse_decode_attention_kernel 16x8x1
+     100.0         5    20.00      25.00  at::native::index_elementwise_kernel<128, 4> 1x1x1
+retro context=131072 batch=1: 5,240 us, 401 launches
+  added us  launches  us each  start-end  kernel and grid
+    4100.0       160    25.60      30.00  linear_dot_kernel 224x1x1
+     610.0        30    20.30      25.00  attend_window_kernel 16x8x1
+     200.0        30     6.67      10.00  join_window_kernel 32x1x1
+"""
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +152,7 @@ def report(
             for state, gap in (("key", -0.02), ("value", 0.01), ("output", 0.0), ("output_final", -0.05))
         ),
     ]  # fmt: skip
+    (folder / "step_kernels.txt").write_text(STEP_KERNELS, encoding="utf-8")
     (folder / "retrospection").mkdir()
     pd.DataFrame(
         [
@@ -260,6 +275,45 @@ def test_steps_are_medians_over_quests(page: str) -> None:
     assert "window 2, 4,096 tokens, 128K, batch 1" in page  # the target
 
 
+def test_a_steps_parts_add_up_and_what_was_not_profiled_is_named(page: str) -> None:
+    parts = section(page, "What a step's time is made of", "Every published figure")
+    assert re.search(r"projections and MLP 4\.00 80 4\.10 78 \+0\.10", parts)
+    assert re.search(r"merging the window 0\.00 0 0\.20 4 \+0\.20", parts)
+    assert re.search(r"the rest 0\.40 8 0\.33 6 -0\.07", parts) and re.search(r"launches 353 401 \+48", parts)
+    assert "not profiled: retro_w8 at 128K" in parts and "--labels quest retro" in parts
+    for step in read_step_kernels((ROOT / "results" / "retro" / "step_kernels.txt").read_text(encoding="utf-8")):
+        assert sum(step.parts.values()) == pytest.approx(step.us) and 0 < step.parts["the rest"] < 0.1 * step.us
+
+
+def test_the_claims_of_a_gain_have_a_number_and_name_its_place(page: str, records: list[Record]) -> None:
+    mean = {
+        label: np.mean([r.score for r in records if (r.label, r.suite) == (label, "mini_longgen")])
+        for label in ("quest", "retro")
+    }
+    claims = section(page, "Headline claims", "What it does")
+    row = re.search(
+        r"at best up to 21\.9 paper ([+-]?[\d.]+) \[.*?\] not comparable other models and tasks: retro", claims
+    )
+    assert row is not None and float(row[1]) == pytest.approx(100 * (mean["retro"] / mean["quest"] - 1), abs=0.06)
+    assert re.search(r"on average 5\.6 digest R [+-]?[\d.]+ not comparable .* the mean of \d cells", claims)
+
+
+def test_what_each_window_adds_is_a_paired_difference(page: str, records: list[Record]) -> None:
+    gains = section(page, "Where the gain comes from", "Table 3")
+    mean = {
+        label: np.mean([r.score for r in records if (r.label, r.suite) == (label, "mini_longgen")])
+        for label in ("quest", "retro", "retro_w8")
+    }
+    assert "miniature, cells with room: window 2 over Quest is above 0 in 0 of 1" in gains
+    assert "window 8 over window 2 is above 0 in 1 of 1" in gains
+    for what, gap in (
+        ("window 2 over Quest", mean["retro"] - mean["quest"]),
+        ("window 8 over window 2", mean["retro_w8"] - mean["retro"]),
+    ):
+        row = re.search(rf"{what} mini_longgen 2K 5 % ([+-]?[\d.]+) \[", gains)
+        assert row is not None and float(row[1]) == pytest.approx(100 * gap, abs=0.06), what
+
+
 def test_a_run_without_any_of_it_says_how_to_make_it(
     made_up: ModuleType, tmp_path: Path, records: list[Record]
 ) -> None:
@@ -279,7 +333,14 @@ def test_a_run_without_any_of_it_says_how_to_make_it(
     (page,) = (paper for paper in found if paper.name == "retro")
     text = " ".join(repr(block) for section in page.paper.sections(page.inputs) for block in section.blocks)
     assert text.count("config profile=retro") >= 5 and "profile=longgen" in text
-    for hole in ("ran beside Quest", "two windows ran", "corrections change was not measured", "was not timed beside"):
+    for hole in (
+        "ran beside Quest",
+        "two windows ran",
+        "corrections change was not measured",
+        "was not timed beside",
+        "Neither two windows nor",
+        "was profiled kernel by kernel",
+    ):
         assert hole in text, hole
 
 

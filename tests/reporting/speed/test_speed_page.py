@@ -6,6 +6,7 @@ import html
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,8 @@ import pytest
 import yaml
 
 from longdecode.reporting.build import build_report
+from longdecode.reporting.speed.growth import breakeven_table
+from longdecode.reporting.speed.measured import load_speed
 
 KEYS = ["model", "label", "stage", "budget", "context", "batch"]
 
@@ -120,6 +123,17 @@ def test_growth_and_break_even_stand_on_the_page(run_folder: Path, page: str) ->
     row = one(breakeven, model="llama3-8b", label="quest", budget="4096", axis="context", fixed=1)
     assert row["verdict"] == "from"
     assert f"quest 4,096 tokens context, batch 1 from {int(row['value']):,} tokens of context" in page
+
+
+def test_a_break_even_wants_two_sizes(run_folder: Path) -> None:
+    """With one context left, nothing can be said along contexts; along batches as before."""
+    speed = load_speed(run_folder, ["full", "quest"])
+    assert speed is not None
+    whole = breakeven_table(speed, "llama3-8b")
+    one_context = replace(speed, table=speed.table[speed.table["context"] == 131072])
+    left = breakeven_table(one_context, "llama3-8b")
+    assert any(row["along"].startswith("context") for row in whole)
+    assert left and {row["along"] for row in left} == {"batch, 128K context"}
 
 
 def test_the_stock_loop_is_a_row_and_no_denominator(speed: pd.DataFrame, page: str, report: Path) -> None:

@@ -1,0 +1,77 @@
+"""Committed records are read as they stand; records of another schema, or without a result, are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from longdecode.evals.records import Record, RecordSchemaError, SpeedRecord, load_record
+from longdecode.evals.storage import read_records, read_table
+
+EVIDENCE = Path(__file__).resolve().parents[2] / "results" / "h200"
+
+
+@pytest.fixture
+def speed_fields(make_record: Callable[..., Record]) -> dict[str, Any]:
+    """A speed record of a ceiling, as stored."""
+    shared = make_record().model_dump()
+    names = ("profile", "model", "params", "context", "batch", "budget", "budget_tokens", "seed", "provenance")
+    return {name: shared[name] for name in names} | {
+        "schema_version": 2, "bench": "decode", "weights": "random", "subject": "free_selection",
+        "label": "free_selection", "stage": "step", "status": "ok", "samples": [{"us": 1.0}], "reference": "full",
+    }  # fmt: skip
+
+
+def test_a_stored_record_is_read(make_record: Callable[..., Record], speed_fields: dict[str, Any]) -> None:
+    record = make_record(method="quest", label="quest_16")
+    assert load_record(record.model_dump(), "x", Record) == record
+    assert load_record(speed_fields, "x", SpeedRecord).label == "free_selection"
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, None, True])
+def test_another_schema_is_refused_by_name(speed_fields: dict[str, Any], version: Any) -> None:
+    with pytest.raises(RecordSchemaError, match=r"^here: .*schema_version"):
+        load_record(speed_fields | {"schema_version": version}, "here", SpeedRecord)
+
+
+def test_a_field_that_a_record_lacks_is_named(speed_fields: dict[str, Any]) -> None:
+    del speed_fields["weights"]
+    with pytest.raises(RecordSchemaError, match="here: field weights"):
+        load_record(speed_fields, "here", SpeedRecord)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("records/miniature/quest/mini_recall", Record), ("speed/miniature", SpeedRecord)]
+)
+def test_the_committed_evidence_is_read(path: str, kind: type[Record] | type[SpeedRecord]) -> None:
+    file = EVIDENCE / f"{path}.parquet"
+    rows, found = read_table(file).to_pylist(), read_records(file, kind)
+    assert len(found) == len(rows) > 0
+    for row, record in zip(rows, found, strict=True):
+        assert (row["status"], row["context"], json.loads(row["params"])) == (
+            record.status, record.context, record.params,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"score": None}, {"score": float("nan")}, {"score": float("inf")}, {"status": "oom"},
+        {"status": "timeout", "score": 0.0}, {"sample_index": -1}, {"measures": {"kl": float("nan")}},
+        {"parts": [0.0, float("nan")]},
+    ],
+)  # fmt: skip
+def test_a_score_is_there_exactly_where_the_status_is_ok(make_record: Callable[..., Record], wrong: Any) -> None:
+    with pytest.raises(ValidationError):
+        make_record(**({"score": 1.0} | wrong))
+
+
+def test_a_time_is_there_exactly_where_the_status_is_ok(speed_fields: dict[str, Any]) -> None:
+    for wrong in ({"samples": []}, {"status": "oom"}, {"samples": [{"us": float("nan")}]}):
+        with pytest.raises(RecordSchemaError):
+            load_record(speed_fields | wrong, "x", SpeedRecord)
