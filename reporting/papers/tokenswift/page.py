@@ -19,6 +19,7 @@ from longdecode.reporting.papers.tokenswift.exactness import (
     same_texts,
 )
 from longdecode.reporting.papers.tokenswift.heads import heads
+from longdecode.reporting.papers.tokenswift.rows import rows
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.tables import (
     Mirror,
@@ -98,6 +99,7 @@ PAPER = declare(
         "growth": [growth],
         "heads": [heads],
         "steps": [steps],
+        "rows": [rows],
         "composed": [composed],
         "text": [one_text],
     },
