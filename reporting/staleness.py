@@ -40,17 +40,25 @@ def measured_before(
             if record.provenance.code_hash != _hash_of(record):
                 old.setdefault((kind, record.provenance.revision), set()).add(record.label)
     for file in texts:
-        today = code_hash([_TEXTS], sorted({record.method for record in file.records}))
-        for record in file.records:
-            drafter = record.params.get("drafter")
-            drafted = drafter is None or file.drafters.get(drafter) == _drafter_hash(drafter)
-            if record.provenance.code_hash != today or not drafted:
-                old.setdefault(("texts", record.provenance.revision), set()).add(record.label)
+        for record in old_texts(file):
+            old.setdefault(("texts", record.provenance.revision), set()).add(record.label)
     return [
         f"Measured before {revision()[:12]}: {kind} of {_named(labels, unnamed)} (revision {made[:12]}; the code "
         "behind them has changed since)."
         for (kind, made), labels in sorted(old.items())
     ]
+
+
+def old_texts(file: TextFile) -> list[Record]:
+    """Return the texts of a job that were written with other code than today's, the drafter's included."""
+    today = code_hash([_TEXTS], sorted({record.method for record in file.records}))
+
+    def is_old(record: Record) -> bool:
+        drafter = record.params.get("drafter")
+        same = drafter is None or file.drafters.get(drafter) == _drafter_hash(drafter)
+        return record.provenance.code_hash != today or not same
+
+    return [record for record in file.records if is_old(record)]
 
 
 def _hash_of(record: Record | SpeedRecord) -> str:
