@@ -40,7 +40,7 @@ RATES, DISTINCTS = ("alpha", "speedup"), ("distinct_1", "distinct_2", "distinct_
 def claimed(inputs: PaperInputs) -> Compared | None:
     """Return the measured speedup of the longest texts, on the model that wrote most."""
     stands = inputs.words("tables")["default"]
-    found = standing(written(inputs.folder, task=stands["sampler"]), stands["label"])
+    found = standing(written(inputs.folder, task=stands["sampler"], context=CLAIMED["prefill"]), stands["label"])
     most = longest(found)
     own = [r for r in found if r.measures["tokens"] == most]
     seen = value(own, fulls(inputs.folder), "speedup", most)
@@ -82,9 +82,9 @@ PAPER = declare(
         "books": [over_books],
         "law": [law],
         "tables": [
-            Mirror("speedups", "method", RATES),
+            Mirror("speedups", ("prefill", "method"), RATES),
             Mirror("kv_policy", "cache", RATES),
-            Mirror("penalty", ("sampler", "penalty"), DISTINCTS),
+            Mirror("penalty", ("sampler", "penalty"), (*DISTINCTS, "speedup")),
             Mirror("trees", "tree", RATES),
             Mirror("theta", "theta", DISTINCTS),
             Mirror("sampling", "sampler", RATES),
