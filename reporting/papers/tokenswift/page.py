@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from longdecode.reporting.papers.blocks import Block, Compared, Prose
+from longdecode.reporting.papers.blocks import Compared
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.printed import printed_only
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.method import method
 from longdecode.reporting.papers.sections.targets import TargetTable
@@ -19,7 +18,9 @@ from longdecode.reporting.papers.tokenswift.exactness import (
     same_texts,
 )
 from longdecode.reporting.papers.tokenswift.heads import heads
+from longdecode.reporting.papers.tokenswift.others import bound, others
 from longdecode.reporting.papers.tokenswift.rows import rows
+from longdecode.reporting.papers.tokenswift.runs import ngrams, prompts, released, unwritten
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.tables import (
     Mirror,
@@ -49,13 +50,6 @@ def claimed(inputs: PaperInputs) -> Compared | None:
     return None if seen is None else compared_value([], printed, seen, reason, inputs.results.confidence)
 
 
-def others(inputs: PaperInputs) -> list[Block]:
-    """Return the printed tables that need other models, with the command."""
-    words = inputs.words("others")
-    tables = [printed_only(inputs.published, name) for name in ("others", "qwen")]
-    return [Prose(words["text"]), *tables, inputs.missing(words["missing"], "qwen")]
-
-
 CLAIMS = Claims(
     [
         Claim("Speedup over autoregressive decoding, 100K tokens", "speedups", "speedup",
@@ -78,7 +72,8 @@ PAPER = declare(
         "claims": [CLAIMS],
         "method": [method],
         "targets": [TargetTable(own=(same_texts, *WHOLE, same_draws, host_growth))],
-        "quality": [quality, exact, replayed],
+        "quality": [quality, unwritten, exact, replayed],
+        "prompts": [prompts],
         "books": [over_books],
         "law": [law],
         "tables": [
@@ -94,11 +89,13 @@ PAPER = declare(
             Mirror("window_distinct", "window", DISTINCTS),
             Mirror("figure_3", "ngrams", ("alpha", "beta", "speedup")),
         ],
+        "ngrams": [ngrams],
+        "released": [released],
         "others": [others],
         "minutes": [minutes],
         "growth": [growth],
         "heads": [heads],
-        "steps": [steps],
+        "steps": [steps, bound],
         "rows": [rows],
         "composed": [composed],
         "text": [one_text],
