@@ -223,7 +223,7 @@ def _table(places: Sequence[Place], caption: str) -> Cells:
         heads += [f"{short}: ms", f"{short}: over Full's step", "Interval"]
     steps = ["1, a step of Full"]
     for place in places:
-        steps += [wording.milliseconds(place.step_us), wording.number(1, 2), ""]
+        steps += [wording.milliseconds(place.step_us), wording.number(1, 3), ""]
     lines = [steps]
     for size in sorted({size for place in places for size in place.passes}):
         line = [str(size)]
@@ -233,7 +233,7 @@ def _table(places: Sequence[Place], caption: str) -> Cells:
                 line += [wording.DASH] * 3
                 continue
             over, low, high = (1 / float(row[name]) for name in ("ratio", "ratio_high", "ratio_low"))
-            line += [wording.milliseconds(row["median_us"]), wording.number(over, 2), wording.interval(low, high, 2)]
+            line += [wording.milliseconds(row["median_us"]), wording.number(over, 3), wording.interval(low, high, 3)]
         lines.append(line)
     numeric = frozenset(n for n in range(1, len(heads)) if heads[n] != "Interval")
     return Cells(caption, heads, lines, numeric)

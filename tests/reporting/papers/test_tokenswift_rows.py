@@ -128,7 +128,7 @@ def test_the_tree_that_pays_best_is_composed_of_acceptance_and_time(
     by_rows, trees = [block for block in blocks if isinstance(block, Cells)]
     assert [row[0] for row in by_rows.rows] == ["1, a step of Full", "2", "41", "121"]
     assert list(by_rows.heads[1:4]) == ["32K: ms", "32K: over Full's step", "Interval"]
-    assert list(by_rows.rows[2][1:]) == ["4.66", "1.16", "[1.16, 1.16]", "10.92", "1.82", "[1.82, 1.82]"]
+    assert list(by_rows.rows[2][1:]) == ["4.66", "1.164", "[1.164, 1.164]", "10.92", "1.820", "[1.820, 1.820]"]
     composed = {
         (label, context): TREES[label][2] / (DRAFT + over(TREES[label][1], context) + KEEP)
         for label in ("tokenswift", "tokenswift_k0") for context in STEP_US
