@@ -80,7 +80,7 @@ class Matrix:
         """Return the answer, the lengths that pay best, and every draft."""
         found: list[Block] = [Prose(self.answer())]
         if self.ran:
-            found += [Prose(self.paying()), *self.looped(), *([Picture(figure)] if figure else [])]
+            found += [Prose(self.paying()), *self.looped(), *self.apart(), *([Picture(figure)] if figure else [])]
         if len({one.shape for one in self.ran}) > 1:
             found.append(self.fastest())
         found += [*([self.table()] if self.ran else []), *self.twice(), *self.lacking()]
@@ -91,6 +91,11 @@ class Matrix:
         """Model, sampler and length of the prompts in words."""
         model, sampler, prompt = self.place
         return f"{model}, {sampler}, prompts of {prompt:,} tokens"
+
+    @property
+    def devices(self) -> list[str]:
+        """Devices that wrote the texts of drafts that ran."""
+        return list(dict.fromkeys(r.provenance.device for one in self.ran for r in one.done))
 
     def old(self, one: Drafted) -> bool:
         """Return whether other code than today's wrote a text of the draft."""
@@ -151,6 +156,11 @@ class Matrix:
             "drafter foretells, so that alpha tells the drafters apart less than their cost does."
         )
         return [Prose(words)] if again > LOOPED else []
+
+    def apart(self) -> list[Block]:
+        """Return a warning where drafts of several devices stand in one table."""
+        words = f"Drafts ran on {wording.listing(self.devices)}: each speed is over Full's on its own device."
+        return [Prose(words)] if len(self.devices) > 1 else []
 
     def fastest(self) -> Cells:
         """Return speedups by length of draft and tree, a drafter a row."""

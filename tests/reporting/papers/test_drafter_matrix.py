@@ -183,7 +183,7 @@ def many(folder: Path, made: Path, fork_weights: str = "f0" * 32) -> Path:
     few = [r for r in records if r.label in ("full", "ngram", "streaming+2", "streaming+4")]
     files = {
         "matrix": [altered(r, 2.0, started_at="2020-01-01T00:00:00+00:00", code_hash="0" * 64) for r in records],
-        "matrix_blocks": [altered(r, started_at="2020-01-02T00:00:00+00:00") for r in few],
+        "matrix_blocks": [altered(r, started_at="2020-01-02T00:00:00+00:00", device="other") for r in few],
         "matrix_fork": [altered(r, 0.5, model="fork", model_hash=fork_weights) for r in few],
     }
     for name, texts in files.items():
@@ -204,6 +204,9 @@ def test_of_two_matrices_the_newer_stands_and_old_code_is_marked(
     new, old = rows["streaming", "2", "chain"], rows["streaming", "2", "2 branches"]
     assert (new["Run"], new["Code"], new["Over Full"]) == ("matrix_blocks", "today's", f"{mean['streaming+2']:.2f}")
     assert (old["Run"], old["Code"]) == ("matrix", "measured before")
+    assert new["Device"] == "other" != old["Device"] and "other" in every.caption and old["Device"] in every.caption
+    told = [block.text for block in blocks if isinstance(block, Prose)]
+    assert any(text.endswith(": each speed is over Full's on its own device.") for text in told)
     assert old["Over Full"] == f"{mean['streaming+2x2'] / 2:.2f}" and new["Texts"] == "2"
     assert twice.fold and [list(row) for row in twice.rows] == [
         ["streaming", shape, str(BUDGET), "matrix_blocks", f"{mean[label]:.2f}", "today's", "matrix",
