@@ -71,16 +71,24 @@ def _older_labels(
             if record.provenance.code_hash != _hash_of(record):
                 old.setdefault((kind, record.provenance.revision), set()).add(record.label)
     for file in texts:
-        today = code_hash([_TEXTS], sorted({record.method for record in file.records}))
-        for record in file.records:
-            drafter = record.params.get("drafter")
-            drafted = drafter is None or file.drafters.get(drafter) == _drafter_hash(drafter)
-            if record.provenance.code_hash != today or not drafted:
-                old.setdefault(("texts", record.provenance.revision), set()).add(record.label)
+        for record in old_texts(file):
+            old.setdefault(("texts", record.provenance.revision), set()).add(record.label)
     for gate in gates:
         if gate.code_hash != _gate_hash(gate.method):
             old.setdefault(("gates", gate.revision), set()).add(gate.label)
     return old
+
+
+def old_texts(file: TextFile) -> list[Record]:
+    """Return the texts of a job that were written with other code than today's, the drafter's included."""
+    today = code_hash([_TEXTS], sorted({record.method for record in file.records}))
+
+    def is_old(record: Record) -> bool:
+        drafter = record.params.get("drafter")
+        same = drafter is None or file.drafters.get(drafter) == _drafter_hash(drafter)
+        return record.provenance.code_hash != today or not same
+
+    return [record for record in file.records if is_old(record)]
 
 
 def _hash_of(record: Record | SpeedRecord) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from longdecode.reporting.papers.blocks import Block, Compared, Prose
+from longdecode.reporting.papers.blocks import Compared
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.printed import printed_only
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.method import method
 from longdecode.reporting.papers.sections.targets import TargetTable
@@ -19,6 +18,9 @@ from longdecode.reporting.papers.tokenswift.exactness import (
     same_texts,
 )
 from longdecode.reporting.papers.tokenswift.heads import heads
+from longdecode.reporting.papers.tokenswift.others import bound, others
+from longdecode.reporting.papers.tokenswift.rows import rows
+from longdecode.reporting.papers.tokenswift.runs import ngrams, prompts, released, unwritten
 from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.tables import (
     Mirror,
@@ -39,20 +41,13 @@ RATES, DISTINCTS = ("alpha", "speedup"), ("distinct_1", "distinct_2", "distinct_
 def claimed(inputs: PaperInputs) -> Compared | None:
     """Return the measured speedup of the longest texts, on the model that wrote most."""
     stands = inputs.words("tables")["default"]
-    found = standing(written(inputs.folder, task=stands["sampler"]), stands["label"])
+    found = standing(written(inputs.folder, task=stands["sampler"], context=CLAIMED["prefill"]), stands["label"])
     most = longest(found)
     own = [r for r in found if r.measures["tokens"] == most]
     seen = value(own, fulls(inputs.folder), "speedup", most)
     printed = inputs.published.figure("speedups", "speedup", **CLAIMED)
     reason = f"{own[0].label} on {own[0].model}, {most:,} tokens; {why('speedup')}" if own else ""
     return None if seen is None else compared_value([], printed, seen, reason, inputs.results.confidence)
-
-
-def others(inputs: PaperInputs) -> list[Block]:
-    """Return the printed tables that need other models, with the command."""
-    words = inputs.words("others")
-    tables = [printed_only(inputs.published, name) for name in ("others", "qwen")]
-    return [Prose(words["text"]), *tables, inputs.missing(words["missing"], "qwen")]
 
 
 CLAIMS = Claims(
@@ -77,13 +72,14 @@ PAPER = declare(
         "claims": [CLAIMS],
         "method": [method],
         "targets": [TargetTable(own=(same_texts, *WHOLE, same_draws, host_growth))],
-        "quality": [quality, exact, replayed],
+        "quality": [quality, unwritten, exact, replayed],
+        "prompts": [prompts],
         "books": [over_books],
         "law": [law],
         "tables": [
-            Mirror("speedups", "method", RATES),
+            Mirror("speedups", ("prefill", "method"), RATES),
             Mirror("kv_policy", "cache", RATES),
-            Mirror("penalty", ("sampler", "penalty"), DISTINCTS),
+            Mirror("penalty", ("sampler", "penalty"), (*DISTINCTS, "speedup")),
             Mirror("trees", "tree", RATES),
             Mirror("theta", "theta", DISTINCTS),
             Mirror("sampling", "sampler", RATES),
@@ -93,11 +89,14 @@ PAPER = declare(
             Mirror("window_distinct", "window", DISTINCTS),
             Mirror("figure_3", "ngrams", ("alpha", "beta", "speedup")),
         ],
+        "ngrams": [ngrams],
+        "released": [released],
         "others": [others],
         "minutes": [minutes],
         "growth": [growth],
         "heads": [heads],
-        "steps": [steps],
+        "steps": [steps, bound],
+        "rows": [rows],
         "composed": [composed],
         "text": [one_text],
     },

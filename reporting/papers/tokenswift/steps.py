@@ -15,7 +15,7 @@ PAPER_AR_MS = 172.0
 
 
 def steps(inputs: PaperInputs) -> list[Block]:
-    """Return stages over Full's step, the step by rows, and the speed of the three baselines."""
+    """Return stages over Full's step, and the speed of the three baselines."""
     words = inputs.words("steps")
     rows, bases = list[list[str]](), list[list[str]]()
     for (model, label, budget, context), at in _timed(inputs):
@@ -35,9 +35,6 @@ def steps(inputs: PaperInputs) -> list[Block]:
                 bases.append(
                     [str(row["model"]), name, f"{int(row['context']):,}", wording.number(row["median_us"] / 1000, 2)]
                 )
-            elif row["stage"] == "forward_rows":
-                bases.append([str(row["model"]), f"{words['rows']}, {_rows(row)}", f"{int(row['context']):,}",
-                              f"{wording.number(row['median_us'] / 1000, 2)} ({_over(row)})"])  # fmt: skip
     bases.append(["llama3.1-8b", words["theirs"], "mean to 102,400", wording.number(PAPER_AR_MS, 0)])
     heads = ("Model", "Label", "Rows verified", "Budget", "Context", "Draft", "Verify", "Keep", "Whole step")
     blocks: list[Block] = [Cells(words["caption"], heads, rows, frozenset({2, 4, 5, 6, 7, 8}))] if rows else []
@@ -82,9 +79,3 @@ def _timed(inputs: PaperInputs) -> list[tuple[tuple[str, str, str, int], pd.Data
 def _over(row: pd.Series | None) -> str:
     """Return a stage's time over Full's step: the inverse of its ratio."""
     return wording.DASH if row is None or pd.isna(row["ratio"]) else wording.number(1 / float(row["ratio"]), 2)
-
-
-def _rows(row: pd.Series) -> str:
-    text = str(row.get("params", ""))
-    number = "".join(c for c in text.partition('"rows":')[2].partition(",")[0] if c.isdigit())
-    return f"{number} rows"

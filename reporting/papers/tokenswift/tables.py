@@ -35,9 +35,12 @@ class Mirror:
     it; ``default`` of the table, then of all tables, fills in what a row leaves out. Where a row gives no number of
     tokens, whole texts count, and ``tokens`` keeps them equally long: the share of distinct n-grams falls with length.
 
+    A row without a text stands folded below, with what is missing: ``absent`` maps a setting to it where no run has it.
+
     Args:
         table: of published.yaml.
-        key: the column of its keys that tells settings apart, or several, whose values are joined by a comma.
+        key: the column of its keys that tells settings apart, or several, whose values are joined by a comma. The
+            length of the prompt, ``prefill``, is matched by the texts themselves.
         columns: what is compared.
     """
 
@@ -52,22 +55,22 @@ class Mirror:
         models = list(dict.fromkeys(r.model for r in records)) or [""]
         blocks: list[Block] = [Prose(words["text"])] if words.get("text") else []
         any_found = False
+        table = inputs.published.tables[self.table]
+        heads = [name.replace("_", " ") for name in table.keys] + (["Column"] if len(self.columns) > 1 else [])
         for model in models:
             mine = [r for r in records if r.model == model]
             rows = [row for printed in self._printed(inputs) for row in self._rows(inputs, printed, mine, theirs)]
-            measured = any(row.verdict != NOT_MEASURED for row in rows)
+            measured = [row for row in rows if row.verdict != NOT_MEASURED]
             if measured or (model == models[-1] and not any_found):
-                any_found |= measured
-                section = inputs.published.tables[self.table].section
-                caption = f"{section}. {words['caption']} {about(inputs, model)}".strip()
-                heads = [name.replace("_", " ") for name in inputs.published.tables[self.table].keys]
-                heads += ["Column"] if len(self.columns) > 1 else []
-                if open_rows := sum(row.verdict == NOT_MEASURED for row in rows) if measured else 0:
-                    caption += " " + inputs.words("tables")["open"].format(
-                        n=wording.plural(open_rows, "printed figure")
+                any_found |= bool(measured)
+                caption = f"{table.section}. {words['caption']} {about(inputs, model)}".strip()
+                absent = [row for row in rows if row.verdict == NOT_MEASURED and row.published != wording.DASH]
+                blocks.append(Comparison(caption, heads, measured or rows, table.unit))
+                if measured and absent:
+                    fold = inputs.words("tables")["open"].format(
+                        n=wording.plural(len(absent), "printed figure"), section=table.section
                     )
-                    rows = [row for row in rows if row.verdict != NOT_MEASURED]
-                blocks.append(Comparison(caption, heads, rows, inputs.published.tables[self.table].unit))
+                    blocks.append(Comparison(f"{fold} {about(inputs, model)}", heads, absent, table.unit, fold))
         return (
             blocks
             if any_found
@@ -89,16 +92,24 @@ class Mirror:
     ) -> list[Compared]:
         words, keys = inputs.words("tables"), inputs.published.tables[self.table].keys
         known = words[self.table].get("rows", {})
-        setting = ", ".join(str(printed[name]) for name in self._key)
+        setting = ", ".join(str(printed[name]) for name in self._key if name != "prefill")
         stands = words["default"] | words[self.table].get("default", {}) | (known.get(setting) or {})
-        prompts = {"prefill": int(setting)} if self.key == "prefill" else {}
-        prompt = prompts.get("prefill", stands["prompt"])
-        fits = [r for r in mine if (r.task, r.context) == (stands["sampler"], prompt)]
+        prompt = int(printed["prefill"]) if "prefill" in self._key else stands["prompt"]
+        labels = [stands["label"]] if isinstance(stands["label"], str) else stands["label"]
+        drawn = [r for r in mine if r.task == stands["sampler"] and r.label in labels]
+        fits = [r for r in drawn if r.context == prompt]
         if "tokens" in stands:
             fits = [r for r in fits if r.measures["tokens"] == stands["tokens"]]
-        fits = standing(fits, stands["label"])
-        if setting not in known and self.key != "prefill":
+        fits = standing(fits, labels)
+        if setting and setting not in known:
             fits = []
+            absent = str(words[self.table].get("absent", {}).get(setting, words["no_run"]))
+        elif not drawn:
+            absent = words["no_text"].format(labels=wording.listing(labels), sampler=stands["sampler"])
+        elif not fits:
+            absent = words["no_prompt"].format(labels=wording.listing(labels), prompt=f"{prompt:,}")
+        else:
+            absent = words["too_short"].format(label=fits[0].label, tokens=f"{longest(fits):,}")
         past = int(printed.get("generated") or longest(fits))
         rows = []
         for column in self.columns:
@@ -107,7 +118,10 @@ class Mirror:
             )
             figure = inputs.published.figure(self.table, column, **{name: printed[name] for name in keys})
             found = value(fits, theirs, column, past)
-            rows.append(compared_value(of, figure, found, why(column), inputs.results.confidence))
+            reason = absent if found is None else why(column)
+            if found is not None and len(labels) > 1:
+                reason = f"{fits[0].label}; {reason}"
+            rows.append(compared_value(of, figure, found, reason, inputs.results.confidence))
         return rows
 
 
@@ -128,7 +142,7 @@ def compared_value(
 ) -> Compared:
     """Return a row: the mean over prompts, and its interval."""
     if found is None:
-        return compared(of, figure)
+        return compared(of, figure, reason=reason)
     seen = found.estimate(confidence)
     verdict, level = agreement(None if figure is None else figure.value, seen.value, seen.low, seen.high)
     bounds = found.bounds(confidence, digits)
@@ -180,7 +194,10 @@ def minutes(inputs: PaperInputs) -> list[Block]:
             found = value([r for r in own if r.measures["tokens"] == longest(own)], theirs, "minutes", past)
             figure = inputs.published.figure("figure_1", column, generated=past)
             of, confidence = [f"{past:,}", column], inputs.results.confidence
-            rows.append(compared_value(of, figure, found, why("speedup"), confidence))
+            reason = why("speedup") if found else words["absent"]
+            if found and column != "autoregressive":
+                reason = f"{own[0].label}; {reason}"
+            rows.append(compared_value(of, figure, found, reason, confidence))
     measured = any(row.verdict != NOT_MEASURED for row in rows)
     table = Comparison(words["caption"], ("Tokens", "Column"), rows, "minutes")
     return [Prose(words["text"]), table, *([] if measured else [inputs.missing(words["missing"], "generate")])]

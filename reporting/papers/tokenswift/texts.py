@@ -13,8 +13,10 @@ import numpy as np
 
 from longdecode.evals import stats
 from longdecode.evals.records import Record
-from longdecode.evals.storage import read_records
+from longdecode.evals.storage import read_records, stamped_drafters
 from longdecode.reporting import wording
+from longdecode.reporting.results import TextFile
+from longdecode.reporting.staleness import old_texts
 
 MEASURED = ("alpha", "beta", "speedup", "tokens_per_step", "ms_per_token", "minutes")
 """Columns that depend on how much was written."""
@@ -56,11 +58,15 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """All texts of a results folder; ``runs`` and ``fulls``, the run and Full's text of the same job, go by ``id``."""
+    """All texts of a results folder; ``runs`` and ``fulls``, the run and Full's text of the same job, go by ``id``.
+
+    ``old`` holds the ``id`` of each text that other code than today's wrote.
+    """
 
     records: Sequence[Record]
     runs: Mapping[int, str]
     fulls: Mapping[int, Record]
+    old: frozenset[int]
 
 
 def texts(folder: Path) -> Sequence[Record]:
@@ -73,6 +79,11 @@ def run_of(folder: Path, record: Record) -> str:
     return _read(folder).runs[id(record)]
 
 
+def is_old(folder: Path, record: Record) -> bool:
+    """Return whether other code than today's wrote one of ``texts``."""
+    return id(record) in _read(folder).old
+
+
 def _read(folder: Path) -> Jobs:
     place = folder / "generation"
     return _read_anew(place, max((file.stat().st_mtime_ns for file in place.glob("*.parquet")), default=0))
@@ -80,14 +91,15 @@ def _read(folder: Path) -> Jobs:
 
 @lru_cache(maxsize=4)
 def _read_anew(place: Path, changed: int) -> Jobs:
-    records, runs, found = list[Record](), dict[int, str](), dict[int, Record]()
+    records, runs, found, old = list[Record](), dict[int, str](), dict[int, Record](), set[int]()
     for file in sorted(place.glob("*.parquet")):
         here = read_records(file, Record)
         records += here
+        old |= {id(r) for r in old_texts(TextFile(here, stamped_drafters(file)))}
         runs |= {id(r): file.stem for r in here}
         own = {place_of(r): r for r in here if r.label == "full" and r.status == "ok"}
         found |= {id(r): own[place_of(r)] for r in here if place_of(r) in own}
-    return Jobs(tuple(records), runs, found)
+    return Jobs(tuple(records), runs, found, frozenset(old))
 
 
 def written(folder: Path, **wanted: Any) -> list[Record]:

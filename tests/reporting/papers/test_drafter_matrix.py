@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from types import SimpleNamespace
@@ -15,12 +16,13 @@ from scipy.stats import t as student
 from longdecode.evals.generation import job as jobs
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.storage import read_records
+from longdecode.evals.storage import read_records, write_records
+from longdecode.methods.registry import load_card, method_names
 from longdecode.reporting.drafted import drafters
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.lossless import matrix
-from longdecode.reporting.papers.blocks import Block, Cells, Listing, Picture, Prose
+from longdecode.reporting.papers.blocks import Block, Cells, Listing, MissingResult, Picture, Prose, Section
 from longdecode.reporting.papers.registry import load_paper
 from longdecode.reporting.papers.tokenswift.books import over_books
 
@@ -69,9 +71,13 @@ def interval(each: list[float]) -> str:
 
 def blocks_of(folder: Path, config: dict[str, Any], place: Path) -> list[Block]:
     names = ["streaming", "h2o"]
-    results: Any = SimpleNamespace(confidence=0.95, config=config)
-    sections = matrix(results, folder, FigureWriter(place, looks(names, names, "full")))
-    return [block for section in sections for block in section.blocks]
+    return [block for section in sections_of(folder, config, place, names) for block in section.blocks
+            if section.anchor.startswith("tiny")]  # fmt: skip
+
+
+def sections_of(folder: Path, config: dict[str, Any], place: Path, names: Sequence[str]) -> list[Section]:
+    results: Any = SimpleNamespace(confidence=0.95, config=config, profile="tiny")
+    return matrix(results, folder, FigureWriter(place, looks(names, names, "full")))
 
 
 def test_the_matrix_answers_by_length_tree_and_drafter(
@@ -161,3 +167,111 @@ def test_a_speedup_over_books_has_an_interval(folder: Path, speedups: dict[str, 
     assert f"`ngram` drawn by `greedy` {fmean(each):.2f} {interval(each)}, {told}." in said.text
     inputs.folder = tmp_path
     assert [block.text for block in over_books(inputs) if isinstance(block, Prose)][-1].endswith("books books")
+
+
+def altered(record: Record, pace: float = 1.0, **origin: Any) -> Record:
+    """Return a text as another job or checkpoint would have written it, its drafts ``pace`` times as slow."""
+    times = {name: pace * ms for name, ms in record.measures.items() if name.endswith("_ms") and record.label != "full"}
+    model = origin.pop("model", record.model)
+    provenance = record.provenance.model_copy(update=origin)
+    return record.model_copy(update={"model": model, "measures": record.measures | times, "provenance": provenance})
+
+
+def many(folder: Path, made: Path, fork_weights: str = "f0" * 32) -> Path:
+    """Write three matrices: one of old code, one of today's with fewer drafters, one of a fork."""
+    records = read_records(folder / "generation" / "matrix.parquet", Record)
+    few = [r for r in records if r.label in ("full", "ngram", "streaming+2", "streaming+4")]
+    files = {
+        "matrix": [altered(r, 2.0, started_at="2020-01-01T00:00:00+00:00", code_hash="0" * 64) for r in records],
+        "matrix_blocks": [altered(r, started_at="2020-01-02T00:00:00+00:00", device="other") for r in few],
+        "matrix_fork": [altered(r, 0.5, model="fork", model_hash=fork_weights) for r in few],
+    }
+    for name, texts in files.items():
+        write_records(made / "generation" / f"{name}.parquet", texts, Record)
+    return made
+
+
+def test_of_two_matrices_the_newer_stands_and_old_code_is_marked(
+    folder: Path, config: dict[str, Any], speedups: dict[str, list[float]], tmp_path: Path, no_drawing: None
+) -> None:
+    made = many(folder, tmp_path)
+    sections = sections_of(made, config, tmp_path / "pages", ["streaming", "h2o"])
+    at = {section.anchor: section.blocks for section in sections}
+    blocks = next(blocks for anchor, blocks in at.items() if anchor.startswith("tiny"))
+    *_, every, twice = [block for block in blocks if isinstance(block, Cells)]
+    rows = {(row[0], row[1], row[2]): dict(zip(every.heads, row, strict=True)) for row in every.rows}
+    mean = {label: fmean(each) for label, each in speedups.items()}
+    new, old = rows["streaming", "2", "chain"], rows["streaming", "2", "2 branches"]
+    assert (new["Run"], new["Code"], new["Over Full"]) == ("matrix_blocks", "today's", f"{mean['streaming+2']:.2f}")
+    assert (old["Run"], old["Code"]) == ("matrix", "measured before")
+    assert new["Device"] == "other" != old["Device"] and "other" in every.caption and old["Device"] in every.caption
+    told = [block.text for block in blocks if isinstance(block, Prose)]
+    assert any(text.endswith(": each speed is over Full's on its own device.") for text in told)
+    assert old["Over Full"] == f"{mean['streaming+2x2'] / 2:.2f}" and new["Texts"] == "2"
+    assert twice.fold and [list(row) for row in twice.rows] == [
+        ["streaming", shape, str(BUDGET), "matrix_blocks", f"{mean[label]:.2f}", "today's", "matrix",
+         f"{mean[label] / 2:.2f}", "measured before"]
+        for label, shape in (("streaming+2", "2, chain"), ("streaming+4", "4, chain"))
+    ]  # fmt: skip
+
+
+def test_checkpoints_have_tables_of_their_own(
+    folder: Path, config: dict[str, Any], speedups: dict[str, list[float]], tmp_path: Path, no_drawing: None
+) -> None:
+    made, names = many(folder, tmp_path), ["streaming", "h2o"]
+    known = config | {"models": config["models"] | {"fork": {"path": "results/t/forks/tiny/nosa/model"}}}
+    best, *sections = sections_of(made, known, tmp_path / "pages", names)
+    assert [section.title.split(",")[0] for section in sections[:2]] == ["tiny", "fork"]
+    for section, drafters_of in zip(sections[:2], ({"streaming", "h2o"}, {"streaming"}), strict=True):
+        table = [block for block in section.blocks if isinstance(block, Cells) and not block.fold][-1]
+        assert {row[0] for row in table.rows} == drafters_of
+    assert "fork (weights f0f0f0f0), tiny trained on for nosa, sampler greedy" in table.caption
+    ranked, across = [block for block in best.blocks if isinstance(block, Cells)]
+    assert [row[0].split(" ")[0] for row in ranked.rows] == ["tiny", "fork"] and len(across.rows) == 1
+    fast = max(fmean(speedups[label]) for label in ("streaming+2", "streaming+4"))
+    assert across.rows[0][0] == "streaming" and across.rows[0][2] == f"{2 * fast:.2f}"
+
+    other = [
+        altered(r, model_hash="ab" * 32) for r in read_records(made / "generation" / "matrix_fork.parquet", Record)
+    ]
+    write_records(made / "generation" / "matrix_fork_again.parquet", other, Record)
+    titles = [section.title for section in sections_of(made, known, tmp_path / "pages", names)]
+    assert sorted(title.split(",")[0] for title in titles[1:4]) == [
+        "fork (weights abababab)", "fork (weights f0f0f0f0)", "tiny",
+    ]  # fmt: skip
+
+
+def test_methods_without_a_text_are_told_from_registry_records_and_configuration(
+    folder: Path, config: dict[str, Any], tmp_path: Path, no_drawing: None
+) -> None:
+    runs = {"matrix_blocks": RUN | {"drafters": ["blocks", "streaming"]}}
+    known = config | {
+        "methods": config["methods"] | {"blocks": {"method": "shadowkv"}, "quest": {}},
+        "generation": config["generation"] | {"runs": config["generation"]["runs"] | runs},
+    }
+
+    def told(place: Path) -> tuple[dict[str, str], list[MissingResult]]:
+        section = next(s for s in sections_of(place, known, tmp_path / "pages", ["streaming"]) if s.anchor == "missing")
+        (items,) = [block.items for block in section.blocks if isinstance(block, Listing)]
+        reasons = {item.partition(": ")[0].strip("`"): item.partition(": ")[2] for item in items}
+        return reasons, [block for block in section.blocks if isinstance(block, MissingResult)]
+
+    reasons, holes = told(folder)
+    attention = {name for name in method_names() if load_card(name).kind == "attention"}
+    assert set(reasons) == attention - {"full", "streaming", "h2o"}
+    assert reasons["shadowkv"] == "configured in `matrix_blocks` on tiny, no record."
+    assert reasons["quest"] == "no run of this configuration lets it draft."
+    assert reasons["retro"].startswith("cannot draft: speculate: drafter = 'retro' writes over")
+    assert [hole.command for hole in holes] == [
+        "snakemake --cores 8 results/tiny/generation/matrix_blocks.parquet --config profile=tiny"
+    ]
+
+    records = read_records(folder / "generation" / "matrix.parquet", Record)
+    one = next(r for r in records if r.label == "streaming+2")
+    failed = {"status": "oom", "reason": "does not fit", "score": None, "measures": {}, "sample_index": -1}
+    shadow = {"label": "blocks+2", "params": one.params | {"drafter": "shadowkv"}}
+    write_records(tmp_path / "generation" / "matrix.parquet", records, Record)
+    write_records(tmp_path / "generation" / "matrix_blocks.parquet", [one.model_copy(update=shadow | failed)], Record)
+    assert told(tmp_path)[0]["shadowkv"] == "oom on tiny: does not fit." and told(tmp_path)[1] == []
+    write_records(tmp_path / "generation" / "matrix_blocks.parquet", [one.model_copy(update=shadow)], Record)
+    assert "shadowkv" not in told(tmp_path)[0]

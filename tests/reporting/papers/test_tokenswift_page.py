@@ -123,17 +123,20 @@ def test_distinct_tables_compare_texts_of_one_length(folder: Path, tmp_path: Pat
         folder=tmp_path, published=paper.published, words=lambda section: paper.words[section],
         results=SimpleNamespace(models=(), confidence=0.95),
     )  # fmt: skip
-    (table,) = Mirror("theta", "theta", ("distinct_1",))(inputs)
-    assert isinstance(table, Comparison)
+    table, absent = Mirror("theta", "theta", ("distinct_1",))(inputs)
+    assert isinstance(table, Comparison) and isinstance(absent, Comparison)
     assert {row.of[0]: row.measured for row in table.rows} == {"1.2": "0.50", "1.3": "0.50"}
-    assert "4 printed figures of this table" in table.caption
+    assert "Table 8: 4 printed figures not measured" in absent.fold and {row.reason for row in absent.rows} >= {
+        "no text of tokenswift_lean and tokenswift drawn by minp_plain"
+    }
 
 
 def matrix_of(folder: Path, place: Path) -> list[Block]:
     names = ["quest", "streaming", "h2o"]
-    results: Any = SimpleNamespace(confidence=0.95, config={"models": {"tiny": {"path": "nowhere"}}})
+    config = {"models": {"tiny": {"path": "nowhere"}}}
+    results: Any = SimpleNamespace(confidence=0.95, config=config, profile="swift")
     sections = matrix(results, folder, FigureWriter(place, looks(names, names, "full")))
-    return [block for section in sections for block in section.blocks]
+    return [block for section in sections for block in section.blocks if section.anchor.startswith("tiny")]
 
 
 def test_the_matrix_names_the_fastest_first_and_says_who_could_not(
@@ -185,7 +188,8 @@ def test_texts_are_judged_by_speed_replay_and_memory(folder: Path, tmp_path: Pat
         ["400", "98.0\u202f%", "3", "0", "0.250"], ["400", "99.0\u202f%", "3", "0", "0.250"],
     ]  # fmt: skip
     drafters = [block for block in matrix_of(made, tmp_path / "pages") if isinstance(block, Cells)][-1]
-    assert [line[-1] for line in drafters.rows] == ["–", "780 of 800 (0.25)"]
+    drawn = list(drafters.heads).index("Drawn alike")
+    assert [line[drawn] for line in drafters.rows] == ["–", "780 of 800 (0.25)"]
 
 
 def test_a_text_is_paired_with_fulls_of_its_own_job(folder: Path, tmp_path: Path) -> None:
@@ -273,7 +277,7 @@ def test_words_name_labels_and_samplers_of_the_configuration_and_settings_in_pri
     assert len(named) == 4 and set(named) <= set(made)
     tables = dict(paper.words["tables"])
     default = tables.pop("default")
-    for name in set(tables) - {"title", "open"}:
+    for name in {name for name, table in tables.items() if isinstance(table, dict)}:
         keys = paper.published.tables[name].keys
         printed = {str(row[key]) for row in paper.published.rows(name) for key in keys}
         printed |= {", ".join(str(row[key]) for key in keys) for row in paper.published.rows(name)}
@@ -305,7 +309,7 @@ def test_a_composed_speedup_is_tokens_a_step_over_the_steps_time(folder: Path) -
     parts, baselines = (block for block in steps(inputs) if isinstance(block, Cells))
     assert list(parts.rows[0]) == ["llama3-8b", "tokenswift", "5", "4096", "102,400", "–", "1.60", "–", "2.00"]
     assert [row[1:] for row in baselines.rows][:2] == [
-        ["ours, in a CUDA graph", "102,400", "6.00"], ["dense pass, 41 rows", "102,400", "7.50 (1.25)"],
+        ["ours, in a CUDA graph", "102,400", "6.00"], ["the paper's own loop, A100", "mean to 102,400", "172"],
     ]  # fmt: skip
 
 
