@@ -100,7 +100,9 @@ class _Build:
         self.kinds = _kinds(results)
         others = {label: kind for label, kind in drafters(results.texts).items() if label not in self.kinds}
         kinds = self.kinds | others
-        drawn = looks(list(kinds), list(kinds.values()), REFERENCE_METHOD, CEILING_METHOD, ORACLE)
+        self.words: Mapping[str, Any] = yaml.safe_load((_HERE / "families.yaml").read_text("utf-8"))
+        hues = self.words["hues"]
+        drawn = looks(list(kinds), list(kinds.values()), REFERENCE_METHOD, CEILING_METHOD, ORACLE, hues)
         self.figures = FigureWriter(folder, drawn)
         known = results.config.get("models") or {}
         self.models = {name: checkpoint.describe(name, known.get(name)) for name in results.models}
@@ -111,7 +113,6 @@ class _Build:
         suites = {name: describe(name) for name in suite_names()}
         self.suite_words = {name: words["summary"] for name, words in suites.items() if "summary" in words}
         self.task_words = {task: text for words in suites.values() for task, text in words.get("tasks", {}).items()}
-        self.words: Mapping[str, Any] = yaml.safe_load((_HERE / "families.yaml").read_text("utf-8"))
         self.featured = families.featured(self.listed, self.kinds, self.words["featured"])
         self.families = families.by_family(self.listed, self.kinds, self.words["families"])
         self.suite_families = {name: str(words["family"]) for name, words in suites.items() if "family" in words}
