@@ -30,6 +30,8 @@ from longdecode.reporting.wording import (
 
 MARGIN = 0.02
 """Within 0.02 of Full (2 points of a percentage, 0.02 of a loss) counts as equal: about what papers call lossless."""
+FAILED = "failed its correctness gate"
+"""Stands for every verdict of a method that does not compute what its definition says."""
 
 Level = Literal["shown", "estimate", "worse", "alone", "hole", "unsolved"]
 _WEAKEST_FIRST: Sequence[Level] = ("hole", "alone", "worse", "estimate", "shown")
@@ -120,8 +122,13 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
     unsolved = {c for c in contexts if c in full and not full_does(topic.metric, topic.unit, full[c])}
     judged = []
     in_bytes = rows["budget"].map(bytes_share).notna()
+    failed = [label for label in swept if label in results.failed(topic.model)]
     for label in swept:
-        mine = {context: _tried(rows[~in_bytes], topic, label, context) for context in contexts}
+        if label in failed:
+            each = [Verdict(label, topic, context, "hole", words=FAILED) for context in contexts]
+            judged.append((label, each, Verdict(label, topic, None, "hole", words=FAILED)))
+            continue
+        mine = {context: tried(rows[~in_bytes], topic, label, context) for context in contexts}
         each = [
             Verdict(label, topic, context, "unsolved")
             if context in unsolved
@@ -137,7 +144,11 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
     left = [context for context in contexts if context not in unsolved]
     columns = {
         budget(text): {
-            label: _at_bytes(results, topic, label, left, rows[rows["budget"] == text]) for label in swept if left
+            label: Verdict(label, topic, None, "hole", words=FAILED)
+            if label in failed
+            else _at_bytes(results, topic, label, left, rows[rows["budget"] == text])
+            for label in swept
+            if left
         }
         for text in sorted(set(rows.loc[in_bytes, "budget"]), key=budget_order)
     }
@@ -153,21 +164,48 @@ def margin(unit: str) -> str:
     return f"{100 * MARGIN:g} points" if is_fraction(unit) else f"{number(MARGIN, 2)} {difference_unit(unit)}"
 
 
-def _tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:
-    """Rows of a method at one context that have a number, with their levels."""
+def tried(rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:
+    """Return the rows of a method at one context that have a number, with their levels."""
     ran = rows[(rows["method"] == label) & (rows["context"] == context) & (rows["status"] == "ok")]
+    return ran.assign(level=[level_of(topic, row) for _, row in ran.iterrows()])
+
+
+def level_of(topic: Topic, row: pd.Series) -> Level:
+    """Return the level of one cell that ran."""
+    if pd.isna(row["diff_to_full"]):
+        return "alone"
     sign = 1.0 if topic.higher_is_better else -1.0
-    worst = ran["diff_low"] if topic.higher_is_better else -ran["diff_high"]
-    levels = [
-        "alone" if pd.isna(gap_) else "shown" if low >= -MARGIN else "estimate" if gap_ >= -MARGIN else "worse"
-        for low, gap_ in zip(worst, sign * ran["diff_to_full"], strict=True)
-    ]
-    return ran.assign(level=levels)
+    worst = row["diff_low"] if topic.higher_is_better else -row["diff_high"]
+    return "shown" if worst >= -MARGIN else "estimate" if sign * row["diff_to_full"] >= -MARGIN else "worse"
+
+
+def smallest(cells: Sequence[pd.DataFrame]) -> tuple[str, Level] | None:
+    """Return the budget from which on every larger one holds in all the cells of a method, and its weakest level.
+
+    Without such a budget it is the largest that all the cells have; ``None`` where they share none.
+
+    Args:
+        cells: rows of :func:`tried`.
+    """
+    levels = [dict(zip(rows["budget"], rows["level"], strict=True)) for rows in cells]
+    shared = set.intersection(*(set(found) for found in levels))
+    if not shared:
+        return None
+    weakest = {text: min((found[text] for found in levels), key=_WEAKEST_FIRST.index) for text in shared}
+    budgets = sorted(shared, key=budget_order)
+    if "alone" in weakest.values():
+        return budgets[-1], "alone"
+    chosen = budgets[-1]
+    for text in reversed(budgets):
+        if weakest[text] == "worse":
+            break
+        chosen = text
+    return chosen, weakest[chosen]
 
 
 def _at_bytes(results: Results, topic: Topic, label: str, contexts: Sequence[int], rows: pd.DataFrame) -> Verdict:
     """The verdict at one budget in bytes over the contexts; a method that reads more at every budget has none."""
-    found = _verdict(results, topic, label, None, [_tried(rows, topic, label, context) for context in contexts])
+    found = _verdict(results, topic, label, None, [tried(rows, topic, label, context) for context in contexts])
     refused = rows.loc[rows["method"] == label, "status"].eq("unsupported").any()
     if found.level == "hole" and refused:
         return replace(found, words="no budget reads this")
@@ -184,22 +222,15 @@ def _explained(found: Verdict, rows: pd.DataFrame, contexts: Sequence[int]) -> V
     return replace(found, words=f"out of memory{where}")
 
 
-def _verdict(results: Results, topic: Topic, label: str, context: int | None, tried: Sequence[pd.DataFrame]) -> Verdict:
+def _verdict(results: Results, topic: Topic, label: str, context: int | None, cells: Sequence[pd.DataFrame]) -> Verdict:
     """The verdict over some contexts: a budget holds where it, and every larger one, holds at each of them."""
-    levels = [dict(zip(rows["budget"], rows["level"], strict=True)) for rows in tried]
-    shared = set.intersection(*(set(found) for found in levels))
-    if not shared:
+    found = smallest(cells)
+    if found is None:
         return Verdict(label, topic, context, "hole")
-    weakest = {text: min((found[text] for found in levels), key=_WEAKEST_FIRST.index) for text in shared}
-    if "alone" in weakest.values():
+    chosen, level = found
+    if level == "alone":
         return Verdict(label, topic, context, "alone")
-    budgets = sorted(shared, key=budget_order)
-    chosen = budgets[-1]
-    for text in reversed(budgets):
-        if weakest[text] == "worse":
-            break
-        chosen = text
-    rows = pd.concat([found[found["budget"] == chosen] for found in tried])
+    rows = pd.concat([mine[mine["budget"] == chosen] for mine in cells])
     # Over several contexts the numbers shown are those of the context that comes off worst.
     worst = rows.sort_values("diff_to_full", ascending=topic.higher_is_better).iloc[0]
     read = rows["bytes_share"].dropna()
@@ -208,7 +239,7 @@ def _verdict(results: Results, topic: Topic, label: str, context: int | None, tr
         label,
         topic,
         context,
-        weakest[chosen],
+        level,
         budget(chosen),
         (float(read.min()), float(read.max())) if len(read) else None,
         gap(worst["diff_to_full"], topic.unit),
@@ -235,4 +266,4 @@ def equivalence(topic: Topic, value: float, low: float, high: float) -> str:
     return f"{words}; {kind} by {gap(abs(value), topic.unit).lstrip('+')} {difference_unit(topic.unit)}"
 
 
-__all__ = ["MARGIN", "Flips", "Grid", "Verdict", "board", "equivalence", "grid", "margin"]
+__all__ = ["FAILED", "MARGIN", "Flips", "Grid", "Verdict", "board", "equivalence", "grid", "margin"]
