@@ -40,6 +40,7 @@ class Asked:
     model: str
     context: int
     families: Mapping[str, Sequence[Place]]
+    grids: Sequence[Grid]
 
     @property
     def places(self) -> list[Place]:
@@ -74,7 +75,7 @@ def sentences(
         return []
     context = ASKED_CONTEXT if ASKED_CONTEXT in contexts else contexts[-1]
     does = {family: [(grid.topic, context) for grid in mine if _full_does(grid, context)] for family, mine in families}
-    asked = Asked(results, model, context, {family: places for family, places in does.items() if places})
+    asked = Asked(results, model, context, {family: places for family, places in does.items() if places}, grids)
     here = [grid.topic.name for grid in grids if context in grid.contexts]
     if not asked.places:
         return [Said("No method is judged.", f"At {asked.here} Full itself does not solve {listing(here)}.")]
@@ -124,6 +125,7 @@ def _which(asked: Asked, tuned: str) -> tuple[list[Choice], Said]:
             f"{_reads(first)}, the fewest that stay within {asked.margins} of Full on every suite "
             f"({_cells(first)}; {tuned}).{more}"
         )
+        text += _shorter(asked, first)
         return held[:_SHOWN], Said(f"For {asked.here}, use {first.label} from a budget of {first.budget}.", text)
     every = nearest.choices(asked.results, asked.places)
     if not every:
@@ -141,6 +143,19 @@ def _which(asked: Asked, tuned: str) -> tuple[list[Choice], Said]:
         f"{first.budget}."
     )
     return [first, *([cheaper] if cheaper else [])], Said(lead, text)
+
+
+def _shorter(asked: Asked, first: Choice) -> str:
+    """Say at which other contexts the method asks for more: one context's verdict must not pass for all."""
+    harder = []
+    for context in sorted({context for grid in asked.grids for context in grid.contexts} - {asked.context}):
+        places = [(grid.topic, context) for grid in asked.grids if _full_does(grid, context)]
+        mine = [choice for choice in holding(asked.results, places) if choice.label == first.label] if places else []
+        if places and not mine:
+            harder.append(f"holds at no budget tried at {short_tokens(context)} tokens")
+        elif mine and budget_order(mine[0].text) > budget_order(first.text):
+            harder.append(f"takes {mine[0].budget} at {short_tokens(context)} tokens")
+    return f" Elsewhere {first.label} {listing(harder)}." if harder else ""
 
 
 def _reads(choice: Choice) -> str:
@@ -243,7 +258,8 @@ def _elsewhere(asked: Asked, speed: Speed, steps: pd.DataFrame, model: str, chos
     rows = rows[rows["context"] == context]
     named = [choice.label for choice in chosen if choice.label in set(rows["label"])]
     told = [f"{label} {_ratios(rows[rows['label'] == label])}" for label in dict.fromkeys(named)]
-    what = f"{model} at {short_tokens(context)} tokens" + (f" and {budget_of(main)}" if main else "")
+    what = f"{model}{'' if model in asked.results.models else ', not scored,'} at {short_tokens(context)} tokens"
+    what += f" with a budget of {budget_of(main)}" if main else ""
     differs = "models" if model != asked.model else "contexts"
     return Said(f"Scored and timed {differs} differ: times are of {what}.", _times(told, rows, _fastest(rows, chosen)))
 

@@ -112,6 +112,14 @@ def test_the_first_sentence_names_the_method_that_holds_for_the_fewest_bytes(hel
     assert by_family.endswith("The other 1 method: on no family.")
 
 
+def test_a_context_at_which_the_method_needs_more_is_named(held: Results) -> None:
+    sure = {"diff_low": -0.01, "diff_high": 0.01, "context": 8192}
+    more = [row("ask", "full", "full", 0.0, 1.0, diff_to_full=None, context=8192)]
+    more += [row("ask", "thrifty", "64", -0.2, 0.1, context=8192), row("ask", "thrifty", "256", 0.0, 0.3, **sure)]
+    both = dataclasses.replace(held, summary=pd.concat([held.summary, pd.DataFrame(more)], ignore_index=True))
+    assert said(both)[0][1].endswith("Elsewhere thrifty takes 256 tokens at 8K tokens.")
+
+
 def test_where_no_method_holds_the_nearest_is_named_with_differences_intervals_and_a_cheaper_one(lost: Results) -> None:
     (lead, text), _, (_, by_family), (_, note) = said(lost)
     assert lead == (
@@ -144,7 +152,9 @@ def test_a_step_that_was_timed_as_scored_says_so_and_another_budget_says_that_it
 def test_times_of_another_model_are_not_passed_off_as_the_scored_ones(held: Results) -> None:
     both = timed(held, ("thrifty", "4096", 1, 1.5), model="large", context=131072, bytes_min=9.0)
     _, (lead, text), _ = said(both)
-    assert lead == "Scored and timed models differ: times are of large at 128K tokens and 4,096 tokens."
+    assert lead == (
+        "Scored and timed models differ: times are of large, not scored, at 128K tokens with a budget of 4,096 tokens."
+    )
     assert "thrifty 1.50" in text
     _, (lead, _), _ = said(held)
     assert lead == "No time was measured in this run."
