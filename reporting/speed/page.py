@@ -37,7 +37,7 @@ class StepSection:
     start: tables.SpeedTable | None
     slopes: list[growth.Growth]
     more_slopes: list[growth.Growth]
-    breakeven: list[dict[str, str]]
+    breakeven: growth.BreakEven | None
     stock: list[str]
 
 
