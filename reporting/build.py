@@ -116,6 +116,7 @@ class _Build:
         self.featured = families.featured(self.listed, self.kinds, self.words["featured"])
         self.families = families.by_family(self.listed, self.kinds, self.words["families"])
         self.suite_families = {name: str(words["family"]) for name, words in suites.items() if "family" in words}
+        self.suite_families |= self.words["suite_families"]
         self.play = fair_play.fair_play(results, results_dir, self.suite_families)
         self.reader = samples.SampleReader(results)
         self.source = os.path.relpath(results_dir.resolve(), folder.resolve()).replace(os.sep, "/")

@@ -48,6 +48,11 @@ class Asked:
         return [place for places in self.families.values() for place in places]
 
     @property
+    def suites(self) -> str:
+        """The topics in words."""
+        return self.places[0][0].name if len(self.places) == 1 else "every suite"
+
+    @property
     def here(self) -> str:
         """The place in words."""
         return f"{short_tokens(self.context)} tokens of {self.model}"
@@ -122,14 +127,14 @@ def _which(asked: Asked, tuned: str) -> tuple[list[Choice], Said]:
         if len(rest) >= _SHOWN:
             more += f" More bytes: {listing([choice.label for choice in rest[_SHOWN - 1 :]])}."
         text = (
-            f"{_reads(first)}, the fewest that stay within {asked.margins} of Full on every suite "
+            f"{_reads(first)}, the fewest that stay within {asked.margins} of Full on {asked.suites} "
             f"({_cells(first)}; {tuned}).{more}"
         )
         text += _shorter(asked, first)
         return held[:_SHOWN], Said(f"For {asked.here}, use {first.label} from a budget of {first.budget}.", text)
     every = nearest.choices(asked.results, asked.places)
     if not every:
-        return [], Said(f"At {asked.here} no method ran on every suite.", f"{tuned[0].upper()}{tuned[1:]}.")
+        return [], Said(f"At {asked.here} no method ran on {asked.suites}.", f"{tuned[0].upper()}{tuned[1:]}.")
     first = every[0]
     cheaper = next((choice for choice in every if choice.share <= _LESS * first.share), None)
     text = f"{_reads(first)} ({tuned}): {_cells(first)}."
@@ -139,8 +144,8 @@ def _which(asked: Asked, tuned: str) -> tuple[list[Choice], Said]:
             f"{_worst(cheaper)}."
         )
     lead = (
-        f"At {asked.here} no method is within {asked.margins} of Full on every suite; the nearest is {first.label} at "
-        f"{first.budget}."
+        f"At {asked.here} no method is within {asked.margins} of Full on {asked.suites}; the nearest is {first.label} "
+        f"at {first.budget}."
     )
     return [first, *([cheaper] if cheaper else [])], Said(lead, text)
 
@@ -196,7 +201,7 @@ def _by_family(asked: Asked) -> Said:
     text = f"{'; '.join(parts)}."
     labels = {choice.label for choice in nearest.choices(asked.results, asked.places)}
     good = {choice.label for places in asked.families.values() for choice in holding(asked.results, places)}
-    if others := len(labels - good):
+    if (others := len(labels - good)) and len(labels) > 1:
         text += f" {'The other' if good else 'All'} {plural(others, 'method')}: on no family."
     return Said("What holds on each family of suites.", text[0].upper() + text[1:] + _fastest_fails(asked))
 
@@ -275,12 +280,12 @@ def _times(told: Sequence[str], rows: pd.DataFrame, fastest: str) -> str:
 
 
 def _fastest(rows: pd.DataFrame, chosen: Sequence[Choice]) -> str:
-    """The fastest methods that are not among the chosen."""
-    known = {choice.label for choice in chosen} | {REFERENCE_METHOD}
-    rest = rows[~rows["label"].isin(known) & ~rows["subject"].isin([REFERENCE_METHOD, CEILING_METHOD])]
-    order = rest.groupby("label")["ratio"].max().sort_values(ascending=False)
-    names = [str(label) for label in order.index[: _SHOWN - 1]]
-    told = [f"{label} {_ratios(rest[rest['label'] == label])}" for label in names]
+    """The fastest methods that are faster than the chosen ones."""
+    known = {choice.label for choice in chosen}
+    best = rows[~rows["subject"].isin([REFERENCE_METHOD, CEILING_METHOD])].groupby("label")["ratio"].max()
+    rest = best[~best.index.isin(known) & (best > best[best.index.isin(known)].max(skipna=True))] if known else best
+    names = [str(label) for label in rest.sort_values(ascending=False).index[: _SHOWN - 1]]
+    told = [f"{label} {_ratios(rows[rows['label'] == label])}" for label in names]
     return f"the fastest, {listing(told)}" if told else ""
 
 

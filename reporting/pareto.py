@@ -86,7 +86,7 @@ def pareto(
         full = results.rows_of(topic, context)
         full = full[(full["kind"] == REFERENCE_METHOD) & (full["status"] == "ok")]
         panels.append(_panel(writer, topic, table, pd.concat([full, oracle]), free))
-    layout = Layout("times as fast as Full (step time of Full / step time)", panel_in=1.6)
+    layout = Layout("times as fast as Full", panel_in=1.6)
     named = {*data["method"], *(label for label in results.labels if results.kind(label) == REFERENCE_METHOD)}
     named |= {CEILING_METHOD} if free else set()
     legend = [
