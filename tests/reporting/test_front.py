@@ -105,7 +105,7 @@ def test_the_first_sentence_names_the_method_that_holds_for_the_fewest_bytes(hel
     (lead, text), _, (_, by_family) = said(held)
     assert lead == "For 32K tokens of m, use thrifty from a budget of 64 tokens."
     assert text.startswith(
-        f"It reads 10{NARROW}% of Full's bytes, the fewest that stay within 2 points of Full on every"
+        f"It reads 10{NARROW}% of Full's bytes, the fewest that stay within 2 points of Full on ask (at"
     )
     assert "(at worst −1.5 points [−1.0, +1.0] on ask; knobs tuned alike)" in text
     assert text.endswith(f"Next by bytes: dear from 256 tokens (50{NARROW}%, by the estimate).")
