@@ -47,7 +47,7 @@ def bodies(committed: Results, real: Results) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         patch.setattr(readme, "REGIONS", {name: once(write) for name, write in readme.REGIONS.items()})
-        for name in ("real_table", "papers"):
+        for name in ("real_answer", "real_table", "papers"):
             patch.setattr(readme, name, once(getattr(readme, name)))
         yield
 
