@@ -65,11 +65,12 @@ class BreakEven:
 
 
 def breakeven_table(speed: Speed, model: str) -> BreakEven | None:
-    """Return the context or batch from which on each method is faster than Full; ``None`` where none was fitted."""
+    """Return the context or batch from which on each method is faster than Full; ``None`` where nothing can be told."""
     rows = speed.breakeven[speed.breakeven["model"] == model]
     words = {"always": "at every size", "never": "at no size", "unknown": "cannot be told"}
     levels = {"always": "shown", "from": "shown", "never": "worse"}
-    along = list(dict.fromkeys(_along(row) for _, row in rows.iterrows()))
+    # A direction in which nothing can be told has no column.
+    along = list(dict.fromkeys(_along(row) for _, row in rows[rows["verdict"] != "unknown"].iterrows()))
     found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
     for _, row in rows.iterrows():
         unit = "tokens" if row["axis"] == "context" else "sequences"
@@ -77,7 +78,7 @@ def breakeven_table(speed: Speed, model: str) -> BreakEven | None:
         mine = found.setdefault((row["label"], wording.budget(row["budget"])), {})
         mine[_along(row)] = (text, levels.get(row["verdict"], "muted"))
     table = [(*key, [mine.get(name, ("", "muted")) for name in along]) for key, mine in found.items()]
-    return BreakEven(along, table) if table else None
+    return BreakEven(along, table) if along else None
 
 
 def stock_notes(speed: Speed, model: str) -> list[str]:
