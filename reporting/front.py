@@ -243,7 +243,9 @@ def _time(asked: Asked, chosen: Sequence[Choice]) -> list[Said]:
     at = mine[mine["budget"] == main]
     timed = [(choice, rows) for choice in chosen if len(rows := at[at["label"] == choice.label])]
     told = [f"{choice.label} {_ratios(rows)}" for choice, rows in timed]
-    lead = f"Scored and timed budgets differ: a step was timed at {budget_of(str(main))} only."
+    others = sorted({text for text in mine["budget"] if text not in ("full", main)}, key=budget_order)
+    also = f", the largest timed; {listing([budget_of(text) for text in others])} too" if others else " only"
+    lead = f"Scored and timed budgets differ: times are at {budget_of(str(main))}{also}."
     if untimed := [choice.label for choice in chosen if choice.label not in {one.label for one, _ in timed}]:
         told += [f"{listing(untimed)} not timed"]
     text = _times(told, mine, _fastest(at, chosen))

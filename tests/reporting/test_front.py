@@ -144,9 +144,16 @@ def test_a_step_that_was_timed_as_scored_says_so_and_another_budget_says_that_it
     assert "The fastest, bad, ends at best (256 tokens" in fails and "−80.0 points" in fails
     other = timed(lost, ("dear", "256", 1, 0.5), ("cheap", "256", 1, 2.0), ("free_selection", "256", 1, 3.0))
     _, (lead, text), *_ = said(other)
-    assert lead == "Scored and timed budgets differ: a step was timed at 256 tokens only."
+    assert lead == "Scored and timed budgets differ: times are at 256 tokens only."
     assert "cheap 2.00" in text and "pages chosen for free: 3.00" in text
     assert "Quality at that budget: cheap at worst −50.0 points [−60.0, −40.0] on ask" in text
+
+
+def test_the_budgets_that_were_timed_beside_the_largest_are_named(lost: Results) -> None:
+    results = timed(lost, ("cheap", "64", 1, 3.0), ("cheap", "256", 1, 2.0))
+    _, (lead, text), *_ = said(results)
+    assert lead == "Scored and timed budgets differ: times are at 256 tokens, the largest timed; 64 tokens too."
+    assert "cheap 2.00" in text and "3.00" not in text
 
 
 def test_times_of_another_model_are_not_passed_off_as_the_scored_ones(held: Results) -> None:
