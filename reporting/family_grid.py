@@ -36,7 +36,7 @@ class Column:
 
     @property
     def part(self) -> str:
-        """How many of the family's suites are judged, where not all are."""
+        """Count of the family's suites that are judged, where not all are."""
         return "" if len(self.topics) == self.whole else f"{len(self.topics)} of {self.whole}"
 
     @property

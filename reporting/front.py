@@ -34,7 +34,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the answer is about: one model at one context, and the topics that Full does there by family."""
+    """The subject of the answer: one model at one context, and the topics that Full does there by family."""
 
     results: Results
     model: str
@@ -173,7 +173,7 @@ def _from(choice: Choice) -> str:
 
 
 def _cells(choice: Choice) -> str:
-    """What is lost on every topic: those outside the margin in numbers; of the others the worst, or their names."""
+    """Write the losses: topics outside the margin in numbers; of the others the worst, or their names."""
     lost = sorted((each for each in choice.found if each.level == "worse"), key=lambda each: -each.loss)
     kept = [each for each in choice.found if each.level != "worse"]
     if not lost:

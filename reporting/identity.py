@@ -45,7 +45,7 @@ class Look:
     is_ceiling: bool = False
     is_area: bool = False
     turn: int = 0
-    """How many methods before it have this colour too."""
+    """Count of methods before it that have this colour too."""
 
     @property
     def face(self) -> str:
