@@ -8,12 +8,9 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
 from longdecode.evals.tasks.registry import describe, suite_names
@@ -100,7 +97,8 @@ class _Build:
         self.kinds = _kinds(results)
         others = {label: kind for label, kind in drafters(results.texts).items() if label not in self.kinds}
         kinds = self.kinds | others
-        drawn = looks(list(kinds), list(kinds.values()), REFERENCE_METHOD, CEILING_METHOD, ORACLE)
+        words = families.settings()
+        drawn = looks(list(kinds), list(kinds.values()), REFERENCE_METHOD, CEILING_METHOD, ORACLE, words["hues"])
         self.figures = FigureWriter(folder, drawn)
         known = results.config.get("models") or {}
         self.models = {name: checkpoint.describe(name, known.get(name)) for name in results.models}
@@ -111,10 +109,9 @@ class _Build:
         suites = {name: describe(name) for name in suite_names()}
         self.suite_words = {name: words["summary"] for name, words in suites.items() if "summary" in words}
         self.task_words = {task: text for words in suites.values() for task, text in words.get("tasks", {}).items()}
-        self.words: Mapping[str, Any] = yaml.safe_load((_HERE / "families.yaml").read_text("utf-8"))
-        self.featured = families.featured(self.listed, self.kinds, self.words["featured"])
-        self.families = families.by_family(self.listed, self.kinds, self.words["families"])
-        self.suite_families = {name: str(words["family"]) for name, words in suites.items() if "family" in words}
+        self.featured = families.featured(self.listed, self.kinds, words["featured"])
+        self.families = families.by_family(self.listed, self.kinds, words["families"])
+        self.suite_families = families.suite_families()
         self.play = fair_play.fair_play(results, results_dir, self.suite_families)
         self.reader = samples.SampleReader(results)
         self.source = os.path.relpath(results_dir.resolve(), folder.resolve()).replace(os.sep, "/")

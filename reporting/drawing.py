@@ -175,15 +175,6 @@ def level(axes: Axes, value: float, text: str, *, below: bool = False) -> None:
     )  # fmt: skip
 
 
-def limit(axes: Axes, value: float, text: str) -> None:
-    """Draw a limit as a dash-dotted upright line with its meaning written beside its foot."""
-    axes.axvline(value, color=MUTED, linewidth=1.2, linestyle="-.")
-    axes.annotate(
-        text, (value, 0), xycoords=("data", "axes fraction"), xytext=(-4, 4), textcoords="offset points", size=9,
-        color=MUTED, ha="right",
-    )  # fmt: skip
-
-
 def guide(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
     """Draw a thin guide line that is no data."""
     axes.plot(x, y, color=FAINT, linewidth=1.0, zorder=1)

@@ -70,12 +70,14 @@ class FairPlay:
         for entry in self.standings:
             if entry.kind != "tuned" and entry.label not in odd.setdefault(entry.kind, []):
                 odd[entry.kind].append(entry.label)
-        names = {"by hand": "set by hand", "untuned": "not tuned"}
-        parts = [f"{listing(found)} {names.get(kind, kind)}" for kind, found in odd.items()]
         if not self.standings:
             return "no knobs to tune"
+        if all(entry.kind == "untuned" for entry in self.standings):
+            return f"nothing was tuned for this model: {listing(odd['untuned'])} at default knobs"
+        names = {"by hand": "set by hand", "untuned": "not tuned, at default knobs"}
+        parts = [f"{listing(found)} {names.get(kind, kind)}" for kind, found in odd.items()]
         tuned = any(entry.kind == "tuned" for entry in self.standings)
-        return f"knobs tuned alike{', but ' + ', '.join(parts) if parts else ''}" if tuned else "knobs not tuned alike"
+        return "; ".join([*(["knobs tuned alike"] if tuned else ["nothing was tuned by the protocol"]), *parts])
 
 
 def fair_play(results: Results, results_dir: Path, families: Mapping[str, str]) -> FairPlay:

@@ -183,6 +183,7 @@ class Grid:
         panel: width and height of one panel's axes.
         title: height above each panel.
         legend_rows: rows of the legend.
+        least: width of the whole at least.
     """
 
     panels: int
@@ -190,11 +191,12 @@ class Grid:
     panel: tuple[float, float]
     title: float
     legend_rows: int
+    least: float = 0.0
 
     @property
     def width(self) -> float:
         """Width of the whole."""
-        return self.columns * (_LEFT + self.panel[0]) + _RIGHT
+        return max(self.least, self.columns * (_LEFT + self.panel[0]) + _RIGHT)
 
     @property
     def top(self) -> float:
@@ -230,9 +232,9 @@ def _draw(
     fitting = max(1, int((_PHONE - _RIGHT) / (_LEFT + width) + 1e-6))
     title_in = 0.3 + 0.14 * (layout.title_lines - 1)
     views = []
-    for most in (columns, min(fitting, layout.narrow)):
-        outer = most * (_LEFT + width) + _RIGHT
-        views.append(Grid(count, most, (width, height), title_in, _legend_shape(looks, outer)[1]))
+    for most, least in ((columns, 0.0), (min(fitting, layout.narrow), _PHONE)):
+        outer = max(least, most * (_LEFT + width) + _RIGHT)
+        views.append(Grid(count, most, (width, height), title_in, _legend_shape(looks, outer)[1], least))
     wide, narrow = views
     size = (wide.width + _BETWEEN + narrow.width, max(wide.height, narrow.height))
     with matplotlib.rc_context(_SETTINGS):
@@ -258,7 +260,7 @@ def _draw(
 def _surround(canvas: Canvas, grid: Grid, left: float, looks: Sequence[Look], x_label: str) -> None:
     """Write legend and axis label of one view, whose left edge is given in inches."""
     width, height = canvas.get_size_inches()
-    middle = left + (_LEFT + grid.width - _RIGHT) / 2
+    middle = left + (_LEFT + grid.columns * (_LEFT + grid.panel[0])) / 2
     canvas.text(
         middle / width, 1 - (grid.height - 0.05) / height, x_label, ha="center", va="bottom", color=MUTED, size=9
     )

@@ -1,394 +1,328 @@
-"""Fill the front page's first screen: three sentences, one chart of quality against speedup, and verdicts by family."""
+"""Answer on the front page, in three sentences: which method at one context, what its time is, where methods fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from longdecode.evals.budgets import bytes_share
-from longdecode.reporting import drawing, nearest, quality
-from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
-from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
+from longdecode.reporting import nearest
+from longdecode.reporting.nearest import Choice, Place
+from longdecode.reporting.pareto import ASKED_CONTEXT
+from longdecode.reporting.quality import with_traffic
+from longdecode.reporting.results import REFERENCE_METHOD, Results
 from longdecode.reporting.speed.measured import CEILING_METHOD, STEP, Speed
-from longdecode.reporting.verdicts import WITHIN, Grid, Verdict, margin
-from longdecode.reporting.wording import (
-    budget,
-    is_fraction,
-    listing,
-    plural,
-    ratio,
-    scale,
-    short_tokens,
-    slug,
-    unit_label,
-)
+from longdecode.reporting.verdicts import WITHIN, Grid, margin, smallest, tried
+from longdecode.reporting.wording import budget_of, budget_order, listing, percent, plural, ratio, short_tokens
 
-ASKED_CONTEXT = 32768
-"""The context that the first sentence answers for, where it was scored; otherwise the longest one."""
-_KEYS = ["label", "context", "budget"]
 _SHOWN = 3
 _NAMED = 4
-_MORE_BYTES = 0.02
-
-
-Families = Sequence[tuple[str, Sequence[Grid]]]
+_NARROW = 0.02
+"""An interval of a ratio that is narrower than this share of it is not printed in a sentence."""
+_LESS = 0.5
+"""A second method is named where it reads at most this share of the first one's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pareto:
-    """The chart, and what is missing: all of it, or the times where it is drawn against bytes."""
+class Said:
+    """A sentence of the answer: what it says in short, and the numbers behind it; a note has no ``lead``."""
 
-    figure: Figure | None
-    missing: str = ""
+    lead: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The subject of the answer: one model at one context, and the topics that Full does there by family."""
+
+    results: Results
+    model: str
+    context: int
+    families: Mapping[str, Sequence[Place]]
+    grids: Sequence[Grid]
+
+    @property
+    def places(self) -> list[Place]:
+        """Every topic, with the context."""
+        return [place for places in self.families.values() for place in places]
+
+    @property
+    def suites(self) -> str:
+        """The topics in words."""
+        return self.places[0][0].name if len(self.places) == 1 else "every suite"
+
+    @property
+    def here(self) -> str:
+        """The place in words."""
+        return f"{short_tokens(self.context)} tokens of {self.model}"
+
+    @property
+    def margins(self) -> str:
+        """The margins of the topics in words."""
+        return listing(sorted({margin(topic.unit) for topic, _ in self.places}, key=len)).replace(" and ", " or ")
 
 
 def sentences(
-    results: Results, speed: Speed | None, grids: Sequence[Grid], model: str, featured: Collection[str], tuned: str
-) -> list[str]:
-    """Return what came out in at most three sentences: what holds at one context, what fails, and what it saves.
-
-    Where no method holds, the first two name what comes nearest instead, on every suite and at every budget.
+    results: Results, model: str, families: Sequence[tuple[str, Sequence[Grid]]], tuned: str
+) -> list[Said]:  # fmt: skip
+    """Return the answer for one context: at most three sentences, and a note about what they do not speak of.
 
     Args:
         results: without ablations.
-        speed: what was timed.
-        grids: the model's verdicts.
-        model: as sentences name it.
-        featured: labels that overviews show.
+        model: whose verdicts.
+        families: the model's verdicts by family of suites.
         tuned: how knobs were chosen, in words.
     """
+    grids = [grid for _, mine in families for grid in mine]
     contexts = sorted({context for grid in grids for context in grid.contexts})
     if not contexts:
         return []
     context = ASKED_CONTEXT if ASKED_CONTEXT in contexts else contexts[-1]
-    everybody = _at(grids, context)
-    here = {label: found for label, found in everybody.items() if label in featured}
-    real = [label for label in here if label != nearest.ORACLE]
-    holding = sorted((label for label in real if _holds(here[label])), key=lambda label: _reads(here[label]))
-    judged = {v.topic.name for found in here.values() for v in found}
-    asked = [grid.topic.name for grid in grids if context in grid.contexts]
-    names = listing([name for name in asked if name in judged])
-    if not judged:
-        return [
-            f"At {short_tokens(context)} tokens {model} itself, reading everything, does not solve {listing(asked)}."
-        ]
-    left = [name for name in asked if name not in judged]
-    place = f"at {short_tokens(context)} tokens of {model}"
-    margins = listing(sorted({margin(grid.topic.unit) for grid in grids}, key=len))
-    said = []
-    if holding:
-        parts = [
-            f"{label} from a budget of {_largest(here[label])} ({_reads_text(here[label])})"
-            for label in holding[:_SHOWN]
-        ]
-        more = f"; more bytes: {listing(holding[_SHOWN:])}" if len(holding) > _SHOWN else ""
-        said.append(
-            f"On {names} {place}, within {margins} of Full ({tuned}) and by fewest bytes read: "
-            f"{'; '.join(parts)}{more}."
-        )
-        if elsewhere := [grid.topic.name for grid in grids if context not in grid.contexts]:
-            said[0] += f" The grid below has {listing(elsewhere)} too, scored at other contexts."
-    else:
-        said += nearest.sentences(results, model, tuned, _places(grids, context), context)
-    if left:
-        said[0] += f" Full itself does not solve {listing(left)} there, so nobody is judged on it."
-    failing = {label: [v.topic.name for v in found if v.level == "worse"] for label, found in here.items()}
-    lost = sorted((label for label, names_ in failing.items() if names_), key=lambda label: -len(failing[label]))
-    smallest = contexts[0]
-    harder = _harder(here, _at(grids, smallest)) if smallest != context else []
-    words = []
-    if lost:
-        words.append(
-            "still worse than Full at the largest budget: "
-            + "; ".join(_named([f"{label} (on {listing(failing[label])})" for label in lost]))
-        )
-    if harder:
-        words.append(f"at {short_tokens(smallest)} tokens a larger share is needed by {listing(_named(harder))}")
-    if lost and (others := len(everybody.keys() - here.keys())):
-        words.append(f"the grid below judges {plural(others, 'further method')}")
-    if words and holding:
-        text = "; ".join(words)
-        said.append(text[0].upper() + text[1:] + ".")
-    if speed is not None:
-        named = set(holding[:_SHOWN]) if holding else nearest.leaders(results, _places(grids, context))
-        said += _speed_sentence(speed, model, context, named)
-    return said
+    does = {family: [(grid.topic, context) for grid in mine if _full_does(grid, context)] for family, mine in families}
+    asked = Asked(results, model, context, {family: places for family, places in does.items() if places}, grids)
+    here = [grid.topic.name for grid in grids if context in grid.contexts]
+    if not asked.places:
+        return [Said("No method is judged.", f"At {asked.here} Full itself does not solve {listing(here)}.")]
+    chosen, said = _which(asked, tuned)
+    notes = []
+    if chosen and not holding(results, asked.places):
+        notes.append("Nearest: the method and budget that lose least, in margins, on the suite where they lose most.")
+    if left := [name for name in here if name not in {topic.name for topic, _ in asked.places}]:
+        notes.append(f"Full itself does not solve {listing(left)} there, so nobody is judged on it.")
+    if elsewhere := [grid.topic.name for grid in grids if context not in grid.contexts]:
+        notes.append(f"{listing(elsewhere)} {'was' if len(elsewhere) == 1 else 'were'} scored at other contexts only.")
+    if barred := sorted(results.failed(model)):
+        notes.append(f"{listing(barred)} failed the correctness gate and {'is' if len(barred) == 1 else 'are'} judged "
+                     "nowhere.")  # fmt: skip
+    return [said, *_time(asked, chosen), _by_family(asked), *([Said("", " ".join(notes))] if notes else [])]
 
 
-def pareto(
-    results: Results, writer: FigureWriter, model: str, about: str, families: Families, featured: Collection[str]
-) -> Pareto | None:
-    """Draw quality against the measured speedup over Full, of configurations that were scored and timed as they are.
-
-    Without such a configuration there is no chart.
-
-    A mark is one method at one budget, a line joins its budgets; both sides are of this model, label, context and
-    budget. The context is the longest that most labels share, the batch the largest. A family of suites has one panel,
-    the topic on which methods differ most there.
-
-    Args:
-        results: without ablations.
-        writer: where the figure goes.
-        model: whose scores.
-        about: the end of the caption.
-        families: the model's verdicts by family of suites.
-        featured: labels that overviews show; those that come nearest to Full somewhere are drawn too.
-    """
-    speed = results.speed
-    pairs = _pairs(results, speed, model)
-    if pairs.empty or speed is None:
-        return None
-    sizes = pairs.groupby(["context", "batch"])["label"].nunique()
-    context, batch = max(sizes[sizes == sizes.max()].index)
-    found = pairs[(pairs["context"] == context) & (pairs["batch"] == batch)]
-    widest = [_widest([grid.topic for grid in grids], found) for _, grids in families]
-    topics = [topic for topic in widest if topic is not None]
-    if not topics:
-        return Pareto(None, f"the configurations of {model} that were timed have no score.")
-    shown = {*featured, *nearest.leaders(results, [(topic, context) for topic in topics])}
-    found = found[found["label"].isin(shown)].sort_values(["label", "share"])
-    tables = [found[found["suite"].eq(topic.suite) & found["task"].eq(topic.task)] for topic in topics]
-    limits = _limits(speed, model, context, batch)
-    fields = {
-        "size": f"{short_tokens(context)} tokens, {plural(batch, 'sequence')}",
-        "device": listing(speed.devices),
-        "direction": "Upper right is best" if all(topic.higher_is_better for topic in topics)
-        else "Upper right is best, lower right where the arrow points down",
-    }  # fmt: skip
-    columns = [
-        "label", "suite", "task", "budget", "context", "batch", "value", "low", "high", "ratio", "ratio_low",
-        "ratio_high",
-    ]  # fmt: skip
-    data = pd.concat(tables)[columns].rename(columns={"label": "method"})
-    panels: list[Callable[[Axes], None]] = []
-    for topic, table in zip(topics, tables, strict=True):
-        full = results.rows_of(topic, context)
-        full = full[(full["kind"] == REFERENCE_METHOD) & (full["status"] == "ok")]
-        panels.append(_panel(writer, topic, table, full, limits, "" if panels else "free selection"))
-    layout = Layout("step time of Full / step time (times as fast)", "", 1, 1, 3.1 if len(panels) == 1 else 1.9)
-    figure = writer.write(f"pareto-{slug(model)}", Words("pareto", about, fields), panels, data, layout)
-    return Pareto(figure)
-
-
-def against_bytes(
-    results: Results, writer: FigureWriter, model: str, about: str, families: Families, featured: Collection[str]
-) -> Pareto:
-    """Draw quality against the bytes that a step reads, which every score has, at one context.
-
-    A family of suites has one panel, its topic that tells most cells apart.
-
-    Args:
-        results: without ablations.
-        writer: where the figure goes.
-        model: whose scores.
-        about: the end of the caption.
-        families: the model's verdicts by family of suites.
-        featured: labels that overviews show; those that come nearest to Full somewhere are drawn too.
-    """
-    contexts = {context for _, grids in families for grid in grids for context in grid.contexts}
-    context = ASKED_CONTEXT if ASKED_CONTEXT in contexts else max(contexts, default=0)
-    known = [[grid.topic for grid in grids if context in grid.contexts] for _, grids in families]
-    places = [
-        (max(topics, key=lambda topic: results.rows_of(topic, context)["value"].nunique()), context)
-        for topics in known
-        if topics
-    ]
-    limits = {label for label in results.labels if results.kind(label) in (REFERENCE_METHOD, nearest.ORACLE)}
-    shown = {*limits, *featured, *nearest.leaders(results, places)}
-    words = Words("pareto_bytes", about, {"size": f"{short_tokens(context)} tokens"})
-    figure = quality.against_bytes(
-        results.without(set(results.labels) - shown), writer, f"pareto-bytes-{slug(model)}", words, places,
-        Layout("bytes read (% of Full), not time", panel_in=1.9),
-    )  # fmt: skip
-    named = model in ((results.config.get("throughput") or {}).get("decode") or {})
-    how = (
-        "" if named else f"name {model} under `throughput.decode` with the contexts and budgets that are scored, then "
-    )
-    return Pareto(
-        figure,
-        f"times of {model}, so no method's speed is known. To add them: {how}"
-        f"`snakemake --cores 8 times --config profile={results.profile}`, on a GPU that does nothing else.",
+def _full_does(grid: Grid, context: int) -> bool:
+    return any(
+        verdict.context == context and verdict.level != "unsolved" for _, each, _ in grid.rows for verdict in each
     )
 
 
-def by_family(grids: Sequence[Grid], families: Mapping[str, str]) -> list[tuple[str, list[Grid]]]:
-    """Return the grids by family of their suite; a suite that names none is one of its own."""
-    found: dict[str, list[Grid]] = {}
-    for grid in grids:
-        found.setdefault(families.get(grid.topic.suite) or grid.topic.suite, []).append(grid)
-    return list(found.items())
-
-
-def _places(grids: Sequence[Grid], context: int) -> list[tuple[Topic, int]]:
-    """Every topic that Full does at the context, then the others at the longest context at which it does them."""
+def holding(results: Results, places: Sequence[Place]) -> list[Choice]:
+    """Return the methods that hold on every place with their smallest budget, the fewest bytes first."""
+    tables = {place: with_traffic(results.rows_of(*place)) for place in places}
     found = []
-    for grid in grids:
-        judged = {
-            v.context for _, each, _ in grid.rows for v in each if v.context and v.level not in ("unsolved", "hole")
-        }
-        if judged:
-            found.append((grid.topic, context if context in judged else max(judged)))
-    return sorted(found, key=lambda place: place[1] != context)
+    every = nearest.choices(results, places)
+    for label in dict.fromkeys(choice.label for choice in every):
+        native = {choice.text: choice for choice in every if choice.label == label and choice.is_native}
+        rows = {place: table[table["budget"].isin(native)] for place, table in tables.items()}
+        held = smallest([tried(results, rows[place], place[0], label, place[1]) for place in places])
+        if held is not None and held[1] in WITHIN:
+            found.append(native[held[0]])
+    return sorted(found, key=lambda choice: choice.share)
 
 
-def _at(grids: Sequence[Grid], context: int) -> dict[str, list[Verdict]]:
-    """The verdicts of every method at one context, over the topics that have it."""
-    found: dict[str, list[Verdict]] = {}
-    for grid in grids:
-        for label, each, _ in grid.rows:
-            found.setdefault(label, []).extend(v for v in each if v.context == context and v.level != "unsolved")
-    return found
+def _which(asked: Asked, tuned: str) -> tuple[list[Choice], Said]:
+    """Return the methods to use, and the sentence about them."""
+    if held := holding(asked.results, asked.places):
+        first, rest = held[0], held[1:]
+        parts = [_from(choice) for choice in rest[: _SHOWN - 1]]
+        more = f" Next by bytes: {'; '.join(parts)}." if parts else ""
+        if len(rest) >= _SHOWN:
+            more += f" More bytes: {listing([choice.label for choice in rest[_SHOWN - 1 :]])}."
+        text = (
+            f"{_reads(first)}, the fewest that stay within {asked.margins} of Full on {asked.suites} "
+            f"({_cells(first)}; {tuned}).{more}"
+        )
+        text += _shorter(asked, first)
+        return held[:_SHOWN], Said(f"For {asked.here}, use {first.label} from a budget of {first.budget}.", text)
+    every = nearest.choices(asked.results, asked.places)
+    if not every:
+        return [], Said(f"At {asked.here} no method ran on {asked.suites}.", f"{tuned[0].upper()}{tuned[1:]}.")
+    first = every[0]
+    cheaper = next((choice for choice in every if choice.share <= _LESS * first.share), None)
+    text = f"{_reads(first)} ({tuned}): {_cells(first)}."
+    if cheaper:
+        text += (
+            f" With at most half of those bytes the nearest is {cheaper.label} at {cheaper.budget} ({cheaper.reads}): "
+            f"{_worst(cheaper)}."
+        )
+    lead = (
+        f"At {asked.here} no method is within {asked.margins} of Full on {asked.suites}; the nearest is {first.label} "
+        f"at {first.budget}."
+    )
+    return [first, *([cheaper] if cheaper else [])], Said(lead, text)
 
 
-def _holds(found: Sequence[Verdict]) -> bool:
-    return bool(found) and all(v.level in WITHIN for v in found)
+def _shorter(asked: Asked, first: Choice) -> str:
+    """Say at which other contexts the method asks for more: one context's verdict must not pass for all."""
+    harder = []
+    for context in sorted({context for grid in asked.grids for context in grid.contexts} - {asked.context}):
+        places = [(grid.topic, context) for grid in asked.grids if _full_does(grid, context)]
+        mine = [choice for choice in holding(asked.results, places) if choice.label == first.label] if places else []
+        if places and not mine:
+            harder.append(f"holds at no budget tried at {short_tokens(context)} tokens")
+        elif mine and budget_order(mine[0].text) > budget_order(first.text):
+            harder.append(f"takes {mine[0].budget} at {short_tokens(context)} tokens")
+    return f" Elsewhere {first.label} {listing(harder)}." if harder else ""
 
 
-def _reads(found: Sequence[Verdict]) -> float:
-    return max((v.read[1] for v in found if v.read), default=1.0)
+def _reads(choice: Choice) -> str:
+    return f"It reads {choice.reads} of Full's bytes" if choice.reads else "Its bytes were not counted"
 
 
-def _reads_text(found: Sequence[Verdict]) -> str:
-    most = max((v for v in found if v.read), key=lambda v: v.read[1] if v.read else 0.0, default=None)
-    return f"{most.reads} of Full's bytes" if most else "bytes not counted"
+def _from(choice: Choice) -> str:
+    sure = all(each.level == "shown" for each in choice.found)
+    return f"{choice.label} from {choice.budget} ({choice.reads}{'' if sure else ', by the estimate'})"
 
 
-def _largest(found: Sequence[Verdict]) -> str:
-    """The budget that serves every topic."""
-    return max(found, key=lambda v: v.read[1] if v.read else 0.0).budget
+def _cells(choice: Choice) -> str:
+    """Write the losses: topics outside the margin in numbers; of the others the worst, or their names."""
+    lost = sorted((each for each in choice.found if each.level == "worse"), key=lambda each: -each.loss)
+    kept = [each for each in choice.found if each.level != "worse"]
+    if not lost:
+        return _worst(choice) + (", by the estimate" if any(each.level == "estimate" for each in kept) else "")
+    parts = [each.words for each in lost]
+    for words, level in (
+        ("within the margin on", "shown"),
+        ("by the estimate within the margin on", "estimate"),
+        ("too few samples to tell on", "few"),
+    ):
+        if mine := [each.topic.name for each in kept if each.level == level]:
+            parts.append(f"{words} {listing(mine)}")
+    return "; ".join(parts)
 
 
-def _named(entries: Sequence[str]) -> list[str]:
-    """The first few entries, and how many more there are."""
-    more = len(entries) - _NAMED
-    return [*entries[:_NAMED], *([f"{more} more"] if more > 0 else [])]
+def _by_family(asked: Asked) -> Said:
+    """Say what holds on each family alone, and where the fastest method fails."""
+    parts = []
+    for family, places in asked.families.items():
+        held = holding(asked.results, places)
+        if held:
+            named = [_from(choice) for choice in held[:_NAMED]]
+            more = [f"{len(held) - _NAMED} more"] if len(held) > _NAMED else []
+            parts.append(f"{family}: {listing([*named, *more])}")
+        elif every := nearest.choices(asked.results, places):
+            first = every[0]
+            worst = max(first.found, key=lambda each: each.loss)
+            parts.append(f"{family}: none, the nearest {first.label} at {first.budget} ({first.reads}, {worst.words})")
+    text = f"{'; '.join(parts)}."
+    labels = {choice.label for choice in nearest.choices(asked.results, asked.places)}
+    good = {choice.label for places in asked.families.values() for choice in holding(asked.results, places)}
+    if (others := len(labels - good)) and len(labels) > 1:
+        text += f" {'The other' if good else 'All'} {plural(others, 'method')}: on no family."
+    return Said("What holds on each family of suites.", text[0].upper() + text[1:] + _fastest_fails(asked))
 
 
-def _harder(here: Mapping[str, list[Verdict]], there: Mapping[str, list[Verdict]]) -> list[str]:
-    """Methods that hold here, and there not at all or for more bytes."""
-    return [
-        label
-        for label, found in here.items()
-        if label in there
-        and _holds(found)
-        and (not _holds(there[label]) or _reads(there[label]) > _reads(found) + _MORE_BYTES)
-    ]
+def _fastest_fails(asked: Asked) -> str:
+    """Say what the fastest method of this model loses, at the budget where it loses least."""
+    speed = asked.results.speed
+    if speed is None:
+        return ""
+    rows = _steps(speed)
+    rows = rows[(rows["model"] == asked.model) & (rows["context"] == asked.context)]
+    rows = rows[rows["label"].isin(set(asked.results.labels) - asked.results.failed(asked.model))]
+    order = [str(label) for label in rows.sort_values("ratio", ascending=False)["label"]]
+    every = nearest.choices(asked.results, asked.places)
+    best = next((choice for choice in every if order and choice.label == order[0]), None)
+    if best is None or best.loss <= 1:
+        return ""
+    return f" The fastest, {best.label}, ends at best ({best.budget}, {best.reads}) with {_lost(best)}."
 
 
-def _speed_sentence(speed: Speed, model: str, asked: int, named: Collection[str]) -> list[str]:
-    """Say how fast the fastest methods are, and those that the sentences before name, beside the free selection.
-
-    Where the scored model is the largest that was timed, at the context asked for and at every batch; else of the
-    largest timed model, at its longest context and smallest batch.
-    """
-    steps = speed.table
-    steps = steps[
-        (steps["bench"] == "decode") & (steps["stage"] == STEP) & (steps["status"] == "ok") & steps["ratio"].notna()
-    ]
+def _time(asked: Asked, chosen: Sequence[Choice]) -> list[Said]:
+    """Say how fast the chosen methods are, as scored if that was timed, and the fastest ones."""
+    speed = asked.results.speed
+    if speed is None:
+        return [Said("No time was measured in this run.", "Bytes are what is known of cost.")] if chosen else []
+    steps = _steps(speed).pipe(lambda rows: rows[~rows["label"].isin(asked.results.failed(asked.model))])
     models = steps.groupby("model")["bytes_min"].max()
     if models.empty:
         return []
-    timed = str(models.idxmax())
-    mine = steps[(steps["model"] == timed) & steps["budget"].isin(["full", speed.main_budget(timed)])]
-    if timed == model and asked in set(mine["context"]):
-        mine = mine[mine["context"] == asked]
-    else:
-        mine = mine[mine["batch"] == mine["batch"].min()]
-        counts = mine.groupby("context")["label"].nunique()
-        mine = mine[mine["context"] == max(counts[counts == counts.max()].index)]
-    batches = sorted(set(mine["batch"]))
-    ratios = mine.pivot_table(index="label", columns="batch", values="ratio")[batches].dropna()
-    ratios = ratios.sort_values(batches[0], ascending=False)
-    told = {
-        label: " / ".join(ratio(value) for value in row)
-        for label, row in zip(ratios.index, ratios.to_numpy(), strict=True)
-    }
-    methods = set(mine.loc[~mine["subject"].isin([REFERENCE_METHOD, CEILING_METHOD]), "label"]) & set(mine["subject"])
-    order = [label for label in told if label in methods]
-    first = [label for place, label in enumerate(order) if place < _SHOWN or label in named]
-    if not first:
-        return []
-    left = len(order) - len(first)
-    slower = "is" if left == 1 else "are"
-    more = "" if not left else f" ({left} more {f'{slower} slower' if len(first) == _SHOWN else f'{slower} timed'})"
-    free = f"; pages chosen for free, the limit of page lists, {told[CEILING_METHOD]}" if CEILING_METHOD in told else ""
-    main = speed.main_budget(timed)
-    at = f" and a budget of {budget(main)}" if main else ""
-    return [
-        f"A step of {timed} at {short_tokens(int(mine['context'].iloc[0]))} tokens, batch "
-        f"{' / '.join(str(int(batch)) for batch in batches)}{at}, times as fast as Full: "
-        f"{', '.join(f'{label} {told[label]}' for label in first)}{more}{free}; "
-        "these are times, of the configurations that the page Speed names."
-    ]
+    largest = str(models.idxmax())
+    mine = steps[(steps["model"] == asked.model) & (steps["context"] == asked.context)]
+    if largest != asked.model or mine.empty:
+        return [_elsewhere(asked, speed, steps[steps["model"] == largest], largest, chosen)]
+    exact = [_same(mine, choice) for choice in chosen]
+    if chosen and all(len(rows) for rows in exact):
+        told = [f"{choice.label} {_ratios(rows)}" for choice, rows in zip(chosen, exact, strict=True)]
+        return [Said("Timed as scored.", _times(told, mine, _fastest(mine, chosen)))]
+    main = speed.main_budget(asked.model)
+    at = mine[mine["budget"] == main]
+    timed = [(choice, rows) for choice in chosen if len(rows := at[at["label"] == choice.label])]
+    told = [f"{choice.label} {_ratios(rows)}" for choice, rows in timed]
+    others = sorted({text for text in mine["budget"] if text not in ("full", main)}, key=budget_order)
+    also = f", the largest timed; {listing([budget_of(text) for text in others])} too" if others else " only"
+    lead = f"Scored and timed budgets differ: times are at {budget_of(str(main))}{also}."
+    if untimed := [choice.label for choice in chosen if choice.label not in {one.label for one, _ in timed}]:
+        told += [f"{listing(untimed)} not timed"]
+    text = _times(told, mine, _fastest(at, chosen))
+    scored = {choice.label: choice for choice in nearest.choices(asked.results, asked.places) if choice.text == main}
+    there = [scored[choice.label] for choice, rows in timed if choice.label in scored and _same_params(scored, rows)]
+    if there:
+        text += f" Quality at that budget: {'; '.join(f'{choice.label} {_worst(choice)}' for choice in there)}."
+    return [Said(lead, text)]
 
 
-def _pairs(results: Results, speed: Speed | None, model: str) -> pd.DataFrame:
-    """Scores and times of one model, label, parameters, context and budget."""
-    if speed is None:
-        return pd.DataFrame()
-    steps = speed.table
-    steps = steps[
-        (steps["bench"] == "decode") & (steps["stage"] == STEP) & (steps["status"] == "ok") & (steps["model"] == model)
-    ]
-    columns = [*_KEYS, "batch", "params", "ratio", "ratio_low", "ratio_high"]
-    steps = steps.loc[steps["ratio"].notna() & (steps["subject"] != CEILING_METHOD), columns]
-    rows = results.summary
-    rows = rows[(rows["model"] == model) & (rows["status"] == "ok") & rows["budget"].map(bytes_share).isna()]
-    rows = rows.rename(columns={"method": "label"}).drop(columns="batch")
-    joined = rows.merge(steps, on=_KEYS, suffixes=("", "_timed"))
-    return joined[joined["params"] == joined["params_timed"]]
+def _elsewhere(asked: Asked, speed: Speed, steps: pd.DataFrame, model: str, chosen: Sequence[Choice]) -> Said:
+    """Times of another model, or of another context, than what was scored."""
+    main = speed.main_budget(model)
+    rows = steps[steps["budget"].isin([main, "full"]) & (steps["batch"] == steps["batch"].min())]
+    counts = rows.groupby("context")["label"].nunique()
+    context = max(counts[counts == counts.max()].index)
+    rows = rows[rows["context"] == context]
+    named = [choice.label for choice in chosen if choice.label in set(rows["label"])]
+    told = [f"{label} {_ratios(rows[rows['label'] == label])}" for label in dict.fromkeys(named)]
+    what = f"{model}{'' if model in asked.results.models else ', not scored,'} at {short_tokens(context)} tokens"
+    what += f" with a budget of {budget_of(main)}" if main else ""
+    differs = "models" if model != asked.model else "contexts"
+    return Said(f"Scored and timed {differs} differ: times are of {what}.", _times(told, rows, _fastest(rows, chosen)))
 
 
-def _widest(topics: Sequence[Topic], found: pd.DataFrame) -> Topic | None:
-    """The topic on which the timed configurations differ most; a share before a loss, as the two do not compare."""
-    spread = {}
-    for topic in topics:
-        rows = found[(found["suite"] == topic.suite) & (found["task"] == topic.task)]
-        if rows["label"].nunique() > 1:
-            spread[topic] = (is_fraction(topic.unit), float(rows["value"].max() - rows["value"].min()))
-    return max(spread, key=lambda topic: spread[topic]) if spread else None
+def _times(told: Sequence[str], rows: pd.DataFrame, fastest: str) -> str:
+    batches = sorted(set(rows["batch"]))
+    batch = f"batch {' / '.join(str(int(each)) for each in batches)}"
+    free = rows[rows["subject"] == CEILING_METHOD]
+    limit = f" The limit of page lists, pages chosen for free: {_ratios(free)}." if len(free) else ""
+    parts = [*told, *([fastest] if fastest else [])]
+    narrow = f"intervals within ±{percent(_NARROW / 2)} % unless given"
+    return f"Times as fast as Full at {batch} ({narrow}): {'; '.join(parts)}.{limit}" if parts else limit.strip()
 
 
-def _limits(speed: Speed, model: str, context: int, batch: int) -> list[float]:
+def _fastest(rows: pd.DataFrame, chosen: Sequence[Choice]) -> str:
+    """The fastest methods that are faster than the chosen ones."""
+    known = {choice.label for choice in chosen}
+    best = rows[~rows["subject"].isin([REFERENCE_METHOD, CEILING_METHOD])].groupby("label")["ratio"].max()
+    rest = best[~best.index.isin(known) & (best > best[best.index.isin(known)].max(skipna=True))] if known else best
+    names = [str(label) for label in rest.sort_values(ascending=False).index[: _SHOWN - 1]]
+    told = [f"{label} {_ratios(rows[rows['label'] == label])}" for label in names]
+    return f"the fastest, {listing(told)}" if told else ""
+
+
+def _ratios(rows: pd.DataFrame) -> str:
+    """A label's ratios by batch at its largest budget, with the intervals that are not narrow."""
+    rows = rows[rows["budget"] == max(set(rows["budget"]), key=budget_order)].sort_values("batch")
+    told = []
+    for _, row in rows.iterrows():
+        wide = row["ratio_high"] - row["ratio_low"] > _NARROW * row["ratio"]
+        told.append(ratio(row["ratio"]) + (f" [{ratio(row['ratio_low'])}, {ratio(row['ratio_high'])}]" if wide else ""))
+    return " / ".join(told)
+
+
+def _worst(choice: Choice) -> str:
+    return f"at worst {_lost(choice)}"
+
+
+def _lost(choice: Choice) -> str:
+    return max(choice.found, key=lambda each: each.loss).words
+
+
+def _steps(speed: Speed) -> pd.DataFrame:
     rows = speed.table
-    rows = rows[
-        (rows["model"] == model)
-        & (rows["subject"] == CEILING_METHOD)
-        & (rows["stage"] == STEP)
-        & (rows["status"] == "ok")
-    ]
-    return sorted(rows.loc[(rows["context"] == context) & (rows["batch"] == batch), "ratio"].dropna())
+    rows = rows[(rows["bench"] == "decode") & (rows["stage"] == STEP) & (rows["status"] == "ok")]
+    return rows[rows["ratio"].notna()]
 
 
-def _panel(
-    writer: FigureWriter, topic: Topic, table: pd.DataFrame, full: pd.DataFrame, limits: Sequence[float], named: str
-) -> Callable[[Axes], None]:
-    factor = scale(topic.unit)
+def _same(rows: pd.DataFrame, choice: Choice) -> pd.DataFrame:
+    """The steps of the very configuration."""
+    return rows[(rows["label"] == choice.label) & (rows["budget"] == choice.text) & (rows["params"] == choice.params)]
 
-    def draw(axes: Axes) -> None:
-        axes.set_title(f"{topic.name}, {unit_label(topic.unit)}{'' if topic.higher_is_better else ' ↓'}")
-        for _, row in full.iterrows():
-            drawing.reference(axes, writer.looks[row["method"]], row, factor)
-        axes.axvline(1.0, color=drawing.FAINT, linewidth=1.0)
-        for limit in limits[-1:]:
-            drawing.limit(axes, limit, named)
-        ordered = [
-            label for label in writer.looks if label in set(table["label"]) and not writer.looks[label].is_reference
-        ]
-        for label in ordered:
-            mine, look = table[table["label"] == label], writer.looks[label]
-            x, y = mine["ratio"].to_numpy(dtype=float), mine["value"].to_numpy(dtype=float) * factor
-            axes.vlines(x, mine["low"] * factor, mine["high"] * factor, color=look.colour, linewidth=1.0, alpha=0.55)
-            axes.hlines(y, mine["ratio_low"], mine["ratio_high"], color=look.colour, linewidth=1.0, alpha=0.55)
-            axes.plot(x, y, color=look.colour, linestyle=look.dashes, marker=look.marker, markerfacecolor=look.face)
-        drawing.score_axis(axes, is_fraction(topic.unit))
-        axes.margins(x=0.08)
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
-    return draw
+def _same_params(scored: Mapping[str, Choice], rows: pd.DataFrame) -> bool:
+    return set(rows["params"]) == {scored[rows["label"].iloc[0]].params}

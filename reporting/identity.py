@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 PAPER = "#ffffff"
@@ -13,7 +13,7 @@ FAINT = "#b4bac2"
 # Chosen by search: at least 3:1 on the page, and apart under normal vision, protanopia, deuteranopia and tritanopia.
 HUES = ("#4c9c7c", "#e56a1b", "#094bcd", "#d760bd", "#64542e", "#936ff2", "#1d5c64")
 _ORACLE_MARKER = "*"
-_LONG_DASHES = (0.0, (7.0, 2.5))
+_DASHES = ("-", (0.0, (7.0, 2.5)), (0.0, (7.0, 1.5, 1.0, 1.5, 1.0, 1.5)))
 _MARKERS = ("D", "v", "o", "s", "^", "P", "X", "<", ">", "p", "h")
 
 DARK = {
@@ -44,8 +44,8 @@ class Look:
     is_reference: bool
     is_ceiling: bool = False
     is_area: bool = False
-    is_second: bool = False
-    """A method before it has this colour too."""
+    turn: int = 0
+    """Count of methods before it that have this colour too."""
 
     @property
     def face(self) -> str:
@@ -54,20 +54,25 @@ class Look:
 
     @property
     def dashes(self) -> str | tuple[float, tuple[float, ...]]:
-        """Line style: dashed for Full, dash-dotted for a ceiling, dotted for a variant, long dashes for a second."""
+        """Line style: dashed for Full, dash-dotted for a ceiling, dotted for a variant; else by turn."""
         if self.is_reference or self.is_ceiling or self.hollow:
             return "--" if self.is_reference else "-." if self.is_ceiling else ":"
-        return _LONG_DASHES if self.is_second else "-"
+        return _DASHES[min(self.turn, len(_DASHES) - 1)]
 
 
 def looks(
-    labels: Sequence[str], kinds: Sequence[str], reference: str, ceiling: str = "", oracle: str = ""
+    labels: Sequence[str],
+    kinds: Sequence[str],
+    reference: str,
+    ceiling: str = "",
+    oracle: str = "",
+    hues: Mapping[str, int] | None = None,
 ) -> dict[str, Look]:
     """Return a look for each label.
 
-    Colours go to methods in the order given; a further label of a method keeps its colour and gets a hollow marker.
-    Colour and marker change at different paces, so that past seven methods no pair repeats; lines of the later ones
-    have long dashes.
+    A method that ``hues`` names has its colour and marker from there, so that they are the same in every report; other
+    methods follow in the order given. A further label of a method keeps its colour and gets a hollow marker of another
+    form. Where methods of one report share a colour, their lines differ.
 
     Args:
         labels: in table order.
@@ -75,21 +80,27 @@ def looks(
         reference: the method drawn as the reference.
         ceiling: the method drawn as the limit of what any other can reach, where there is one.
         oracle: the method drawn as the limit of choosing, grey with a marker, where there is one.
+        hues: method to place among the colours.
     """
-    methods = list(dict.fromkeys(kind for kind in kinds if kind not in (reference, ceiling, oracle)))
+    fixed = dict(hues or {})
+    for kind in kinds:
+        if kind not in (reference, ceiling, oracle):
+            fixed.setdefault(kind, len(fixed) % len(HUES))
+    present = [kind for kind in fixed if kind in kinds]
     found: dict[str, Look] = {}
+    before: list[str] = []
     for label, kind in zip(labels, kinds, strict=True):
+        variant = before.count(kind)
+        before.append(kind)
         if kind == reference:
             found[label] = Look(label, INK, "", False, True)
-            continue
-        if kind == ceiling:
+        elif kind == ceiling:
             found[label] = Look(label, MUTED, "", False, False, is_ceiling=True)
-            continue
-        hollow = any(kind == other for other in kinds[: list(labels).index(label)])
-        if kind == oracle:
-            found[label] = Look(label, MUTED, _ORACLE_MARKER, hollow, False, is_ceiling=True)
-            continue
-        place = methods.index(kind)
-        colour, marker = HUES[place % len(HUES)], _MARKERS[place % len(_MARKERS)]
-        found[label] = Look(label, colour, marker, hollow, False, is_second=place >= len(HUES))
+        elif kind == oracle:
+            found[label] = Look(label, MUTED, _ORACLE_MARKER, variant > 0, False, is_ceiling=True)
+        else:
+            earlier = present[: present.index(kind)]
+            marker = _MARKERS[(list(fixed).index(kind) + variant) % len(_MARKERS)]
+            turn = sum(fixed[other] == fixed[kind] for other in earlier)
+            found[label] = Look(label, HUES[fixed[kind]], marker, variant > 0, False, turn=turn)
     return found

@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from longdecode.reporting import front, instruments, quality, setups, tables, verdicts, wording
+from longdecode.reporting import front, instruments, pareto, quality, setups, tables, verdicts, wording
 from longdecode.reporting.checkpoint import ModelWords
 from longdecode.reporting.fair_play import FairPlay
+from longdecode.reporting.family_grid import FamilyGrid, family_grid, suites_by_family
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results
 from longdecode.reporting.speed import page as speed_page
+from longdecode.reporting.speed import targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +21,9 @@ class Board:
     """One model's part of the front page."""
 
     model: str
-    sentences: list[str]
-    pareto: front.Pareto
+    sentences: list[front.Said]
+    pareto: pareto.Pareto
+    short: FamilyGrid
     families: list[tuple[str, list[verdicts.Grid]]]
     overview: Figure | None
 
@@ -28,6 +31,12 @@ class Board:
     def grids(self) -> list[verdicts.Grid]:
         """Every topic's grid."""
         return [grid for _, grids in self.families for grid in grids]
+
+    @property
+    def suites_words(self) -> str:
+        """The suites of each family that has several."""
+        several = [(family, [grid.topic.name for grid in grids]) for family, grids in self.families if len(grids) > 1]
+        return " ".join(f"{family[0].upper()}{family[1:]}: {wording.listing(names)}." for family, names in several)
 
     @property
     def many_contexts(self) -> bool:
@@ -70,12 +79,12 @@ def index_values(
     boards = []
     for model in sorted(filter(main.compares, main.models), key=lambda name: (name in small, main.models.index(name))):
         grids = verdicts.board(main, model)
-        grouped = front.by_family(grids, families)
+        grouped = suites_by_family(grids, families)
         given = (main, writer, model, about(model), grouped, featured)
-        chart = front.pareto(*given) or front.against_bytes(*given)
-        said = front.sentences(main, main.speed, grids, model, featured, tuned)
+        chart = pareto.pareto(*given) or pareto.against_bytes(*given)
+        said = front.sentences(main, model, grouped, tuned)
         overview = quality.overview(drawn, writer, model, about(model))
-        boards.append(Board(model, said, chart, grouped, overview))
+        boards.append(Board(model, said, chart, family_grid(main, grouped), grouped, overview))
     swept = [label for label in main.labels if main.kind(label) != REFERENCE_METHOD]
     counts = main.summary.loc[(main.summary["status"] == "ok") & (main.summary["task"] != ALL_TASKS), "n"]
     few, many = (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
@@ -96,6 +105,9 @@ def index_values(
         "unscored": list(results.config.get("suites") or {}),
         "matched": setups.matched(results),
         "setups": setups.timed_setups(results),
+        "targets": []
+        if boards or results.speed is None
+        else [verdict for verdict in targets.judge(results.speed, targets.TARGETS_PATH) if verdict.level != "absent"],
         "headlines": speed_page.headlines(main.speed, timed_name) if main.speed is not None else [],
         "speed": speed_page.facts(results.speed, timed_name) if results.speed is not None else None,
     }
@@ -109,7 +121,7 @@ def tuning_words(play: FairPlay) -> str:
     for entry in play.standings:
         if entry.label not in by_kind.setdefault(entry.kind, []):
             by_kind[entry.kind].append(entry.label)
-    names = {"tuned": "tuned alike", "by hand": "set by hand", "untuned": "not tuned"}
+    names = {"tuned": "tuned alike", "by hand": "set by hand", "untuned": "not tuned, at their cards' defaults"}
     parts = [f"{names.get(kind, kind)}: {wording.listing(found)}" for kind, found in by_kind.items()]
     return f"Knobs of the model: {'; '.join(parts)}."
 

@@ -13,7 +13,7 @@ import pandas as pd
 from longdecode.engine.errors import LongDecodeError
 from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.readme_papers import paper_nosa, paper_retro, paper_tokenswift
-from longdecode.reporting.readme_real import real_table
+from longdecode.reporting.readme_real import real_answer, real_table
 from longdecode.reporting.results import Results, Topic, load_results
 from longdecode.reporting.setups import timed_setups
 from longdecode.reporting.speed.measured import Speed, at
@@ -42,7 +42,8 @@ def rendered(text: str, results: Results, real: Results) -> str:
         ReadmeError: a region is missing.
     """
     bodies = {name: write(results) for name, write in REGIONS.items()}
-    bodies |= {"real model": real_table(real), "papers": papers(results, real), "older": older(results, real)}
+    bodies |= {"real answer": real_answer(real), "real model": real_table(real), "papers": papers(results, real)}
+    bodies["older"] = older(results, real)
     for name, body in bodies.items():
         pattern = re.compile(_REGION.format(name), re.DOTALL)
         if not pattern.search(text):

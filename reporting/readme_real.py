@@ -1,11 +1,19 @@
-"""Write what the README says of the real model: one table from the committed results of the profile ``real``."""
+"""Write what the README says of the real model, from the committed results of the profile ``real``."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 
+from longdecode.reporting import front
+from longdecode.reporting.fair_play import fair_play
+from longdecode.reporting.families import suite_families
+from longdecode.reporting.family_grid import suites_by_family
 from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.results import Results, Topic
+from longdecode.reporting.verdicts import board
+from longdecode.reporting.wording import NARROW
 
 CONTEXT = 32768
 SHARE = "bytes=0.25"
@@ -44,6 +52,15 @@ def real_table(results: Results) -> str:
         said = [_value(topic, cell) for topic, cell in zip(rows, cells, strict=True)]
         lines.append(f"| {name} | {reads} | " + " | ".join(said) + " |")
     return "\n".join(lines)
+
+
+def real_answer(results: Results) -> str:
+    """Return the front page's answer for the real model as a list, with the labels of the report."""
+    main, families = results.without(results.ablations), suite_families()
+    grids = suites_by_family(board(main, main.models[0]), families)
+    tuned = fair_play(results, Path("results") / results.profile, families).short
+    said = front.sentences(main, main.models[0], grids, tuned)
+    return "\n".join(f"- {f'**{each.lead}** ' if each.lead else ''}{each.text}" for each in said).replace(NARROW, " ")
 
 
 def _context(scored: list[int]) -> int:

@@ -148,6 +148,14 @@ class Results:
         swept = [label for label in self.labels if self.kind(label) != REFERENCE_METHOD]
         return not swept or any(self.meant_for(label, model) for label in swept)
 
+    def failed(self, model: str) -> frozenset[str]:
+        """Labels that a correctness gate barred from a score or a time of the model: they are judged nowhere."""
+        names = set(self.summary.loc[_barred(self.summary, model), "method"])
+        if self.speed is not None:
+            steps = self.speed.table[self.speed.table["bench"] == "decode"]
+            names |= set(steps.loc[_barred(steps, model), "label"])
+        return frozenset(names - {REFERENCE_METHOD})
+
     def without(self, labels: Collection[str]) -> Results:
         """The same without some labels; what was timed of them is left out too."""
         gone = list(labels)
@@ -331,6 +339,10 @@ def _mixed(rows: pd.DataFrame) -> bool:
     full = rows[(rows["kind"] == REFERENCE_METHOD) & (rows["status"] == "ok") & (rows["task"] != ALL_TASKS)]
     does = full.apply(lambda row: full_does(row["metric"], row["unit"], row["value"]), axis=1)
     return len(full) > 0 and does.groupby(full["task"]).any().nunique() > 1
+
+
+def _barred(table: pd.DataFrame, model: str) -> pd.Series:
+    return (table["model"] == model) & (table["status"] == "failed_gate")
 
 
 def _ordered(found: pd.Series, wanted: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,9 @@ from longdecode.reporting.wording import (
     with_unit,
 )
 
+FAILED = "failed its correctness gate"
+"""Stands for every verdict of a method that does not compute what its definition says."""
+
 Level = Literal["shown", "estimate", "few", "worse", "alone", "hole", "unsolved"]
 WITHIN: Sequence[Level] = ("few", "estimate", "shown")
 """Levels of a difference within the margin."""
@@ -124,8 +127,13 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
     unsolved = {c for c in contexts if c in full and not full_does(topic.metric, topic.unit, full[c])}
     judged = []
     in_bytes = rows["budget"].map(bytes_share).notna()
+    failed = [label for label in swept if label in results.failed(topic.model)]
     for label in swept:
-        mine = {context: _tried(results, rows[~in_bytes], topic, label, context) for context in contexts}
+        if label in failed:
+            each = [Verdict(label, topic, context, "hole", words=FAILED) for context in contexts]
+            judged.append((label, each, Verdict(label, topic, None, "hole", words=FAILED)))
+            continue
+        mine = {context: tried(results, rows[~in_bytes], topic, label, context) for context in contexts}
         each = [
             Verdict(label, topic, context, "unsolved")
             if context in unsolved
@@ -141,7 +149,11 @@ def grid(results: Results, topic: Topic, labels: Sequence[str] | None = None) ->
     left = [context for context in contexts if context not in unsolved]
     columns = {
         budget(text): {
-            label: _at_bytes(results, topic, label, left, rows[rows["budget"] == text]) for label in swept if left
+            label: Verdict(label, topic, None, "hole", words=FAILED)
+            if label in failed
+            else _at_bytes(results, topic, label, left, rows[rows["budget"] == text])
+            for label in swept
+            if left
         }
         for text in sorted(set(rows.loc[in_bytes, "budget"]), key=budget_order)
     }
@@ -158,17 +170,22 @@ def margin(unit: str) -> str:
     return f"{100 * MARGIN:g} points" if is_fraction(unit) else f"{number(MARGIN, 2)} {difference_unit(unit)}"
 
 
-def _tried(results: Results, rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:
-    """Rows of a method at one context that have a number, with their levels.
+def tried(results: Results, rows: pd.DataFrame, topic: Topic, label: str, context: int) -> pd.DataFrame:
+    """Return the rows of a method at one context that have a number, with their levels; see :func:`levelled`."""
+    ran = rows[(rows["method"] == label) & (rows["context"] == context) & (rows["status"] == "ok")]
+    return levelled(results, topic, ran)
+
+
+def levelled(results: Results, topic: Topic, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows that have a number with the level of each.
 
     A row that is shown by its interval, but not where answers to one prompt depend on each other, takes the bounds
     that say so.
     """
-    ran = rows[(rows["method"] == label) & (rows["context"] == context) & (rows["status"] == "ok")].copy()
-    too_few = _few(results, topic, context) is not None
-    ran["level"], ran["depends"] = "alone", False
+    ran = rows.assign(level="alone", depends=False)
     for at, row in ran[ran["diff_to_full"].notna()].iterrows():
         low, high = row["diff_low"], row["diff_high"]
+        label, context = str(row["method"]), int(row["context"])
         cluster = results.dependence.bounds.get((topic.model, topic.suite, topic.task, label, row["budget"], context))
         fallen = cluster is not None and _worse_end(topic, low, high) >= -MARGIN > _worse_end(topic, *cluster)
         if cluster is not None and fallen:
@@ -176,7 +193,8 @@ def _tried(results: Results, rows: pd.DataFrame, topic: Topic, label: str, conte
             ran.loc[at, ["diff_low", "diff_high", "depends"]] = [low, high, True]
         inside = row["diff_to_full"] * (1 if topic.higher_is_better else -1) >= -MARGIN
         shown = _worse_end(topic, low, high) >= -MARGIN
-        ran.loc[at, "level"] = "shown" if shown else "worse" if not inside else "few" if too_few else "estimate"
+        open_ = "few" if _few(results, topic, context) else "estimate"
+        ran.loc[at, "level"] = "shown" if shown else open_ if inside else "worse"
     return ran
 
 
@@ -189,11 +207,33 @@ def _worse_end(topic: Topic, low: float, high: float) -> float:
     return low if topic.higher_is_better else -high
 
 
+def smallest(cells: Sequence[pd.DataFrame]) -> tuple[str, Level] | None:
+    """Return the budget from which on every larger one holds in all the cells of a method, and its weakest level.
+
+    Without such a budget it is the largest that all the cells have; ``None`` where they share none.
+
+    Args:
+        cells: rows of :func:`tried`.
+    """
+    levels = [dict(zip(rows["budget"], rows["level"], strict=True)) for rows in cells]
+    shared = set.intersection(*(set(found) for found in levels))
+    if not shared:
+        return None
+    weakest = {text: min((found[text] for found in levels), key=_WEAKEST_FIRST.index) for text in shared}
+    budgets = sorted(shared, key=budget_order)
+    if "alone" in weakest.values():
+        return budgets[-1], "alone"
+    chosen = budgets[-1]
+    for text in reversed(budgets):
+        if weakest[text] == "worse":
+            break
+        chosen = text
+    return chosen, weakest[chosen]
+
+
 def _at_bytes(results: Results, topic: Topic, label: str, contexts: Sequence[int], rows: pd.DataFrame) -> Verdict:
     """The verdict at one budget in bytes over the contexts; a method that reads more at every budget has none."""
-    found = _verdict(
-        results, topic, label, None, [_tried(results, rows, topic, label, context) for context in contexts]
-    )
+    found = _verdict(results, topic, label, None, [tried(results, rows, topic, label, context) for context in contexts])
     refused = rows.loc[rows["method"] == label, "status"].eq("unsupported").any()
     if found.level == "hole" and refused:
         return replace(found, words="no budget reads this")
@@ -210,37 +250,30 @@ def _explained(found: Verdict, rows: pd.DataFrame, contexts: Sequence[int]) -> V
     return replace(found, words=f"out of memory{where}")
 
 
-def _verdict(results: Results, topic: Topic, label: str, context: int | None, tried: Sequence[pd.DataFrame]) -> Verdict:
+def _verdict(results: Results, topic: Topic, label: str, context: int | None, cells: Sequence[pd.DataFrame]) -> Verdict:
     """The verdict over some contexts: a budget holds where it, and every larger one, holds at each of them."""
-    levels = [dict(zip(rows["budget"], rows["level"], strict=True)) for rows in tried]
-    shared = set.intersection(*(set(found) for found in levels))
-    if not shared:
+    found = smallest(cells)
+    if found is None:
         return Verdict(label, topic, context, "hole")
-    weakest = {text: min((found[text] for found in levels), key=_WEAKEST_FIRST.index) for text in shared}
-    if "alone" in weakest.values():
+    chosen, level = found
+    if level == "alone":
         return Verdict(label, topic, context, "alone")
-    budgets = sorted(shared, key=budget_order)
-    chosen = budgets[-1]
-    for text in reversed(budgets):
-        if weakest[text] == "worse":
-            break
-        chosen = text
-    rows = pd.concat([found[found["budget"] == chosen] for found in tried])
+    rows = pd.concat([mine[mine["budget"] == chosen] for mine in cells])
     # Over several contexts the numbers shown are those of the context that comes off worst.
     worst = rows.sort_values("diff_to_full", ascending=topic.higher_is_better).iloc[0]
     read = rows["bytes_share"].dropna()
     words = equivalence(topic, worst["diff_to_full"], worst["diff_low"], worst["diff_high"])
     few = [_few(results, topic, int(at)) for at in rows.loc[rows["level"] == "few", "context"]]
-    if weakest[chosen] == "few":
+    if level == "few":
         words = max((found for found in few if found is not None), key=lambda found: found.half_width).words
-    elif weakest[chosen] == "estimate" and rows["depends"].any():
+    elif level == "estimate" and rows["depends"].any():
         words = "answers to one prompt depend on each other"
     flips = results.flips.get((topic.model, topic.suite, topic.task, label, chosen, int(worst["context"])))
     return Verdict(
         label,
         topic,
         context,
-        weakest[chosen],
+        level,
         budget(chosen),
         (float(read.min()), float(read.max())) if len(read) else None,
         gap(worst["diff_to_full"], topic.unit),
@@ -267,4 +300,4 @@ def equivalence(topic: Topic, value: float, low: float, high: float) -> str:
     return f"{words}; {kind} by {gap(abs(value), topic.unit).lstrip('+')} {difference_unit(topic.unit)}"
 
 
-__all__ = ["MARGIN", "Flips", "Grid", "Verdict", "board", "equivalence", "grid", "margin"]
+__all__ = ["FAILED", "MARGIN", "Flips", "Grid", "Verdict", "board", "equivalence", "grid", "margin"]

@@ -56,30 +56,31 @@ def _growth(axis: str, fixed: int, rows: pd.DataFrame) -> Growth:
     return Growth(f"{unit}, at {at}", lines)
 
 
-def breakeven_table(speed: Speed, model: str) -> list[dict[str, str]]:
-    """Return the context or batch from which on each method is faster than Full, where two sizes or more were timed."""
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """From which size on each method is faster than Full: a row a method and budget, a column a direction."""
+
+    along: list[str]
+    rows: list[tuple[str, str, list[tuple[str, str]]]]
+
+
+def breakeven_table(speed: Speed, model: str) -> BreakEven | None:
+    """Return the context or batch from which on each method is faster than Full; ``None`` where nothing can be told."""
     rows = speed.breakeven[speed.breakeven["model"] == model]
-    found = []
+    words = {"always": "at every size", "never": "at no size", "unknown": "cannot be told"}
+    levels = {"always": "shown", "from": "shown", "never": "worse"}
+    # A direction in which nothing can be told has no column.
+    along = list(dict.fromkeys(_along(row) for _, row in rows[rows["verdict"] != "unknown"].iterrows()))
+    found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
     for _, row in rows.iterrows():
         if _sizes(speed, row) < 2:
             continue
-        unit = "tokens of context" if row["axis"] == "context" else "sequences"
-        words = {
-            "always": "at every size timed",
-            "never": "at no size timed",
-            "unknown": "cannot be told from the sizes timed",
-        }
-        value = wording.tokens(row["value"])
-        found.append(
-            {
-                "label": row["label"],
-                "budget": wording.budget(row["budget"]),
-                "along": _along(row),
-                "verdict": f"from {value} {unit}" if row["verdict"] == "from" else words[row["verdict"]],
-                "level": {"always": "shown", "from": "shown", "never": "worse"}.get(row["verdict"], "muted"),
-            }
-        )
-    return found
+        unit = "tokens" if row["axis"] == "context" else "sequences"
+        text = f"from {wording.tokens(row['value'])} {unit}" if row["verdict"] == "from" else words[row["verdict"]]
+        mine = found.setdefault((row["label"], wording.budget(row["budget"])), {})
+        mine[_along(row)] = (text, levels.get(row["verdict"], "muted"))
+    table = [(*key, [mine.get(name, ("", "muted")) for name in along]) for key, mine in found.items()]
+    return BreakEven(along, table) if along else None
 
 
 def _sizes(speed: Speed, row: pd.Series) -> int:

@@ -37,7 +37,7 @@ class StepSection:
     start: tables.SpeedTable | None
     slopes: list[growth.Growth]
     more_slopes: list[growth.Growth]
-    breakeven: list[dict[str, str]]
+    breakeven: growth.BreakEven | None
     stock: list[str]
 
 
@@ -123,7 +123,8 @@ def headlines(speed: Speed, name: Callable[[str], str]) -> list[Headline]:
         rows = rows[rows["budget"].isin(["full", speed.main_budget(model)])]
         size = wording.plural(batch, "sequence")
         lines = tables.decode_lines(rows)
-        found.append(Headline(model, name(model), context, size, lines))
+        if len(lines) > 1:  # Full alone tells nothing of methods
+            found.append(Headline(model, name(model), context, size, lines))
     return found
 
 

@@ -19,7 +19,7 @@ from longdecode.reporting.wording import short_tokens
 
 ROLE_KEYS = frozenset({"roles", "retrieval_heads", "roles_seed"})
 """Parameters that say which heads retrieve; labels that differ in these alone form the ablation."""
-KIND_HUES = {"hardkuma": HUES[2], "hard_concrete": HUES[1], "direct": HUES[0], "duo": HUES[3]}
+KIND_HUES = {"hardkuma": HUES[5], "hard_concrete": HUES[1], "direct": HUES[0], "duo": HUES[6]}
 _OWN_OBJECTIVE = {"direct": "l1", "duo": "l1"}
 _REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -45,7 +45,7 @@ def _fork_looks(writer: FigureWriter, names: Sequence[str]) -> dict[str, Look]:
         own = max((kind for kind in writer.looks if name == kind or name.startswith(f"{kind}_")), key=len, default="")
         look = replace(writer.looks.get(own, spare), label=name)
         if name != own:
-            look = replace(look, hollow=name.endswith("_s_dma_head"), is_second=True)
+            look = replace(look, hollow=name.endswith("_s_dma_head"), turn=look.turn + 1)
         looks[name] = look
     return looks
 

@@ -122,7 +122,8 @@ def test_growth_and_break_even_stand_on_the_page(run_folder: Path, page: str) ->
     breakeven = pd.read_csv(run_folder / "breakeven.csv", dtype={"budget": str})
     row = one(breakeven, model="llama3-8b", label="quest", budget="4096", axis="context", fixed=1)
     assert row["verdict"] == "from"
-    assert f"quest 4,096 tokens context, batch 1 from {int(row['value']):,} tokens of context" in page
+    assert "Method Budget context, batch 1" in page
+    assert f"quest 4,096 tokens from {int(row['value']):,} tokens" in page
 
 
 def test_a_break_even_wants_two_sizes(run_folder: Path) -> None:
@@ -215,7 +216,7 @@ def test_times_alone_make_a_report(speed_run: ModuleType, tmp_path: Path) -> Non
     assert names == {"index.html", "speed.html", "speed-tables.html", "data.html", "provenance.html", *methods}
     assert all((speed_only / link).is_file() for link in links(speed_only))
     text = words(speed_only / "index.html")
-    assert "Quality was not measured in this run" in text and "llama3-8b shape, random weights" in text
+    assert "No suite was scored in this run" in text and "llama3-8b shape, random weights" in text
     assert "2026-03-09 10:00:00" in words(speed_only / "provenance.html")
 
 
