@@ -67,14 +67,14 @@ class BreakEven:
 def breakeven_table(speed: Speed, model: str) -> BreakEven | None:
     """Return the context or batch from which on each method is faster than Full; ``None`` where nothing can be told."""
     rows = speed.breakeven[speed.breakeven["model"] == model]
+    # A line through one size says nothing.
+    rows = rows[[_sizes(speed, row) >= 2 for _, row in rows.iterrows()]]
     words = {"always": "at every size", "never": "at no size", "unknown": "cannot be told"}
     levels = {"always": "shown", "from": "shown", "never": "worse"}
     # A direction in which nothing can be told has no column.
     along = list(dict.fromkeys(_along(row) for _, row in rows[rows["verdict"] != "unknown"].iterrows()))
     found: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
     for _, row in rows.iterrows():
-        if _sizes(speed, row) < 2:
-            continue
         unit = "tokens" if row["axis"] == "context" else "sequences"
         text = f"from {wording.tokens(row['value'])} {unit}" if row["verdict"] == "from" else words[row["verdict"]]
         mine = found.setdefault((row["label"], wording.budget(row["budget"])), {})

@@ -133,8 +133,8 @@ def test_a_break_even_wants_two_sizes(run_folder: Path) -> None:
     whole = breakeven_table(speed, "llama3-8b")
     one_context = replace(speed, table=speed.table[speed.table["context"] == 131072])
     left = breakeven_table(one_context, "llama3-8b")
-    assert any(row["along"].startswith("context") for row in whole)
-    assert left and {row["along"] for row in left} == {"batch, 128K context"}
+    assert whole is not None and any(name.startswith("context") for name in whole.along)
+    assert left is not None and left.along == ["batch, 128K context"]
 
 
 def test_the_stock_loop_is_a_row_and_no_denominator(speed: pd.DataFrame, page: str, report: Path) -> None:
