@@ -84,7 +84,7 @@ def matrix(results: Results, folder: Path, writer: FigureWriter) -> list[Section
 
 
 def best_of_each(found: Sequence[Matrix]) -> list[Block]:
-    """Return the fastest lossless draft of each checkpoint, and drafters that several of them have."""
+    """Return the fastest lossless draft of each checkpoint, and of each drafter where there are several."""
     rows = []
     for one in found:
         first = next(iter(one.lossless), None)
@@ -96,9 +96,8 @@ def best_of_each(found: Sequence[Matrix]) -> list[Block]:
         rows.append([*place, *told, wording.number(speed and speed.mean, 2), bounds, faster])
     heads = ("Checkpoint", "Sampler", "Prompt", "Best drafter", "Drafted", "Over Full", "Interval", "Faster than Full")
     caption = "The fastest draft that wrote no other text than Full's in float32, as far as it was looked at."
-    shared = {drafter: [one for one in found if drafter in {name for name, _ in one.best}] for drafter in
-              dict.fromkeys(name for one in found for name, _ in one.best)}  # fmt: skip
-    lines = [[drafter, *(_best(one, drafter) for one in found)] for drafter, ones in shared.items() if len(ones) > 1]
+    drafters = dict.fromkeys(name for one in found for name, _ in one.best) if len(found) > 1 else ()
+    lines = [[drafter, *(_best(one, drafter) for one in found)] for drafter in drafters]
     columns = ("Drafter", *(f"{one.weights}, {one.place[1]}, {one.place[2]:,}" for one in found))
     across = "Each drafter's fastest draft by checkpoint, over Full on that checkpoint: compare rows within a column."
     return [
