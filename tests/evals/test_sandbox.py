@@ -168,7 +168,10 @@ def nothing_left_running() -> Iterator[None]:
 
 
 def commands() -> list[tuple[str, bytes]]:
-    """Processes of this machine that run a sandbox or its program, of whatever process namespace."""
+    """Processes of this machine that run a sandbox or its program, of whatever process namespace.
+
+    Those of a test process beside this one are left out; what lost its parents is not.
+    """
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -176,9 +179,21 @@ def commands() -> list[tuple[str, bytes]]:
                 line = (folder / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"/program.py" in line and str(os.getpid()) not in folder.name:
+            if b"/program.py" in line and str(os.getpid()) not in folder.name and not beside(int(folder.name)):
                 found.append((folder.name, line))
     return found
+
+
+def beside(process: int) -> bool:
+    """Return whether a process descends from what started this one, and not from this one."""
+    while process > 1:
+        if process in (os.getpid(), os.getppid()):
+            return process == os.getppid()
+        try:
+            process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return False
 
 
 @pytest.fixture
