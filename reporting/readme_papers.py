@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from longdecode.evals.records import Record
 from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.inputs import MOST_RESAMPLES
 from longdecode.reporting.papers.nosa.locality import lead_of
@@ -25,6 +27,12 @@ ANSWERS_AT = {"smollm2-long": "2,048", "miniature": "512"}
 
 MEMORY_CONTEXT = 65536
 """Tokens at which throughput at equal device memory is told."""
+
+BOOKS_RUN = "books"
+"""The run of TokenSwift's texts that has several prompts."""
+
+CONFIDENCE = 0.95
+"""Of the interval over its books."""
 
 _OTHER_PAGES = {"retro": ("reports/retro/paper-retro.html",), "nosa": ("reports/offload/paper-nosa.html",)}
 
@@ -45,6 +53,7 @@ def paper_retro(real: Results) -> str:
         f"{short_tokens(context)}, RetroAttention minus Quest, nats a token on books: {listing(gaps)}. Look-ups after "
         f"4K tokens where Quest is near Full, points over Quest: SmolLM2, {real_at} tokens read, 15 and 45 answers "
         f"{listing(_answer_gaps('smollm2-long', 'mini_longgen'))}, 90 answers "
+        f"(Full has {_full_has('smollm2-long', 'mini_longgen_90')} % right) "
         f"{listing(_answer_gaps('smollm2-long', 'mini_longgen_long'))}; the miniature, {mini_at} tokens read, 15 and "
         f"45 answers {_answer_gaps('miniature', 'mini_longgen')[-1]}"
     )
@@ -71,11 +80,19 @@ def paper_nosa() -> str:
         f"{ratio(shortest['nosa_offload'])} "
         f"({ratio(shortest['nosa_spare32'])}) and {ratio(shortest['infllm2_offload'])} "
         f"({ratio(shortest['infllm2_spare32'])}); with spare slots and attention while blocks come "
-        f"{ratio(ratios['nosa_overlap32'])}, with blocks fetched a layer early {ratio(ratios['nosa_prefetch'])}; "
-        f"with the blocks that our forks read {ratio(ratios['nosa_trace32'])}, InfLLM-V2 "
-        f"{ratio(ratios['infllm2_trace32'])}. {_forks()}"
+        f"{ratio(ratios['nosa_overlap32'])}, InfLLM-V2 {ratio(ratios['infllm2_overlap32'])}, with spare slots and "
+        f"blocks fetched a layer early {ratio(ratios['nosa_prefetch'])}; with spare slots, attention while blocks come "
+        f"and the blocks that forks of 150 steps read{_another_revision(steps, 'nosa_trace32', 'nosa_offload')} "
+        f"{ratio(ratios['nosa_trace32'])}, InfLLM-V2 {ratio(ratios['infllm2_trace32'])}. ShadowKV "
+        f"{ratio(ratios['shadowkv'])}, at {short_tokens(least)} {ratio(shortest['shadowkv'])}. {_forks()}"
     )
     return _line("NOSA (arXiv 2510.13602)", said, "nosa")
+
+
+def _another_revision(steps: pd.DataFrame, label: str, other: str) -> str:
+    """Return the revision that timed a label, in brackets, where another label is of another one; else nothing."""
+    revisions = steps[steps["context"] == MEMORY_CONTEXT].set_index("label")["revision"]
+    return f" (measured at {revisions[label][:7]})" if revisions[label] != revisions[other] else ""
 
 
 def _memory(speed: pd.DataFrame, context: int) -> str:
@@ -90,7 +107,7 @@ def paper_tokenswift() -> str:
         "drafts over a partial cache with heads and n-grams, verified as one tree. In print 100K tokens come 3.1 to "
         "3.4 times as fast as an eager loop of 172 ms a token (LLaMA3.1-8B), by a rule of acceptance that is not the "
         "target's law. Here texts are plain decoding's, token for token in float32 and up to rounding in bfloat16, "
-        "with any other method as the drafter too. "
+        f"with {_drafters()} other methods as drafters too. "
     )
     speed = _speed("tokenswift")
     at = speed[(speed["bench"] == "decode") & (speed["context"] == 102400) & (speed["batch"] == 1)]
@@ -106,6 +123,19 @@ def paper_tokenswift() -> str:
         f"{_heads()} {_end_to_end()}"
     )
     return _line("TokenSwift (arXiv 2502.18890)", said, "tokenswift")
+
+
+def _drafters() -> int:
+    """Return how many methods of the registry drafted texts in float32, all of which are plain decoding's.
+
+    Raises:
+        ValueError: a text is another one.
+    """
+    found = pd.read_csv(RESULTS / "tokenswift/exact_texts.csv")
+    found = found[found["label"].str.contains("+", regex=False) & (found["status"] == "ok")]
+    if (found["identical"] != found["batch"]).any():
+        raise ValueError("tokenswift/exact_texts.csv: a drafted text in float32 is not plain decoding's")
+    return int(found["label"].str.split("+").str[0].nunique())
 
 
 def _heads() -> str:
@@ -132,7 +162,24 @@ def _end_to_end() -> str:
             found.setdefault(r.task, []).append(shown)
     return (
         f"End to end, a text of {past:,} tokens by SmolLM2, times Full's speed: with print's penalty "
-        f"{listing(found['minp'])}; without it {listing(found['minp_plain'])}"
+        f"{listing(found['minp'])}; without it {listing(found['minp_plain'])}{_books(folder, swift)}"
+    )
+
+
+def _books(folder: Path, swift: Sequence[Record]) -> str:
+    """Say how fast the texts of several books were written, with the penalty and without, or nothing."""
+    mine = [r for r in swift if texts.run_of(folder, r) == BOOKS_RUN]
+    said = []
+    for sampler in ("minp", "minp_plain"):
+        some = [r for r in mine if r.task == sampler]
+        over = texts.value(some, texts.fulls(folder), "speedup", texts.longest(some))
+        if over is None or over.prompts < 2:
+            return ""
+        said.append(f"{ratio(over.mean)} {over.bounds(CONFIDENCE)}")
+    rows = number(mine[0].measures["rows"], 0)
+    return (
+        f". Over {over.prompts} books, {texts.longest(mine):,} tokens each ({rows} rows): {said[0]} with the "
+        f"penalty, {said[1]} without"
     )
 
 
@@ -211,6 +258,13 @@ def _answer_gaps(model: str, suite: str) -> list[str]:
         mean, low, high = (number(100 * side, 1, signed=True) for side in (gap.value, gap.low, gap.high))
         found.append(f"{mean} [{low}, {high}] with a window of {window}")
     return found
+
+
+def _full_has(model: str, task: str) -> str:
+    """Return what full attention has of a task in the profile ``retro``, in per cent."""
+    table = pd.read_csv(RESULTS / "retro" / "summary.csv", low_memory=False)
+    (value,) = table.loc[(table["model"] == model) & (table["task"] == task) & (table["method"] == "full"), "value"]
+    return number(100 * value, 0)
 
 
 def _speed(profile: str) -> pd.DataFrame:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
-from longdecode.reporting import readme
+from longdecode.reporting import readme, readme_papers
 from longdecode.reporting.results import Results, load_results
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +86,40 @@ def test_a_method_that_was_not_tuned_is_not_compared(committed: Results) -> None
     tuned = "reselect_layer" in committed.params("tidal")
     assert ("TidalDecode" in readme.paper_lychee(committed)) == tuned
     assert ("tidal" in readme.figure_reading(committed)) == tuned
+
+
+def test_nosas_line_gives_the_rival_the_same_slots_and_names_an_older_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    table = pd.read_csv("results/offload/speed.csv")
+    steps = table[(table["stage"] == "step") & (table["context"] == 65536)].drop_duplicates("label").set_index("label")
+    line = readme_papers.paper_nosa()
+    for own, rival in (("nosa_overlap32", "infllm2_overlap32"), ("nosa_trace32", "infllm2_trace32")):
+        assert f"{steps['ratio'][own]:.2f}, InfLLM-V2 {steps['ratio'][rival]:.2f}" in line
+    revision = steps["revision"]["nosa_trace32"][:7]
+    assert (f"(measured at {revision})" in line) == (revision != steps["revision"]["nosa_offload"][:7])
+
+
+def test_tokenswifts_line_quotes_several_books_beside_the_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    table = pq.read_table("results/tokenswift/generation/books.parquet").to_pylist()
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    for row in table:
+        times.setdefault((row["task"], row["sample_index"]), {})[row["label"]] = dict(row["measures"])["ms_per_token"]
+    line = readme_papers.paper_tokenswift()
+    for task in ("minp", "minp_plain"):
+        ratios = [each["full"] / each["tokenswift_lean"] for (name, _), each in times.items() if name == task]
+        assert f"{sum(ratios) / len(ratios):.2f} [" in line.split(" books, ")[-1]
+
+
+def test_a_drafted_text_that_is_another_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tokenswift").mkdir()
+    monkeypatch.setattr(readme_papers, "RESULTS", tmp_path)
+    head = "label,status,batch,identical\n"
+    (tmp_path / "tokenswift/exact_texts.csv").write_text(f"{head}tokenswift,ok,1,1\nquest+4,ok,3,3\nduo+4,ok,1,1\n")
+    assert readme_papers._drafters() == 2
+    (tmp_path / "tokenswift/exact_texts.csv").write_text(f"{head}quest+4,ok,3,2\n")
+    with pytest.raises(ValueError, match="not plain decoding's"):
+        readme_papers._drafters()
 
 
 def test_the_real_models_table_holds_what_the_summary_has(real: Results) -> None:

@@ -193,6 +193,22 @@ def test_a_malformed_entry_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> 
         verdict(tmp_path, table({}), **wrong)
 
 
+def test_a_rival_in_host_memory_has_as_many_spare_slots() -> None:
+    """A target over another offloaded label compares like with like: spare slots, and attention while blocks come."""
+    config = yaml.safe_load((Path(__file__).parents[3] / "config" / "offload.yaml").read_text(encoding="utf-8"))
+    knobs = {label: (given or {}).get("params", {}) for label, given in config["methods"].items()}
+    shipped = yaml.safe_load(targets.TARGETS_PATH.read_text(encoding="utf-8"))
+    sides = [
+        (entry["where"]["label"], entry["over"]["label"])
+        for entry in shipped
+        if entry["where"]["bench"] == "offload" and entry.get("over", {}).get("label", "").startswith("infllm2")
+    ]
+    assert len(sides) == 4
+    for own, rival in sides:
+        for name in ("spare_slots", "overlap"):
+            assert knobs[own].get(name) == knobs[rival].get(name), (own, rival)
+
+
 def test_the_targets_that_ship_fit_the_made_up_run(run_folder: Path) -> None:
     speed = load_speed(run_folder, ["full", "quest"])
     assert speed is not None
