@@ -169,18 +169,15 @@ def _end_to_end() -> str:
 def _books(folder: Path, swift: Sequence[Record]) -> str:
     """Say how fast the texts of several books were written, with the penalty and without, or nothing."""
     mine = [r for r in swift if texts.run_of(folder, r) == BOOKS_RUN]
-    said = []
+    past, said, prompts = texts.longest(mine), list[str](), 0
     for sampler in ("minp", "minp_plain"):
-        some = [r for r in mine if r.task == sampler]
-        over = texts.value(some, texts.fulls(folder), "speedup", texts.longest(some))
+        over = texts.value([r for r in mine if r.task == sampler], texts.fulls(folder), "speedup", past)
         if over is None or over.prompts < 2:
             return ""
         said.append(f"{ratio(over.mean)} {over.bounds(CONFIDENCE)}")
+        prompts = over.prompts
     rows = number(mine[0].measures["rows"], 0)
-    return (
-        f". Over {over.prompts} books, {texts.longest(mine):,} tokens each ({rows} rows): {said[0]} with the "
-        f"penalty, {said[1]} without"
-    )
+    return f". Over {prompts} books, {past:,} tokens each ({rows} rows): {said[0]} with the penalty, {said[1]} without"
 
 
 def _forks() -> str:
