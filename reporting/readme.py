@@ -80,15 +80,22 @@ def speed_table(results: Results) -> str:
     speed, setups = _speed(results), timed_setups(results)
     rows = ["| 131,072 tokens of context, batch 1 | configuration | step, ms | over Full | floor, ms |"]
     rows.append("| --- | --- | --- | --- | --- |")
+    baseline, elsewhere = _step(speed, "full", 1), set[str]()
     for label, name in NAMES.items():
         row = _step(speed, label, 1)
         if row is None:
             continue
+        if baseline is not None and row["revision"] != baseline["revision"]:
+            elsewhere.add(str(row["revision"])[:7])
+            name += " †"
         times = "1" if label == "full" else "" if label == "hf_full" else _ratio(row)
         setup = setups.get((MODEL, label, CONTEXT), "")
         rows.append(
             f"| {name} | {setup} | {milliseconds(row['median_us'])} | {times} | {milliseconds(row['floor_us'])} |"
         )
+    if elsewhere:
+        runs = listing(sorted(elsewhere))
+        rows += ["", f"†: timed in a later run ({runs}); over Full of that run, not of this table."]
     return "\n".join(rows)
 
 

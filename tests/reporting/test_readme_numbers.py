@@ -88,6 +88,19 @@ def test_a_method_that_was_not_tuned_is_not_compared(committed: Results) -> None
     assert ("tidal" in readme.figure_reading(committed)) == tuned
 
 
+def test_a_step_of_another_run_is_marked(committed: Results) -> None:
+    """The milliseconds of such a row are not to be divided by those of the table's Full."""
+    table = readme.speed_table(committed)
+    steps = pd.read_csv(ROOT / "results/h200/speed.csv", low_memory=False)
+    steps = steps[(steps["model"] == readme.MODEL) & (steps["stage"] == "step") & (steps["batch"] == 1)]
+    steps = steps[steps["context"] == 131072].drop_duplicates("label").set_index("label")
+    for label, name in readme.NAMES.items():
+        if f"| {name} " in table:
+            other = steps["revision"][label] != steps["revision"]["full"]
+            assert (f"| {name} † |" in table) == other, label
+            assert not other or steps["revision"][label][:7] in table.splitlines()[-1]
+
+
 def test_nosas_line_gives_the_rival_the_same_slots_and_names_an_older_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     table = pd.read_csv("results/offload/speed.csv")
