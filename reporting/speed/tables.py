@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 
 from longdecode.evals.records import op_sizes
 from longdecode.reporting import wording
-from longdecode.reporting.speed.measured import OURS, STOCK_LOOP, Speed
+from longdecode.reporting.speed.measured import OURS, REFERENCE_METHOD, STOCK_LOOP, Speed
 
 STAGES = {
     "no_selection": "without selection",
@@ -59,12 +60,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SpeedTable:
-    """Groups of lines and the footnotes on holes."""
+    """Groups of lines and the footnotes on holes; ``runs``, the revisions of lines that Full's run did not time."""
 
     name: str
     groups: list[Group]
     notes: list[str]
     peers: list[str] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +83,35 @@ class SpeedHole:
 def decode_tables(speed: Speed, model: str, label: str | None = None) -> list[SpeedTable]:
     """Return the steps of all methods, or of one, a table a batch and a group of lines a context."""
     rows = speed.decode(model)
+    elsewhere = _other_runs(rows)
     rows = rows if label is None else rows[rows["label"] == label]
     found = []
     for batch, of_batch in rows.groupby("batch"):
         notes: list[str] = []
         groups = [
-            Group(f"{int(str(context)):,} tokens of context", _lines(mine, notes, _decode_more))
+            Group(
+                f"{int(str(context)):,} tokens of context", _lines(mine, notes, partial(_decode_more, runs=elsewhere))
+            )
             for context, mine in of_batch.groupby("context")
         ]
-        found.append(SpeedTable(wording.plural(int(str(batch)), "sequence"), groups, notes))
+        runs = sorted({elsewhere[index] for index in of_batch.index if index in elsewhere})
+        found.append(SpeedTable(wording.plural(int(str(batch)), "sequence"), groups, notes, runs=runs))
     return found
+
+
+def _other_runs(rows: pd.DataFrame) -> dict[Hashable, str]:
+    """Return the revision of each timed row whose Full was timed at another one, by the row's index.
+
+    Such a time is over the Full of its own run: it is not to be divided by the table's.
+    """
+    if "revision" not in rows:
+        return {}
+    full = rows[rows["subject"] == REFERENCE_METHOD].set_index(["context", "batch"])["revision"].to_dict()
+    return {
+        index: str(row["revision"])[:7]
+        for index, row in rows[rows["status"] == "ok"].iterrows()
+        if full.get((row["context"], row["batch"]), row["revision"]) != row["revision"]
+    }
 
 
 def decode_lines(rows: pd.DataFrame) -> list[Line]:
@@ -190,9 +211,10 @@ def _lines(rows: pd.DataFrame, notes: list[str], more: Callable[[pd.Series], dic
     return lines
 
 
-def _decode_more(row: pd.Series) -> dict[str, str]:
+def _decode_more(row: pd.Series, runs: Mapping[Hashable, str] = MappingProxyType({})) -> dict[str, str]:
     compared = pd.notna(row["ratio"])
     return {
+        "run": runs.get(row.name, ""),
         "tokens_per_s": wording.significant(row["tokens_per_s"]),
         "ratio": wording.ratio(row["ratio"]) if compared else "",
         "ratio_bounds": pair(row["ratio_low"], row["ratio_high"], wording.ratio) if compared else "",

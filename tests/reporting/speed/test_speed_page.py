@@ -17,6 +17,7 @@ import yaml
 from longdecode.reporting.build import build_report
 from longdecode.reporting.speed.growth import breakeven_table
 from longdecode.reporting.speed.measured import load_speed
+from longdecode.reporting.speed.tables import decode_tables
 
 KEYS = ["model", "label", "stage", "budget", "context", "batch"]
 
@@ -64,6 +65,23 @@ def one(speed: pd.DataFrame, **where: object) -> pd.Series:
         speed = speed[speed[name] == value]
     assert len(speed) == 1
     return speed.iloc[0]
+
+
+def test_a_step_that_another_run_timed_is_marked(run_folder: Path) -> None:
+    """Its ratio is over the Full of its own run, so that its time is not to be divided by the table's Full."""
+    speed = load_speed(run_folder, ["full", "quest"])
+    assert speed is not None
+    model = speed.models[0]
+    assert not any(table.runs for table in decode_tables(speed, model))
+    rows = speed.table.copy()
+    rows["revision"] = "a" * 40
+    there = (rows["model"] == model) & (rows["label"] == "quest") & (rows["batch"] == 1) & (rows["status"] == "ok")
+    rows.loc[there, "revision"] = "b" * 40
+    for label in (None, "quest"):
+        alone, *others = decode_tables(replace(speed, table=rows), model, label)
+        assert alone.runs == ["b" * 7] and not any(table.runs for table in others)
+        marked = {line.label for group in alone.groups for line in group.lines if line.more.get("run")}
+        assert marked == {"quest"}
 
 
 @pytest.mark.parametrize(("context", "batch"), [(4096, 1), (131072, 1), (131072, 4), (524288, 1)])
