@@ -88,6 +88,15 @@ def test_a_method_that_was_not_tuned_is_not_compared(committed: Results) -> None
     assert ("tidal" in readme.figure_reading(committed)) == tuned
 
 
+def test_lychees_line_has_a_suite_that_its_heads_were_not_identified_on(committed: Results) -> None:
+    rows = committed.summary[(committed.summary["suite"] == "mini_reason") & (committed.summary["method"] == "lychee")]
+    rows = rows[(rows["budget"] == "0.1") & (rows["task"] == "mini_reason_16")]
+    said = readme.paper_lychee(committed).replace("−", "-").split("`mini_reason`")[1]
+    assert len(rows) == 2
+    for _, row in rows.iterrows():
+        assert f"{100 * row['diff_to_full']:+.1f} at {row['context']:,} tokens".replace("+0.0", "0.0") in said
+
+
 def test_a_step_of_another_run_is_marked(committed: Results) -> None:
     """The milliseconds of such a row are not to be divided by those of the table's Full."""
     table = readme.speed_table(committed)
