@@ -145,7 +145,7 @@ def test_a_step_that_was_timed_as_scored_says_so_and_another_budget_says_that_it
     other = timed(lost, ("dear", "256", 1, 0.5), ("cheap", "256", 1, 2.0), ("free_selection", "256", 1, 3.0))
     _, (lead, text), *_ = said(other)
     assert lead == "Scored and timed budgets differ: times are at 256 tokens only."
-    assert "cheap 2.00" in text and "pages chosen for free: 3.00" in text
+    assert "cheap 2.00" in text and "read lists of pages): 3.00" in text
     assert "Quality at that budget: cheap at worst −50.0 points [−60.0, −40.0] on ask" in text
 
 
