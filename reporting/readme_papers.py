@@ -158,7 +158,10 @@ def _end_to_end() -> str:
         over = texts.value([r], texts.fulls(folder), "speedup", past)
         if over is not None:
             again = number(100 * r.measures["repeated_8"], 0)
-            shown = f"{ratio(over.mean)} ({number(r.measures['rows'], 0)} rows, {again} % of its 8-grams stood before)"
+            rows = number(r.measures["rows"], 0)
+            shown = (
+                f"{ratio(over.mean)} ({rows} rows, a prompt of {r.context:,}, {again} % of its 8-grams stood before)"
+            )
             found.setdefault(r.task, []).append(shown)
     return (
         f"End to end, a text of {past:,} tokens by SmolLM2, times Full's speed: with print's penalty "

@@ -171,7 +171,8 @@ def test_texts_are_judged_by_speed_replay_and_memory(folder: Path, tmp_path: Pat
         folder=folder, words=lambda part: words[part], missing=lambda *_: None, results=SimpleNamespace(confidence=0.95)
     )
     whole = end_to_end("tokenswift", "minp")(inputs)
-    assert (whole.measured, whole.level) == ("2.00×", "stretch") and ": tokenswift, minp (tiny; 25" in whole.what
+    assert (whole.measured, whole.level) == ("2.00×", "stretch")
+    assert ": tokenswift, minp (tiny; after 4,096 tokens; 25" in whole.what
     assert end_to_end("tokenswift", "minp_plain")(inputs).level == "absent"
     assert same_draws(inputs).level == "absent" and host_growth(inputs).measured == "0.0 MiB"
     made = shutil.copytree(folder, tmp_path / "replayed")
@@ -190,6 +191,23 @@ def test_texts_are_judged_by_speed_replay_and_memory(folder: Path, tmp_path: Pat
     drafters = [block for block in matrix_of(made, tmp_path / "pages") if isinstance(block, Cells)][-1]
     drawn = list(drafters.heads).index("Drawn alike")
     assert [line[drawn] for line in drafters.rows] == ["–", "780 of 800 (0.25)"]
+
+
+def test_the_slowest_length_of_prompt_is_judged(folder: Path, tmp_path: Path) -> None:
+    """After a longer prompt, in a job of its own, drafts are four times as slow."""
+    made = shutil.copytree(folder, tmp_path / "longer")
+    jobs = [r for r in written(folder) if r.label in ("full", "tokenswift")]
+
+    def later(r: Record) -> Record:
+        times = {name: 4 * value for name, value in r.measures.items() if name.endswith("_ms") and r.label != "full"}
+        return r.model_copy(update={"context": 8192, "measures": r.measures | times})
+
+    write_records(made / "generation" / "later.parquet", [later(r) for r in jobs], Record)
+    words = load_paper("tokenswift").words
+    inputs: Any = SimpleNamespace(folder=made, words=words.__getitem__, results=SimpleNamespace(confidence=0.95))
+    seen = end_to_end("tokenswift", "minp")(inputs)
+    assert (seen.measured, seen.level) == ("0.50×", "missed")
+    assert "after 8,192 tokens, the slowest of 2 lengths of prompt" in seen.what
 
 
 def test_a_text_is_paired_with_fulls_of_its_own_job(folder: Path, tmp_path: Path) -> None:
