@@ -16,8 +16,10 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
+from longdecode.engine.config_reader import read_config
 from longdecode.evals.hashing import speed_code_hash
 from longdecode.evals.storage import read_frame
+from longdecode.methods.registry import get_method
 from longdecode.reporting import families, staleness, traffic
 from longdecode.reporting.build import build_report
 from longdecode.reporting.results import ReportError, load_results
@@ -259,6 +261,15 @@ def test_reads_of_a_score_table_are_bytes_with_the_selectors(run_folder: Path, p
     assert row["metadata_bytes_per_step"] > 0
     shown = f"{int(row['budget_tokens'])} {row['kv_tokens_read_sparse']:.0f} {100 * share:.1f} {100 * row['value']:.1f}"
     assert shown in pages["suite-mini-recall"].words()
+
+
+def test_the_traffic_page_says_whose_selector_reads_kept_keys_again(pages: dict[str, Page]) -> None:
+    """At equal bytes such a method keeps fewer tokens than a window, because of these kernels and not of its idea."""
+    config = read_config(Path(__file__).parents[2] / "miniature" / "weights")
+    for name in ("h2o", "tova"):
+        bytes_ = get_method(name).from_budget(256, config).traffic(4096, 2)
+        assert 2 * bytes_.metadata_bytes == bytes_.kv_bytes
+    assert "H2O and TOVA rank what they keep by attention weights" in pages["traffic"].words()
 
 
 def test_the_guide_of_the_traffic_figure_is_y_equal_x(run_folder: Path) -> None:
