@@ -75,6 +75,16 @@ def fork_of(inputs: PaperInputs, attention: str, head: str = "ed_dma") -> Fork |
     return next((f for f in forks(inputs) if (f.attention, f.head) == (attention, head)), None)
 
 
+def full_forks(inputs: PaperInputs, place: Place) -> list[Fork]:
+    """Return the full forks that were scored in a place; more than one where full attention was trained again."""
+    return [f for f in forks(inputs) if f.attention == "full" and inputs.records(f.model, [place[:2]])]
+
+
+def base_of(inputs: PaperInputs, place: Place) -> Fork | None:
+    """Return the full fork that a place's forks are set beside: the first that was scored there."""
+    return next(iter(full_forks(inputs, place)), None)
+
+
 def trainings(inputs: PaperInputs) -> list[Block]:
     """Return the end of every training, beside the full fork of the same checkpoint."""
     words = inputs.words("forks")
@@ -98,17 +108,19 @@ def trainings(inputs: PaperInputs) -> list[Block]:
     heads = ("Fork", "Checkpoint", "Attention", "Head", "Tokens", "Rate", "Prose", "Answers", "Sure answers, %",
              "Overlap, %", "Time", "Device")  # fmt: skip
     table = Cells(words["caption"], heads, rows, frozenset({4, 5, 6, 7, 8, 9, 10}))
-    return [Prose(words["text"]), table, Picture(training_figure(inputs.writer, curves))]
+    full = [fork.name for fork in forks(inputs) if fork.attention == "full"]
+    again = [Prose(words["again"].format(forks=wording.listing(full)))] if len(full) > 1 else []
+    return [Prose(words["text"]), table, *again, Picture(training_figure(inputs.writer, curves))]
 
 
 def quality(inputs: PaperInputs) -> list[Block]:
     """Return every fork and method minus the full fork, and NOSA's fork minus each of the others, suite by suite."""
     words, blocks = inputs.words("quality"), list[Block]()
-    base = fork_of(inputs, "full")
-    for place in places(inputs) if base else []:
-        full = samples(inputs, base.model if base else "", REFERENCE_METHOD, place)
+    for place in places(inputs):
+        base = base_of(inputs, place)
+        full = samples(inputs, base.model, REFERENCE_METHOD, place) if base else {}
         rows = []
-        for fork in forks(inputs):
+        for fork in forks(inputs) if base else []:
             for label in shown(inputs, fork, place):
                 if ours := samples(inputs, fork.model, label, place):
                     of, lead = [fork.title, label], _lead(inputs, fork, label)
@@ -146,11 +158,11 @@ def _print_only(inputs: PaperInputs) -> Comparison:
 
 
 def _leads(inputs: PaperInputs, place: Place) -> list[Compared]:
-    """Return NOSA's fork minus the other sparse forks, and minus what needs no training on the full fork."""
-    nosa, base = fork_of(inputs, "nosa"), fork_of(inputs, "full")
+    """Return NOSA's fork minus the other sparse forks, and minus what needs no training on the full forks."""
+    nosa = fork_of(inputs, "nosa")
     ours = samples(inputs, nosa.model, "nosa", place) if nosa else {}
     others = [(fork, fork.attention) for name in ("infllm2", "dma") if (fork := fork_of(inputs, name))]
-    others += [(base, label) for label in shown(inputs, base, place)] if base else []
+    others += [(base, label) for base in full_forks(inputs, place) for label in shown(inputs, base, place)]
     rows = []
     for fork, label in others if ours else []:
         if theirs := samples(inputs, fork.model, label, place):
@@ -187,7 +199,7 @@ def places(inputs: PaperInputs, suites: Sequence[str] = ()) -> list[Place]:
 
 def unanswered(inputs: PaperInputs, place: Place) -> Mapping[str, float]:
     """Return the tasks of a place under ``FLOOR``, with the share that the full fork answers with full attention."""
-    base = fork_of(inputs, "full")
+    base = base_of(inputs, place)
     if base is None or place[0] in BOOKS:
         return {}
     scores: dict[str, list[float]] = {}

@@ -26,6 +26,7 @@ from longdecode.reporting.papers.nosa.forks import (
     Fork,
     Place,
     against,
+    base_of,
     fork_of,
     forks,
     named,
@@ -111,7 +112,7 @@ def _forms(inputs: PaperInputs) -> list[Block]:
 
 def _own(inputs: PaperInputs, place: Place) -> tuple[Fork | None, pairs.Scored, Own]:
     """Return the full fork, its losses with full attention, and those of every fork and label that the page shows."""
-    base = fork_of(inputs, "full")
+    base = base_of(inputs, place)
     full = samples(inputs, base.model, REFERENCE_METHOD, place) if base else {}
     own = {
         (fork, label): found

@@ -5,7 +5,17 @@ from __future__ import annotations
 from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import points_interval, points_text
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.nosa.forks import BOOKS, Fork, Place, fork_of, places, samples, shown
+from longdecode.reporting.papers.nosa.forks import (
+    BOOKS,
+    Fork,
+    Place,
+    base_of,
+    fork_of,
+    full_forks,
+    places,
+    samples,
+    shown,
+)
 from longdecode.reporting.papers.pairs import Paired
 from longdecode.reporting.results import REFERENCE_METHOD
 from longdecode.reporting.speed.targets import Verdict
@@ -45,7 +55,8 @@ def near_full(inputs: PaperInputs, suite: str) -> Verdict:
     """Return the verdict on NOSA's fork minus the full fork with full attention, in points."""
     what = f"NOSA's fork minus the full fork with full attention: {_named(suite)}"
     goals = (wording.DASH, f"≥ {wording.number(STRETCH, 0)} point")
-    base = fork_of(inputs, "full")
+    where = places(inputs, (suite,))
+    base = base_of(inputs, where[0]) if where else None
     gap = _gap(inputs, base, REFERENCE_METHOD, suite, "nosa", "nosa") if base else None
     if gap is None:
         return Verdict(what, *goals, wording.DASH, "", "absent", "not measured")
@@ -57,14 +68,11 @@ def near_full(inputs: PaperInputs, suite: str) -> Verdict:
 
 def _rivals(inputs: PaperInputs, suite: str) -> list[tuple[Fork, str]]:
     """Return DMA's fork and the methods without training, at NOSA's budget and where they read as many tokens."""
-    dma, base = fork_of(inputs, "dma"), fork_of(inputs, "full")
+    dma = fork_of(inputs, "dma")
     found = [] if dma is None else [(dma, "dma")]
-    at = (
-        [(base, label) for place in places(inputs, (suite,))[:1] for label in shown(inputs, base, place)]
-        if base
-        else []
-    )
-    return [*found, *at]
+    for place in places(inputs, (suite,))[:1]:
+        found += [(base, label) for base in full_forks(inputs, place) for label in shown(inputs, base, place)]
+    return found
 
 
 def _gap(inputs: PaperInputs, fork: Fork, label: str, suite: str, *row: str) -> Paired | None:

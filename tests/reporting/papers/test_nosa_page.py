@@ -18,7 +18,7 @@ import yaml
 from longdecode.evals import curves, summary
 from longdecode.evals.records import Record
 from longdecode.evals.storage import write_records, write_table
-from longdecode.reporting import verdicts
+from longdecode.reporting import verdicts, wording
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers.blocks import Cells, Compared, Comparison, MissingResult
@@ -325,6 +325,35 @@ def test_a_rival_at_the_budget_of_equal_reads_has_a_row_with_what_it_reads(
     assert rows_of(lead)[name].measured == f"+{100 * 6 / 24:.1f}"
     # The closest rival of all is the one that decides.
     assert over_rivals(paper.inputs, "ruler").measured == f"+{100 * 6 / 24:.1f} points"
+
+
+def test_a_place_is_set_beside_the_full_fork_that_was_scored_there(
+    tmp_path: Path, lychee_run: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full attention was trained again: books have that training alone, look-ups both."""
+    again = "fork-full_again"
+    models = {**CONFIG["models"], again: {"path": "results/forked/forks/dense/full_again/model"}}
+    runs = {**CONFIG["adaptation"]["runs"], "full_again": {"attention": "full"}}
+    monkeypatch.setitem(CONFIG, "models", models)
+    monkeypatch.setitem(CONFIG, "adaptation", {**CONFIG["adaptation"], "runs": runs})
+    monkeypatch.setitem(RIGHT, (again, "full"), 23)
+    monkeypatch.setitem(RIGHT, (again, "infllm2"), 17)
+    monkeypatch.delitem(LOSS, ("fork-full", "full"))
+    monkeypatch.setitem(LOSS, (again, "full"), 3.1)
+    paper = page(write_run(tmp_path, lychee_run, more=False))
+    sections = {section.anchor: section for section in paper.paper.sections(paper.inputs)}
+    over_full, lead, _ = [b for b in sections["quality"].blocks if isinstance(b, Comparison)]
+    named = {of[:2]: row.measured for of, row in rows_of(over_full).items()}
+    assert named["full_again", "infllm2"] == wording.number(-500 / 24, 1, signed=True)
+    assert {of[:2] for of in rows_of(lead)} >= {("full", "infllm2"), ("full_again", "infllm2")}
+    # The closest rival is on the fork that was trained again; both trainings count.
+    assert over_rivals(paper.inputs, "ruler").measured == f"+{100 * 1 / 24:.1f} points"
+    (books,) = [
+        b for s in sections.values() for b in s.blocks if isinstance(b, Comparison) and "books: loss" in b.caption
+    ]
+    assert {of[0]: row.measured for of, row in rows_of(books).items()}["infllm2"] == "-0.080".replace(
+        "-", "\N{MINUS SIGN}"
+    )
 
 
 def test_a_part_that_the_other_run_holds_is_a_link_and_no_hole(whole: PaperPage) -> None:
