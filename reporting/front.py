@@ -279,7 +279,11 @@ def _times(told: Sequence[str], rows: pd.DataFrame, fastest: str) -> str:
     batches = sorted(set(rows["batch"]))
     batch = f"batch {' / '.join(str(int(each)) for each in batches)}"
     free = rows[rows["subject"] == CEILING_METHOD]
-    limit = f" If choosing pages cost nothing (the limit of methods that read lists of pages): {_ratios(free)}." if len(free) else ""
+    limit = (
+        f" If choosing pages cost nothing (the limit of methods that read lists of pages): {_ratios(free)}."
+        if len(free)
+        else ""
+    )
     parts = [*told, *([fastest] if fastest else [])]
     narrow = f"intervals within ±{percent(_NARROW / 2)} % unless given"
     return f"Times as fast as Full at {batch} ({narrow}): {'; '.join(parts)}.{limit}" if parts else limit.strip()

@@ -203,8 +203,21 @@ def _forks() -> str:
         f"Forks of SmolLM2 that read 1,024 of 4,096 tokens share {shares[0]} %, InfLLM-V2's {shares[1]} %: {value} "
         f"points [{least}, {most}]. RULER's multi-key 2 and multi-value, two-hop: {shown[0]}, InfLLM-V2's fork "
         f"{shown[1]}, the full fork with full attention {shown[2]}, with ShadowKV {shown[3]}. Loss on books over full "
-        f"attention's, nats a token: {over[0]}, {over[1]} and, with ShadowKV, {over[3]}"
+        f"attention's, nats a token: {over[0]}, {over[1]} and, with ShadowKV, {over[3]}{_long_answers(table)}"
     )
+
+
+def _long_answers(table: pd.DataFrame) -> str:
+    """Say what the forks have of 45 answers in one text, NOSA's without its importances too; nothing where unscored."""
+    rows = table[(table["task"] == "mini_longgen_45") & (table["status"] == "ok")]
+    shares = rows.set_index(["model", "method"])["value"]
+    full = [model for model in ("fork-full-again", "fork-full") if (model, "full") in shares.index]
+    wanted = [("fork-nosa", "nosa"), ("fork-infllm2", "infllm2"), ("fork-nosa", "nosa_no_importance")]
+    if not full or not set(wanted) <= set(shares.index):
+        return ""
+    own, rival, bare = (number(100 * shares[key], 1) for key in wanted)
+    dense = number(100 * shares[full[0], "full"], 1)
+    return f". 45 answers in one text: {own} % ({bare} % without importances), {rival} % and, with full attention, {dense} %"
 
 
 def _over_quest(steps: pd.DataFrame) -> list[str]:

@@ -121,6 +121,16 @@ def test_nosas_line_gives_the_rival_the_same_slots_and_names_an_older_revision(m
     assert (f"(measured at {revision})" in line) == (revision != steps["revision"]["nosa_offload"][:7])
 
 
+def test_nosas_line_says_what_its_importances_cost_long_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    table = pd.read_csv("results/nosa/summary.csv", low_memory=False)
+    rows = table[table["task"] == "mini_longgen_45"].set_index(["model", "method"])["value"]
+    said = readme_papers.paper_nosa().split("45 answers in one text: ")[1]
+    own, bare = rows["fork-nosa", "nosa"], rows["fork-nosa", "nosa_no_importance"]
+    assert said.startswith(f"{100 * own:.1f} % ({100 * bare:.1f} % without importances)")
+    assert readme_papers._long_answers(table[table["method"] != "nosa_no_importance"]) == ""
+
+
 def test_tokenswifts_line_quotes_several_books_beside_the_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     table = pq.read_table("results/tokenswift/generation/books.parquet").to_pylist()
