@@ -217,7 +217,10 @@ def _long_answers(table: pd.DataFrame) -> str:
         return ""
     own, rival, bare = (number(100 * shares[key], 1) for key in wanted)
     dense = number(100 * shares[full[0], "full"], 1)
-    return f". 45 answers in one text: {own} % ({bare} % without importances), {rival} % and, with full attention, {dense} %"
+    return (
+        f". 45 answers in one text: {own} % ({bare} % without importances), InfLLM-V2's fork {rival} % and, with full "
+        f"attention, {dense} %"
+    )
 
 
 def _over_quest(steps: pd.DataFrame) -> list[str]:
