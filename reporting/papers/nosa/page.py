@@ -16,7 +16,7 @@ from longdecode.reporting.papers.spec import declare
 
 THROUGHPUT = EqualMemory(
     "throughput", "speedups",
-    {"full": ("full",), "infllm2": ("infllm2_offload", "infllm2_spare32", "infllm2_overlap32"),
+    {"full": ("full",), "infllm2": ("infllm2_offload", "infllm2_spare32", "infllm2_overlap", "infllm2_overlap32"),
      "shadowkv": ("shadowkv",)},
     ("nosa_offload", "nosa_spare32", "nosa_prefetch", "nosa_overlap", "nosa_overlap32"), ("throughput", "engine"),
     {
@@ -25,6 +25,7 @@ THROUGHPUT = EqualMemory(
         "with blocks that forks of 150 steps (e00441b) read in 4K-token texts, 32 spare slots, fetch beside attention":
             ({"full": ("full",), "infllm2": ("infllm2_trace32",)}, ("nosa_trace32",)),
     },
+    {"infllm2": {"nosa_prefetch": "infllm2_prefetch", "nosa_overlap": "infllm2_overlap"}},
 )  # fmt: skip
 
 CLAIMS = Claims(

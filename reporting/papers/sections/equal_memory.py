@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -40,6 +41,8 @@ class EqualMemory:
         best: labels of the paper's method, likewise.
         printed: further published tables.
         forks: rivals and labels as above that stand for forks trained here, by how; print has no ratio for these.
+        alike: by baseline, the rival's label that has the means of one of ours (spare slots, overlap). Where a context
+            lacks it, ours does not stand against that rival: the means may be what is faster, not the method.
     """
 
     part: str
@@ -48,6 +51,7 @@ class EqualMemory:
     best: tuple[str, ...]
     printed: tuple[str, ...] = ()
     forks: Mapping[str, tuple[Rivals, tuple[str, ...]]] = field(default_factory=dict)
+    alike: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __call__(self, inputs: PaperInputs) -> list[Block]:
         """Return the paragraph, for each model the tables that its rows can fill, and what else is in print."""
@@ -65,7 +69,7 @@ class EqualMemory:
     def claimed(self, inputs: PaperInputs, baseline: str) -> Compared | None:
         """Return the largest ratio over a baseline beside the one in print; name where it is, and the least."""
         rows = offload_rows(inputs)
-        found = _ratios(_steps(rows), self.rivals[baseline], self.best) if len(rows) else []
+        found = self._over(_steps(rows), baseline) if len(rows) else []
         if not found:
             return None
         most, least = (pick(found, key=lambda ratio: ratio.value) for pick in (max, min))
@@ -83,10 +87,13 @@ class EqualMemory:
             if ratio is None
             else self._row(inputs, name, ratio)
             for name in self.rivals
-            for ratio in _ratios(steps, self.rivals[name], self.best) or (None,)
+            for ratio in self._over(steps, name) or (None,)
         ]
         caption = f"Tokens a second at equal device memory, the method's fastest label over a rival's fastest. {about}"
         return Comparison(caption, _PAIRED, table, "times")
+
+    def _over(self, steps: pd.DataFrame, baseline: str) -> list[Ratio]:
+        return _ratios(steps, self.rivals[baseline], self.best, self.alike.get(baseline, {}))
 
     def _footnotes(self, words: Mapping[str, Any], rows: pd.DataFrame) -> Iterable[Prose]:
         """Yield what holds for several rows of the ratios, once."""
@@ -231,11 +238,18 @@ def rates_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
         yield Cells(f"{caption}. {about}", heads, cells, frozenset(range(4)))
 
 
-def _ratios(steps: pd.DataFrame, rivals: tuple[str, ...], best: tuple[str, ...]) -> list[Ratio]:
-    """Return the ratio of the fastest of ``best`` over the fastest of ``rivals`` at each context that has both."""
+def _ratios(
+    steps: pd.DataFrame, rivals: tuple[str, ...], best: tuple[str, ...], alike: Mapping[str, str] = MappingProxyType({})
+) -> list[Ratio]:
+    """Return the ratio of the fastest of ``best`` over the fastest of ``rivals`` at each context that has both.
+
+    A label with a rival in ``alike`` stands only where that one was timed.
+    """
     found = []
     for _, here in steps.groupby("context"):
-        ours, other = here[here["label"].isin(best)], here[here["label"].isin(rivals)]
+        timed = set(here["label"])
+        fair = [label for label in best if alike.get(label, label) in timed]
+        ours, other = here[here["label"].isin(fair)], here[here["label"].isin(rivals)]
         if ours.empty or other.empty:
             continue
         mine, theirs = (rows.sort_values("median_us").iloc[0] for rows in (ours, other))
