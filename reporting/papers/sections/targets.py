@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from longdecode.reporting.papers import pairs
-from longdecode.reporting.papers.blocks import Block, Cells, Prose, Targets, flips, points_interval, points_text
+from longdecode.reporting.papers.blocks import Block, Cells, Prose, Targets, points_interval, points_text
 from longdecode.reporting.papers.inputs import PaperInputs, full_of, main_budget
 from longdecode.reporting.speed.targets import Verdict
 from longdecode.reporting.wording import DASH, budget, number
@@ -87,7 +87,7 @@ class TargetTable:
         if found is None:
             return Verdict(what, *goals, DASH, "", "absent", "not measured")
         gap = found.paired
-        measured = f"{points_text(gap.value)} points ({flips(gap)})"
+        measured = f"{points_text(gap.value)} points ({gap.wins} won, {gap.losses} lost)"
         level = "recorded" if target.target is None else "missed"
         if target.target is None or (gap.low if target.sure else gap.value) * 100 > target.target:
             level = "stretch" if _reaches(gap, target.stretch) else "met" if target.target is not None else level
