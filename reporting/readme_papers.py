@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from longdecode.reporting.papers.inputs import MOST_RESAMPLES
 from longdecode.reporting.papers.nosa.locality import lead_of
 from longdecode.reporting.papers.tokenswift import texts
 from longdecode.reporting.results import Results, load_results
-from longdecode.reporting.wording import interval, listing, number, ratio, short_tokens
+from longdecode.reporting.wording import listing, number, ratio, short_tokens
 
 RESULTS = Path("results")
 TOKENS_A_STEP = 4.2
@@ -39,60 +40,48 @@ _OTHER_PAGES = {"retro": ("reports/retro/paper-retro.html",), "nosa": ("reports/
 
 def paper_retro(real: Results) -> str:
     """Return RetroAttention's line: its step over Quest's, its loss on text and its answers beside Quest's."""
-    said = (
-        "a correction of the last tokens' keys and values from the pages that the newest token loads; no code of it "
-        "was released. In print it wins 0.5 to 3.9 points over Quest on LongGenBench (Llama-3.1-8B). "
-    )
     speed = _speed("retro")
     steps = speed[(speed["model"] == "llama3-8b") & (speed["stage"] == "step") & (speed["context"] == 131072)]
     over = [f"{listing(_over_quest(steps[steps['batch'] == batch]))} ms at batch {batch}" for batch in (1, 4)]
     context, gaps = _text_gaps(real)
     real_at, mini_at = ANSWERS_AT["smollm2-long"], ANSWERS_AT["miniature"]
-    said += (
-        f"Its step over Quest's with windows of 2, 4 and 8 (8B shape, 128K tokens): {'; '.join(over)}. SmolLM2 at "
-        f"{short_tokens(context)}, RetroAttention minus Quest, nats a token on books: {listing(gaps)}. Look-ups after "
-        f"4K tokens where Quest is near Full, points over Quest: SmolLM2, {real_at} tokens read, 15 and 45 answers "
-        f"{listing(_answer_gaps('smollm2-long', 'mini_longgen'))}, 90 answers "
-        f"(Full has {_full_has('smollm2-long', 'mini_longgen_90')} % right) "
-        f"{listing(_answer_gaps('smollm2-long', 'mini_longgen_long'))}; the miniature, {mini_at} tokens read, 15 and "
-        f"45 answers {_answer_gaps('miniature', 'mini_longgen')[-1]}"
+    answers = listing(_answer_gaps("smollm2-long", "mini_longgen"))
+    return line(
+        "RetroAttention (arXiv 2508.09001)",
+        "0.5 to 3.9 points over Quest on LongGenBench (Llama-3.1-8B); no code of it was released",
+        f"a step takes longer than Quest's, with windows of 2, 4 and 8: {', '.join(over)} (8B shape, 128K tokens)",
+        f"minus Quest. SmolLM2, a book at {short_tokens(context)}, nats a token: {listing(gaps)}. 15 and 45 answers "
+        f"after 4K tokens, points: SmolLM2, {real_at} tokens read, {answers}; "
+        f"the miniature, {mini_at} tokens read, {_answer_gaps('miniature', 'mini_longgen')[-1]}",
+        "retro",
+        "reports/real/paper-retro.html",
     )
-    return _line("RetroAttention (arXiv 2508.09001)", said, "retro", "reports/real/paper-retro.html")
 
 
 def paper_nosa() -> str:
     """Return NOSA's line: throughput at equal device memory, and its fork beside InfLLM-V2's."""
-    said = (
-        "block-sparse attention trained for locality, and a cache in host memory with it. In print its steps share "
-        "94.4 % of their blocks, InfLLM-V2's 88.9 % (1B), and decoding is up to 5.04 times as fast as Full at equal "
-        "device memory. "
-    )
     speed = _speed("offload")
     steps = speed[(speed["stage"] == "step") & (speed["status"] == "ok")].drop_duplicates(["context", "label"])
     at = steps.pivot(index="label", columns="context", values="ratio")
     least = int(at.columns.min())
-    ratios, shortest = at[MEMORY_CONTEXT], at[least]
-    said += (
-        "Here (NOSA-8B's shape, random weights), at the hit rates in print, 64K tokens and 8 GiB for all, over Full: "
-        f"{ratio(ratios['nosa_offload'])} "
-        f"({ratio(ratios['nosa_spare32'])} with 32 spare slots), InfLLM-V2 {ratio(ratios['infllm2_offload'])} "
-        f"({ratio(ratios['infllm2_spare32'])}), at {short_tokens(least)} and {_memory(speed, least)} "
-        f"{ratio(shortest['nosa_offload'])} "
-        f"({ratio(shortest['nosa_spare32'])}) and {ratio(shortest['infllm2_offload'])} "
-        f"({ratio(shortest['infllm2_spare32'])}); with spare slots and attention while blocks come "
-        f"{ratio(ratios['nosa_overlap32'])}, InfLLM-V2 {ratio(ratios['infllm2_overlap32'])}, with spare slots and "
-        f"blocks fetched a layer early {ratio(ratios['nosa_prefetch'])}; with spare slots, attention while blocks come "
-        f"and the blocks that forks of 150 steps read{_another_revision(steps, 'nosa_trace32', 'nosa_offload')} "
-        f"{ratio(ratios['nosa_trace32'])}, InfLLM-V2 {ratio(ratios['infllm2_trace32'])}. ShadowKV "
-        f"{ratio(ratios['shadowkv'])}, at {short_tokens(least)} {ratio(shortest['shadowkv'])}. {_forks()}"
+
+    def both(label: str) -> str:
+        return f"{ratio(at[MEMORY_CONTEXT][label])} and {ratio(at[least][label])}"
+
+    contexts = " and ".join(f"{short_tokens(each)} ({_memory(speed, each)})" for each in (MEMORY_CONTEXT, least))
+    means = ", ".join(
+        f"{name}{ratio(at[MEMORY_CONTEXT][label])}"
+        for name, label in (("", "nosa_overlap32"), ("InfLLM-V2 ", "infllm2_overlap32"))
     )
-    return _line("NOSA (arXiv 2510.13602)", said, "nosa")
-
-
-def _another_revision(steps: pd.DataFrame, label: str, other: str) -> str:
-    """Return the revision that timed a label, in brackets, where another label is of another one; else nothing."""
-    revisions = steps[steps["context"] == MEMORY_CONTEXT].set_index("label")["revision"]
-    return f" (measured at {revisions[label][:7]})" if revisions[label] != revisions[other] else ""
+    return line(
+        "NOSA (arXiv 2510.13602)",
+        "up to 5.04 times Full at equal device memory; steps share 94.4 % of their blocks, InfLLM-V2's 88.9 % (1B)",
+        f"over Full at equal device memory, at {contexts}: {both('nosa_offload')}, InfLLM-V2 "
+        f"{both('infllm2_offload')}, ShadowKV {both('shadowkv')}; with spare slots and attention beside the fetch, at "
+        f"{short_tokens(MEMORY_CONTEXT)}, {means} (NOSA-8B's shape, random weights, hit rates as in print)",
+        _forks(),
+        "nosa",
+    )
 
 
 def _memory(speed: pd.DataFrame, context: int) -> str:
@@ -102,27 +91,22 @@ def _memory(speed: pd.DataFrame, context: int) -> str:
 
 
 def paper_tokenswift() -> str:
-    """Return TokenSwift's line: stages of its step at 100K tokens, composed with the acceptance in print."""
-    said = (
-        "drafts over a partial cache with heads and n-grams, verified as one tree. In print 100K tokens come 3.1 to "
-        "3.4 times as fast as an eager loop of 172 ms a token (LLaMA3.1-8B), by a rule of acceptance that is not the "
-        "target's law. Here texts are plain decoding's, token for token in float32 and up to rounding in bfloat16, "
-        f"with {_drafters()} other methods as drafters too. "
-    )
+    """Return TokenSwift's line: texts end to end, its step composed with the acceptance in print, and its heads."""
     speed = _speed("tokenswift")
     at = speed[(speed["bench"] == "decode") & (speed["context"] == 102400) & (speed["batch"] == 1)]
-    own = at[at["label"] == "tokenswift_k0"].set_index("stage")["median_us"]
     plain = at[(at["label"] == "full") & (at["stage"] == "step")]["median_us"].iloc[0]
-    stages = [f"{name} {number(own[name] / 1e3, 2)}" for name in ("draft", "verify", "keep")]
     whole = at[at["stage"] == "speculative_step"].set_index("label")["median_us"]
-    speedups = {label: TOKENS_A_STEP * plain / whole[label] for label in ("tokenswift_k0", "tokenswift")}
-    said += (
-        f"8B shape at 100K tokens, ms: plain step {number(plain / 1e3, 2)}, {listing(stages)}; at the {TOKENS_A_STEP} "
-        f"tokens a step that an acceptance of 0.8 gives, {ratio(speedups['tokenswift_k0'])} times plain "
-        f"decoding, *composed*, and {ratio(speedups['tokenswift'])} with n-grams in the tree. "
-        f"{_heads()} {_end_to_end()}"
+    bare, ngrams = (ratio(TOKENS_A_STEP * plain / whole[label]) for label in ("tokenswift_k0", "tokenswift"))
+    return line(
+        "TokenSwift (arXiv 2502.18890)",
+        "100K tokens 3.1 to 3.4 times as fast as an eager loop of 172 ms a token (LLaMA3.1-8B), by a rule of "
+        "acceptance that is not the target's law",
+        f"{_end_to_end()}. Composed on the 8B shape, were 0.8 of its drafts kept as in print: {bare}, {ngrams} with "
+        "n-grams",
+        "texts are plain decoding's, token for token in float32 and up to rounding in bfloat16, with "
+        f"{_drafters()} other methods as drafters too. {_heads()}",
+        "tokenswift",
     )
-    return _line("TokenSwift (arXiv 2502.18890)", said, "tokenswift")
 
 
 def _drafters() -> int:
@@ -142,10 +126,7 @@ def _heads() -> str:
     """Say how often the shipped heads of SmolLM2 are right on unseen books, beside a table of pairs."""
     found = pd.read_csv(RESULTS / "tokenswift/heads/smollm2-long/chained/zero/accuracy.csv")
     own, pairs_ = ([number(100 * value, 1) for value in found[name]] for name in ("top1", "pair_top1"))
-    return (
-        f"SmolLM2's heads, in `heads/weights`, name {listing(own)} % of the tokens one, two and three places past the "
-        f"next on unseen books, a table of pairs {listing(pairs_)}."
-    )
+    return f"Heads of SmolLM2 on unseen books: {listing(own)} % right, a table of pairs {listing(pairs_)}"
 
 
 def _end_to_end() -> str:
@@ -153,19 +134,19 @@ def _end_to_end() -> str:
     folder = RESULTS / "tokenswift"
     swift = texts.written(folder, method="tokenswift")
     past = texts.longest(swift)
-    found: dict[str, list[str]] = {}
-    for r in sorted(swift, key=lambda r: r.measures["rows"]):
+    speeds: dict[str, list[float]] = {"minp": [], "minp_plain": []}
+    repeated = list[float]()
+    for r in swift:
         over = texts.value([r], texts.fulls(folder), "speedup", past)
         if over is not None:
-            again = number(100 * r.measures["repeated_8"], 0)
-            rows = number(r.measures["rows"], 0)
-            shown = (
-                f"{ratio(over.mean)} ({rows} rows, a prompt of {r.context:,}, {again} % of its 8-grams stood before)"
-            )
-            found.setdefault(r.task, []).append(shown)
+            speeds[r.task].append(over.mean)
+            if r.task == "minp_plain":
+                repeated.append(100 * r.measures["repeated_8"])
+    penalised, bare = (" to ".join(map(ratio, (min(found), max(found)))) for found in speeds.values())
+    again = " to ".join(number(share, 0) for share in (min(repeated), max(repeated)))
     return (
-        f"End to end, a text of {past:,} tokens by SmolLM2, times Full's speed: with print's penalty "
-        f"{listing(found['minp'])}; without it {listing(found['minp_plain'])}{_books(folder, swift)}"
+        f"times Full's speed, SmolLM2, {past:,} tokens: {penalised} with print's penalty, {bare} without it, where "
+        f"{again} % of the text's 8-grams stood before{_books(folder, swift)}"
     )
 
 
@@ -179,8 +160,7 @@ def _books(folder: Path, swift: Sequence[Record]) -> str:
             return ""
         said.append(f"{ratio(over.mean)} {over.bounds(CONFIDENCE)}")
         prompts = over.prompts
-    rows = number(mine[0].measures["rows"], 0)
-    return f". Over {prompts} books, {past:,} tokens each ({rows} rows): {said[0]} with the penalty, {said[1]} without"
+    return f"; {prompts} books, {past:,} tokens each: {said[0]} and {said[1]}"
 
 
 def _forks() -> str:
@@ -191,19 +171,17 @@ def _forks() -> str:
     shares = [number(100 * side["gamma"].mean(), 1) for side in sides]
     table = pd.read_csv(RESULTS / "nosa" / "summary.csv")
     shown, losses = list[str](), list[float]()
-    for model, method in (("nosa", "nosa"), ("infllm2", "infllm2"), ("full", "full"), ("full", "shadowkv")):
-        mine = table[(table["model"] == f"fork-{model}") & (table["method"] == method)].set_index("task")
-        asked = ["ruler_niah_multikey_2", "ruler_niah_multivalue", "mini_recall_two_hop"]
-        rows = 100 * mine.loc[asked, ["value", "low", "high"]]
-        answers = listing([f"{number(at, 1)} % {interval(low, high, 0)}" for at, low, high in rows.to_numpy()])
+    for name in ("nosa", "infllm2", "full"):
+        mine = table[(table["model"] == f"fork-{name}") & (table["method"] == name)].set_index("task")
+        asked = mine.loc[["ruler_niah_multikey_2", "ruler_niah_multivalue"], "value"]
+        shown.append(" and ".join(number(100 * value, 1) for value in asked))
         losses.append(float(mine["loss"]["pg19_long_forced_1024"]))
-        shown.append(answers)
     over = [number(loss - losses[2], 3, signed=True) for loss in losses]
     return (
-        f"Forks of SmolLM2 that read 1,024 of 4,096 tokens share {shares[0]} %, InfLLM-V2's {shares[1]} %: {value} "
-        f"points [{least}, {most}]. RULER's multi-key 2 and multi-value, two-hop: {shown[0]}, InfLLM-V2's fork "
-        f"{shown[1]}, the full fork with full attention {shown[2]}, with ShadowKV {shown[3]}. Loss on books over full "
-        f"attention's, nats a token: {over[0]}, {over[1]} and, with ShadowKV, {over[3]}{_long_answers(table)}"
+        f"forks of SmolLM2 that read 1,024 of 4,096 tokens. Blocks shared {shares[0]} %, InfLLM-V2's {shares[1]} %: "
+        f"{value} points [{least}, {most}]. RULER's multi-key 2 and multi-value {shown[0]} %, InfLLM-V2's fork "
+        f"{shown[1]}, full attention {shown[2]}. Loss on books over full attention's {over[0]} nats, InfLLM-V2's "
+        f"{over[1]}{_long_answers(table)}"
     )
 
 
@@ -257,8 +235,7 @@ def _text_gaps(real: Results) -> tuple[int, list[str]]:
 
 def _answer_gaps(model: str, suite: str) -> list[str]:
     """Return RetroAttention's score on long look-up answers minus Quest's, by window, with intervals."""
-    folder = RESULTS / "retro"
-    retro = load_results(folder / "config.yaml", folder)
+    retro = _retro()
     budget = ANSWERS_AT[model].replace(",", "")
     sides = {
         label: pairs.scored([
@@ -276,18 +253,17 @@ def _answer_gaps(model: str, suite: str) -> list[str]:
     return found
 
 
-def _full_has(model: str, task: str) -> str:
-    """Return what full attention has of a task in the profile ``retro``, in per cent."""
-    table = pd.read_csv(RESULTS / "retro" / "summary.csv", low_memory=False)
-    (value,) = table.loc[(table["model"] == model) & (table["task"] == task) & (table["method"] == "full"), "value"]
-    return number(100 * value, 0)
+@functools.cache
+def _retro() -> Results:
+    return load_results(RESULTS / "retro" / "config.yaml", RESULTS / "retro")
 
 
 def _speed(profile: str) -> pd.DataFrame:
     return pd.read_csv(RESULTS / profile / "speed.csv")
 
 
-def _line(paper: str, said: str, name: str, page: str | None = None) -> str:
+def line(paper: str, printed: str, speed: str, quality: str, name: str, page: str | None = None) -> str:
+    """Return a row of the table of papers; a paper's pages and its note go by its name."""
     pages = dict.fromkeys((page or f"reports/{name}/paper-{name}.html", *_OTHER_PAGES.get(name, ())))
-    named = listing([f"`{each}`" for each in pages])
-    return f"| {paper} | {said} | {named} | [reproduction](docs/reproduction-{name}.md) |"
+    places = [*(f"`{each}`" for each in pages), f"[how to repeat it](docs/reproduction-{name}.md)"]
+    return f"| {paper} | {printed} | {speed} | {quality} | {', '.join(places)} |"
