@@ -101,6 +101,8 @@ clean: ## Remove the demo's and CI's results and reports, caches and Snakemake's
 	rm -rf results/demo results/tiny reports/demo reports/tiny build .snakemake .pytest_cache .mypy_cache .ruff_cache
 
 # Torch by itself and first: a machine that keeps a wheel of its own for it (CPU only, or another CUDA) then keeps using it.
+# The rest in two halves at once, each taken as listed: the lock is closed. The last pip checks that, and adds what this
+# build of torch alone needs.
 # Python compiles what it imports: compiling all that is installed takes a minute, half of the set-up.
 $(STAMP): requirements.lock
 	@test -n "$(PYTHON)" || { echo "LongDecode needs Python >= 3.11 on PATH (or make PYTHON=/path/to/python3.12);" \
@@ -108,9 +110,11 @@ $(STAMP): requirements.lock
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments;" \
 		"on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-compile "$(shell grep '^torch==' requirements.lock)"
-	grep -v '^torch==' requirements.lock > $(VENV)/rest.lock
+	$(BIN)/python -m pip install --no-compile --no-deps "$(shell grep '^torch==' requirements.lock)"
+	grep -v -e '^torch==' -e '^#' requirements.lock > $(VENV)/rest.lock
+	awk '{print > "$(VENV)/rest." NR % 2 ".lock"}' $(VENV)/rest.lock
 	command -v uv >/dev/null 2>&1 && uv pip install --python $(BIN)/python -r $(VENV)/rest.lock \
-		|| $(BIN)/python -m pip install --no-compile -r $(VENV)/rest.lock
+		|| printf '%s\n' 0 1 | xargs -P 2 -I % $(BIN)/python -m pip install --no-compile --no-deps -r $(VENV)/rest.%.lock
+	$(BIN)/python -m pip install -q --no-compile "$(shell grep '^torch==' requirements.lock)" -r $(VENV)/rest.lock
 	rm -f $(VENV)/.installed-*
 	touch $@

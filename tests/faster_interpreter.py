@@ -18,7 +18,11 @@ from triton.runtime import interpreter
 
 def speed_up() -> None:
     """Replace all of them, once."""
-    for part in (_patch_once_a_launch, _name_dtypes_once, _make_shapes_once, _unwrap_first, _check_overflow_in_numpy):
+    parts = (
+        _patch_once_a_launch, _call_builtins_at_once, _name_dtypes_once, _make_handles_plainly, _make_shapes_once,
+        _unwrap_first, _check_types_first, _check_overflow_in_numpy,
+    )  # fmt: skip
+    for part in parts:
         try:
             part()
         except AttributeError:
@@ -39,6 +43,33 @@ def _patch_once_a_launch() -> None:
         return scope
 
     interpreter._patch_lang = patch_once
+
+
+def _call_builtins_at_once() -> None:
+    """Call the language's functions without the wrapper that asks for the semantics, which the interpreter gives."""
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner = getattr(member, "__wrapped__", member)  # members of the class tensor have no wrapper
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return inner(*args, **kwargs)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch_attr
+
+
+def _make_handles_plainly() -> None:
+    """Check the size of an array's items against its dtype's by their numbers."""
+    init = interpreter.TensorHandle.__init__
+
+    def handle(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        if dtype.__class__ is core.dtype and 8 * data.itemsize > max(dtype.primitive_bitwidth, 8):
+            init(self, data, dtype)  # which refuses it
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+
+    interpreter.TensorHandle.__init__ = handle
 
 
 def _name_dtypes_once() -> None:
@@ -98,6 +129,50 @@ def _unwrap_first() -> None:
         return x if kind is int or kind is float or kind is bool else unwrap(x)
 
     core._unwrap_if_constexpr = quick
+
+
+def _check_types_first() -> None:
+    """Take operands of one type, and plain numbers beside floats or integers, without looking for a common type."""
+    check, block_of, known = semantic.TritonSemantic.binary_op_type_checking_impl, core.block_type.with_element_ty, {}
+    whole = frozenset(("int32", "int64"))
+    wide = frozenset(("fp32", "fp64"))
+    narrow = frozenset(("fp16", "bf16"))
+
+    def constant(self: Any, number: Any, dtype: Any) -> Any:
+        """A number as a scalar of a tensor's dtype where that needs no second look, or None."""
+        kind, name = number.__class__, dtype.name
+        if (kind is float or kind is int) and name in wide:
+            return self.scalar_constant(number, dtype=dtype)
+        if kind is int and name in whole and dtype.get_int_min_value() <= number <= dtype.get_int_max_value():
+            return self.scalar_constant(number, dtype=dtype)
+        return None
+
+    def quick(
+        self: Any, lhs: Any, rhs: Any, allow_lhs_ptr: bool = False, allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True, div_or_mod: bool = False,
+    ) -> Any:  # fmt: skip
+        left, right = lhs, rhs
+        if lhs.__class__ is core.tensor:
+            if rhs.__class__ is not core.tensor and arithmetic_check:
+                right = constant(self, rhs, lhs.dtype)
+        elif rhs.__class__ is core.tensor and arithmetic_check:
+            left = constant(self, lhs, rhs.dtype)
+        if left.__class__ is core.tensor and right.__class__ is core.tensor and left.dtype is right.dtype:
+            name = left.dtype.name
+            if name in wide or name in whole or (name in narrow and not div_or_mod):
+                return (left, right) if left.shape is right.shape else self.broadcast_impl_value(left, right)
+        return check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    def with_element_ty(self: Any, scalar_ty: Any) -> Any:
+        if scalar_ty.__class__ is not core.dtype:
+            return block_of(self, scalar_ty)
+        key = self.numbers, scalar_ty.name
+        if key not in known:
+            known[key] = block_of(self, scalar_ty)
+        return known[key]
+
+    semantic.TritonSemantic.binary_op_type_checking_impl = quick
+    core.block_type.with_element_ty = with_element_ty
 
 
 def _check_overflow_in_numpy() -> None:

@@ -113,10 +113,11 @@ def test_a_knob_without_effect_stays_at_its_default(monkeypatch: pytest.MonkeyPa
 
 
 def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(tmp_path: Path) -> None:
-    config = build_run_config(values(methods={"full": {}, "h2o": {}}), "run.yaml")
+    two = values()["tuning"] | {"settings": 2}
+    config = build_run_config(values(methods={"full": {}, "h2o": {}}, tuning=two), "run.yaml")
     path = tmp_path / "results" / "t.json"
     made = tuning.tune(config, "miniature", path)
-    assert len(made.methods["h2o"].trials) == 3 and len(made.prompts) == 1 and made.left_out == ()
+    assert len(made.methods["h2o"].trials) == 2 and len(made.prompts) == 1 and made.left_out == ()
     shared = values(methods={"full": {}}, tuning={"records": {"miniature": str(path)}})
     run = build_run_config(shared, "run.yaml")
     evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "a.parquet"}, gated=False)

@@ -104,26 +104,28 @@ class Scripted(Offloadable):
     def _next(self, layer: int, newest: Tensor) -> tuple[Tensor, Tensor]:
         """Replace about one of the older blocks in each list; the newest and the first are always there."""
         old = self.lists.get(layer)
-        chosen = torch.zeros(len(newest), CONFIG.num_kv_heads, LISTED, dtype=torch.int64)
-        counts = torch.zeros(chosen.shape[:2], dtype=torch.int64)
+        before, heads = None if old is None else old.tolist(), CONFIG.num_kv_heads
+        lists: list[list[int]] = []
         for row, last in enumerate(newest.tolist()):
-            for head in range(CONFIG.num_kv_heads):
-                kept = [] if old is None else [b for b in old[row, head].tolist() if 0 < b < last]
+            for head in range(heads):
+                kept = [] if before is None else [b for b in before[row][head] if 0 < b < last]
                 pool = torch.randperm(last + 1, generator=self.draw[layer]).tolist()
                 picked = list(dict.fromkeys([0, last, *kept[: LISTED - 3], *pool]))[:LISTED]
-                counts[row, head] = len(picked)
-                chosen[row, head, : len(picked)] = torch.tensor(sorted(picked))
+                lists.append(sorted(picked))
+        counts = torch.tensor([len(picked) for picked in lists]).view(len(newest), heads)
+        chosen = torch.tensor([picked + [0] * (LISTED - len(picked)) for picked in lists]).view(-1, heads, LISTED)
         self.lists[layer] = chosen
         return chosen, counts
 
     def _count(self, layer: int, chosen: Tensor, counts: Tensor, newest: Tensor) -> None:
         """Count what is listed now and was not listed in the step before, nor was the newest block."""
+        last, listed, lengths = newest.tolist(), chosen.tolist(), counts.tolist()
         now = {
-            (row, head, int(block))
-            for row in range(len(newest))
+            (row, head, block)
+            for row in range(len(last))
             for head in range(CONFIG.num_kv_heads)
-            for block in chosen[row, head, : counts[row, head]]
-            if block < newest[row]
+            for block in listed[row][head][: lengths[row][head]]
+            if block < last[row]
         }
         self.misses += len(now - self.want.get(layer, set()))
         self.want[layer] = now

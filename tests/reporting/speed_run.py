@@ -5,7 +5,7 @@ Run by path from conftest.py, as tests are no package.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,15 @@ PROVENANCE = Provenance(
 )  # fmt: skip
 
 
-def write_speed(folder: Path, seed: int = 7) -> pd.DataFrame:
-    """Write a run's speed records and, by the code that does it, the four tables made from them; returns speed.csv."""
+def write_speed(folder: Path, seed: int = 7, labels: Collection[str] | None = None) -> pd.DataFrame:
+    """Write a run's speed records and, by the code that does it, the four tables made from them; returns speed.csv.
+
+    Args:
+        labels: whose decoding is timed; all when left out, of which a page takes four seconds.
+    """
     rng = np.random.default_rng(seed)
     records = [_record(row, rng) for row in (*_ceilings(), *_kernels(), *_steps())]
+    records = [r for r in records if labels is None or r.bench != "decode" or r.label in labels]
     for job in ("kernels", "llama3-8b", "miniature"):
         mine = [r for r in records if job == (r.model if r.bench == "decode" else "kernels")]
         write_records(folder / "speed" / f"{job}.parquet", mine, SpeedRecord)

@@ -255,7 +255,7 @@ def test_a_run_of_kernels_alone_makes_a_report(speed_run: ModuleType, tmp_path: 
 @pytest.mark.usefixtures("no_drawing")
 def test_what_nobody_watched_is_not_called_undisturbed(speed_run: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("profile: unwatched\n", encoding="utf-8")
-    table = speed_run.write_speed(tmp_path)
+    table = speed_run.write_speed(tmp_path, labels=("full", "quest"))
     table.assign(sm_clock_low_mhz=None, sm_clock_high_mhz=None, disturbed=0).to_csv(tmp_path / "speed.csv", index=False)
     build_report(tmp_path / "config.yaml", tmp_path, tmp_path / "report")
     text, ran = words(tmp_path / "report" / "speed.html"), (table["status"] == "ok").sum()
@@ -265,7 +265,7 @@ def test_what_nobody_watched_is_not_called_undisturbed(speed_run: ModuleType, tm
 @pytest.mark.usefixtures("no_drawing")
 def test_a_timing_without_a_good_sample_is_a_hole(speed_run: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("profile: noisy\n", encoding="utf-8")
-    table = speed_run.write_speed(tmp_path)
+    table = speed_run.write_speed(tmp_path, labels=("full", "quest"))
     lost = (table["label"] == "quest") & (table["context"] == 131072) & (table["stage"] == "step")
     table.loc[lost, ["n", "disturbed"]] = [0, 10]
     table.loc[lost, ["median_us", "p5_us", "p95_us", "ratio", "ratio_low", "ratio_high", "fraction"]] = float("nan")
