@@ -50,6 +50,9 @@ _NOTES = (
     "block of rows rounds otherwise than one row: two texts part at a near tie, and are different ones from there on.",
     "Drawn alike: tokens that Full draws in float32 after the text's own past, in brackets the largest error in the "
     "difference of two logits, in nats, that explains the rest (`replay.csv`).",
+    "A drafter is as fast as its code here. After rewritten tokens InfLLM-V2, NOSA and DMA make pooled keys and "
+    "importances again in torch's operations: 1.4 ms a step for InfLLM-V2 on SmolLM2 and an H200 (printed, not "
+    "recorded), two of Full's steps. A kernel for it, which is not built, would make them faster drafters.",
     "Run: the job that wrote the text, shown where a table has several. Of a draft in several jobs the newest stands, "
     "the others are below the table. Code: measured before, where the code behind a text has changed since.",
 )
@@ -69,7 +72,8 @@ def matrix(results: Results, folder: Path, writer: FigureWriter) -> list[Section
     records = [r for r in texts(folder) if "+" in r.label]
     if not records:
         return []
-    places = _places(records)
+    order = {name: number for number, name in enumerate(results.config.get("models") or {})}
+    places = dict(sorted(_places(records).items(), key=lambda at: order.get(at[0][0].model, len(order))))
     several = Counter(checkpoint.model for checkpoint in dict.fromkeys(at[0] for at in places))
     found = [_matrix(results, folder, at, here, several[at[0].model] > 1) for at, here in places.items()]
     sections = [one.section(_figure(one, writer) if len(one.lengths) > 1 else None) for one in found]
