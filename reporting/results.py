@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class GateRecord:
     revision: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Results:
     """Hold everything the pages draw on.
 
@@ -110,22 +111,30 @@ class Results:
         """Coverage of every interval."""
         return float(self.config.get("confidence", 0.95))
 
-    @property
+    @cached_property
     def models(self) -> list[str]:
         """Models in the configuration's order."""
         return _ordered(self.summary["model"], self.config.get("models", {}))
 
-    @property
+    @cached_property
     def suites(self) -> list[str]:
         """Suites in the configuration's order."""
         return _ordered(self.summary["suite"], self.config.get("suites", {}))
 
-    @property
+    @cached_property
     def labels(self) -> list[str]:
         """Method labels in the configuration's order, Full first."""
-        kinds = dict(zip(self.summary["method"], self.summary["kind"], strict=True))
         found = _ordered(self.summary["method"], self.config.get("methods", {}))
-        return sorted(found, key=lambda label: kinds[label] != REFERENCE_METHOD)
+        return sorted(found, key=lambda label: self._kinds[label] != REFERENCE_METHOD)
+
+    @cached_property
+    def ran(self) -> frozenset[tuple[str, str]]:
+        """Labels, and the models that each has a row of."""
+        return frozenset(zip(self.summary["method"], self.summary["model"], strict=True))
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        return dict(zip(self.summary["method"], self.summary["kind"], strict=True))
 
     @property
     def ablations(self) -> frozenset[str]:
@@ -170,7 +179,7 @@ class Results:
 
     def kind(self, label: str) -> str:
         """The registered method behind a label."""
-        return str(self.summary.loc[self.summary["method"] == label, "kind"].iloc[0])
+        return str(self._kinds[label])
 
     def params(self, label: str) -> dict[str, Any]:
         """The parameters a label was configured with."""

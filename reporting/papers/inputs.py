@@ -89,10 +89,9 @@ class PaperInputs:
 
     def labels(self, kind: str, model: str | None = None) -> list[str]:
         """Return the scored labels of one registered method, in table order."""
-        table = self.results.summary
-        rows = table if model is None else table[table["model"] == model]
-        found = set(rows.loc[rows["kind"] == kind, "method"])
-        return [label for label in self.results.labels if label in found]
+        results = self.results
+        mine = [label for label in results.labels if results.kind(label) == kind]
+        return mine if model is None else [label for label in mine if (label, model) in results.ran]
 
     def label(self, kind: str, model: str) -> str | None:
         """Return the label that stands for a method: its own name, else the first label of that method."""

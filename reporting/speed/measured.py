@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Ceiling:
     device: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Speed:
     """Everything the pages say about time. Column names and units are those of the CSV files."""
 
@@ -64,7 +65,7 @@ class Speed:
         """Every model that whole steps were timed of, those at equal device memory among them."""
         return list(dict.fromkeys(self._steps["model"]))
 
-    @property
+    @cached_property
     def labels(self) -> list[str]:
         """Labels whose steps were timed: Full, the configuration's, any other, the ceiling, the stock loop."""
         found = dict.fromkeys(self._steps["label"])
@@ -74,7 +75,7 @@ class Speed:
 
     def kind(self, label: str) -> str:
         """The registered method behind a label."""
-        return str(self._steps.loc[self._steps["label"] == label, "subject"].iloc[0])
+        return self._kinds[label]
 
     def params(self, label: str) -> dict[str, Any]:
         """The parameters a label was configured with."""
@@ -143,10 +144,15 @@ class Speed:
         low, high = self.table["sm_clock_low_mhz"].min(), self.table["sm_clock_high_mhz"].max()
         return None if pd.isna(low) or pd.isna(high) else (int(low), int(high))
 
-    @property
+    @cached_property
     def _steps(self) -> pd.DataFrame:
         whole = self.table["stage"].isin([STEP, SPECULATIVE_STEP])
         return self.table[self.table["bench"].isin(["decode", "offload"]) & whole]
+
+    @cached_property
+    def _kinds(self) -> dict[str, str]:
+        first = self._steps.drop_duplicates("label")
+        return dict(zip(first["label"], first["subject"].astype(str), strict=True))
 
     @property
     def devices(self) -> list[str]:
