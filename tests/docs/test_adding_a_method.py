@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,13 @@ def test_the_example_passes_the_conformance_suite(installed: str) -> None:
     assert load_card(installed).title == "Recent tokens only"
     check_method(installed, "cpu")
     check_method(installed, "cpu", {"dense_layers": 2})
+
+
+def test_the_example_passes_lint(installed: str, tmp_path: Path) -> None:
+    ruff = [sys.executable, "-m", "ruff"]
+    rules = ["--config", str(PAGE.parents[1] / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    subprocess.run([*ruff, "check", *rules], check=True)
+    subprocess.run([*ruff, "format", "--check", *rules], check=True)
 
 
 def test_the_example_refuses_what_it_cannot_do(installed: str) -> None:

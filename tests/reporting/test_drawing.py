@@ -27,7 +27,7 @@ def test_methods_that_share_a_colour_differ_in_marker_and_line() -> None:
 
 def test_a_method_looks_the_same_in_every_report() -> None:
     hues = yaml.safe_load((Path(drawing.__file__).parent / "families.yaml").read_text("utf-8"))["hues"]
-    assert set(hues) == set(method_names()) - {"full", ORACLE}
+    assert set(hues) == set(method_names()) - {"full", ORACLE}, "each method of methods/ has a colour in families.yaml"
     whole = looks(list(hues), list(hues), reference="full", hues=hues)
     assert len({(look.colour, look.marker) for look in whole.values()}) == len(hues)
     for labels in (["quest", "retro"], ["shadowkv", "quest", "tova"], ["new", "quest"]):
