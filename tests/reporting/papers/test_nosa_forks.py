@@ -1,0 +1,25 @@
+"""Forks of a configuration as NOSA's page names them, and the tests that it points to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from longdecode.reporting.papers.nosa.forks import forks
+from longdecode.reporting.papers.nosa.page import PAPER
+
+
+def test_every_target_that_a_test_shows_names_one_that_exists() -> None:
+    root = Path(__file__).parents[3]
+    for row in PAPER.words["targets"]["tests"]:
+        file, _, name = row["test"].partition("::")
+        assert f"def {name}(" in (root / file).read_text(encoding="utf-8")
+
+
+def test_a_fork_that_learned_at_another_rate_says_so() -> None:
+    runs = {"full": {"attention": "full"}, "infllm2": {"attention": "infllm2"}}
+    runs |= {"nosa": {"attention": "nosa", "lr": 8e-4}, "dma": {"attention": "dma", "lr": 3e-4}}  # type: ignore[dict-item]
+    models = {f"fork-{name}": {"path": f"results/forked/forks/dense/{name}/model"} for name in runs}
+    config = {"models": models, "adaptation": {"defaults": {"model": "dense", "lr": 8e-4}, "runs": runs}}
+    found = forks(SimpleNamespace(results=SimpleNamespace(config=config, profile="forked")))  # type: ignore[arg-type]
+    assert [fork.title for fork in found] == ["full", "infllm2", "nosa", "dma (learned at 0.0003)"]
