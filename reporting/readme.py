@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from longdecode.engine.errors import LongDecodeError
+from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.readme_papers import line, paper_nosa, paper_retro, paper_tokenswift
 from longdecode.reporting.readme_real import real_answer, real_table
 from longdecode.reporting.results import Results, Topic, load_results
@@ -153,8 +154,9 @@ def paper_lychee(results: Results) -> str:
     steps = [f"{ratio(row['ratio'])} at batch {batch}" for batch, row in timed]
     gaps = []
     for context in (results.contexts(topic)[0], results.contexts(topic)[-1]):
-        row = at(results.rows_of(topic, context), {"budget": "0.1", "method": "lychee"}).iloc[0]
-        gaps.append(f"{_points(row['diff_to_full'])} at {context:,} tokens")
+        row = at(with_traffic(results.rows_of(topic, context)), {"budget": "0.1", "method": "lychee"}).iloc[0]
+        reads = f"{number(100 * row['bytes_share'], 0)} % of Full's bytes"
+        gaps.append(f"{_points(row['diff_to_full'])} at {context:,} tokens ({reads})")
     return line(
         "LycheeDecode (arXiv 2602.04541)",
         "2.7 times Full at batch 1, above the 1.81 that memory traffic allows over an ideal dense decoder",

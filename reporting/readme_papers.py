@@ -138,7 +138,7 @@ def _end_to_end() -> str:
     repeated = list[float]()
     for r in swift:
         over = texts.value([r], texts.fulls(folder), "speedup", past)
-        if over is not None:
+        if over is not None and r.task in speeds:
             speeds[r.task].append(over.mean)
             if r.task == "minp_plain":
                 repeated.append(100 * r.measures["repeated_8"])

@@ -90,6 +90,16 @@ def test_a_method_that_was_not_tuned_is_not_compared(committed: Results) -> None
     assert ("tidal" in readme.figure_reading(committed)) == tuned
 
 
+def test_lychees_line_has_the_bytes_that_its_budget_reads(committed: Results) -> None:
+    rows = committed.summary[(committed.summary["suite"] == "mini_longgen") & (committed.summary["task"] == "all")]
+    read = rows.assign(bytes=rows["kv_bytes_per_step"] + rows["metadata_bytes_per_step"])
+    lychee = read[(read["method"] == "lychee") & (read["budget"] == "0.1")].set_index("context")["bytes"]
+    full = read[read["method"] == "full"].set_index("context")["bytes"]
+    line = readme.paper_lychee(committed)
+    for context in (lychee.index.min(), lychee.index.max()):
+        assert f"at {context:,} tokens ({100 * lychee[context] / full[context]:.0f} % of Full's bytes)" in line
+
+
 def test_lychees_line_has_a_suite_that_its_heads_were_not_identified_on(committed: Results) -> None:
     rows = committed.summary[(committed.summary["suite"] == "mini_reason") & (committed.summary["method"] == "lychee")]
     rows = rows[(rows["budget"] == "0.1") & (rows["task"] == "mini_reason_16")]
