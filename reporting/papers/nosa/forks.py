@@ -81,8 +81,12 @@ def full_forks(inputs: PaperInputs, place: Place) -> list[Fork]:
 
 
 def base_of(inputs: PaperInputs, place: Place) -> Fork | None:
-    """Return the full fork that a place's forks are set beside: the first that was scored there."""
-    return next(iter(full_forks(inputs, place)), None)
+    """Return the full fork that a place's forks are set beside: of two, the one with more answers there."""
+
+    def answers(fork: Fork) -> int:
+        return sum(record.label == REFERENCE_METHOD for record in inputs.records(fork.model, [place[:2]]))
+
+    return max(full_forks(inputs, place), key=answers, default=None)
 
 
 def trainings(inputs: PaperInputs) -> list[Block]:
@@ -169,9 +173,21 @@ def _leads(inputs: PaperInputs, place: Place) -> list[Compared]:
             printed = [inputs.published.figure("quality", name, suite="RULER") for name in ("nosa", "infllm2")]
             like = fork.attention == "infllm2" and place[0] == "ruler" and all(printed)
             lead = printed[0].minus(printed[1]) if like and printed[0] and printed[1] else None
-            row = against(inputs, [fork.title, label], ours, theirs, lead, place)
-            rows.append(with_reads(inputs, row, fork, label, place))
+            row = with_reads(
+                inputs, against(inputs, [fork.title, label], ours, theirs, lead, place), fork, label, place
+            )
+            fork_name, method, read = row.of
+            rows.append(replace(row, of=[fork_name, with_tasks(inputs, method, ours, theirs), read]))
     return rows
+
+
+def with_tasks(inputs: PaperInputs, method: str, ours: pairs.Scored, theirs: pairs.Scored) -> str:
+    """Return a method's name with the tasks that count, where the other side lacks some of them."""
+    tasks, all_tasks = ({key[1] for key in found} for found in (theirs, ours))
+    if tasks >= all_tasks:
+        return method
+    names = wording.listing(sorted(f"`{task}`" for task in tasks & all_tasks))
+    return inputs.words("quality")["some_tasks"].format(method=method, tasks=names)
 
 
 def parts(inputs: PaperInputs) -> list[Block]:

@@ -15,6 +15,7 @@ from longdecode.reporting.papers.nosa.forks import (
     places,
     samples,
     shown,
+    with_tasks,
 )
 from longdecode.reporting.papers.pairs import Paired
 from longdecode.reporting.results import REFERENCE_METHOD
@@ -35,7 +36,7 @@ def over_rivals(inputs: PaperInputs, suite: str) -> Verdict:
     asked = "< 0" if is_loss else "> 0"
     what = f"NOSA's fork minus DMA's and each method without training, the closest: {_named(suite)}"
     found = [
-        (gap, label)
+        (gap, _rival(inputs, fork, label, suite))
         for fork, label in _rivals(inputs, suite)
         if (gap := _gap(inputs, fork, label, suite)) is not None
     ]  # fmt: skip
@@ -73,6 +74,14 @@ def _rivals(inputs: PaperInputs, suite: str) -> list[tuple[Fork, str]]:
     for place in places(inputs, (suite,))[:1]:
         found += [(base, label) for base in full_forks(inputs, place) for label in shown(inputs, base, place)]
     return found
+
+
+def _rival(inputs: PaperInputs, fork: Fork, label: str, suite: str) -> str:
+    """Name a rival, with its fork where there are two full ones and with its tasks where it lacks some."""
+    nosa, place = fork_of(inputs, "nosa"), places(inputs, (suite,))[0]
+    ours = samples(inputs, nosa.model, "nosa", place) if nosa else {}
+    on = f" on {fork.title}" if len(full_forks(inputs, place)) > 1 and fork.attention == "full" else ""
+    return with_tasks(inputs, label, ours, samples(inputs, fork.model, label, place)) + on
 
 
 def _gap(inputs: PaperInputs, fork: Fork, label: str, suite: str, *row: str) -> Paired | None:
