@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from longdecode.reporting.papers.nosa import quality_targets
 from longdecode.reporting.papers.nosa.forks import forks
 from longdecode.reporting.papers.nosa.page import PAPER
 
@@ -23,3 +27,25 @@ def test_a_fork_that_learned_at_another_rate_says_so() -> None:
     config = {"models": models, "adaptation": {"defaults": {"model": "dense", "lr": 8e-4}, "runs": runs}}
     found = forks(SimpleNamespace(results=SimpleNamespace(config=config, profile="forked")))  # type: ignore[arg-type]
     assert [fork.title for fork in found] == ["full", "infllm2", "nosa", "dma (learned at 0.0003)"]
+
+
+@pytest.mark.parametrize(
+    ("suite", "gaps", "words"),
+    [
+        ("ruler", [(0.2, 0.1, 0.3), (0.1, 0.05, 0.2)], "target met"),
+        ("ruler", [(0.2, 0.1, 0.3), (0.1, -0.05, 0.2)], "missed: cannot be told apart"),
+        ("ruler", [(0.2, 0.1, 0.3), (-0.1, -0.2, 0.1)], "missed"),
+        ("pg19_long", [(-0.2, -0.3, -0.1), (-0.1, -0.2, 0.1)], "missed: cannot be told apart"),
+    ],
+)
+def test_a_target_over_rivals_is_met_over_all_of_them_or_missed(
+    monkeypatch: pytest.MonkeyPatch, suite: str, gaps: list[tuple[float, ...]], words: str
+) -> None:
+    found = {str(place): SimpleNamespace(value=v, low=low, high=high) for place, (v, low, high) in enumerate(gaps)}
+    monkeypatch.setattr(quality_targets, "_rivals", lambda *_: [(None, label) for label in found])
+    monkeypatch.setattr(quality_targets, "_gap", lambda _, fork, label, suite: found[label])
+    monkeypatch.setattr(quality_targets, "points_interval", lambda gap: "")
+    inputs: Any = None
+    verdict = quality_targets.over_rivals(inputs, suite)
+    assert verdict.words == words and verdict.what.endswith(", 1")
+    assert verdict.level == ("met" if words == "target met" else "missed")
