@@ -211,6 +211,9 @@ def test_the_grid_has_a_column_for_each_family_and_context_and_the_loss_where_a_
     assert grid.heads == [("look-ups", 2), ("text", 1)]
     cells = {label: [(cell.level, cell.text) for cell in found] for label, found in grid.rows}
     assert cells["dear"] == [("worse", "−20.0"), ("estimate", "256"), ("worse", "+0.300")]
+    reads = {label: [cell.reads for cell in found] for label, found in grid.rows}
+    assert reads["dear"] == [f"50{NARROW}%"] * 3 and reads["oracle_topk"] == ["", f"60{NARROW}%", ""]
+    assert f"at 256 tokens, 50{NARROW}% of bytes: at worst −20.0 points" in dict(grid.rows)["dear"][0].words
     assert cells["oracle_topk"] == [("hole", "not run"), ("worse", "−3.0"), ("hole", "not run")]
     assert next(iter(cells)) == "dear", "the method that holds most often comes first"
 
