@@ -43,7 +43,7 @@ def apart(kinds: Collection[str]) -> str:
     left: Mapping[str, Any] = settings()["apart"]
     if len(kinds) <= MOST_DRAWN or set(left["methods"]) & set(kinds):
         return ""
-    return f"{wording.listing(left['methods'])} {left['words']}"
+    return f"{wording.listing(left['methods'])}, which {left['words']}"
 
 
 def by_family(
