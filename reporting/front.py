@@ -238,7 +238,13 @@ def _time(asked: Asked, chosen: Sequence[Choice]) -> list[Said]:
     largest = str(models.idxmax())
     mine = steps[(steps["model"] == asked.model) & (steps["context"] == asked.context)]
     if largest != asked.model or mine.empty:
-        return [_elsewhere(asked, speed, steps[steps["model"] == largest], largest, chosen)]
+        said = _elsewhere(asked, speed, steps[steps["model"] == largest], largest, chosen)
+        own = [(choice.label, rows) for choice in chosen if len(rows := _same(mine, choice))]
+        if not own:
+            return [said]
+        batches = " / ".join(str(batch) for batch in sorted({int(b) for _, rows in own for b in rows["batch"]}))
+        ratios = "; ".join(f"{label} {_ratios(rows)}" for label, rows in own)
+        return [Said(said.lead, f"{said.text} {asked.model} itself, timed as scored, batch {batches}: {ratios}.")]
     main = speed.main_budget(asked.model)
     at = mine[mine["budget"] == main]
     exact = [(choice, _same(mine, choice)) for choice in chosen]

@@ -179,7 +179,12 @@ def test_times_of_another_model_are_not_passed_off_as_the_scored_ones(held: Resu
     assert lead == (
         "Scored and timed models differ: times are of large, not scored, at 128K tokens with a budget of 4,096 tokens."
     )
-    assert "thrifty 1.50" in text
+    assert text.endswith("thrifty 1.50.")
+    own = timed(held, ("thrifty", "64", 16, 1.1), ("dear", "64", 16, 9.0))
+    assert own.speed is not None and both.speed is not None
+    table = pd.concat([own.speed.table, both.speed.table], ignore_index=True)
+    _, (_, text), _ = said(dataclasses.replace(both, speed=Speed(table, EMPTY, EMPTY, EMPTY, ("dear", "cheap"))))
+    assert text.endswith("thrifty 1.50. m itself, timed as scored, batch 16: thrifty 1.10.")
     _, (lead, _), _ = said(held)
     assert lead == "No time was measured in this run."
 
