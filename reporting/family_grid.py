@@ -11,16 +11,20 @@ from longdecode.evals.budgets import bytes_share
 from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.results import Results, Topic
 from longdecode.reporting.verdicts import FAILED, WITHIN, Grid, Level, Verdict, smallest, tried
-from longdecode.reporting.wording import budget, difference_unit, gap, gap_interval, listing
+from longdecode.reporting.wording import NARROW, budget, difference_unit, gap, gap_interval, listing, number
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One verdict: the smallest budget that holds on every suite of a family, or the worst loss at the largest."""
+    """One verdict: the smallest budget that holds on every suite of a family, or the worst loss at the largest.
+
+    ``reads`` is the most bytes that the budget reads on any of the suites, as a share of Full's.
+    """
 
     level: Level
     text: str
     words: str = ""
+    reads: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +123,11 @@ def _cell(results: Results, tables: Mapping[Topic, pd.DataFrame], column: Column
     most = (
         f"{gap(row['diff_to_full'], topic.unit)} {unit} {gap_interval(row['diff_low'], row['diff_high'], topic.unit)}"
     )
-    words = f"at {budget(text)}, at worst {most} on {topic.name}"
-    return Cell(
-        level, gap(row["diff_to_full"], topic.unit) if level == "worse" else budget(text).removesuffix(" tokens"), words
-    )
+    share = max(float(row["bytes_share"]) for _, row in at)
+    reads = "" if pd.isna(share) else f"{number(100 * share, 0)}{NARROW}%"
+    words = f"at {budget(text)}{f', {reads} of bytes' if reads else ''}: at worst {most} on {topic.name}"
+    short = gap(row["diff_to_full"], topic.unit) if level == "worse" else budget(text).removesuffix(" tokens")
+    return Cell(level, short, words, reads)
 
 
 def _why(tables: Mapping[Topic, pd.DataFrame], column: Column, label: str) -> str:

@@ -238,21 +238,34 @@ def _time(asked: Asked, chosen: Sequence[Choice]) -> list[Said]:
     largest = str(models.idxmax())
     mine = steps[(steps["model"] == asked.model) & (steps["context"] == asked.context)]
     if largest != asked.model or mine.empty:
-        return [_elsewhere(asked, speed, steps[steps["model"] == largest], largest, chosen)]
-    exact = [_same(mine, choice) for choice in chosen]
-    if chosen and all(len(rows) for rows in exact):
-        told = [f"{choice.label} {_ratios(rows)}" for choice, rows in zip(chosen, exact, strict=True)]
-        return [Said("Timed as scored.", _times(told, mine, _fastest(mine, chosen)))]
+        said = _elsewhere(asked, speed, steps[steps["model"] == largest], largest, chosen)
+        own = [(choice.label, rows) for choice in chosen if len(rows := _same(mine, choice))]
+        if not own:
+            return [said]
+        batches = " / ".join(str(batch) for batch in sorted({int(b) for _, rows in own for b in rows["batch"]}))
+        ratios = "; ".join(f"{label} {_ratios(rows)}" for label, rows in own)
+        return [Said(said.lead, f"{said.text} {asked.model} itself, timed as scored, batch {batches}: {ratios}.")]
     main = speed.main_budget(asked.model)
     at = mine[mine["budget"] == main]
+    exact = [(choice, _same(mine, choice)) for choice in chosen]
+    if exact and len(exact[0][1]):
+        ran = [rows for _, rows in exact if len(rows)]
+        twice = len({choice.label for choice in chosen}) < len(chosen)
+        named = [f"{choice.label}{_at(choice.budget) if twice else ''}" for choice in chosen]
+        told = [
+            f"{name} {_ratios(rows) if len(rows) else 'not timed at its budget'}"
+            for name, (_, rows) in zip(named, exact, strict=True)
+        ]
+        here = "" if all(set(rows["budget"]) == {main} for rows in ran) else budget_of(str(main))
+        return [Said("Timed as scored.", _times(told, at, _fastest(at, ran, here), here))]
     timed = [(choice, rows) for choice in chosen if len(rows := at[at["label"] == choice.label])]
     told = [f"{choice.label} {_ratios(rows)}" for choice, rows in timed]
     others = sorted({text for text in mine["budget"] if text not in ("full", main)}, key=budget_order)
-    also = f", the largest timed; {listing([budget_of(text) for text in others])} too" if others else " only"
+    also = f", of most methods; {listing([budget_of(text) for text in others])} too" if others else " only"
     lead = f"Scored and timed budgets differ: times are at {budget_of(str(main))}{also}."
     if untimed := [choice.label for choice in chosen if choice.label not in {one.label for one, _ in timed}]:
         told += [f"{listing(untimed)} not timed"]
-    text = _times(told, mine, _fastest(at, chosen))
+    text = _times(told, at, _fastest(at, [rows for _, rows in timed]))
     scored = {choice.label: choice for choice in nearest.choices(asked.results, asked.places) if choice.text == main}
     there = [scored[choice.label] for choice, rows in timed if choice.label in scored and _same_params(scored, rows)]
     if there:
@@ -272,15 +285,17 @@ def _elsewhere(asked: Asked, speed: Speed, steps: pd.DataFrame, model: str, chos
     what = f"{model}{'' if model in asked.results.models else ', not scored,'} at {short_tokens(context)} tokens"
     what += f" with a budget of {budget_of(main)}" if main else ""
     differs = "models" if model != asked.model else "contexts"
-    return Said(f"Scored and timed {differs} differ: times are of {what}.", _times(told, rows, _fastest(rows, chosen)))
+    known = [rows[rows["label"] == label] for label in named]
+    return Said(f"Scored and timed {differs} differ: times are of {what}.", _times(told, rows, _fastest(rows, known)))
 
 
-def _times(told: Sequence[str], rows: pd.DataFrame, fastest: str) -> str:
+def _times(told: Sequence[str], rows: pd.DataFrame, fastest: str, budget: str = "") -> str:
     batches = sorted(set(rows["batch"]))
     batch = f"batch {' / '.join(str(int(each)) for each in batches)}"
     free = rows[rows["subject"] == CEILING_METHOD]
     limit = (
-        f" If choosing pages cost nothing (the limit of methods that read lists of pages): {_ratios(free)}."
+        f" If choosing pages cost nothing (the limit of methods that read lists of pages{_at(budget)}): "
+        f"{_ratios(free)}."
         if len(free)
         else ""
     )
@@ -289,14 +304,19 @@ def _times(told: Sequence[str], rows: pd.DataFrame, fastest: str) -> str:
     return f"Times as fast as Full at {batch} ({narrow}): {'; '.join(parts)}.{limit}" if parts else limit.strip()
 
 
-def _fastest(rows: pd.DataFrame, chosen: Sequence[Choice]) -> str:
-    """The fastest methods that are faster than the chosen ones."""
-    known = {choice.label for choice in chosen}
+def _at(budget: str) -> str:
+    return f", at {budget}" if budget else ""
+
+
+def _fastest(rows: pd.DataFrame, chosen: Sequence[pd.DataFrame], budget: str = "") -> str:
+    """The fastest methods that are faster than the chosen ones; the budget is named where it is not theirs."""
+    known = {str(label) for each in chosen for label in each["label"]}
     best = rows[~rows["subject"].isin([REFERENCE_METHOD, CEILING_METHOD])].groupby("label")["ratio"].max()
-    rest = best[~best.index.isin(known) & (best > best[best.index.isin(known)].max(skipna=True))] if known else best
+    rest = best[~best.index.isin(known)]
+    rest = rest[rest > max(float(each["ratio"].max()) for each in chosen)] if chosen else rest
     names = [str(label) for label in rest.sort_values(ascending=False).index[: _SHOWN - 1]]
     told = [f"{label} {_ratios(rows[rows['label'] == label])}" for label in names]
-    return f"the fastest, {listing(told)}" if told else ""
+    return f"the fastest{_at(budget)}, {listing(told)}" if told else ""
 
 
 def _ratios(rows: pd.DataFrame) -> str:
@@ -324,8 +344,9 @@ def _steps(speed: Speed) -> pd.DataFrame:
 
 
 def _same(rows: pd.DataFrame, choice: Choice) -> pd.DataFrame:
-    """The steps of the very configuration."""
-    return rows[(rows["label"] == choice.label) & (rows["budget"] == choice.text) & (rows["params"] == choice.params)]
+    """The steps of the very configuration; a budget in bytes is timed at the tokens that it came to."""
+    budget = choice.text if choice.is_native else str(choice.tokens)
+    return rows[(rows["label"] == choice.label) & (rows["budget"] == budget) & (rows["params"] == choice.params)]
 
 
 def _same_params(scored: Mapping[str, Choice], rows: pd.DataFrame) -> bool:

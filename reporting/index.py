@@ -9,6 +9,7 @@ from typing import Any
 from longdecode.reporting import front, instruments, pareto, quality, setups, tables, verdicts, wording
 from longdecode.reporting.checkpoint import ModelWords
 from longdecode.reporting.fair_play import FairPlay
+from longdecode.reporting.families import apart
 from longdecode.reporting.family_grid import FamilyGrid, family_grid, suites_by_family
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results
@@ -92,6 +93,7 @@ def index_values(
     return {
         "boards": boards,
         "swept": swept,
+        "apart": apart({main.kind(label) for label in swept}),
         "spread": (instruments.HEADS, instruments.spread(main, small, swept), instruments.NUMERIC),
         "holes": tables.holes(main.records),
         "record_count": len(main.records),

@@ -141,7 +141,10 @@ def against_bytes(
 
 
 def _pairs(results: Results, speed: Speed | None, model: str) -> pd.DataFrame:
-    """Scores and times of one model, label, context and budget; ``same`` tells whether the parameters are the same."""
+    """Scores and times of one model, label, context and budget; ``same`` tells whether the parameters are the same.
+
+    A budget in bytes is one in tokens here, as it was timed, where that was not scored by itself.
+    """
     if speed is None:
         return pd.DataFrame()
     steps = speed.table
@@ -151,9 +154,13 @@ def _pairs(results: Results, speed: Speed | None, model: str) -> pd.DataFrame:
     columns = [*_KEYS, "batch", "params", "ratio", "ratio_low", "ratio_high"]
     steps = steps.loc[steps["ratio"].notna() & (steps["subject"] != CEILING_METHOD), columns]
     rows = results.summary
-    rows = rows[(rows["model"] == model) & (rows["status"] == "ok") & rows["budget"].map(bytes_share).isna()]
+    rows = rows[(rows["model"] == model) & (rows["status"] == "ok")]
     rows = rows[(rows["kind"] != REFERENCE_METHOD) & ~rows["method"].isin(results.failed(model))]
     rows = rows.rename(columns={"method": "label"}).drop(columns="batch")
+    in_bytes = rows["budget"].map(bytes_share).notna()
+    native = [str(int(tokens)) for tokens in rows.loc[in_bytes, "budget_tokens"]]
+    rows = pd.concat([rows[~in_bytes], rows[in_bytes].assign(budget=native)])
+    rows = rows.drop_duplicates([*_KEYS, "suite", "task", "metric"])
     joined = rows.merge(steps, on=_KEYS, suffixes=("", "_timed"))
     return joined.assign(same=joined["params"] == joined["params_timed"])
 

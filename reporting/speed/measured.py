@@ -126,10 +126,14 @@ class Speed:
         return sorted(set(rows["budget"]) - {"full"}, key=budget_order)
 
     def main_budget(self, model: str) -> str | None:
-        """The budget for headlines: the largest count of tokens, as papers give it; else the largest share."""
-        budgets = self.budgets(model)
-        counts = [text for text in budgets if text.isdigit()]
-        return (counts or budgets)[-1] if budgets else None
+        """The budget for headlines: a count of tokens, as papers give it, else a share; the one most labels have.
+
+        Of several the largest. A budget that some labels alone were timed at must not empty a table of the others.
+        """
+        rows = self.ok(model)
+        labels = {budget: rows.loc[rows["budget"] == budget, "label"].nunique() for budget in self.budgets(model)}
+        counts = [budget for budget in labels if budget.isdigit()]
+        return max(counts or labels, key=lambda budget: (labels[budget], budget_order(budget)), default=None)
 
     def ceiling(self) -> Ceiling | None:
         """The fastest probe of the device's read rate."""

@@ -140,7 +140,7 @@ def test_a_step_that_was_timed_as_scored_says_so_and_another_budget_says_that_it
 ) -> None:
     same = timed(held, ("thrifty", "64", 1, 2.0), ("dear", "256", 1, 1.2), ("bad", "64", 1, 3.0))
     _, (lead, text), (_, fails) = said(same)
-    assert lead == "Timed as scored." and "thrifty 2.00; dear 1.20; the fastest, bad 3.00" in text
+    assert lead == "Timed as scored." and "thrifty 2.00; dear 1.20; the fastest, at 64 tokens, bad 3.00" in text
     assert "The fastest, bad, ends at best (256 tokens" in fails and "−80.0 points" in fails
     other = timed(lost, ("dear", "256", 1, 0.5), ("cheap", "256", 1, 2.0), ("free_selection", "256", 1, 3.0))
     _, (lead, text), *_ = said(other)
@@ -149,11 +149,28 @@ def test_a_step_that_was_timed_as_scored_says_so_and_another_budget_says_that_it
     assert "Quality at that budget: cheap at worst −50.0 points [−60.0, −40.0] on ask" in text
 
 
-def test_the_budgets_that_were_timed_beside_the_largest_are_named(lost: Results) -> None:
-    results = timed(lost, ("cheap", "64", 1, 3.0), ("cheap", "256", 1, 2.0))
+def test_the_budget_of_most_methods_leads_and_the_others_are_named(lost: Results) -> None:
+    steps = [("cheap", "256", 1, 2.0), ("dear", "256", 1, 0.5), ("dear", "8192", 1, 0.4)]
+    results = timed(lost, *steps, ("cheap", "128", 1, 3.0))
     _, (lead, text), *_ = said(results)
-    assert lead == "Scored and timed budgets differ: times are at 256 tokens, the largest timed; 64 tokens too."
+    assert lead == (
+        "Scored and timed budgets differ: times are at 256 tokens, of most methods; 128 tokens and 8,192 tokens too."
+    )
     assert "cheap 2.00" in text and "3.00" not in text
+
+
+def test_a_budget_in_bytes_is_timed_at_the_tokens_that_it_came_to(lost: Results) -> None:
+    """``cheap`` is named at a quarter of the bytes, which is 64 tokens; most methods were timed at 256."""
+    steps = [("cheap", "64", 1, 3.0), ("cheap", "256", 1, 2.0), ("dear", "256", 1, 4.0)]
+    results = timed(lost, *steps, ("free_selection", "256", 1, 5.0))
+    _, (lead, text), *_ = said(results)
+    assert (
+        lead == "Timed as scored."
+        and "cheap, at 64 tokens 3.00; cheap, at 256 tokens 2.00; the fastest, at 256 tokens, dear 4.00." in text
+    )
+    assert "read lists of pages, at 256 tokens): 5.00" in text
+    drawn = pareto._pairs(results, results.speed, "m").query("suite == 'ask' and label == 'cheap'")
+    assert dict(zip(drawn["budget"], drawn["ratio"], strict=True)) == {"64": 3.0, "256": 2.0}
 
 
 def test_times_of_another_model_are_not_passed_off_as_the_scored_ones(held: Results) -> None:
@@ -162,7 +179,12 @@ def test_times_of_another_model_are_not_passed_off_as_the_scored_ones(held: Resu
     assert lead == (
         "Scored and timed models differ: times are of large, not scored, at 128K tokens with a budget of 4,096 tokens."
     )
-    assert "thrifty 1.50" in text
+    assert text.endswith("thrifty 1.50.")
+    own = timed(held, ("thrifty", "64", 16, 1.1), ("dear", "64", 16, 9.0))
+    assert own.speed is not None and both.speed is not None
+    table = pd.concat([own.speed.table, both.speed.table], ignore_index=True)
+    _, (_, text), _ = said(dataclasses.replace(both, speed=Speed(table, EMPTY, EMPTY, EMPTY, ("dear", "cheap"))))
+    assert text.endswith("thrifty 1.50. m itself, timed as scored, batch 16: thrifty 1.10.")
     _, (lead, _), _ = said(held)
     assert lead == "No time was measured in this run."
 
@@ -194,6 +216,9 @@ def test_the_grid_has_a_column_for_each_family_and_context_and_the_loss_where_a_
     assert grid.heads == [("look-ups", 2), ("text", 1)]
     cells = {label: [(cell.level, cell.text) for cell in found] for label, found in grid.rows}
     assert cells["dear"] == [("worse", "−20.0"), ("estimate", "256"), ("worse", "+0.300")]
+    reads = {label: [cell.reads for cell in found] for label, found in grid.rows}
+    assert reads["dear"] == [f"50{NARROW}%"] * 3 and reads["oracle_topk"] == ["", f"60{NARROW}%", ""]
+    assert f"at 256 tokens, 50{NARROW}% of bytes: at worst −20.0 points" in dict(grid.rows)["dear"][0].words
     assert cells["oracle_topk"] == [("hole", "not run"), ("worse", "−3.0"), ("hole", "not run")]
     assert next(iter(cells)) == "dear", "the method that holds most often comes first"
 

@@ -287,6 +287,9 @@ def test_many_methods_are_shown_by_family_and_overviews_draw_the_featured(monkey
     kinds = {label: "quest" if label == "quest_b" else label for label in labels}
     assert families.featured(labels, kinds, ["quest", "tidal", "full"]) == {"full", "quest", "tidal"}
     assert families.featured(labels[:4], kinds, ["quest"]) == set(labels[:4])
+    many = {f"m{place}" for place in range(10)}
+    assert families.apart(many).startswith("infllm2, nosa and dma, which choose")
+    assert not families.apart(many | {"dma"}) and not families.apart(set(labels[:4]))
     cards = {"full": "reference", "quest": "selection", "tidal": "selection"}
     monkeypatch.setattr(families, "load_card", lambda kind: SimpleNamespace(family=cards[kind]))
     titles = {"selection": "Selection", "reference": "Reference"}

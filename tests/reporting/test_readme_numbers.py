@@ -131,6 +131,7 @@ def test_nosas_line_gives_the_rival_the_same_means_and_both_contexts(monkeypatch
     for name, label in (("", "nosa_offload"), ("InfLLM-V2 ", "infllm2_offload"), ("ShadowKV ", "shadowkv")):
         assert f"{name}{at[65536, label]:.2f} and {at[16384, label]:.2f}" in line
     assert f"{at[65536, 'nosa_overlap32']:.2f}, InfLLM-V2 {at[65536, 'infllm2_overlap32']:.2f}" in line
+    assert f"our forks' hit rates {at[65536, 'nosa_fork']:.2f} and {at[65536, 'nosa_fork32']:.2f} without" in line
 
 
 def test_nosas_line_says_what_its_importances_cost_long_answers(monkeypatch: pytest.MonkeyPatch) -> None:

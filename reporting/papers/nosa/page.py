@@ -22,10 +22,11 @@ THROUGHPUT = EqualMemory(
     {
         "at the hit rates of forks that were trained here, on real text":
             ({"full": ("full",), "infllm2": ("infllm2_fork", "infllm2_fork32")}, ("nosa_fork", "nosa_fork32")),
-        "with blocks that the forks of profile nosa read in 4K-token texts, 32 spare slots, fetch beside attention":
+        "with blocks that our forks read in 4K-token texts, 32 spare slots, fetch beside attention":
             ({"full": ("full",), "infllm2": ("infllm2_trace32",)}, ("nosa_trace32",)),
     },
-    {"infllm2": {"nosa_prefetch": "infllm2_prefetch", "nosa_overlap": "infllm2_overlap"}},
+    {"infllm2": {"nosa_prefetch": "infllm2_prefetch", "nosa_overlap": "infllm2_overlap",
+                 "nosa_overlap32": "infllm2_overlap32"}},
 )  # fmt: skip
 
 CLAIMS = Claims(

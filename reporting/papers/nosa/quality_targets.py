@@ -45,10 +45,9 @@ def over_rivals(inputs: PaperInputs, suite: str) -> Verdict:
     better = -1 if is_loss else 1
     gap, label = min(found, key=lambda pair: better * pair[0].value)
     value, bounds = _shown(gap, is_loss)
-    sure = all((one.high < 0 if is_loss else one.low > 0) for one, _ in found)
-    level, words = ("met", "target met") if sure else ("missed", "missed")
-    if not sure and better * gap.value > 0:
-        level, words = "recorded", "cannot be told apart"
+    sure = all(one.sign(inputs.alpha) == better for one, _ in found)
+    words = "target met" if sure else "missed: cannot be told apart" if better * gap.value > 0 else "missed"
+    level = "met" if sure else "missed"
     return Verdict(f"{what}, {label}", asked, wording.DASH, value, bounds, level, words)
 
 

@@ -120,7 +120,7 @@ def test_hit_rates_of_forks_have_a_table_of_their_own_without_print() -> None:
 def test_recorded_selections_of_forks_are_compared_with_one_another() -> None:
     theirs = [row("infllm2_trace32", "step", 480, 31, 13e6, 0.9), row("nosa_trace32", "step", 320, 30, 5e6, 0.9)]
     found = [block for block in THROUGHPUT(inputs_of([*ROWS, *theirs])) if isinstance(block, Cells)]
-    tables = [block for block in found if "blocks that the forks of profile nosa" in block.caption]
+    tables = [block for block in found if "blocks that our forks read" in block.caption]
     assert [line[1:5] for line in tables[0].rows][1] == ["nosa_trace32", "infllm2_trace32", "30 over 31", "1.50"]
 
 

@@ -100,7 +100,8 @@ def too_hard(lychee_run: ModuleType) -> Iterator[Record]:
 
 
 def write_run(folder: Path, lychee_run: ModuleType, more: bool, hard: bool = False) -> Path:
-    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False), encoding="utf-8")
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
     records = [*scores(lychee_run), *book_losses(lychee_run), *(too_hard(lychee_run) if hard else ())]
     for place in {(r.model, r.label, r.suite) for r in records}:
         mine = [r for r in records if (r.model, r.label, r.suite) == place]
@@ -265,8 +266,7 @@ def test_a_loss_below_some_rivals_and_above_others_misses(tmp_path: Path, lychee
                                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     for loss, level in ((3.2, "met"), (3.04, "missed")):
         monkeypatch.setitem(LOSS, ("fork-full", "infllm2"), loss)
-        (folder := tmp_path / level).mkdir()
-        found = page(write_run(folder, lychee_run, more=False))
+        found = page(write_run(tmp_path / level, lychee_run, more=False))
         assert over_rivals(found.inputs, "pg19_long").level == level
 
 

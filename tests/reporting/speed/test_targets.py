@@ -203,7 +203,7 @@ def test_a_rival_in_host_memory_has_as_many_spare_slots() -> None:
         for entry in shipped
         if entry["where"]["bench"] == "offload" and entry.get("over", {}).get("label", "").startswith("infllm2")
     ]
-    assert len(sides) == 4
+    assert len(sides) == 8
     for own, rival in sides:
         for name in ("spare_slots", "overlap"):
             assert knobs[own].get(name) == knobs[rival].get(name), (own, rival)
