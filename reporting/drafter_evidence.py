@@ -74,7 +74,8 @@ def missing(config: Mapping[str, Any], records: Sequence[Record], command: str) 
             open_runs += [run for run in runs if run not in open_runs]
     if not items:
         return [Prose(f"All {len(attention)} attention methods of the registry have a text as the drafter.")]
-    told = f"Of {len(attention)} attention methods of the registry, {len(items)} have no text as the drafter."
+    verb = "has" if len(items) == 1 else "have"
+    told = f"Of {len(attention)} attention methods of the registry, {len(items)} {verb} no text as the drafter."
     holes = [MissingResult(f"The run {run} has no texts.", command.format(run=run)) for run in open_runs]
     return [Prose(told), Listing(items), *holes]
 

@@ -124,8 +124,16 @@ class Matrix:
         return (
             f"Best lossless sparse method on {model}: {first.words}, {wording.number(seen.mean, 2)} times Full{bounds} "
             f"at {wording.short_tokens(prompt)} ({sampler}, {wording.plural(seen.prompts, 'text')}; {checked}). "
-            f"{verdict}"
+            f"{self._next(first)}{verdict}"
         )
+
+    def _next(self, first: Drafted) -> str:
+        """Return the fastest draft of another drafter, where one text alone does not tell the two apart."""
+        others = [one for one in self.lossless if one.drafter != first.drafter]
+        if not others or first.speedup is None or first.speedup.prompts > 1:
+            return ""
+        speed = wording.number(others[0].order, 2)
+        return f"Next is {others[0].words}, {speed}; one text gives no interval. "
 
     def paying(self) -> str:
         """Return which length of draft and which tree each drafter is fastest with."""

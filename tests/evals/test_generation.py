@@ -27,6 +27,7 @@ from longdecode.evals.replay import Replay, distances
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.storage import read_records
 from longdecode.methods.conformance_bench import CONFIG
+from longdecode.methods.draft_heads import DraftHeads, write_heads
 from longdecode.methods.registry import get_method
 
 SMALL = replace(CONFIG, vocab_size=64)
@@ -253,10 +254,25 @@ def test_what_cannot_be_written_is_a_status_with_its_reason(
         ({"budgets": [12]}, "12"),
     ):
         given = config_with(config_values, samplers=["greedy"], drafters=[], labels=["swift"], **changes)
-        output = tmp_path / said[:4] / "short.parquet"
+        output = tmp_path / str(len(said)) / "short.parquet"
         jobs.write_texts(build_run_config(given, "test"), "short", output)
         last = read_records(output, Record)[-1]
         assert last.status in ("unsupported", "data_unavailable") and said in str(last.reason)
+    file, heads = tmp_path / "heads.json", DraftHeads("chained", 3, 32, 1e-5)
+    heads.initialise("normal", 3, torch.ones(32))
+    write_heads(file, heads, "other", "0" * 64, {})
+    for params, said in (
+        ({"heads": str(file)}, "belongs to a checkpoint of hash 0000"),
+        ({"sinks": 60}, "(60 sinks and two steps of 5 tokens), got 64"),  # as long a partial cache as the prompt
+    ):
+        given = config_with(config_values, samplers=["greedy"], drafters=[], labels=["swift"], budgets=[1.0])
+        given["methods"]["swift"]["params"] |= params
+        output = tmp_path / next(iter(params)) / "short.parquet"
+        jobs.write_texts(build_run_config(given, "test"), "short", output)
+        last = read_records(output, Record)[-1]
+        assert last.status not in ("ok", "failed") and said in str(last.reason), last.reason
+    with pytest.raises(ConfigError, match=r"runs.short.prompts: is 8; .* greater than or equal to 64"):
+        build_run_config(config_with(config_values, prompts=[8]), "test")
     with pytest.raises(ConfigError, match=r"runs.short.prompts: 64 tokens are fewer than the penalty window of .*1024"):
         wrong = config_with(config_values)
         wrong["generation"]["samplers"]["drawn"].pop("penalty_window")

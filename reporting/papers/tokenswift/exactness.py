@@ -71,7 +71,28 @@ def exact(inputs: PaperInputs) -> list[Block]:
     heads = ("Model", "Sampler", "Batch", "Prompts, tokens", "Tokens", "Writers", "Texts that are Full's",
              "Tokens a step", "Others")  # fmt: skip
     table = Cells(words["caption"], heads, rows, frozenset({2, 4, 5}))
-    return [Prose(words["text"]), table, *_by_writer(words, [row for here in found.values() for row in here])]
+    tried = [row for here in found.values() for row in here]
+    return [Prose(words["text"]), table, *_partly(words, tried), *_by_writer(words, tried)]
+
+
+def _partly(words: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Return the writers that lack some way to draw or some batch on their model."""
+    done = [row for row in rows if row["status"] == "ok"]
+    tried = _ways(done)
+    ways = set().union(*tried.values())
+    lacking = [
+        f"`{label}` on {model} ({len(found)})" for (model, label), found in tried.items() if len(found) < len(ways)
+    ]
+    said = words["partly"].format(whole=len(tried) - len(lacking), every=len(tried), ways=len(ways))
+    return [Prose(f"{said} {wording.listing(lacking)}.")] if lacking else []
+
+
+def _ways(done: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], set[tuple[str, int]]]:
+    """Return sampler and batch of every text, by model and writer."""
+    tried: dict[tuple[str, str], set[tuple[str, int]]] = {}
+    for row in done:
+        tried.setdefault((row["model"], row["label"]), set()).add((row["sampler"], row["batch"]))
+    return tried
 
 
 def _range(done: Sequence[Mapping[str, Any]]) -> str:
@@ -120,7 +141,22 @@ def same_texts(inputs: PaperInputs) -> Verdict:
     )
     same, every = (sum(int(row[name]) for row in done) for name in ("identical", "batch"))
     level, words = ("met", "target met") if same == every else ("missed", "missed")
+    partly = sorted({_drafter(label) for label in labels} - _everyway(done))
+    if partly and level == "met":
+        words = "met where tried"
+        what += f"; {wording.listing(partly)} in some of these ways alone"
     return Verdict(what, "all", wording.DASH, f"{same} of {every}", "", level, words)
+
+
+def _drafter(label: str) -> str:
+    return label.partition("+")[0]
+
+
+def _everyway(done: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the drafters that some label was tried of, on some model, by every sampler in every batch."""
+    tried = _ways(done)
+    ways = set().union(*tried.values())
+    return {_drafter(label) for (_, label), found in tried.items() if found == ways}
 
 
 def end_to_end(label: str, sampler: str) -> Callable[[PaperInputs], Verdict]:
@@ -163,24 +199,61 @@ def same_draws(inputs: PaperInputs) -> Verdict:
     rows = {label: Counter[str](), "full": Counter[str]()}
     for row in table:
         if row["run"] in runs and row["label"] in rows:
-            rows[row["label"]].update({name: row[name] for name in ("tokens", "drawn")})
+            seen = {name: row[name] for name in ("tokens", "drawn")}
+            rows[row["label"]].update(seen | {"beyond": row[f"beyond_{MARGINS[-1]:g}"]})
     if not all(rows.values()):
         return Verdict(what, wording.DASH, wording.DASH, wording.DASH, "", "absent", "not measured")
     shown = f"{drawn(rows[label])} ({drawn(rows['full'])})"
+    what += f"; {rows[label]['beyond']} ({rows['full']['beyond']}) need an error of over {MARGINS[-1]:g} nats"
     return Verdict(
         what, wording.DASH, wording.DASH, shown, f"{label}, {rows[label]['tokens']:,} tokens", "recorded", "on record"
     )
 
 
 def host_growth(inputs: PaperInputs) -> Verdict:
-    """Return by how much the host's memory grew along the text."""
-    what, own = "Growth of the host's memory along that text", _whole(inputs)
-    seen = [[r.measures[name] for name in r.measures if name.endswith("_host_mib")] for r in own]
-    if not all(seen) or not seen:
+    """Return by how much the host's memory grew along the text of full length where it grew most."""
+    what = f"Growth of the host's memory along a text of {LENGTH:,} tokens"
+    grown = [
+        (max(marks) - min(marks), max(marks), r)
+        for r in _full_length(inputs)
+        if (marks := [r.measures[name] for name in r.measures if name.endswith("_host_mib")])
+    ]
+    if not grown:
         return Verdict(what, wording.DASH, wording.DASH, wording.DASH, "", "absent", "not measured")
-    grown, most = max(max(marks) - min(marks) for marks in seen), max(map(max, seen))
-    shown = f"{wording.number(grown, 1)} MiB"
-    return Verdict(what, wording.DASH, wording.DASH, shown, f"of {wording.number(most, 0)}", "recorded", "on record")
+    most, size, r = max(grown, key=lambda each: each[0])
+    what += f", the most of {len(grown)}: {r.label}, {r.task}, after {r.context:,}"
+    shown = f"{wording.number(most, 1)} MiB"
+    return Verdict(what, wording.DASH, wording.DASH, shown, f"of {wording.number(size, 0)}", "recorded", "on record")
+
+
+def no_waits(inputs: PaperInputs) -> Verdict:
+    """Return how many texts of full length replayed every step from a CUDA graph, in which no step can wait."""
+    texts = _full_length(inputs)
+    what = f"Texts of {LENGTH:,} tokens whose every step is a CUDA graph, which cannot wait for the host"
+    if not texts:
+        return Verdict(what, "all", wording.DASH, wording.DASH, "", "absent", "not measured")
+    graphs = sum(bool(r.measures.get("cuda_graph")) for r in texts)
+    looks = min(int(r.measures.get("looks_every_steps", 0)) for r in texts)
+    what += f"; tokens counted every {looks} steps"
+    level, words = ("met", "target met") if graphs == len(texts) else ("missed", "missed")
+    return Verdict(what, "all", wording.DASH, f"{graphs} of {len(texts)}", "", level, words)
+
+
+def printed_law(inputs: PaperInputs) -> Verdict:
+    """Return the total variation of the printed rule, of several texts the one with the fewest positions."""
+    what = "Total variation of the printed rule from the target, 27 and 47 paths"
+    found = [r.measures for r in written(inputs.folder) if "tv_27" in r.measures]
+    if not found:
+        return Verdict(what, wording.DASH, wording.DASH, wording.DASH, "", "absent", "not measured")
+    m = min(found, key=lambda each: each["law_positions"])
+    what += f", at {int(m['law_positions']):,} positions of a text"
+    shown = " and ".join(wording.number(m[f"tv_{paths}"], 3) for paths in (27, 47))
+    bounds = " and ".join(wording.interval(m[f"tv_{paths}_low"], m[f"tv_{paths}_high"], 3) for paths in (27, 47))
+    return Verdict(what, wording.DASH, wording.DASH, shown, bounds, "recorded", "on record")
+
+
+def _full_length(inputs: PaperInputs) -> list[Record]:
+    return [r for r in written(inputs.folder) if r.measures["tokens"] == LENGTH and r.label != "full"]
 
 
 def _whole(

@@ -13,11 +13,13 @@ from longdecode.reporting.papers.tokenswift.exactness import (
     end_to_end,
     exact,
     host_growth,
+    no_waits,
+    printed_law,
     replayed,
     same_draws,
     same_texts,
 )
-from longdecode.reporting.papers.tokenswift.heads import heads
+from longdecode.reporting.papers.tokenswift.heads import heads, over_pairs
 from longdecode.reporting.papers.tokenswift.others import bound, others
 from longdecode.reporting.papers.tokenswift.rows import rows
 from longdecode.reporting.papers.tokenswift.runs import ngrams, prompts, released, unwritten
@@ -71,7 +73,7 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method],
-        "targets": [TargetTable(own=(same_texts, *WHOLE, same_draws, host_growth))],
+        "targets": [TargetTable(own=(same_texts, same_draws, printed_law, over_pairs, *WHOLE, host_growth, no_waits))],
         "quality": [quality, unwritten, exact, replayed],
         "prompts": [prompts],
         "books": [over_books],

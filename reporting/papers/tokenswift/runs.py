@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Listing, MissingResult, Prose
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.tokenswift.exactness import LENGTH
-from longdecode.reporting.papers.tokenswift.texts import Value, fulls, standing, value, written
+from longdecode.reporting.papers.tokenswift.texts import Value, fulls, run_of, standing, value, written
 
 _HEADS = ("Sampler", "Prompt", "Label", "Rows", "n", "Tokens a step", "alpha", "beta", "Over Full", "Interval",
           "Minutes", "Full's", "Repeated 8-grams, %", "Full's, %", "Distinct-4", "Full's", "Full's loss")  # fmt: skip
@@ -74,13 +75,21 @@ def unwritten(inputs: PaperInputs) -> list[Block]:
 
 
 def _texts(inputs: PaperInputs, part: str) -> dict[tuple[str, str], list[Record]]:
-    """Return the texts that a part names, by label and sampler; of several lengths those of the length named."""
+    """Return the texts that a part names, by label and sampler: of several, those of the length and of the job named.
+
+    A job that wrote more of the part's texts goes first, so that speeds are over one and the same text of Full.
+    """
     words, prompt = inputs.words(part), inputs.words("tables")["default"]["prompt"]
+    named = [
+        r for r in written(inputs.folder, context=prompt)
+        if r.label in words["labels"] and r.task in words["samplers"] and f"at_{words['tokens']}_steps" in r.measures
+    ]  # fmt: skip
+    jobs = Counter(run for run, *_ in {(run_of(inputs.folder, r), r.label, r.task) for r in named})
+    named.sort(key=lambda r: jobs[run_of(inputs.folder, r)])
     found = {}
     for sampler in words["samplers"]:
         for label in words["labels"]:
-            own = [r for r in written(inputs.folder, label=label, task=sampler, context=prompt)
-                   if f"at_{words['tokens']}_steps" in r.measures]  # fmt: skip
+            own = [r for r in named if (r.label, r.task) == (label, sampler)]
             same = [r for r in own if r.measures["tokens"] == words["tokens"]]
             if own:
                 found[label, sampler] = standing(same or own, label)

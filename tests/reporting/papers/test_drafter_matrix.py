@@ -80,6 +80,17 @@ def sections_of(folder: Path, config: dict[str, Any], place: Path, names: Sequen
     return matrix(results, folder, FigureWriter(place, looks(names, names, "full")))
 
 
+def test_one_text_names_the_next_drafter_and_gives_no_interval(
+    folder: Path, config: dict[str, Any], tmp_path: Path
+) -> None:
+    one = [r for r in read_records(folder / "generation" / "matrix.parquet", Record) if r.sample_index <= 0]
+    write_records(tmp_path / "generation" / "matrix.parquet", one, Record)
+    for place, said in ((tmp_path, True), (folder, False)):
+        answer = next(b.text for b in blocks_of(place, config, tmp_path / "pages") if isinstance(b, Prose))
+        assert ("one text gives no interval" in answer) == said
+        assert len({name for name in ("`streaming`", "`h2o`") if name in answer}) == 1 + said
+
+
 def test_the_matrix_answers_by_length_tree_and_drafter(
     folder: Path, config: dict[str, Any], speedups: dict[str, list[float]], tmp_path: Path
 ) -> None:
