@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from longdecode.reporting.papers.nosa import quality_targets
-from longdecode.reporting.papers.nosa.forks import forks
+from longdecode.reporting.papers.nosa.forks import forks, with_tasks
 from longdecode.reporting.papers.nosa.page import PAPER
-from longdecode.reporting.papers.pairs import Paired
+from longdecode.reporting.papers.pairs import Paired, Sample
 
 
 def test_every_target_that_a_test_shows_names_one_that_exists() -> None:
@@ -46,7 +46,19 @@ def test_a_target_over_rivals_is_met_over_all_of_them_or_missed(
     found = {str(at): Paired(v, low, high, 9, 1, p) for at, (v, low, high, p) in enumerate(gaps)}
     monkeypatch.setattr(quality_targets, "_rivals", lambda *_: [(None, label) for label in found])
     monkeypatch.setattr(quality_targets, "_gap", lambda _, fork, label, suite: found[label])
+    monkeypatch.setattr(quality_targets, "_rival", lambda _, fork, label, suite: label)
     inputs: Any = SimpleNamespace(alpha=0.05)
     verdict = quality_targets.over_rivals(inputs, suite)
     assert verdict.words == words and verdict.what.endswith(", 1")
     assert verdict.level == ("met" if words == "target met" else "missed")
+
+
+def test_a_rival_names_its_tasks_where_it_lacks_some() -> None:
+    def key(task: str) -> tuple[str, str, int, int, int]:
+        return ("ruler", task, 4096, 0, 0)
+
+    sample = Sample(1.0, 1, ("p",), 1.0)
+    ours, some = {key("a"): sample, key("b"): sample}, {key("a"): sample}
+    inputs: Any = SimpleNamespace(words=lambda _: {"some_tasks": "{method}, {tasks} alone"})
+    assert with_tasks(inputs, "quest", ours, some) == "quest, `a` alone"
+    assert with_tasks(inputs, "quest", ours, ours) == "quest"
