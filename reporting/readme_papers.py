@@ -203,12 +203,10 @@ def _long_answers(table: pd.DataFrame) -> str:
     """Say what the forks have of 45 answers in one text, NOSA's without its importances too; nothing where unscored."""
     rows = table[(table["task"] == "mini_longgen_45") & (table["status"] == "ok")]
     shares = rows.set_index(["model", "method"])["value"]
-    full = [model for model in ("fork-full-again", "fork-full") if (model, "full") in shares.index]
-    wanted = [("fork-nosa", "nosa"), ("fork-infllm2", "infllm2"), ("fork-nosa", "nosa_no_importance")]
-    if not full or not set(wanted) <= set(shares.index):
+    wanted = [("fork-nosa", "nosa"), ("fork-infllm2", "infllm2"), ("fork-nosa", "nosa_no_importance"), ("fork-full", "full")]
+    if not set(wanted) <= set(shares.index):
         return ""
-    own, rival, bare = (number(100 * shares[key], 1) for key in wanted)
-    dense = number(100 * shares[full[0], "full"], 1)
+    own, rival, bare, dense = (number(100 * shares[key], 1) for key in wanted)
     return (
         f". 45 answers in one text: {own} % ({bare} % without importances), InfLLM-V2's fork {rival} % and, with full "
         f"attention, {dense} %"
