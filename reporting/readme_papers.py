@@ -184,9 +184,8 @@ def _forks() -> str:
     table = pd.read_csv(RESULTS / "nosa" / "summary.csv")
     shown, losses = list[str](), list[float]()
     for name in ("nosa", "infllm2", "full"):
-        models = [f"fork-{name}", f"fork-{name}-again"]  # a task that the first training lacks is the second's
-        mine = table[table["model"].isin(models) & (table["method"] == name) & (table["status"] == "ok")]
-        mine = mine.sort_values("model").drop_duplicates("task").set_index("task")
+        mine = table[(table["model"] == f"fork-{name}") & (table["method"] == name) & (table["status"] == "ok")]
+        mine = mine.set_index("task")
         asked = mine.loc[["ruler_niah_multikey_2", "ruler_niah_multivalue"], "value"]
         shown.append(" and ".join(number(100 * value, 1) for value in asked))
         losses.append(float(mine["loss"]["pg19_long_forced_1024"]))
@@ -203,7 +202,12 @@ def _long_answers(table: pd.DataFrame) -> str:
     """Say what the forks have of 45 answers in one text, NOSA's without its importances too; nothing where unscored."""
     rows = table[(table["task"] == "mini_longgen_45") & (table["status"] == "ok")]
     shares = rows.set_index(["model", "method"])["value"]
-    wanted = [("fork-nosa", "nosa"), ("fork-infllm2", "infllm2"), ("fork-nosa", "nosa_no_importance"), ("fork-full", "full")]
+    wanted = [
+        ("fork-nosa", "nosa"),
+        ("fork-infllm2", "infllm2"),
+        ("fork-nosa", "nosa_no_importance"),
+        ("fork-full", "full"),
+    ]
     if not set(wanted) <= set(shares.index):
         return ""
     own, rival, bare, dense = (number(100 * shares[key], 1) for key in wanted)
