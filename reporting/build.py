@@ -169,17 +169,20 @@ class _Build:
 
     def _transfer(self) -> None:
         main, known = self.main, self.results.config.get("models") or {}
+        own: transfer.Transfer | None = None
         if source := self.results.config.get("transfer_from"):
+            own = transfer.transfer(main, (), transfer.compared(main), printed_rankings())
             if not (Path(source) / "config.yaml").is_file():
                 raise ReportError(f"transfer_from: {source} holds no results (no config.yaml); leave the key out")
             other = load_results(Path(source) / "config.yaml", Path(source))
             main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
         small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
-        kinds = {label: main.kind(label) for label in main.labels if main.kind(label) != REFERENCE_METHOD}
+        kinds = transfer.compared(main)
         self._page(
             "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
             found=transfer.transfer(main, small, kinds, printed_rankings(), families.named(kinds)),
             origin=source and main.profile, origin_folder=source, older=older_scores(main),
+            own=own, own_profile=self.results.profile, own_words=own and transfer.spread(own),
         )  # fmt: skip
 
     def _data(self) -> None:

@@ -126,12 +126,12 @@ def _shared(found: Mapping[str, Mapping[Problem, Sequence[float]]]) -> Scores:
 
 
 def _pairs(places: Mapping[Place, Scores], instruments: Collection[str]) -> list[tuple[Place, Place]]:
-    """Pairs of models at their nearest contexts, and of a model's shortest and longest context."""
+    """Pairs of models at their nearest contexts, and of a model's shortest context and every longer one."""
     found = []
     models = list(dict.fromkeys(model for model, _ in sorted(places, key=lambda p: (p[0] not in instruments, p))))
     for model in models:
         contexts = sorted(context for name, context in places if name == model)
-        found += [((model, contexts[0]), (model, contexts[-1]))] if len(contexts) > 1 else []
+        found += [((model, contexts[0]), (model, context)) for context in contexts[1:]]
     for one, other in combinations(models, 2):
         here = sorted(context for name, context in places if name == one)
         for place in sorted(place for place in places if place[0] == other):
@@ -218,6 +218,25 @@ def _least_alike(budgets: Sequence[Correlation]) -> list[str]:
         f"The methods are ranked least alike on {low.suite} at {low.budget}: {low.first} and {low.second}, rank "
         f"correlation {low.value} {low.bounds}."
     ]
+
+
+def compared(results: Results) -> dict[str, str]:
+    """Return the registered method behind every scored label but Full's."""
+    return {label: kind for label in results.labels if (kind := results.kind(label)) != REFERENCE_METHOD}
+
+
+def spread(own: Transfer) -> list[str]:
+    """Say where the order of methods at one place tells least and most of that at another."""
+    said = []
+    for how, rows in (("At equal budgets", own.budgets), ("At equal bytes", own.bytes)):
+        if rows:
+            ordered = sorted(rows, key=lambda c: float(c.value.replace(MINUS, "-")))
+            least, most = (
+                f"{c.value} {c.bounds} on {c.suite} ({c.budget}, {c.first} and {c.second})"
+                for c in (ordered[0], ordered[-1])
+            )
+            said.append(f"{how} the correlation is lowest, {least}, and highest, {most}.")
+    return said
 
 
 def _missing(

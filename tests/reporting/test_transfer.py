@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longdecode.reporting.printed_ranks import PrintedRanking, printed_rankings
-from longdecode.reporting.transfer import spearman, transfer
+from longdecode.reporting.transfer import spearman, spread, transfer
 
 METHODS = {"a": 0.9, "b": 0.7, "c": 0.5, "d": 0.3, "e": 0.1}
 
@@ -86,6 +86,21 @@ def test_one_model_says_what_is_missing_and_how_to_make_it() -> None:
     assert found.conclusions == [] and len(found.budgets) == 1
     assert "No real model was scored" in found.missing[0] and "snakemake --cores 8 all" in found.missing[0]
     assert "{bytes: 0.25}" in found.missing[1]
+
+
+def test_one_model_is_compared_with_itself_at_every_longer_context_and_the_extremes_are_named() -> None:
+    turned = dict(zip(METHODS, reversed(METHODS.values()), strict=True))
+    rows = [*records("real", 8192, METHODS), *records("real", 32768, METHODS), *records("real", 65536, turned)]
+    found = transfer(results([*rows, *records("real", 8192, METHODS, "bytes=0.25")]), (), METHODS)
+    assert [(c.first, c.second, c.value) for c in found.budgets] == [
+        ("real at 8K", "real at 32K", "1.00"),
+        ("real at 8K", "real at 64K", "\u22121.00"),
+    ]
+    (said,) = spread(found)
+    assert (
+        said.index("\u22121.00") < said.index("real at 64K") < said.index("highest, 1.00") < said.index("real at 32K")
+    )
+    assert found.conclusions == [] and spread(transfer(results([]), (), METHODS)) == []
 
 
 def test_windows_of_one_book_are_one_problem() -> None:
