@@ -95,10 +95,13 @@ def best_of_each(found: Sequence[Matrix]) -> list[Block]:
         speed = first.speedup if first else None
         told = [first.drafter, shape_text(first.shape)] if first else [wording.DASH] * 2
         bounds = speed.bounds(one.confidence) if speed else ""
+        same, every = one.in_float32.get(first.records[0].label, (0, 0)) if first else (0, 0)
+        checked = f"{same} of {every}" if every else "not tried"
         faster = f"{sum(each.order > 1 for each in one.lossless)} of {len(one.lossless)}"
         place = [one.weights, one.place[1], f"{one.place[2]:,}"]
-        rows.append([*place, *told, wording.number(speed and speed.mean, 2), bounds, faster])
-    heads = ("Checkpoint", "Sampler", "Prompt", "Best drafter", "Drafted", "Over Full", "Interval", "Faster than Full")
+        rows.append([*place, *told, wording.number(speed and speed.mean, 2), bounds, checked, faster])
+    heads = ("Checkpoint", "Sampler", "Prompt", "Best drafter", "Drafted", "Over Full", "Interval", "In float32",
+             "Faster than Full")  # fmt: skip
     caption = "The fastest draft that wrote no other text than Full's in float32, as far as it was looked at."
     drafters = dict.fromkeys(name for one in found for name, _ in one.best) if len(found) > 1 else ()
     lines = [[drafter, *(_best(one, drafter) for one in found)] for drafter in drafters]

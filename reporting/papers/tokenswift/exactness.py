@@ -72,7 +72,32 @@ def exact(inputs: PaperInputs) -> list[Block]:
              "Tokens a step", "Others")  # fmt: skip
     table = Cells(words["caption"], heads, rows, frozenset({2, 4, 5}))
     tried = [row for here in found.values() for row in here]
-    return [Prose(words["text"]), table, *_partly(words, tried), *_by_writer(words, tried)]
+    untried = _untried(inputs.results.config, tried)
+    said = [Cells(words["untried"], ("Model", "Writers"), untried, fold=words["untried"])] if untried else []
+    return [Prose(words["text"]), table, *_partly(words, tried), *said, *_by_writer(words, tried)]
+
+
+def _untried(config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return by model the writers of a run's long generations that let Full verify and have no row."""
+    has = {(row["model"], row["label"]) for row in rows}
+    lacking: dict[str, list[str]] = {}
+    for run in (config.get("generation") or {}).get("runs", {}).values():
+        shapes = [
+            f"{drafts}x{branches}" if branches > 1 else f"{drafts}"
+            for drafts in run.get("draft_tokens", [4])
+            for branches in run.get("branches", [1])
+        ]
+        drafted = [f"{label}+{shape}" for label in run.get("drafters", []) for shape in shapes]
+        for label in dict.fromkeys([*filter(_exact_mode(config), run.get("labels", [])), *drafted]):
+            if (run["model"], label) not in has:
+                lacking.setdefault(run["model"], []).append(label)
+    return [[model, ", ".join(sorted(set(labels)))] for model, labels in lacking.items()]
+
+
+def _exact_mode(config: Mapping[str, Any]) -> Callable[[str], bool]:
+    """Return whether a label writes by the exact rule; the printed and the released one have another law."""
+    methods = config.get("methods") or {}
+    return lambda label: ((methods.get(label) or {}).get("params") or {}).get("mode", "exact") == "exact"
 
 
 def _partly(words: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Block]:

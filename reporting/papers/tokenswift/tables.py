@@ -206,8 +206,8 @@ def minutes(inputs: PaperInputs) -> list[Block]:
 def quality(inputs: PaperInputs) -> list[Block]:
     """Return diversity, repetition, Full's loss and exactness of every text, and those that were not written."""
     words, rows = inputs.words("quality"), []
-    columns = ("tokens_per_step", "alpha", "beta", "distinct_1", "distinct_2", "distinct_4", "distinct_2_window",
-               "distinct_2_line", "repeated_8", "loss_full")  # fmt: skip
+    columns = ("tokens_per_step", "alpha", "beta", "distinct_1", "distinct_2", "distinct_3", "distinct_4",
+               "distinct_2_window", "distinct_2_line", "repeated_8", "loss_full")  # fmt: skip
     for r in texts(inputs.folder):
         if "+" in r.label:
             continue
@@ -243,7 +243,26 @@ def quality(inputs: PaperInputs) -> list[Block]:
         "As Full's",
     )
     table = Cells(words["caption"], heads, rows, frozenset({3, 4, 5, *range(7, 7 + len(columns))}))
-    return [Prose(words["text"]), table if rows else inputs.missing(words["missing"], "generate")]
+    if not rows:
+        return [Prose(words["text"]), inputs.missing(words["missing"], "generate")]
+    return [Prose(words["text"]), table, *_diversity(inputs, words["longest"])]
+
+
+def _diversity(inputs: PaperInputs, caption: str) -> list[Block]:
+    """Return every Distinct-n of the longest texts, folded."""
+    done = [r for r in written(inputs.folder) if "+" not in r.label]
+    if not done:
+        return []
+    most = longest(done)
+    names = [f"distinct_{n}{kind}" for kind in ("", "_window", "_line") for n in (1, 2, 3, 4)]
+    rows = [
+        [r.model, r.label, r.task, f"{r.context:,}", *(wording.number(r.measures.get(name), 3) for name in names)]
+        for r in done
+        if r.measures["tokens"] == most
+    ]
+    heads = ("Model", "Label", "Sampler", "Prompt", *(name.replace("_", " ") for name in names))
+    said = caption.format(tokens=f"{most:,}")
+    return [Cells(said, heads, rows, frozenset(range(3, len(heads))), fold=said)]
 
 
 def law(inputs: PaperInputs) -> list[Block]:

@@ -228,7 +228,9 @@ def test_a_text_is_paired_with_fulls_of_its_own_job(folder: Path, tmp_path: Path
 
 def test_lossless_texts_in_float32_are_counted(folder: Path, tmp_path: Path) -> None:
     words = load_paper("tokenswift").words
-    inputs: Any = SimpleNamespace(folder=folder, words=lambda part: words[part], missing=lambda *_: Prose("missing"))
+    config: dict[str, Any] = {"generation": {"runs": {}}}
+    inputs: Any = SimpleNamespace(folder=folder, words=lambda part: words[part], missing=lambda *_: Prose("missing"),
+                                  results=SimpleNamespace(config=config))  # fmt: skip
     assert same_texts(inputs).level == "absent" and len(exact(inputs)) == 2
     row = {
         "model": "tiny",
@@ -258,6 +260,10 @@ def test_lossless_texts_in_float32_are_counted(folder: Path, tmp_path: Path) -> 
         ["tiny", "tokenswift", "1.50"], ["tiny", "quest+4", "2.50"],
     ]  # fmt: skip
     assert folded.heads[2] == "minp, batch of 3"
+    drafts = {"model": "tiny", "labels": ["tokenswift", "printed"], "drafters": ["quest", "tidal"], "branches": [1, 2]}
+    config |= {"methods": {"printed": {"params": {"mode": "faithful"}}}, "generation": {"runs": {"all": drafts}}}
+    untried = next(block for block in exact(inputs) if isinstance(block, Cells) and block.heads[1] == "Writers")
+    assert untried.rows == [["tiny", "quest+4x2, tidal+4, tidal+4x2"]] and untried.fold
 
 
 def test_texts_of_other_code_are_named_as_such(folder: Path) -> None:
