@@ -64,6 +64,8 @@ def evaluate_suite(
                 raise ConfigError(f"{config.source}: {unknown_name(kind, name, known)}")
     with lease_gpu(resolve_device(config.device)) as device, ExitStack() as stack:
         job = QualityJob(config, model, suite, device)
+        if job.failure is not None and any(b.of_bytes for label in outputs for b in config.budgets_of(label)):
+            raise job.failure  # a budget in bytes is solved for the model's shape
         lines = []
         for label, output in outputs.items():
             refusal = Gate(config, device, gate_folder(output)).refusal(label, model) if gated else None

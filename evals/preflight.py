@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -23,6 +24,10 @@ def look(run: RunConfig, made: Collection[str] = ()) -> None:
     Raises:
         ConfigError: the message names the configuration, the key and what is wrong with the file.
     """
+    for model, place in run.models.items():
+        if near := _misspelt(place.path):
+            asked = f"no folder {place.path} here; nearest folder: {near} (of the hub's model of this name give a copy)"
+            raise ConfigError(f"{run.source}: models.{model}: {asked}")
     for model, folder in _local_models(run, made):
         _blamed(run, f"models.{model}", partial(_config_and_tokenizer, folder))
     for label, spec in run.methods.items():
@@ -88,6 +93,16 @@ def _local_models(run: RunConfig, made: Collection[str]) -> Iterator[tuple[str, 
         beside = len(parts) > 1 and Path(parts[0]).is_dir()
         if _is_path(spec.path) or path.exists() or path.is_symlink() or beside or len(parts) > 2:
             yield model, path
+
+
+def _misspelt(path: str) -> str | None:
+    """Return the folder beside which a path of two parts, as hub ids have, differs by a slip of the pen."""
+    parts = Path(path).parts
+    if len(parts) != 2 or Path(parts[0]).is_dir():
+        return None
+    beside = [folder.name for folder in Path().iterdir() if (folder / parts[1]).is_dir()]
+    near = difflib.get_close_matches(parts[0], beside, n=1, cutoff=0.85)
+    return f"{near[0]}/{parts[1]}" if near else None
 
 
 def _config_and_tokenizer(folder: Path) -> None:

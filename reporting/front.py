@@ -131,7 +131,12 @@ def _which(asked: Asked, tuned: str) -> tuple[list[Choice], Said]:
             f"({_cells(first)}; {tuned}).{more}"
         )
         text += _shorter(asked, first)
-        return held[:_SHOWN], Said(f"For {asked.here}, use {first.label} from a budget of {first.budget}.", text)
+        unsure = [each.topic.name for each in first.found if each.level == "few"]
+        lead = f"use {first.label} from a budget of {first.budget}."
+        if unsure:
+            lead = f"{first.label} is nearest, from a budget of {first.budget}; too few samples to tell on "
+            lead += f"{listing(unsure)}."
+        return held[:_SHOWN], Said(f"For {asked.here}, {lead}", text)
     every = nearest.choices(asked.results, asked.places)
     if not every:
         return [], Said(f"At {asked.here} no method ran on {asked.suites}.", f"{tuned[0].upper()}{tuned[1:]}.")
@@ -143,10 +148,9 @@ def _which(asked: Asked, tuned: str) -> tuple[list[Choice], Said]:
             f" With at most half of those bytes the nearest is {cheaper.label} at {cheaper.budget} ({cheaper.reads}): "
             f"{_worst(cheaper)}."
         )
-    lead = (
-        f"At {asked.here} no method is within {asked.margins} of Full on {asked.suites}; the nearest is {first.label} "
-        f"at {first.budget}."
-    )
+    native = any(choice.is_native for choice in every)
+    none = f"no method is within {asked.margins} of Full on {asked.suites}" if native else "every budget is in bytes"
+    lead = f"At {asked.here} {none}; the nearest is {first.label} at {first.budget}."
     return [first, *([cheaper] if cheaper else [])], Said(lead, text)
 
 
@@ -168,8 +172,9 @@ def _reads(choice: Choice) -> str:
 
 
 def _from(choice: Choice) -> str:
-    sure = all(each.level == "shown" for each in choice.found)
-    return f"{choice.label} from {choice.budget} ({choice.reads}{'' if sure else ', by the estimate'})"
+    levels = {each.level for each in choice.found}
+    how = ", too few samples to tell" if "few" in levels else "" if levels == {"shown"} else ", by the estimate"
+    return f"{choice.label} from {choice.budget} ({choice.reads}{how})"
 
 
 def _cells(choice: Choice) -> str:
@@ -177,7 +182,8 @@ def _cells(choice: Choice) -> str:
     lost = sorted((each for each in choice.found if each.level == "worse"), key=lambda each: -each.loss)
     kept = [each for each in choice.found if each.level != "worse"]
     if not lost:
-        return _worst(choice) + (", by the estimate" if any(each.level == "estimate" for each in kept) else "")
+        levels = {each.level for each in kept}
+        return _worst(choice) + (", by the estimate" if "estimate" in levels and "few" not in levels else "")
     parts = [each.words for each in lost]
     for words, level in (
         ("within the margin on", "shown"),

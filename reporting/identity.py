@@ -60,6 +60,12 @@ class Look:
         return _DASHES[min(self.turn, len(_DASHES) - 1)]
 
 
+def _rarest(fixed: Mapping[str, int], kinds: Sequence[str]) -> int:
+    """Return the colour that the fewest methods of a report have, of equals the first."""
+    used = [hue for kind, hue in fixed.items() if kind in kinds]
+    return min(range(len(HUES)), key=used.count)
+
+
 def looks(
     labels: Sequence[str],
     kinds: Sequence[str],
@@ -71,8 +77,8 @@ def looks(
     """Return a look for each label.
 
     A method that ``hues`` names has its colour and marker from there, so that they are the same in every report; other
-    methods follow in the order given. A further label of a method keeps its colour and gets a hollow marker of another
-    form. Where methods of one report share a colour, their lines differ.
+    methods take the colour that the fewest methods here have. A further label of a method keeps its colour and gets a
+    hollow marker of another form. Where methods of one report share a colour, their lines differ.
 
     Args:
         labels: in table order.
@@ -85,7 +91,7 @@ def looks(
     fixed = dict(hues or {})
     for kind in kinds:
         if kind not in (reference, ceiling, oracle):
-            fixed.setdefault(kind, len(fixed) % len(HUES))
+            fixed.setdefault(kind, _rarest(fixed, kinds))
     present = [kind for kind in fixed if kind in kinds]
     found: dict[str, Look] = {}
     before: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -133,11 +134,16 @@ def against_bytes(
     how = (
         "" if named else f"name {model} under `throughput.decode` with the contexts and budgets that are scored, then "
     )
-    return Pareto(
-        figure,
-        f"times of {model}, so no method's speed is known. To add them: {how}"
-        f"`snakemake --cores 8 times --config profile={results.profile}`, on a GPU that does nothing else.",
-    )
+    said = f"times of {model}, so no method's speed is known. To add them: {how}"
+    speed = results.speed
+    if speed is not None and model in set(speed.table["model"]):
+        said = (
+            f"times of {model} at a context and budget at which it was scored, so quality and time stand apart. To add "
+            f"them: give `throughput.decode.{model}` contexts and budgets of the suites, then "
+        )
+    known = Path("config", f"{results.profile}.yaml").is_file()
+    which = f"--config profile={results.profile}" if known else "--configfile FILE"
+    return Pareto(figure, f"{said}`snakemake --cores 8 times {which}`, on a GPU that does nothing else.")
 
 
 def _pairs(results: Results, speed: Speed | None, model: str) -> pd.DataFrame:

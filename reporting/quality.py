@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -19,6 +20,8 @@ DATA_COLUMNS = [
     *("n", "value", "low", "high", "status"),
 ]
 _BUDGET = "budget (% of the context)"
+UNFORESEEN = 1.1
+"""Times the traffic model's share of bytes from which on the share counted while scoring stands."""
 
 
 def overview(results: Results, writer: FigureWriter, model: str, about: str) -> Figure | None:
@@ -129,13 +132,23 @@ def against_bytes(
 
 
 def with_traffic(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with bytes read per token and their share of Full's at the same place."""
+    """Return the rows with bytes read per token and their share of Full's at the same place.
+
+    Bytes are of the method's traffic model at the context's length. Where the tokens counted while scoring are a larger
+    share of Full's, by more than ``UNFORESEEN``, that share stands: prompts were shorter than the context, or
+    generated tokens come on top of the budget.
+    """
     rows = rows.copy()
     rows["bytes_per_step"] = rows["kv_bytes_per_step"] + rows["metadata_bytes_per_step"].fillna(0)
     place = ["model", "suite", "task", "context", "batch"]
     full = rows[rows["kind"] == REFERENCE_METHOD].groupby(place)["bytes_per_step"].first()
     keys = pd.MultiIndex.from_frame(rows[place])
-    rows["bytes_share"] = rows["bytes_per_step"].to_numpy() / full.reindex(keys).to_numpy()
+    modelled = rows["bytes_per_step"].to_numpy() / full.reindex(keys).to_numpy()
+    counted = np.full(len(rows), np.nan)
+    if "kv_tokens_read" in rows:
+        read = rows[rows["kind"] == REFERENCE_METHOD].groupby(place)["kv_tokens_read"].first()
+        counted = rows["kv_tokens_read"].to_numpy(float) / read.reindex(keys).to_numpy(float)
+    rows["bytes_share"] = np.where(np.nan_to_num(counted) > UNFORESEEN * np.nan_to_num(modelled), counted, modelled)
     return rows
 
 

@@ -276,6 +276,15 @@ def test_damaged_checkpoints(place: Path, tmp_path_factory: pytest.TempPathFacto
     assert not list(filter(None, faults))
 
 
+def test_a_misspelt_folder_is_not_taken_for_a_model_of_the_hub(place: Path) -> None:
+    shutil.move(place / "checkpoint", place / "miniature" / "weights")
+    good = BASE.replace("checkpoint", "miniature/weights")
+    assert good != BASE
+    run(good)
+    with pytest.raises(LongDecodeError, match="no folder minature/weights here; nearest folder: miniature/weights"):
+        run(good.replace("miniature", "minature"))
+
+
 def test_a_read_only_place_is_named(place: Path) -> None:
     (place / "results").mkdir(mode=0o555)
     if os.access(place / "results", os.W_OK):  # root writes everywhere

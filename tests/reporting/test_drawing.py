@@ -34,6 +34,8 @@ def test_a_method_looks_the_same_in_every_report() -> None:
         found = looks(labels, labels, reference="full", hues=hues)
         assert all(found[label].colour == HUES[hues[label]] for label in labels if label in hues)
         assert all(found[label].marker == whole[label].marker for label in labels if label in hues)
+    drawn = looks(["lychee", "new"], ["lychee", "new"], reference="full", hues=hues)
+    assert drawn["new"].colour != drawn["lychee"].colour, "one that has no colour takes one that is free here"
     both = looks(["tova", "duo"], ["tova", "duo"], reference="full", hues=hues)
     assert both["tova"].colour == both["duo"].colour and both["tova"].dashes != both["duo"].dashes
 

@@ -13,6 +13,7 @@ import pytest
 
 from longdecode.evals.fairness import Standing
 from longdecode.reporting import family_grid, front, index, instruments, nearest, pareto, verdicts
+from longdecode.reporting.dependence import Dependence, TooFew
 from longdecode.reporting.fair_play import FairPlay
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
@@ -110,6 +111,23 @@ def test_the_first_sentence_names_the_method_that_holds_for_the_fewest_bytes(hel
     assert "(at worst −1.5 points [−1.0, +1.0] on ask; knobs tuned alike)" in text
     assert text.endswith(f"Next by bytes: dear from 256 tokens (50{NARROW}%, by the estimate).")
     assert by_family.endswith("The other 1 method: on no family.")
+
+
+def test_a_method_that_too_few_samples_speak_for_is_not_recommended() -> None:
+    """No answer lost, but an interval so wide that no difference could have been shown."""
+    wide = {"diff_low": -0.3, "diff_high": 0.3, "n": 4}
+    rows = [row("ask", "thrifty", text, 0.0, 0.1, **wide) for text in ("64", "256")]
+    depends = Dependence(too_few={("m", "ask", "ask", 32768): TooFew(4, 0.3, 132)})
+    (lead, _), _, (_, by_family) = said(dataclasses.replace(run(rows), dependence=depends))
+    assert f"thrifty from 64 tokens (10{NARROW}%, too few samples to tell)" in by_family
+    assert lead == (
+        "For 32K tokens of m, thrifty is nearest, from a budget of 64 tokens; too few samples to tell on ask."
+    )
+
+
+def test_where_all_budgets_are_in_bytes_no_method_is_called_worse_for_it() -> None:
+    (lead, _), *_ = said(run([row("ask", "cheap", "bytes=0.25", 0.0, 0.25)]))
+    assert lead == "At 32K tokens of m every budget is in bytes; the nearest is cheap at 64 tokens."
 
 
 def test_a_context_at_which_the_method_needs_more_is_named(held: Results) -> None:
@@ -289,7 +307,8 @@ def test_a_model_without_times_is_drawn_against_bytes_with_the_command_that_adds
     assert set(drawn["suite"]) == {"ask", "prose"} and "context=32768" in chart.figure.same
     assert set(drawn["method"]) == {"full", "oracle_topk", "dear", "cheap"}
     assert drawn.query("method == 'cheap' and suite == 'ask'")["bytes_share"].tolist() == pytest.approx([0.1, 0.25])
-    assert "snakemake --cores 8 times --config profile=p" in chart.missing
+    assert "times of m, so no method's speed is known" in chart.missing
+    assert "snakemake --cores 8 times --configfile FILE" in chart.missing
     assert ("throughput.decode" in chart.missing) != named
 
 

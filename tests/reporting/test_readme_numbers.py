@@ -175,4 +175,6 @@ def test_the_real_models_table_holds_what_the_summary_has(real: Results) -> None
     for name, label, budget in (("LycheeDecode", "lychee", "bytes=0.25"), ("DuoAttention", "duo", "1024")):
         (row,) = summary[(summary["method"] == label) & (summary["budget"] == budget)].to_dict("records")
         assert any(cell.strip().startswith(f"{100 * row['value']:.1f} %") for cell in table[name])
-    assert float(table["LycheeDecode"][0].split(" to ")[-1].strip(" %")) == 25
+    assert table["Quest"][0].strip() == "25 %"
+    # LongBench's prompts are shorter than 8,192 tokens: a quarter of the context's bytes is more of theirs.
+    assert table["LycheeDecode"][0].strip() == "25 to 28 %"
