@@ -202,18 +202,16 @@ def _long_answers(table: pd.DataFrame) -> str:
     """Say what the forks have of 45 answers in one text, NOSA's without its importances too; nothing where unscored."""
     rows = table[(table["task"] == "mini_longgen_45") & (table["status"] == "ok")]
     shares = rows.set_index(["model", "method"])["value"]
-    wanted = [
-        ("fork-nosa", "nosa"),
-        ("fork-infllm2", "infllm2"),
-        ("fork-nosa", "nosa_no_importance"),
-        ("fork-full", "full"),
-    ]
-    if not set(wanted) <= set(shares.index):
+    wanted = [("fork-nosa", "nosa"), ("fork-infllm2", "infllm2"), ("fork-nosa", "nosa_no_importance")]
+    full = sorted(value for (model, method), value in shares.items() if method == "full" and "fork-full" in model)
+    if not full or not set(wanted) <= set(shares.index):
         return ""
-    own, rival, bare, dense = (number(100 * shares[key], 1) for key in wanted)
+    own, rival, bare = (number(100 * shares[key], 1) for key in wanted)
+    dense = " to ".join(number(100 * value, 1) for value in dict.fromkeys((full[0], full[-1])))
+    trained = f" ({len(full)} trainings)" if len(full) > 1 else ""
     return (
         f". 45 answers in one text: {own} % ({bare} % without importances), InfLLM-V2's fork {rival} % and, with full "
-        f"attention, {dense} %"
+        f"attention, {dense} %{trained}"
     )
 
 

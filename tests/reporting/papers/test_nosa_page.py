@@ -22,7 +22,7 @@ from longdecode.reporting import verdicts, wording
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers.blocks import Cells, Compared, Comparison, MissingResult
-from longdecode.reporting.papers.nosa.quality_targets import over_rivals
+from longdecode.reporting.papers.nosa.quality_targets import near_full, over_rivals
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import load_results
 from longdecode.reporting.wording import gap_interval, p_value
@@ -278,8 +278,7 @@ def test_overviews_leave_out_models_on_which_only_full_runs(tmp_path: Path, lych
     main = results.without(results.ablations)
     assert [model for model in main.models if main.compares(model)] == ["fork-full", "fork-nosa"]
     assert verdicts.board(main, "dense") == []
-    ruler, *_ = verdicts.board(main, "fork-nosa")
-    assert [label for label, _, _ in ruler.rows] == ["nosa"]
+    assert [label for label, _, _ in verdicts.board(main, "fork-nosa")[0].rows] == ["nosa"]
 
 
 def test_holes_name_the_command_that_fills_them(tmp_path: Path, lychee_run: ModuleType) -> None:
@@ -343,6 +342,7 @@ def test_a_place_is_set_beside_the_full_fork_that_was_scored_there(
     assert row.measured == wording.number(-500 / 24, 1, signed=True)
     assert {of[:2] for of in rows_of(lead)} >= {("full", "infllm2"), ("full_again", "infllm2")}
     assert over_rivals(paper.inputs, "ruler").measured == f"+{100 * 1 / 24:.1f} points"
+    assert near_full(paper.inputs, "ruler").what.endswith("ruler, full_again")
     (books,) = [b for b in sections["books"].blocks if isinstance(b, Comparison)]
     (row,) = [row for of, row in rows_of(books).items() if of[0] == "infllm2"]
     assert row.measured == wording.number(-0.08, 3, signed=True)
