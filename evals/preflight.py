@@ -24,9 +24,9 @@ def look(run: RunConfig, made: Collection[str] = ()) -> None:
     Raises:
         ConfigError: the message names the configuration, the key and what is wrong with the file.
     """
-    for model, place in run.models.items():
-        if near := _misspelt(place.path):
-            asked = f"no folder {place.path} here; nearest folder: {near} (of the hub's model of this name give a copy)"
+    for model, named in run.models.items():
+        if near := _misspelt(named.path):
+            asked = f"no folder {named.path} here; nearest folder: {near} (of the hub's model of this name give a copy)"
             raise ConfigError(f"{run.source}: models.{model}: {asked}")
     for model, folder in _local_models(run, made):
         _blamed(run, f"models.{model}", partial(_config_and_tokenizer, folder))

@@ -203,7 +203,7 @@ def _long_answers(table: pd.DataFrame) -> str:
     rows = table[(table["task"] == "mini_longgen_45") & (table["status"] == "ok")]
     shares = rows.set_index(["model", "method"])["value"]
     wanted = [("fork-nosa", "nosa"), ("fork-infllm2", "infllm2"), ("fork-nosa", "nosa_no_importance")]
-    full = sorted(value for (model, method), value in shares.items() if method == "full" and "fork-full" in model)
+    full = sorted(rows.loc[rows["model"].str.startswith("fork-full") & rows["method"].eq("full"), "value"])
     if not full or not set(wanted) <= set(shares.index):
         return ""
     own, rival, bare = (number(100 * shares[key], 1) for key in wanted)
