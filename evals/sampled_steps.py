@@ -2,7 +2,8 @@
 
 ``python -m longdecode.evals.sampled_steps results/tokenswift --labels full tokenswift_lean`` writes
 ``sampled_steps.csv``. The throughput jobs time steps greedily, without a penalty, so that a method's kernels decide; a
-text with penalty and noise pays for drawing too, once a row of the tree.
+text with penalty and noise pays for drawing too, once a row of the tree. ``throughput.step_block`` draws greedily by
+its own hand: a sampler there would make every time on record one of older code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_device, resolve_dtype
-from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.errors import ConfigError, LongDecodeError, UnsupportedCellError
+from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.kv_cache import DenseCache, KVCache
 from longdecode.engine.prefill import Observed
 from longdecode.engine.request import Prompt, Request
@@ -49,7 +51,10 @@ def whole_step(decoder: Decoder, cache: KVCache, method: AttentionMethod, contex
 
     Raises:
         ConfigError: a step verifies more rows than the context has.
+        UnsupportedCellError: the method decodes in a cache of its own.
     """
+    if method.draft is None and method.make_cache(cache.shape) is not None:
+        raise UnsupportedCellError(f"{method.name} decodes in a cache of its own, not in the dense one")
     rows = 1 if method.draft is None else method.draft.tree.rows
     if rows >= context:
         raise ConfigError(f"{rows} rows are verified; the context has {context} tokens")
@@ -141,14 +146,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help=f"the table; {NAME} of the results folder when left out")
     given = parser.parse_args(arguments)
     try:
-        config, device = load_run_config(given.results / "config.yaml"), resolve_device(given.device)
-        model = load_model(config, given.model, device, resolve_dtype(config.dtype, device), max(given.contexts))
+        config, table = load_run_config(given.results / "config.yaml"), pd.DataFrame()
         path = given.output or given.results / NAME
-        table = pd.DataFrame()
-        for row in rows(config, model, given.labels, given.contexts, given.sampler, given.budget, given.rounds):
-            print(row, flush=True)
-            table = pd.concat([table, pd.DataFrame([row])], ignore_index=True)
-            write_table(path, table)
+        with lease_gpu(resolve_device(given.device), alone=True) as device:
+            model = load_model(config, given.model, device, resolve_dtype(config.dtype, device), max(given.contexts))
+            for row in rows(config, model, given.labels, given.contexts, given.sampler, given.budget, given.rounds):
+                print(row, flush=True)
+                table = pd.concat([table, pd.DataFrame([row])], ignore_index=True)
+                write_table(path, table)
         if given.output is None:
             manifest.seal(given.results, [path])
     except LongDecodeError as error:

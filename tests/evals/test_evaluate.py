@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 
-from longdecode.engine.errors import ConfigError, DeviceMemoryError, GateError, UnsupportedCellError
+from longdecode.engine.errors import CheckpointError, ConfigError, DeviceMemoryError, GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator
 from longdecode.evals import gate as gates
 from longdecode.evals import quality_job
@@ -105,6 +105,14 @@ def test_sampled_tasks_have_noise_of_their_own_for_each_sample(run: Run) -> None
     assert [record.output_ids for record in written] == [record.output_ids for record in again]
     assert len({tuple(record.output_ids or ()) for record in (*written, *other)}) == 4
     assert {len(record.output_ids or ()) for record in written} == {384}
+
+
+def test_a_budget_in_bytes_of_a_model_out_of_reach_says_which_model(run: Run, tmp_path: Path) -> None:
+    """Native budgets are solved for the model's shape: without it no cell can be named, so that the job ends."""
+    gone = {"models": {"tiny": {"path": str(tmp_path / "gone")}}}
+    assert {r.status for r in run("full", "mini_recall", budgets=[0.5], **gone)} == {"failed_gate"}
+    with pytest.raises(CheckpointError, match="gone"):
+        run("streaming", "mini_recall", budgets=[{"bytes": 0.5}], **gone)
 
 
 def test_what_cannot_run_ends_as_a_status(run: Run) -> None:

@@ -167,6 +167,10 @@ def same_texts(inputs: PaperInputs) -> Verdict:
     same, every = (sum(int(row[name]) for row in done) for name in ("identical", "batch"))
     level, words = ("met", "target met") if same == every else ("missed", "missed")
     partly = sorted({_drafter(label) for label in labels} - _everyway(done))
+    if others := sum(
+        len(names.split(", ")) for _, names in _untried(inputs.results.config, exact_texts(inputs.folder))
+    ):
+        what += f"; {others} other settings of these writers were not tried"
     if partly and level == "met":
         words = "met where tried"
         what += f"; {wording.listing(partly)} in some of these ways alone"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from longdecode.evals.sampled_steps import NAME as SAMPLED
 from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Prose
 from longdecode.reporting.papers.inputs import PaperInputs
@@ -40,7 +41,23 @@ def steps(inputs: PaperInputs) -> list[Block]:
     blocks: list[Block] = [Cells(words["caption"], heads, rows, frozenset({2, 4, 5, 6, 7, 8}))] if rows else []
     blocks = blocks or [inputs.missing(words["missing"], "throughput")]
     baseline = Cells(words["baselines"], ("Model", "Baseline", "Context", "ms"), bases, frozenset({3}))
-    return [Prose(words["text"]), *blocks, baseline]
+    return [Prose(words["text"]), *blocks, baseline, _sampled(inputs)]
+
+
+def _sampled(inputs: PaperInputs) -> Block:
+    """Return what drawing by a sampler adds to whole steps, or the command that times it."""
+    words, path = inputs.words("steps"), inputs.folder / SAMPLED
+    if not path.is_file():
+        return inputs.missing(words["unsampled"], "sampled")
+    rows = [
+        [row["model"], row["label"], str(row["rows"]), f"{row['context']:,}", row["sampler"],
+         wording.number(row["greedy_us"], 0), wording.number(row["sampled_us"], 0), wording.number(row["ratio"], 3),
+         wording.interval(row["low"], row["high"], 3)]
+        for row in pd.read_csv(path).to_dict("records")
+    ]  # fmt: skip
+    heads = ("Model", "Label", "Rows verified", "Context", "Sampler", "Greedily", "Drawn", "Drawn over greedily",
+             "Interval")  # fmt: skip
+    return Cells(words["sampled"], heads, rows, frozenset({2, 3, 5, 6, 7}))
 
 
 def composed(inputs: PaperInputs) -> list[Block]:

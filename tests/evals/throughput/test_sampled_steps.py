@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.weights import random_decoder
 from longdecode.evals import sampled_steps
@@ -43,6 +43,8 @@ def test_a_step_draws_by_its_sampler_and_a_reset_brings_back_its_counters(name: 
     assert drawn[0] != drawn[1], "the same noise as greedy decoding: none"
     with pytest.raises(ConfigError, match="1 rows are verified; the context has 1 tokens"):
         whole_step(decoder, cache, get_method("full").from_budget(None, CONFIG), 1, Sampling())
+    with pytest.raises(UnsupportedCellError, match="streaming decodes in a cache of its own"):
+        whole_step(decoder, cache, get_method("streaming").from_budget(64, CONFIG), 200, Sampling())
 
 
 def test_the_table_has_a_row_a_context_and_label(config_values: dict[str, Any], tmp_path: Path) -> None:

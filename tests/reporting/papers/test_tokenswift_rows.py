@@ -186,3 +186,15 @@ def test_old_and_new_records_in_one_file_are_one_table(
     assert len(by_rows.rows) == 4 and len(trees.rows) == 2
     _, baselines = [block for block in steps(inputs_of(tmp_path)) if isinstance(block, Cells)]
     assert [row[1] for row in baselines.rows] == ["ours, in a CUDA graph"] * 2 + ["the paper's own loop, A100"]
+
+
+def test_steps_under_a_sampler_are_shown_where_they_were_timed_else_the_command(tmp_path: Path) -> None:
+    *_, hole = steps(inputs_of(tmp_path))
+    assert isinstance(hole, MissingResult) and "longdecode.evals.sampled_steps" in hole.command
+    row = {"model": "llama3-8b", "label": "tokenswift", "context": 102400, "rows": 101, "sampler": "minp",
+           "sampled_us": 14960.4, "greedy_us": 13600.2, "ratio": 1.1, "low": 1.09, "high": 1.12}  # fmt: skip
+    pd.DataFrame([row]).to_csv(tmp_path / "sampled_steps.csv", index=False)
+    *_, table = steps(inputs_of(tmp_path))
+    assert isinstance(table, Cells)
+    assert list(table.rows[0]) == ["llama3-8b", "tokenswift", "101", "102,400", "minp", "13,600", "14,960", "1.100",
+                                   "[1.090, 1.120]"]  # fmt: skip
