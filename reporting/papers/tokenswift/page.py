@@ -9,6 +9,7 @@ from longdecode.reporting.papers.sections.method import method
 from longdecode.reporting.papers.sections.targets import TargetTable
 from longdecode.reporting.papers.spec import declare
 from longdecode.reporting.papers.tokenswift.books import over_books
+from longdecode.reporting.papers.tokenswift.curves import minutes_drawn, ngrams_drawn
 from longdecode.reporting.papers.tokenswift.exactness import (
     end_to_end,
     exact,
@@ -90,11 +91,12 @@ PAPER = declare(
             Mirror("window", "window", RATES),
             Mirror("window_distinct", "window", DISTINCTS),
             Mirror("figure_3", "ngrams", ("alpha", "beta", "speedup")),
+            ngrams_drawn,
         ],
         "ngrams": [ngrams],
         "released": [released],
         "others": [others],
-        "minutes": [minutes],
+        "minutes": [minutes, minutes_drawn],
         "growth": [growth],
         "heads": [heads],
         "steps": [steps, bound],

@@ -49,15 +49,20 @@ def _sampled(inputs: PaperInputs) -> Block:
     words, path = inputs.words("steps"), inputs.folder / SAMPLED
     if not path.is_file():
         return inputs.missing(words["unsampled"], "sampled")
-    rows = [
-        [row["model"], row["label"], str(row["rows"]), f"{row['context']:,}", row["sampler"],
-         wording.number(row["greedy_us"], 0), wording.number(row["sampled_us"], 0), wording.number(row["ratio"], 3),
-         wording.interval(row["low"], row["high"], 3)]
-        for row in pd.read_csv(path).to_dict("records")
-    ]  # fmt: skip
+    table = pd.read_csv(path)
+    fulls = table[table["label"] == "full"].set_index(["model", "context", "sampler"])
+    rows = []
+    for row in table.to_dict("records"):
+        full = fulls.loc[place] if (place := (row["model"], row["context"], row["sampler"])) in fulls.index else None
+        over = [None if full is None else row[name] / full[name] for name in ("greedy_us", "sampled_us")]
+        rows.append(
+            [row["model"], row["label"], str(row["rows"]), f"{row['context']:,}", row["sampler"],
+             wording.number(row["greedy_us"], 0), wording.number(row["sampled_us"], 0), wording.number(row["ratio"], 3),
+             wording.interval(row["low"], row["high"], 3), *(wording.number(times, 2) for times in over)]
+        )  # fmt: skip
     heads = ("Model", "Label", "Rows verified", "Context", "Sampler", "Greedily", "Drawn", "Drawn over greedily",
-             "Interval")  # fmt: skip
-    return Cells(words["sampled"], heads, rows, frozenset({2, 3, 5, 6, 7}))
+             "Interval", "Over Full's, greedily", "Over Full's, drawn")  # fmt: skip
+    return Cells(words["sampled"], heads, rows, frozenset({2, 3, 5, 6, 7, 9, 10}))
 
 
 def composed(inputs: PaperInputs) -> list[Block]:
