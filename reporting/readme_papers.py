@@ -158,8 +158,21 @@ def _end_to_end() -> str:
     again = " to ".join(number(share, 0) for share in (min(repeated), max(repeated)))
     return (
         f"times Full's speed, SmolLM2, {past:,} tokens: {penalised} with print's penalty, {bare} without it, where "
-        f"{again} % of the text's 8-grams stood before{_books(folder, swift)}"
+        f"{again} % of the text's 8-grams stood before{_rivals(folder, past)}{_books(folder, swift)}"
     )
+
+
+def _rivals(folder: Path, past: int) -> str:
+    """Say how fast the rivals of print's table 3 wrote texts of the same length, each with its sampler, or nothing."""
+    said = []
+    for name, label, drawn in (
+        ("Medusa in two passes", "medusa_2pass", "minp"),
+        ("TriForce", "triforce", "minp_plain"),
+    ):
+        mine = texts.written(folder, label=label, task=drawn)
+        if (over := texts.value(mine, texts.fulls(folder), "speedup", past)) is not None:
+            said.append(f"{name} {ratio(over.mean)} {'with' if drawn == 'minp' else 'without'}")
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _books(folder: Path, swift: Sequence[Record]) -> str:

@@ -156,6 +156,18 @@ def test_tokenswifts_line_quotes_several_books_beside_the_one_text(monkeypatch: 
         assert f"{sum(ratios) / len(ratios):.2f} [" in line.split(" books, ")[-1]
 
 
+def test_tokenswifts_line_has_print_s_rivals_at_the_same_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    said = readme_papers.paper_tokenswift()
+    for run, label, name in (
+        ("rivals_long", "medusa_2pass", "Medusa in two passes"),
+        ("triforce_long", "triforce", "TriForce"),
+    ):
+        table = pq.read_table(f"results/tokenswift/generation/{run}.parquet").to_pylist()
+        times = {row["label"]: dict(row["measures"])["ms_per_token"] for row in table}
+        assert f"{name} {times['full'] / times[label]:.2f} with" in said
+
+
 def test_a_drafted_text_that_is_another_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenswift").mkdir()
     monkeypatch.setattr(readme_papers, "RESULTS", tmp_path)

@@ -100,7 +100,7 @@ def _panel(data: pd.DataFrame, looks: Mapping[str, Look], title: str) -> Panel:
         for name, look in looks.items():
             mine = data[data["line"] == name].sort_values("tokens")
             if len(mine):
-                shown = pd.DataFrame({column: mine["value"] for column in ("value", "low", "high")})
+                shown = pd.DataFrame(dict.fromkeys(("value", "low", "high"), mine["value"]))
                 drawing.line(axes, look, list(mine["tokens"]), shown, 1.0)
 
     return draw

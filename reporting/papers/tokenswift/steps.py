@@ -49,11 +49,11 @@ def _sampled(inputs: PaperInputs) -> Block:
     words, path = inputs.words("steps"), inputs.folder / SAMPLED
     if not path.is_file():
         return inputs.missing(words["unsampled"], "sampled")
-    table = pd.read_csv(path)
-    fulls = table[table["label"] == "full"].set_index(["model", "context", "sampler"])
+    timed = pd.read_csv(path).to_dict("records")
+    fulls = {(row["model"], row["context"], row["sampler"]): row for row in timed if row["label"] == "full"}
     rows = []
-    for row in table.to_dict("records"):
-        full = fulls.loc[place] if (place := (row["model"], row["context"], row["sampler"])) in fulls.index else None
+    for row in timed:
+        full = fulls.get((row["model"], row["context"], row["sampler"]))
         over = [None if full is None else row[name] / full[name] for name in ("greedy_us", "sampled_us")]
         rows.append(
             [row["model"], row["label"], str(row["rows"]), f"{row['context']:,}", row["sampler"],

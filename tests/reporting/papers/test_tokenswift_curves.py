@@ -64,7 +64,9 @@ def test_figures_1_and_3_draw_print_beside_the_texts(tmp_path: Path, lychee_run:
     assert curves["alpha", "tokenswift", 20_480] == pytest.approx(0.5, rel=1e-3)
     assert curves["beta", "tokenswift", 20_480] == pytest.approx(0.5)
     assert curves["speedup", "tokenswift_k0", 40_960] == pytest.approx(0.5, rel=1e-3)
-    assert curves["beta", "tokenswift print", 102_400] == 0.76 and curves["alpha", "tokenswift_k0 print", 102_400] == 0.4
+    assert (
+        curves["beta", "tokenswift print", 102_400] == 0.76 and curves["alpha", "tokenswift_k0 print", 102_400] == 0.4
+    )
 
 
 def test_without_texts_nothing_is_drawn(inputs: Any) -> None:
