@@ -22,6 +22,7 @@ WHAT = {
     "locality.csv": "Overlap of consecutive steps and misses by resident set, by text, layer and KV head.",
     "tuning.csv": "An earlier sweep of single knobs.",
     "exact_texts.csv": "Texts of every lossless writer in float32 against plain decoding's.",
+    "sampled_steps.csv": "Whole steps drawn by a sampler, in pairs with the same steps drawn greedily.",
     "replay.csv": "Written texts against full attention in float32, token by token.",
     "instrument.json": "Checks of the instrument with their numbers.",
     "config.yaml": "The configuration as it was run.",

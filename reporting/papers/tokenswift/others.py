@@ -43,11 +43,13 @@ def _other(inputs: PaperInputs, of: Sequence[str], figure: Any, words: Mapping[s
         found, reason = _self_drafts(inputs, words["self_drafts"]), "matrix"
     largest = max(written(inputs.folder), key=lambda r: r.measures["tokens"], default=None)
     here = [r for r in found if largest is not None and r.model == largest.model]
-    own = max(_groups(here), key=lambda group: _speed(inputs, group), default=[])
+    least = int(of[2].replace(",", ""))
+    own = max(_groups(here), key=lambda group: _speed(inputs, group, least), default=[])
     if not own:
         return compared_value(of, figure, None, words["missing_text"], inputs.results.confidence)
-    first, seen = own[0], value(own, fulls(inputs.folder), "speedup", longest(own))
-    told = {"label": first.label, "sampler": first.task, "model": first.model, "tokens": f"{longest(own):,}"}
+    first, past = own[0], _past(own, least)
+    seen = value(own, fulls(inputs.folder), "speedup", past)
+    told = {"label": first.label, "sampler": first.task, "model": first.model, "tokens": f"{past:,}"}
     told["prompt"] = f"{first.context:,}"
     return compared_value(of, figure, seen, words[reason].format(**told), inputs.results.confidence)
 
@@ -65,8 +67,16 @@ def _groups(records: Sequence[Record]) -> list[list[Record]]:
     return list(found.values())
 
 
-def _speed(inputs: PaperInputs, own: Sequence[Record]) -> float:
-    seen = value(own, fulls(inputs.folder), "speedup", longest(own))
+def _past(own: Sequence[Record], least: int) -> int:
+    """Return the first mark of the texts past ``least`` tokens: speed changes along a text."""
+    marks = {
+        int(name.split("_")[1]) for r in own for name in r.measures if name.startswith("at_") and name.endswith("_ms")
+    }
+    return min((mark for mark in marks if mark >= least), default=longest(own))
+
+
+def _speed(inputs: PaperInputs, own: Sequence[Record], least: int) -> float:
+    seen = value(own, fulls(inputs.folder), "speedup", _past(own, least))
     return seen.mean if seen else -1.0
 
 

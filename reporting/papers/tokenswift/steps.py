@@ -58,11 +58,12 @@ def _sampled(inputs: PaperInputs) -> Block:
         rows.append(
             [row["model"], row["label"], str(row["rows"]), f"{row['context']:,}", row["sampler"],
              wording.number(row["greedy_us"], 0), wording.number(row["sampled_us"], 0), wording.number(row["ratio"], 3),
-             wording.interval(row["low"], row["high"], 3), *(wording.number(times, 2) for times in over)]
+             wording.interval(row["low"], row["high"], 3), f"{row['n']} of {row['n'] + row['disturbed']}",
+             *(wording.number(times, 2) for times in over)]
         )  # fmt: skip
     heads = ("Model", "Label", "Rows verified", "Context", "Sampler", "Greedily", "Drawn", "Drawn over greedily",
-             "Interval", "Over Full's, greedily", "Over Full's, drawn")  # fmt: skip
-    return Cells(words["sampled"], heads, rows, frozenset({2, 3, 5, 6, 7, 9, 10}))
+             "Interval", "Pairs undisturbed", "Over Full's, greedily", "Over Full's, drawn")  # fmt: skip
+    return Cells(words["sampled"], heads, rows, frozenset({2, 3, 5, 6, 7, 10, 11}))
 
 
 def composed(inputs: PaperInputs) -> list[Block]:

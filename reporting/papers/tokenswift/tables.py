@@ -34,6 +34,7 @@ class Mirror:
     ``words.yaml`` maps, under ``tables.<table>``, a value of ``key`` to the label, sampler and prompt that stand for
     it; ``default`` of the table, then of all tables, fills in what a row leaves out. Where a row gives no number of
     tokens, whole texts count, and ``tokens`` keeps them equally long: the share of distinct n-grams falls with length.
+    A row's ``note`` stands beside what was measured.
 
     A row without a text stands folded below, with what is missing: ``absent`` maps a setting to it where no run has it.
 
@@ -119,8 +120,9 @@ class Mirror:
             figure = inputs.published.figure(self.table, column, **{name: printed[name] for name in keys})
             found = value(fits, theirs, column, past)
             reason = absent if found is None else why(column)
-            if found is not None and len(labels) > 1:
-                reason = f"{fits[0].label}; {reason}"
+            if found is not None:
+                told = [fits[0].label] * (len(labels) > 1) + ([str(stands["note"])] if "note" in stands else [])
+                reason = "; ".join([*told, reason])
             rows.append(compared_value(of, figure, found, reason, inputs.results.confidence))
         return rows
 

@@ -192,11 +192,12 @@ def test_steps_under_a_sampler_are_shown_where_they_were_timed_else_the_command(
     *_, hole = steps(inputs_of(tmp_path))
     assert isinstance(hole, MissingResult) and "longdecode.evals.sampled_steps" in hole.command
     row = {"model": "llama3-8b", "label": "tokenswift", "context": 102400, "rows": 101, "sampler": "minp",
-           "sampled_us": 14960.4, "greedy_us": 13600.2, "ratio": 1.1, "low": 1.09, "high": 1.12}  # fmt: skip
+           "sampled_us": 14960.4, "greedy_us": 13600.2, "ratio": 1.1, "low": 1.09, "high": 1.12, "n": 7,
+           "disturbed": 1}  # fmt: skip
     plain = row | {"label": "full", "rows": 1, "sampled_us": 7124.0, "greedy_us": 6800.1}
     for timed, over in (([row], ["–", "–"]), ([plain, row], ["2.00", "2.10"])):
         pd.DataFrame(timed).to_csv(tmp_path / "sampled_steps.csv", index=False)
         *_, table = steps(inputs_of(tmp_path))
         assert isinstance(table, Cells)
         assert list(table.rows[-1]) == ["llama3-8b", "tokenswift", "101", "102,400", "minp", "13,600", "14,960",
-                                        "1.100", "[1.090, 1.120]", *over]  # fmt: skip
+                                        "1.100", "[1.090, 1.120]", "7 of 8", *over]  # fmt: skip

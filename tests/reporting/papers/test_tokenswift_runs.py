@@ -214,6 +214,22 @@ def test_other_decoders_stand_by_our_own_versions(tmp_path: Path, lychee_run: Mo
     assert qwen.fold and {row.reason for row in qwen.rows} == {"Qwen2.5 was not run"} and len(qwen.rows) == 60
 
 
+def test_a_short_printed_text_stands_by_the_first_mark_past_it(tmp_path: Path, lychee_run: ModuleType) -> None:
+    """Print's 256 tokens are not held against the end of a text that goes in circles by then."""
+    full, rival = (text(lychee_run, label, 4096, 102_400, 2, 4.0, task="minp_plain") for label in ("full", "triforce"))
+    late = rival.measures | {"at_102400_ms": rival.measures["at_102400_ms"] / 2}
+    rival = rival.model_copy(update={"method": "triforce", "measures": late})
+    inputs = inputs_of(tmp_path, {"long": [full, rival]})
+    first, _ = [block for block in others(inputs) if isinstance(block, Comparison)]
+    (row,) = [row for row in first.rows if row.of[0] == "triforce"]
+    assert (row.measured, row.reason.split("; ")[0]) == ("1.00", "triforce, minp_plain, 20,480 tokens on tiny")
+    # Table 3 has the length that print has, and says how the text was drawn.
+    table = Mirror("speedups", ("prefill", "method"), RATES)(inputs)[1]
+    assert isinstance(table, Comparison)
+    (row,) = [row for row in table.rows if row.of[2] == "102,400" and row.of[-1] == "speedup"]
+    assert row.measured == "2.00" and row.reason.startswith("drawn without the penalty; ")
+
+
 def test_bounds_of_the_device_stand_beside_table_2(tmp_path: Path) -> None:
     table = pd.DataFrame(
         {"bench": "decode", "label": "full", "stage": "step", "batch": 1, "context": context,
