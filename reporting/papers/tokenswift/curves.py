@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ def minutes_drawn(inputs: PaperInputs) -> list[Block]:
         for past in dict.fromkeys(row["generated"] for row in inputs.published.rows("figure_1")):
             seen = value(own, fulls(inputs.folder), "minutes", past)
             rows += [] if seen is None else [("here", name, past, seen.mean)]
-    looks = {"Full": _FULL, "TokenSwift": _named(_HERE, "TokenSwift")}
+    looks = {"Full": _FULL, "TokenSwift": replace(_HERE, label="TokenSwift")}
     return _drawn(inputs, rows, looks, {"print": "minutes, in print", "here": "minutes, here"}, "minutes")
 
 
@@ -41,7 +42,7 @@ def ngrams_drawn(inputs: PaperInputs) -> list[Block]:
     known, rows, looks = words["figure_3"]["rows"], [], {}
     for number, base in zip(known, (_HERE, _FEW), strict=True):
         label = known[number]["label"]
-        looks[label] = _named(base, f"{number} n-grams")
+        looks[label] = replace(base, label=f"{number} n-grams")
         looks[f"{label} print"] = Look(f"{number}, in print", base.colour, base.marker, True, False)
         own = _whole(inputs, label, words["default"])
         for column in ("alpha", "beta", "speedup"):
@@ -51,10 +52,6 @@ def ngrams_drawn(inputs: PaperInputs) -> list[Block]:
                 rows += [] if seen is None else [(column, label, row["generated"], seen.mean)]
     titles = {"alpha": "alpha", "beta": "beta", "speedup": "times Full's speed"}
     return _drawn(inputs, rows, looks, titles, "ngrams")
-
-
-def _named(look: Look, label: str) -> Look:
-    return Look(label, look.colour, look.marker, look.hollow, look.is_reference)
 
 
 def _whole(inputs: PaperInputs, label: str | Sequence[str], stands: Mapping[str, object]) -> list[Record]:

@@ -68,26 +68,26 @@ def _sampled(inputs: PaperInputs) -> Block:
 
 def composed(inputs: PaperInputs) -> list[Block]:
     """Return tokens a step of a real model times the step's ratio on the timed shape; labelled composed."""
-    words, over = inputs.words("composed"), dict[tuple[str, str], dict[int, float]]()
-    for (shape, label, _, context), at in _timed(inputs):
+    words, over = inputs.words("composed"), dict[tuple[str, str, str], dict[int, float]]()
+    for (shape, label, budget, context), at in _timed(inputs):
         timed = at[(at["stage"] == "speculative_step") & at["ratio"].notna()]
         if len(timed):
-            over.setdefault((shape, label), {})[context] = 1 / float(timed["ratio"].iloc[0])
+            over.setdefault((shape, label, str(budget)), {})[context] = 1 / float(timed["ratio"].iloc[0])
     contexts, rows = sorted({context for steps in over.values() for context in steps}), list[list[str]]()
-    for (shape, label), steps in over.items():
+    for (shape, label, budget), steps in over.items():
         texts = written(inputs.folder, label=label)
         for place in dict.fromkeys((r.model, r.task, r.context) for r in texts):
             own = [r for r in texts if (r.model, r.task, r.context) == place]
             tokens = value(own, {}, "tokens_per_step", longest(own))
             if tokens is not None:
-                shown = [shape, label, f"{place[0]}, {place[1]}, {place[2]:,}", wording.number(tokens.mean, 2)]
+                shown = [shape, label, budget, f"{place[0]}, {place[1]}, {place[2]:,}", wording.number(tokens.mean, 2)]
                 for step in map(steps.get, contexts):
                     shown += [wording.number(step, 2), wording.number(tokens.mean / step if step else None, 2)]
                 rows.append(shown)
-    heads = ["Shape", "Label", "Acceptance measured on", "Tokens a step"]
+    heads = ["Shape", "Label", "Budget", "Acceptance measured on", "Tokens a step"]
     for short in map(wording.short_tokens, contexts):
         heads += [f"{short}: step over Full's", f"{short}: composed"]
-    table = Cells(words["caption"], heads, rows, frozenset(range(3, len(heads))))
+    table = Cells(words["caption"], heads, rows, frozenset(range(4, len(heads))))
     return [Prose(words["text"]), table if rows else inputs.missing(words["missing"], "throughput")]
 
 

@@ -328,7 +328,7 @@ def test_a_composed_speedup_is_tokens_a_step_over_the_steps_time(folder: Path) -
     )  # fmt: skip
     (table,) = [block for block in composed(inputs) if isinstance(block, Cells)]
     assert table.rows == [
-        ["llama3-8b", "tokenswift", "tiny, minp, 4,096", "4.00", "2.00", "2.00"]
+        ["llama3-8b", "tokenswift", "4096", "tiny, minp, 4,096", "4.00", "2.00", "2.00"]
     ]  # medusa wrote nothing
     parts, baselines = (block for block in steps(inputs) if isinstance(block, Cells))
     assert list(parts.rows[0]) == ["llama3-8b", "tokenswift", "5", "4096", "102,400", "–", "1.60", "–", "2.00"]
