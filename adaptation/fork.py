@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longdecode.engine.config_reader import read_config
@@ -19,6 +18,8 @@ from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
 
 ATTENTION = "longdecode_fork"
+_FULL_BLOCK = 64
+"""Tokens of a block where every query reads all of them."""
 
 
 class TrainedHeads(ImportanceHeads, nn.Module):
@@ -43,7 +44,11 @@ class TrainedHeads(ImportanceHeads, nn.Module):
 
 
 class ForkedAttention:
-    """Attention of all layers of a fork: selects by the method's rule without a gradient, then attends with one."""
+    """Attention of all layers of a fork: selects by the method's rule without a gradient, then attends with one.
+
+    Full attention reads every block through the same kernel: torch's own backward pass adds in no fixed order on a GPU,
+    and two trainings of one seed would end with other weights.
+    """
 
     def __init__(self, run: AdaptationRun, config: ModelConfig, device: torch.device):
         self.method: SelectivePrefill | None = None
@@ -62,9 +67,11 @@ class ForkedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attend from ``[B, Hq, T, D]`` to keys and values ``[B, Hkv, T, D]``."""
-        if self.method is None:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         with torch.autocast(q.device.type, enabled=False):
+            if self.method is None:
+                blocks = -(-q.shape[2] // _FULL_BLOCK)
+                every = torch.ones(*k.shape[:3], blocks, dtype=torch.bool, device=k.device)
+                return sparse_training_attention(q, k, v, every, _FULL_BLOCK, None, scale)
             with torch.no_grad():
                 index = self.method.index_prompt(layer, k, v)
                 read = self.method.select_prompt(q, index, 0, q.shape[2])

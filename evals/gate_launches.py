@@ -87,6 +87,11 @@ def _timed(run: RunConfig, label: str) -> Iterator[tuple[str, int, int, tuple[Bu
         if label in spec.methods and places:
             budgets = spec.budgets_of(label) if takes_budget else (FULL_BUDGET,)
             yield model, max(c for c, _ in places), max(b for _, b in places), budgets
+    shared = run.throughput.equal_memory if run.throughput else None
+    if shared and takes_budget and label in shared.methods:
+        yield shared.model, max(shared.contexts), shared.max_batch, (shared.tokens,)
+    elif shared and run.methods[label].method == "full":
+        yield shared.model, max(shared.contexts), shared.sequences, (FULL_BUDGET,)
 
 
 def _check(run: RunConfig, label: str, model: str, launches: Launches, device: torch.device) -> Launched:

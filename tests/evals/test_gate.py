@@ -157,6 +157,18 @@ def test_launches_are_the_largest_that_are_scored_or_timed(config_values: dict[s
     assert launches_of(config, "full")["tiny"].budgets == (FULL_BUDGET,)
 
 
+def test_a_gate_covers_what_is_timed_at_equal_memory(config_values: dict[str, Any]) -> None:
+    """Full, which the test times unasked, has the rows that it is given; others as many as a memory may hold."""
+    values = configured_values(config_values, streaming_spare={"method": "streaming", "params": {"sinks": 6}})
+    values["throughput"] = {
+        "equal_memory": {"model": "nosa-8b", "contexts": [8192, 16384], "methods": ["streaming"], "max_batch": 24}
+    }
+    config = build_run_config(values, "c")
+    assert launches_of(config, "streaming")["nosa-8b"] == Launches(16384, 24, (Budget(4096),), {})
+    assert launches_of(config, "full")["nosa-8b"] == Launches(16384, 4, (FULL_BUDGET,), {})
+    assert "nosa-8b" not in launches_of(config, "streaming_spare")
+
+
 def test_labels_are_checked_in_the_runs_dtype_with_their_models_heads(config_values: dict[str, Any]) -> None:
     config = build_run_config(configured_values(config_values) | {"dtype": "bfloat16"}, "c")
     assert check_label(config, "streaming", CPU) == {
