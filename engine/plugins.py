@@ -40,12 +40,11 @@ class PluginRoom:
         Raises:
             ConfigError: a folder of the variable does not exist, or two entries share a name.
         """
-        extra = [Path(entry) for entry in os.environ.get(self.variable, "").split(os.pathsep) if entry]
         found: dict[str, Path] = {}
-        for room in (self.folder, *extra):
+        for room in (self.folder, *self._further()):
             if not room.is_dir():
                 raise ConfigError(f"{self.variable} names {room}, which is not a folder")
-            for folder in (module.parent for module in room.glob(f"*/{self.file}.py")):
+            for folder in self._held(room):
                 if folder.name in found:
                     raise ConfigError(
                         f"{self.kind} {folder.name!r} is defined twice: {found[folder.name]} and {folder}"
@@ -57,15 +56,24 @@ class PluginRoom:
         """Return the folder of an entry.
 
         Raises:
-            ConfigError: no entry has this name; the message gives the nearest one.
+            ConfigError: no entry has this name (``unknown``).
         """
         folders = self.folders()
         if name not in folders:
-            near = difflib.get_close_matches(name, folders, n=1, cutoff=0.0)
-            nearest = f"; nearest valid name: {near[0]!r}" if near else ""
-            valid = f"valid: {', '.join(folders)}; {self.variable} names folders with more"
-            raise ConfigError(f"unknown {self.kind} {name!r}{nearest} ({valid})")
+            raise ConfigError(self.unknown(name))
         return folders[name]
+
+    def unknown(self, name: str) -> str:
+        """Say that no entry has a name, and what each folder of the variable holds.
+
+        The nearest name is given too, but not where a folder holds nothing: the variable is then the likelier mistake.
+        """
+        folders, further = self.folders(), self._further()
+        empty = not all(map(self._held, further))
+        near = [] if empty else difflib.get_close_matches(name, folders, n=1, cutoff=0.0)
+        nearest = f"; nearest valid name: {near[0]!r}" if near else ""
+        searched = f"names {', '.join(map(self._contents, further))}" if further else "names no further folder"
+        return f"unknown {self.kind} {name!r}{nearest} (valid: {', '.join(folders)}); {self.variable} {searched}"
 
     def load(self, name: str, file: str | None = None) -> ModuleType:
         """Import a Python file of an entry's folder, ``<file>.py`` or the one that makes it an entry.
@@ -92,3 +100,16 @@ class PluginRoom:
             del sys.modules[qualified]
             raise
         return module
+
+    def _further(self) -> list[Path]:
+        return [Path(entry) for entry in os.environ.get(self.variable, "").split(os.pathsep) if entry]
+
+    def _held(self, room: Path) -> list[Path]:
+        return [module.parent for module in room.glob(f"*/{self.file}.py")]
+
+    def _contents(self, room: Path) -> str:
+        if held := self._held(room):
+            return f"{room} (holds {', '.join(sorted(folder.name for folder in held))})"
+        if (room / f"{self.file}.py").is_file():
+            return f"{room} (itself a {self.kind}: name the folder above it)"
+        return f"{room} (holds no <name>/{self.file}.py)"

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from longdecode.engine.errors import ConfigError
+from longdecode.engine.plugins import PluginRoom
 from longdecode.evals.names import unknown_name
 
 T = TypeVar("T")
@@ -42,6 +43,17 @@ def known(kind: str, names: Callable[[], Iterable[str]]) -> AfterValidator:
 
     def check(name: str) -> str:
         require_known(kind, [name], names(), "")
+        return name
+
+    return AfterValidator(check)
+
+
+def entry_of(room: PluginRoom) -> AfterValidator:
+    """Make a validator of texts that must name an entry of a room."""
+
+    def check(name: str) -> str:
+        if name not in room.folders():
+            raise wrong(room.unknown(name))
         return name
 
     return AfterValidator(check)

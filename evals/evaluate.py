@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, TypeVar
@@ -145,18 +146,25 @@ class _Evaluation:
         for item in todo:
             if (reason := failure or item.line.refusal) is not None:
                 self._close(task, [item], reason)
-        for batch in self.job.batches(samples):
+        batches = list(self.job.batches(samples))
+        for number, batch in enumerate(batches, 1):
             indices = [sample.index for sample in batch]
             wanting = [item for item in todo if item.line.ledger.missing(item.cell, indices)]
             if wanting:
-                self._batch(task, context, batch, wanting)
+                self._batch(task, context, batch, wanting, (number, len(batches)))
         self._report(task, context, todo)
 
-    def _batch(self, task: Task, context: int, batch: Sequence[Sample], wanting: Sequence[_Todo]) -> None:
+    def _batch(
+        self, task: Task, context: int, batch: Sequence[Sample], wanting: Sequence[_Todo], place: tuple[int, int]
+    ) -> None:
         """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return.
 
         A method with a prefill rule of its own gets a prefill of its own, and so does each cell where the shared
         prompt does not fit the device: a method's own cache may be smaller.
+
+        Args:
+            place: the batch's number and how many there are, for the line that each label gets when it is through; the
+                group's report stands for the last.
         """
 
         def prepare() -> tuple[Generator, list[Request]]:
@@ -187,10 +195,16 @@ class _Evaluation:
             return
         if failure is not None:
             free_memory(self.job.device, failure)
-        for item, method in built:
-            own = None if method not in shared else prompt
-            decode = partial(self._decode, generator, requests, own, full, task, batch, item, method)
-            self._attempt(task, [item], decode)
+        for line, mine in groupby(built, key=lambda pair: pair[0].line):
+            ran = False
+            for item, method in mine:
+                own = None if method not in shared else prompt
+                decode = partial(self._decode, generator, requests, own, full, task, batch, item, method)
+                ran |= self._attempt(task, [item], decode) is not None
+            if ran and (place[0] < place[1] or line is not built[-1][0].line):
+                where = f"{self.job.model}/{self.job.suite} {task.name} context={context} {line.label.label}"
+                elapsed = time.monotonic() - self.started
+                print(f"  {where}: batch {place[0]} of {place[1]}, {elapsed:.0f} s", file=sys.stderr, flush=True)
 
     def _decode(
         self,

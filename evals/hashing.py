@@ -73,17 +73,16 @@ def code_hash(modules: Iterable[str], methods: Iterable[str], root: Path = REPOS
         if found := _module_files(module, root):
             roots |= found
         elif folder := _folder_outside(module):
-            files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
-            roots |= files
-            outside.append(hash_files(files, folder.parent))
+            roots |= _code_of(folder)
+            outside.append(folder_hash(folder))
         else:
             raise FileNotFoundError(f"no module {module} under {root}")
     entries = filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep))
     for folder in (room / method for room in (root / "methods", *map(Path, entries)) for method in set(methods)):
-        files = {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
+        files = _code_of(folder)
         roots |= files
         if files and not folder.is_relative_to(root):
-            outside.append(hash_files(files, folder.parent))
+            outside.append(folder_hash(folder))
     inside = (path for path in import_closure(roots, root) if path.is_relative_to(root))
     return hash_texts([hash_files(inside, root), *sorted(outside)])
 
@@ -110,6 +109,11 @@ def file_hashes(files: Iterable[Path]) -> list[str]:
     return [hash_files([path], path.parent) for path in files]
 
 
+def folder_hash(folder: Path) -> str:
+    """Hash the code and data of a folder of a method or suite under the folder's name, wherever it lies."""
+    return hash_files(_code_of(folder), folder.parent)
+
+
 def hash_files(files: Iterable[Path], root: Path) -> str:
     """Hash names (relative to ``root``) and contents, in name order; times and owners play no part.
 
@@ -128,6 +132,10 @@ def hash_texts(texts: Iterable[str]) -> str:
         raw = text.encode()
         digest.update(f"{len(raw)}\0".encode() + raw)
     return digest.hexdigest()
+
+
+def _code_of(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
 
 
 def _module_files(module: str, root: Path) -> set[Path]:

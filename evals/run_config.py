@@ -22,14 +22,14 @@ from longdecode.evals.generation.spec import GenerationSpec
 from longdecode.evals.identification_spec import IdentificationSpec
 from longdecode.evals.names import colliding, unknown_name
 from longdecode.evals.retrospection.spec import RetrospectionSpec
-from longdecode.evals.tasks.registry import data_names, default_tasks, suite_names, suite_tasks, task_names
+from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
 from longdecode.evals.tuning_spec import TUNING_SUITE, TuningSpec
 from longdecode.evals.usable_methods import require_usable
 from longdecode.evals.yaml_file import merged, read_yaml
 from longdecode.methods.card import Card
-from longdecode.methods.registry import get_method, load_card, method_names
+from longdecode.methods.registry import METHODS, get_method, load_card
 
 __all__ = [
     "Budget",
@@ -67,7 +67,7 @@ class MethodSpec:
     label's own parameters override.
     """
 
-    method: Annotated[typed.Text, typed.known("method", method_names)] = ""
+    method: Annotated[typed.Text, typed.entry_of(METHODS)] = ""
     params: Annotated[Mapping[str, Any], typed.OrNull()] = field(default_factory=dict)
     suites: Annotated[tuple[str, ...], typed.Distinct] | None = None
     budgets: Budgets | None = None
@@ -159,7 +159,7 @@ class RunConfig:
     models: Annotated[Mapping[typed.Name, ModelSpec], Field(min_length=1)]
     methods: Annotated[Mapping[typed.Name, Annotated[MethodSpec, typed.OrNull()]], Field(min_length=1)]
     budgets: Budgets
-    suites: Annotated[Mapping[Annotated[typed.Name, typed.known("suite", suite_names)], SuiteSpec], Field(min_length=1)]
+    suites: Annotated[Mapping[Annotated[typed.Name, typed.entry_of(SUITES)], SuiteSpec], Field(min_length=1)]
     device: Annotated[str, Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: typed.Whole = 0

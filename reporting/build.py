@@ -324,8 +324,7 @@ class _Build:
             models=results.models,
             config_text=results.config_text.strip(),
             resamples=int(results.config.get("bootstrap_resamples", 2000)),
-            off_edge=MIN_OFF_EDGE,
-            few=MIN_RESAMPLED,
+            off_edge=MIN_OFF_EDGE, few=MIN_RESAMPLED,
             speed_facts={} if results.speed is None else speed_page.provenance(results.speed, results.speed_records),
         )  # fmt: skip
 
@@ -355,6 +354,7 @@ class _Build:
             "with_page": set(self.labels),
             "has_quality": results.has_quality,
             "scored": len(results.models) if results.has_quality else 0,
+            "outside": tables.outside_methods([*self.kinds.values(), *drafters(results.texts).values()]),
             "has_matrix": bool(self.matrix),
             "has_speed": results.speed is not None,
             "stale": older(results),

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from longdecode.evals.hashing import folder_hash
 from longdecode.evals.records import Record
+from longdecode.methods.registry import METHODS
 from longdecode.reporting import wording
 from longdecode.reporting.quality import with_traffic
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic
@@ -184,6 +186,20 @@ def hashes(records: Iterable[Record]) -> list[tuple[str, str, str]]:
         found.add(("code", r.method, r.provenance.code_hash))
         found.add(("data", f"{r.task}, {r.context:,} tokens", r.provenance.data_hash))
     return sorted(found)
+
+
+def outside_methods(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return folder and SHA-256 of each named method that lies outside the repository's room, as its files are now.
+
+    A folder is written as its last two names: where it lies on a machine is nobody's business.
+    """
+    folders = METHODS.folders()
+    found = {name: folders[name].absolute() for name in sorted(set(names)) if name in folders}
+    return {
+        name: (f"{folder.parent.name}/{folder.name}", folder_hash(folder))
+        for name, folder in found.items()
+        if folder.parent != METHODS.folder
+    }
 
 
 def _row(results: Results, lost: Sequence[Record], topic: Topic, row: pd.Series, first: bool, notes: list[str]) -> Row:

@@ -12,6 +12,7 @@ from longdecode.evals.hashing import (
     BOOKKEEPING,
     PACKAGE,
     REPOSITORY,
+    folder_hash,
     hash_files,
     import_closure,
     quality_code_hash,
@@ -117,6 +118,17 @@ def test_a_method_of_another_folder_counts(rooms: Path, tmp_path: Path, monkeypa
         edit(edited)
         seen.add(quality_code_hash("quick", f"{PACKAGE}.evals.tasks.recall.single", rooms))
     assert len(seen) == 3
+
+
+def test_the_hash_of_a_folder_is_of_its_code_and_its_own_name_alone(tmp_path: Path) -> None:
+    hashes = []
+    for room, name, text in (("a", "quick", "X = 1"), ("b", "quick", "X = 1  # one"), ("b", "quick", "X = 2")):
+        folder = tmp_path / room / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "method.py").write_text(text)
+        (folder / "notes.txt").write_text(text)
+        hashes.append(folder_hash(folder))
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 CODE = '''"""Add."""

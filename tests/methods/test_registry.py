@@ -75,6 +75,27 @@ def test_a_missing_further_folder_is_refused(monkeypatch: pytest.MonkeyPatch, tm
         method_names()
 
 
+@pytest.mark.parametrize(
+    ("entries", "held"),
+    [
+        ([""], "holds extra"),
+        (["extra"], "itself a method: name the folder above it"),
+        (["bare", ""], "holds no <name>/method.py"),
+    ],
+)
+def test_an_unknown_name_says_what_each_further_folder_holds(
+    extra: Path, monkeypatch: pytest.MonkeyPatch, entries: list[str], held: str
+) -> None:
+    (extra / "bare").mkdir()
+    monkeypatch.setenv(METHOD_PATH_VARIABLE, os.pathsep.join(str(extra / entry) for entry in entries))
+    with pytest.raises(ConfigError) as caught:
+        get_method("extras")
+    said = str(caught.value)
+    assert f"; {METHOD_PATH_VARIABLE} names {extra / entries[0]} ({held})" in said
+    assert ("nearest valid name: 'extra'" in said) == (entries == [""]), "a guess, where a folder holds nothing"
+    assert said.endswith(f"{extra} (holds extra)") == ("" in entries)
+
+
 def test_a_name_defined_twice_is_refused(extra: Path) -> None:
     (extra / "extra").rename(extra / "quest")
     with pytest.raises(ConfigError, match="'quest' is defined twice"):

@@ -120,6 +120,15 @@ def test_a_method_that_its_folder_does_not_define_is_refused_at_parse_time(
     assert "\n" not in said
 
 
+def test_a_variable_that_names_the_method_itself_is_said_so(
+    write_config: Any, own_method: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONGDECODE_METHOD_PATH", str(own_method))
+    said = message(write_config(methods={"full": {}, "mine": {}}))
+    assert "methods.mine.method: unknown method 'mine' (valid: " in said and "nearest" not in said
+    assert said.endswith(f"LONGDECODE_METHOD_PATH names {own_method} (itself a method: name the folder above it)")
+
+
 def test_a_dry_run_refuses_a_method_without_METHOD(
     snakemake: Any, write_config: Any, own_method: Path, environment: dict[str, str]
 ) -> None:
