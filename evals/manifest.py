@@ -44,13 +44,14 @@ def results_root(output: Path) -> Path:
     return room.parent if room else output.parent
 
 
-def seal(root: Path, files: Iterable[Path], config: Path | None = None) -> None:
+def seal(root: Path, files: Iterable[Path], config: Path | None = None, anew: bool = False) -> None:
     """Enter files just written, in place of what the manifest said of other content of them.
 
     Args:
         root: the folder whose manifest it is.
         files: below ``root``.
         config: the configuration that tables were made under.
+        anew: whether the same content was only encoded anew, so that what it was made under stays.
 
     Raises:
         LockError: the manifest cannot be locked.
@@ -65,7 +66,7 @@ def seal(root: Path, files: Iterable[Path], config: Path | None = None) -> None:
         entries = read(root)
         for name, entry in fresh.items():
             if config or name not in entries or entries[name].sha256 != entry.sha256:
-                entries[name] = entry
+                entries[name] = entry._replace(settings=entries[name].settings) if anew else entry
         _write(root, entries)
     finally:
         lock.release()
