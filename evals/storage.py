@@ -172,10 +172,10 @@ def replacing(path: Path, needed_bytes: int | None = None) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
-def write_table(path: Path, frame: pd.DataFrame, digits: int = DIGITS) -> None:
+def write_table(path: Path, frame: pd.DataFrame) -> None:
     """Write a frame as zstd parquet where the name says so, else as CSV.
 
-    Fractions have ``digits`` digits in CSV and are float32, which has seven, in parquet.
+    Fractions have ``DIGITS`` digits in CSV and are float32, which has seven, in parquet.
     """
     with replacing(path, int(frame.memory_usage(deep=True).sum())) as temporary:
         fractions = [name for name in frame.columns if pd.api.types.is_float_dtype(frame[name])]
@@ -187,8 +187,7 @@ def write_table(path: Path, frame: pd.DataFrame, digits: int = DIGITS) -> None:
                 column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
             )  # fmt: skip
         else:
-            short = functools.partial(_shortened, digits=digits)
-            written = frame.assign(**{name: frame[name].map(short) for name in fractions})
+            written = frame.assign(**{name: frame[name].map(_shortened) for name in fractions})
             written.to_csv(temporary, index=False, float_format="%.9g", lineterminator="\n")
 
 
@@ -198,11 +197,11 @@ def read_frame(path: Path) -> pd.DataFrame:
     return frame.astype({name: "float64" for name in frame.columns if pd.api.types.is_float_dtype(frame[name])})
 
 
-def _shortened(value: float, digits: int) -> float:
-    """Round to so many significant digits, whole numbers not at all."""
+def _shortened(value: float) -> float:
+    """Round to ``DIGITS`` significant digits, whole numbers not at all."""
     if pd.isna(value) or value == 0 or not math.isfinite(value):
         return value
-    return round(value, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
+    return round(value, max(0, DIGITS - 1 - math.floor(math.log10(abs(value)))))
 
 
 def _stamp(path: Path, name: bytes) -> dict[str, Any] | None:

@@ -8,9 +8,6 @@ import pandas as pd
 
 from longdecode.evals.storage import write_table
 
-DIGITS = 4
-"""Significant digits of a fraction: a step of a drawing is a thousandth of its width."""
-
 
 def write_data(path: Path, data: pd.DataFrame) -> str:
     """Write a figure's rows as CSV without the columns that hold one value in all of them.
@@ -19,6 +16,6 @@ def write_data(path: Path, data: pd.DataFrame) -> str:
         Those columns with their values, as ``name=value; name=value``; empty ones are not named.
     """
     same = [name for name in data.columns if len(data) > 1 and data[name].nunique(dropna=False) == 1]
-    write_table(path, data.drop(columns=same), DIGITS)
+    write_table(path, data.drop(columns=same))
     first = {name: data[name].iloc[0] for name in same}
     return "; ".join(f"{name}={value}" for name, value in first.items() if pd.notna(value) and value != "")
