@@ -44,14 +44,13 @@ def results_root(output: Path) -> Path:
     return room.parent if room else output.parent
 
 
-def seal(root: Path, files: Iterable[Path], config: Path | None = None, anew: bool = False) -> None:
+def seal(root: Path, files: Iterable[Path], config: Path | None = None) -> None:
     """Enter files just written, in place of what the manifest said of other content of them.
 
     Args:
         root: the folder whose manifest it is.
         files: below ``root``.
         config: the configuration that tables were made under.
-        anew: whether the same content was only encoded anew, so that what it was made under stays.
 
     Raises:
         LockError: the manifest cannot be locked.
@@ -66,7 +65,7 @@ def seal(root: Path, files: Iterable[Path], config: Path | None = None, anew: bo
         entries = read(root)
         for name, entry in fresh.items():
             if config or name not in entries or entries[name].sha256 != entry.sha256:
-                entries[name] = entry._replace(settings=entries[name].settings) if anew else entry
+                entries[name] = entry
         _write(root, entries)
     finally:
         lock.release()

@@ -64,9 +64,16 @@ def pack(root: Path) -> tuple[int, int]:
 
 
 def _encode(root: Path) -> None:
-    """Write every parquet file that is not in its smallest encoding anew."""
-    found = [path for path in sorted(root.rglob("*.parquet")) if not is_smallest(path)]
-    for path in found:
+    """Write parquet files that are not in their smallest encoding anew, under the settings that the manifest names.
+
+    A table that was made under another configuration than the folder's is left as it is.
+    """
+    config = root / "config.yaml"
+    made_under = {"-": None} | ({manifest.sha256(config): config} if config.is_file() else {})
+    for name, entry in manifest.read(root).items():
+        path = root / name
+        if path.suffix != ".parquet" or entry.settings not in made_under or is_smallest(path):
+            continue
         old = pq.read_table(path, page_checksum_verification=True, partitioning=None)
         with replacing(path, old.nbytes) as temporary:
             write_smallest(old, temporary)
@@ -74,7 +81,7 @@ def _encode(root: Path) -> None:
             stamps = [table.schema.metadata or {} for table in (new, old)]
             if repr(new.to_pylist()) != repr(old.to_pylist()) or stamps[0] != stamps[1]:
                 raise RecordSchemaError(f"{path}: encoded anew, it does not read back equal; it is left as it was")
-    manifest.seal(root, found, anew=True)
+        manifest.seal(root, [path], made_under[entry.settings])
 
 
 def _size(files: Iterable[Path]) -> int:
