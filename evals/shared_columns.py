@@ -34,6 +34,7 @@ COLUMNS = {
 _KEPT = COLUMNS | {_FRAMES: pa.string()}
 _NUMBER = pa.int32()
 _KEYED = "measures"
+_SMALLEST = "brotli"
 _SPLIT, _PLAIN = ("output_ids",), ("parts", "score", _KEYED, _FRAMES)
 
 
@@ -120,13 +121,57 @@ def write_parquet(table: pa.Table, path: Path) -> None:
     coded = {leaf: "BYTE_STREAM_SPLIT" for leaf in leaves if leaf.split(".")[0] in _SPLIT}
     coded |= {leaf: "PLAIN" for leaf in leaves if leaf.split(".")[0] in _PLAIN and not leaf.endswith(".key")}
     coded |= {leaf: "DELTA_BINARY_PACKED" for leaf, kind in leaves.items() if kind == pa.int32()}
+    _write(table, path, coded, "zstd", 19)
+
+
+def write_smallest(table: pa.Table, path: Path) -> None:
+    """Write a table as `write_parquet`, trying the encodings of each column in turn, which takes a while."""
+    chosen: dict[str, str] = {}
+    for field in table.schema:
+        column, coded = table.select([field.name]), dict[str, str]()
+        for leaf, kind in _leaves(field.name, field.type):
+            sizes = {encoding: _bytes(column, {**coded, leaf: encoding}) for encoding in _encodings(kind)}
+            coded[leaf] = min(sizes, key=lambda encoding: sizes[encoding])
+        chosen |= coded
+    _write(table, path, chosen)
+
+
+def _encodings(kind: pa.DataType) -> list[str]:
+    """Return the encodings that fit values of a kind; an empty name stands for a dictionary."""
+    if pa.types.is_boolean(kind):
+        return ["PLAIN"]
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return ["", "PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"]
+    return ["", "PLAIN", "BYTE_STREAM_SPLIT", *(["DELTA_BINARY_PACKED"] if pa.types.is_integer(kind) else [])]
+
+
+def _bytes(table: pa.Table, coded: Mapping[str, str]) -> int:
+    buffer = pa.BufferOutputStream()
+    _write(table, buffer, coded)
+    size: int = buffer.getvalue().size
+    return size
+
+
+def _write(
+    table: pa.Table, where: Any, coded: Mapping[str, str], compression: str = _SMALLEST, level: int = 11
+) -> None:
+    """Write a table under an encoding for each leaf; those without one, or an empty one, are coded by dictionary."""
+    named = {leaf: encoding for leaf, encoding in coded.items() if encoding}
+    leaves = [leaf for field in table.schema for leaf, _ in _leaves(field.name, field.type)]
     with pq.ParquetWriter(
-        path, table.schema, compression="zstd", compression_level=19, write_page_checksum=True, write_statistics=False,
-        store_schema=False, data_page_size=1 << 26, column_encoding=coded,
-        use_dictionary=[leaf for leaf in leaves if leaf not in coded],
+        where, table.schema, compression=compression, compression_level=level, write_page_checksum=True,
+        write_statistics=False, store_schema=False, data_page_size=1 << 26, column_encoding=named,
+        use_dictionary=[leaf for leaf in leaves if leaf not in named],
     ) as writer:  # fmt: skip
         writer.write_table(table)
         writer.add_key_value_metadata(table.schema.metadata or {})
+
+
+def is_smallest(path: Path) -> bool:
+    """Tell a file by `write_smallest`, or one that has nothing to compress."""
+    about = pq.read_metadata(path)
+    groups = [about.row_group(i) for i in range(about.num_row_groups)]
+    return all(g.column(j).compression == _SMALLEST.upper() for g in groups for j in range(about.num_columns))
 
 
 def _values(stamps: Mapping[bytes, bytes], path: Path) -> dict[str, pa.Array]:

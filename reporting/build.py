@@ -261,20 +261,16 @@ class _Build:
             if model in scored
         ]
         drawn = None if ablation else self.figures
+        main_page = self.kinds[label] if ablation and self.kinds[label] in self.labels else None
+        params = results.params(label) if scored or speed is None else speed.params(label)
         timed = [] if speed is None else speed_page.method_sections(speed, drawn, label, self._timed_name)
         self._page(
-            "method.html",
-            f"method-{wording.slug(label)}.html",
-            label,
-            card.summary,
-            label=label,
-            card=card,
-            params=results.params(label) if scored or speed is None else speed.params(label),
-            sections=sections,
-            timed=timed,
+            "method.html", f"method-{wording.slug(label)}.html", label, card.summary,
+            label=label, card=card, main_page=main_page, params=params, sections=sections, timed=timed,
+            knobs=[knob for knob in card.knobs if not main_page or knob.name in params],
             variants=[] if ablation else self._ablations_of(self.kinds[label], label),
             own_papers=[page for page in self.papers if page.name == self.kinds[label]],
-        )
+        )  # fmt: skip
 
     def _exemplary(self) -> list[str]:
         """The labels whose samples stand for a suite: the featured ones, the oracle last."""

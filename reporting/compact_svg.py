@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+import string
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby, pairwise
 
-from longdecode.reporting.svg_path import line, points, shorten
+from longdecode.reporting.svg_path import circle, line, points, shorten
 
 _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
@@ -19,7 +21,12 @@ _ENDS = 2
 """Vertices of a straight line."""
 _FEWEST = 2
 """Neighbours that are worth drawing, or clipping, together."""
-_MARKER = {"overflow": "visible", "markerUnits": "userSpaceOnUse"}
+_RUN = 3
+"""Neighbours of one class that are worth a group."""
+_INHERITED = "svg{stroke-linejoin:round}"
+"""What matplotlib says of every element, said once: a line's end is blunt by default."""
+_MARKER = {"markerUnits": "userSpaceOnUse"}
+_SEEN_WHOLE = "marker{overflow:visible}"
 
 
 def compact(svg: str, dark: Mapping[str, str]) -> str:
@@ -31,6 +38,7 @@ def compact(svg: str, dark: Mapping[str, str]) -> str:
         dark: for each light colour, the one where the reader prefers a dark page.
     """
     root = ET.fromstring(svg)
+    root.attrib.pop("version", None)
     classes: dict[str, str] = {}
     for element in root.iter():
         attributes = element.attrib
@@ -48,22 +56,24 @@ def compact(svg: str, dark: Mapping[str, str]) -> str:
     symbols = {f"#{element.attrib['id']}": element for element in root.iter() if "id" in element.attrib}
     ticks = {symbol.attrib["class"] for symbol in symbols.values() if _is_tick(symbol)}
     strokes = ticks | {name for style, name in classes.items() if "fill:none" in style}
+    apart = {name for style, name in classes.items() if re.search(r"(^|;)opacity:", style)}
     for change in (
         functools.partial(_drop, unseen=unseen), _lift, _splice, markers.set, _flatten,
         functools.partial(_draw_ticks, symbols=symbols), functools.partial(_sort, strokes=strokes),
-        functools.partial(_join, strokes=strokes), _clip_together,
+        functools.partial(_join, strokes=strokes), _clip_together, functools.partial(_class_together, apart=apart),
     ):  # fmt: skip
         for element in list(root.iter()):
             change(element)
     for element in root.iter():
         if "d" in element.attrib:
-            element.set("d", shorten(element.attrib["d"], _places(element)))
+            element.set("d", circle(element.attrib["d"]) or shorten(element.attrib["d"], _places(element)))
     root.extend(markers.definitions())
     sheet = root.find(f"{{{_SVG}}}style")
     if sheet is not None:
-        used = {name for element in root.iter() for name in element.attrib.get("class", "").split()}
-        styles = {style: name for style, name in (classes | markers.styles()).items() if name in used}
-        sheet.text = f"{sheet.text or ''}{_rules(styles, dark)}"
+        names = _short_names(root)
+        styles = {style: names[name] for style, name in (classes | markers.styles()).items() if name in names}
+        seen = _SEEN_WHOLE if root.find(f"{{{_SVG}}}marker") is not None else ""
+        sheet.text = f"{sheet.text or ''}{_INHERITED}{seen}{_rules(styles, dark)}"
     return _serialised(root)
 
 
@@ -148,12 +158,27 @@ def _name(root: ET.Element) -> None:
             del element.attrib["id"]
 
 
+def _short_names(root: ET.Element) -> dict[str, str]:
+    """Rename the classes of all elements, the most frequent shortest, and return the new name of each."""
+    counts = Counter(name for element in root.iter() for name in element.attrib.get("class", "").split())
+    letters, more = string.ascii_letters, string.ascii_letters + string.digits
+    short = [*letters, *(first + second for first in letters for second in more)]
+    names = {name: short[place] for place, (name, _) in enumerate(counts.most_common())}
+    for element in root.iter():
+        if "class" in element.attrib:
+            element.set("class", " ".join(names[name] for name in element.attrib["class"].split()))
+    return names
+
+
 def _gather(root: ET.Element) -> None:
-    """Put all definitions into the first."""
+    """Put all definitions into the first, apart from the style that `_INHERITED` stands for."""
     parts = [(parent, child) for parent in root.iter() for child in parent if child.tag.endswith("}defs")]
     for parent, child in parts[1:]:
         parts[0][1].extend(child)
         parent.remove(child)
+    for _, child in parts[:1]:
+        for style in child.findall(f"{{{_SVG}}}style"):
+            child.remove(style)
 
 
 def _lift(group: ET.Element) -> None:
@@ -254,6 +279,28 @@ def _clip_together(parent: ET.Element) -> None:
     parent[:] = children
 
 
+def _class_together(parent: ET.Element, apart: set[str]) -> None:
+    """Put neighbours of one class into a group that has it; not those that are see-through together otherwise."""
+
+    def kind(child: ET.Element) -> str:
+        name = child.attrib.get("class", "")
+        plain = child.tag.rpartition("}")[2] in ("path", "text") and "id" not in child.attrib
+        return name if plain and name not in apart and not re.search(r"m\d", name) else ""
+
+    if parent.tag.endswith(("}g", "}svg")) and "class" not in parent.attrib:
+        children: list[ET.Element] = []
+        for name, run in groupby(list(parent), key=kind):
+            found = list(run)
+            if name and len(found) >= _RUN:
+                group = ET.Element(f"{{{_SVG}}}g", {"class": name})
+                for child in found:
+                    del child.attrib["class"]
+                group.extend(found)
+                found = [group]
+            children += found
+        parent[:] = children
+
+
 def _rules(classes: Mapping[str, str], dark: Mapping[str, str]) -> str:
     light = [(part, name) for style, name in classes.items() for part in style.split(";") if part]
     pairs = [(part.split(":", 1), name) for part, name in light]
@@ -277,8 +324,8 @@ def _grouped(parts: Iterable[tuple[str, str]]) -> str:
 def _serialised(root: ET.Element) -> str:
     for element in root.iter():
         if not element.tag.endswith("tspan"):
-            element.tail = "\n"
+            element.tail = ""
         if len(element) and not (element.text or "").strip():
-            element.text = "\n"
+            element.text = ""
     ET.register_namespace("", _SVG)
-    return ET.tostring(root, encoding="unicode").replace(" />", "/>")
+    return ET.tostring(root, encoding="unicode").replace(" />", "/>") + "\n"

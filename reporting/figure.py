@@ -27,7 +27,7 @@ from longdecode.reporting.drawing import unit_note
 from longdecode.reporting.figure_data import write_data
 from longdecode.reporting.identity import DARK, FAINT, GRID, INK, MUTED, PAPER, Look
 
-_FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif'
+_FONTS = "system-ui,sans-serif"
 NARROW_VIEW = "narrow"
 _WIDE, _PHONE, _BETWEEN = 7.32, 3.72, 0.3  # two panels for desks, or one of two, are as wide as a phone
 _LEFT, _RIGHT, _BOTTOM, _GAP = 0.54, 0.12, 0.5, 0.44

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _TOKEN = re.compile(r"[A-Za-z]|-?\d*\.?\d+")
+_ROUND = 0.02
+"""How far the vertices of a circle may be from it, as they are rounded."""
 _POINTS = {"M": 1, "L": 1, "Q": 2, "C": 3}
 
 Point = tuple[float, float]
@@ -20,6 +23,21 @@ def points(outline: str) -> list[Point]:
 def line(places: list[Point]) -> str:
     """Return the outline whose vertices are the places."""
     return "M" + "L".join(f"{x:.10g} {y:.10g}" for x, y in places)
+
+
+def circle(outline: str) -> str:
+    """Return the outline of a circle about the origin, which matplotlib draws as eight curves, as two arcs; else ""."""
+    numbers = [float(text) for text in re.findall(r"-?\d+\.?\d*", outline)]
+    ends = list(zip(numbers[::2], numbers[1::2], strict=False))[::3]
+    radius = abs(numbers[1]) if len(ends) > 1 else 0.0
+    curved = re.sub(r"[^A-Za-z]", "", outline).upper() == "M" + 8 * "C" + "Z"
+    if not curved or any(abs(math.hypot(x, y) - radius) > _ROUND for x, y in ends):
+        return ""
+    text = _append("m0", f"{radius:.10g}")
+    for across in (-2 * radius, 2 * radius):
+        text = _append(_append(text + "a", f"{radius:.10g}"), f"{radius:.10g}") + " 0 1 0 0"
+        text = _append(text, f"{across:.10g}")
+    return text + "z"
 
 
 def shorten(outline: str, places: int) -> str:

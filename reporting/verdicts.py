@@ -105,6 +105,13 @@ class Grid:
         """True where some verdict was reached: Full does the topic at some context, or did not run."""
         return any(every.level != "unsolved" for _, _, every in self.rows)
 
+    @property
+    def run(self) -> bool:
+        """False where none of its methods was run, at any context or budget."""
+        by_bytes = (verdict for column in self.equal_bytes.values() for verdict in column.values())
+        found = [*(verdict for _, each, every in self.rows for verdict in (*each, every)), *by_bytes]
+        return any(verdict.level != "hole" or verdict.words for verdict in found)
+
     def ranked(self, *levels: Level) -> list[Verdict]:
         """The verdicts over all contexts at these levels, fewest bytes first."""
         found = [every for _, _, every in self.rows if every.level in levels]

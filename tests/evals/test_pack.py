@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from longdecode.evals import manifest
 from longdecode.evals.pack import main, pack
 from longdecode.evals.records import Record, RecordSchemaError
+from longdecode.evals.shared_columns import is_smallest, write_parquet
 from longdecode.evals.storage import read_folder, read_records, read_table, stamped_settings, write_records
 
 Maker = Callable[..., Record]
@@ -129,3 +131,23 @@ def test_a_changed_file_is_not_packed(
     assert main([str(root)]) == 1
     assert "changed since it was written" in capsys.readouterr().out
     assert path.read_bytes() == before and not (root / "shared.parquet").exists()
+
+
+def test_every_parquet_file_is_encoded_anew_once_and_reads_back_equal(run: tuple[Path, list[Record]]) -> None:
+    root, _ = run
+    table = pa.table({
+        "name": [f"layer {i % 7}" for i in range(500)], "share": [math.nan, *(1 / (i + 1) for i in range(499))],
+        "right": [i % 3 == 0 for i in range(500)], "count": list(range(500)), "lists": [[i, i + 1] for i in range(500)],
+    }).replace_schema_metadata({b"fingerprint": b"x"})  # fmt: skip
+    path = root / "speed" / "m.parquet"
+    path.parent.mkdir()
+    write_parquet(table, path)
+    manifest.seal(root, [path])
+    old = path.stat().st_size
+    assert not is_smallest(path)
+    pack(root)
+    new = pq.read_table(path)
+    assert path.stat().st_size < 0.9 * old and is_smallest(path) and manifest.problems(root) == []
+    assert new.schema.metadata == table.schema.metadata and repr(new.to_pylist()) == repr(table.to_pylist())
+    before = path.stat().st_mtime_ns
+    assert pack(root)[0] == pack(root)[1] and path.stat().st_mtime_ns == before

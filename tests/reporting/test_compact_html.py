@@ -16,7 +16,8 @@ PAGE = """<!DOCTYPE html>
  and <mark>lines</mark></pre>
 <div class="scroll" tabindex="0" aria-label="Two words">
 <table class="verdicts" id="t">
-<thead><tr><th scope="col">M</th><th scope="col" class="num">n <span class="unit">ms</span></th></tr></thead>
+<thead><tr><th scope="col">M</th><th scope="col" class="num">n <i>ms</i></th><th scope="col">It&#39;s</th>
+<th scope="col" class="num">k</th><th scope="col">w</th><th scope="col" class="num">n</th></tr></thead>
 <tbody>
 <tr class="context"><th colspan="6" scope="rowgroup">4,096 tokens</th></tr>
 <tr class="first" id="t.full"><th scope="row"><a href="m.html">full</a></th>
@@ -54,7 +55,7 @@ class Read(HTMLParser):
         self.open: list[str] = []
         self.seen: list[object] = []
         self.columns: dict[int, str] = {}
-        self.place, self.spanned, self.each = 0, False, False
+        self.place, self.spanned, self.each, self.headed = 0, False, False, False
         self.feed(page)
 
     def _close(self, tag: str) -> None:
@@ -67,14 +68,16 @@ class Read(HTMLParser):
         if tag == "table":
             names = str(found.pop("class", "")).split()
             self.columns = {int(n[1:]): {"n": "num", "b": "bounds"}[n[0]] for n in names if re.fullmatch(r"[nb]\d+", n)}
-            found["class"] = " ".join(n for n in names if not re.fullmatch(r"[nb]\d+|each", n))
-            self.each = "each" in names
+            found["class"] = " ".join(n for n in names if not re.fullmatch(r"[nb]\d+|each|h", n))
+            self.each, self.headed = "each" in names, "h" in names
         if tag == "tr":
             if self.each and "tbody" in self.open:
                 found.setdefault("class", "first")
             self.place, self.spanned = 0, False
         if tag in ("td", "th"):
             self.place += 1
+            if tag == "th" and self.headed and "thead" in self.open and self.columns.get(self.place) == "num":
+                found["class"] = "num"
             self.spanned |= tag == "td" and "colspan" in found
             if tag == "td" and not self.spanned and self.place in self.columns:
                 assert found.get("class") in (None, self.columns[self.place])
@@ -104,7 +107,7 @@ def test_the_same_elements_words_and_styles_are_read_from_fewer_bytes() -> None:
         and re.findall("</li>.", small, re.DOTALL) == ["</li>\n"]
     )
     assert "</td>" not in small and small.count('class="num"') == small.count("class=bounds") == 0
-    assert small.count("class=num") == 4, "the head's, a mixed column's, and the row's whose cell spans columns"
+    assert small.count("class=num") == 4, "a mixed column's and its head's, and the row's whose cell spans columns"
 
 
 def test_each_named_column_has_the_rules_of_its_class() -> None:
@@ -115,5 +118,8 @@ def test_each_named_column_has_the_rules_of_its_class() -> None:
     )
     cell = "td:nth-child({0}):not([colspan], [colspan] ~ td)"
     two, three, six = (f".{name} {cell.format(name[1:])}" for name in ("n2", "b3", "n6"))
-    assert column_rules(names, style) == f"{two}, {six} {{ text-align: right; }}\n{three} {{ color: grey; }}\n"
-    assert column_rules({"p4"}, style) == f".p4 {cell.format(4)} {{ text-align: right; background: blue; }}\n"
+    head = ".h.{0}{1} thead th:nth-child({1})"
+    heads = f"{head.format('n', 2)}, {head.format('n', 6)} {{ text-align: right; }}\n"
+    assert column_rules(names, style) == f"{two}, {six} {{ text-align: right; }}\n{three} {{ color: grey; }}\n{heads}"
+    right = f"{head.format('p', 4)} {{ text-align: right; }}\n"
+    assert column_rules({"p4"}, style) == f".p4 {cell.format(4)} {{ text-align: right; background: blue; }}\n{right}"

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import matplotlib as mpl
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.path import Path
 
 from longdecode.reporting.compact_svg import compact
-from longdecode.reporting.svg_path import line, points, shorten
+from longdecode.reporting.svg_path import circle, line, points, shorten
 
 DARK = {"#094bcd": "#2e75e4", "#ffffff": "#14171b"}
 
@@ -36,7 +37,7 @@ def _styles(root: ET.Element) -> dict[str, str]:
     """Each class with all that the light style sheet says of it."""
     sheet = "".join(element.text or "" for element in root.iter() if element.tag.endswith("style")).split("@media")[0]
     found: dict[str, list[str]] = {}
-    for selectors, parts in re.findall(r"((?:\.[sm]\d+,?)+)\{([^}]*)\}", sheet):
+    for selectors, parts in re.findall(r"((?:\.\w+,?)+)\{([^}]*)\}", sheet):
         for name in selectors.replace(".", "").split(","):
             found.setdefault(name, []).extend(parts.split(";"))
     return {name: ";".join(parts) for name, parts in found.items()}
@@ -52,6 +53,7 @@ def _painted(svg: str) -> list[tuple[object, ...]]:
         names = element.attrib.get("class", "").split()
         own = element.attrib.get("style") or ";".join(classes.get(name, "") for name in names)
         parts = re.sub(r"\b0\.", ".", own.replace(" ", "")).split(";")
+        parts = [part for part in parts if part != "stroke-linejoin:round"]  # what the whole drawing says
         marker = next((part[12:-1] for part in parts if part.startswith("marker:url(")), "")
         style = ";".join(sorted({part for part in parts if part and not part.startswith("marker:")})) if own else style
         clip = element.attrib.get("clip-path", clip)
@@ -82,7 +84,12 @@ def _painted(svg: str) -> list[tuple[object, ...]]:
 
 
 def _vertices(outline: str) -> list[list[tuple[float, float]]]:
-    """Read an outline's commands, absolute or relative, into the places that each subpath names."""
+    """Read an outline's commands, absolute or relative, into the places that each subpath names.
+
+    Of a circle in arcs, those of matplotlib's.
+    """
+    if arc := re.fullmatch(r"m0 ?([\d.]+)a.*z", outline):
+        return [[(float(arc[1]) * x, -float(arc[1]) * y) for x, y in Path.unit_circle().vertices[:-1]]]
     tokens = re.findall(r"[A-Za-z]|-?(?:\d+\.?\d*|\.\d+)", outline)
     found: list[list[tuple[float, float]]] = []
     x = y = 0.0
@@ -128,7 +135,7 @@ def test_every_light_colour_has_its_dark_one_and_panels_keep_their_names(drawn: 
     for kind in ("fill", "stroke"):
         for colour, night in DARK.items():
             by_day, by_night = (
-                re.findall(rf"((?:\.s\d+,?)+)\{{{kind}:{shade}", sheet)
+                re.findall(rf"((?:\.\w+,?)+)\{{{kind}:{shade}", sheet)
                 for sheet, shade in ((light, colour), (dark, night))
             )
             assert by_day == by_night
@@ -152,4 +159,5 @@ def test_steps_add_up_to_the_rounded_places() -> None:
         shorten("M 0.5 -0.25 L 0.5 3 L 4.5 3 Q 5 5 6 6 C 1 1 2 2 3 3 z", 2) == "m.5-.25v3.25h4q.5 2 1.5 3c-5-5-4-4-3-3z"
     )
     assert shorten("M 0 0 A 1 1 0 0 1 2 2", 1) == "M 0 0 A 1 1 0 0 1 2 2"
+    assert circle("M 0 2 C 1 1 0 0 2 0 z") == "" == circle("M0 1L2 3z")
     assert points("M0 1L2 -3.5") == [(0.0, 1.0), (2.0, -3.5)] and points("M0 1L2 3z") == points("M0 1M2 3") == []

@@ -25,7 +25,7 @@ from longdecode.reporting.build import build_report
 from longdecode.reporting.results import ReportError, load_results
 from longdecode.reporting.tables import score_table
 
-INLINE = {"a", "span", "b", "code", "strong", "em", "sup"}
+INLINE = {"a", "span", "small", "b", "i", "code", "strong", "em", "sup"}
 VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
 IMPLIED = {
     "td": ("td", "th"), "th": ("td", "th"), "tr": ("td", "th", "tr"), "tbody": ("td", "th", "tr", "thead", "tbody"),

@@ -30,7 +30,7 @@ NAMES = ("full", "quest", "tidal", "lychee", "lychee_cc", "hf_full", "hf_full_st
 
 def words(path: Path) -> str:
     """A page's text, tags gone."""
-    text = re.sub(r"</?(?:a|span|b|code|strong|em|sup)\b[^>]*>", "", path.read_text(encoding="utf-8"))
+    text = re.sub(r"</?(?:a|span|small|b|i|code|strong|em|sup)\b[^>]*>", "", path.read_text(encoding="utf-8"))
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split()).replace("\u2212", "-").replace("\u202f", " ")
 
 

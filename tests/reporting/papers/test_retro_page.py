@@ -171,7 +171,8 @@ def report(
 def page(report: Path) -> str:
     """The page's text, tags gone."""
     markup = (report / "paper-retro.html").read_text(encoding="utf-8")
-    text = html.unescape(re.sub(r"<[^>]+>", " ", re.sub(r"</?(?:a|span|b|code|strong|em|sup)\b[^>]*>", "", markup)))
+    plain = re.sub(r"</?(?:a|span|small|b|i|code|strong|em|sup)\b[^>]*>", "", markup)
+    text = html.unescape(re.sub(r"<[^>]+>", " ", plain))
     for shown, plain in (("\u2212", "-"), ("\u2013", "-"), ("\u202f", " ")):
         text = text.replace(shown, plain)
     return " ".join(text.split())

@@ -24,7 +24,7 @@ KEYS = ["model", "label", "stage", "budget", "context", "batch"]
 
 def words(path: Path) -> str:
     """A page's text, tags gone."""
-    text = re.sub(r"</?(?:a|span|b|code|strong|em|sup)\b[^>]*>", "", path.read_text(encoding="utf-8"))
+    text = re.sub(r"</?(?:a|span|small|b|i|code|strong|em|sup)\b[^>]*>", "", path.read_text(encoding="utf-8"))
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
 
 
