@@ -76,7 +76,7 @@ def build_report(config_path: Path, results_dir: Path, output_dir: Path) -> None
         output_dir: where the pages go; what an earlier report left there and this one does not make is removed.
 
     Raises:
-        ReportError: the folder has neither a summary nor times, or one that ``transfer_from`` or ``fresh_from`` names has none.
+        ReportError: the folder has neither a summary nor times, or one that the configuration names has none.
         ConfigError: a method has no card.
     """
     results = load_results(Path(config_path), Path(results_dir))
