@@ -176,6 +176,12 @@ class RunConfig:
     transfer_from: Annotated[
         typed.Folder | None, Field(description="Results of several models, whose ranks the page Transfer compares.")
     ] = None
+    fresh_from: Annotated[
+        typed.Folder | None,
+        Field(
+            description="Results of the same forks' recipe on fresh prompts; a paper's page judges its quality there."
+        ),
+    ] = None
     data: Annotated[
         Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
     ] = field(default_factory=dict)

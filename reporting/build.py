@@ -40,7 +40,7 @@ from longdecode.reporting.lossless import LOSSLESS, matrix
 from longdecode.reporting.nearest import ORACLE
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.printed_ranks import printed_rankings
-from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, ReportError, Results, Topic, load_results
+from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results, named_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
 from longdecode.reporting.staleness import older, older_scores
@@ -76,7 +76,7 @@ def build_report(config_path: Path, results_dir: Path, output_dir: Path) -> None
         output_dir: where the pages go; what an earlier report left there and this one does not make is removed.
 
     Raises:
-        ReportError: the folder has neither a summary nor times, or the one that ``transfer_from`` names has no results.
+        ReportError: the folder has neither a summary nor times, or one that the configuration names has none.
         ConfigError: a method has no card.
     """
     results = load_results(Path(config_path), Path(results_dir))
@@ -170,11 +170,9 @@ class _Build:
     def _transfer(self) -> None:
         main, known = self.main, self.results.config.get("models") or {}
         own: transfer.Transfer | None = None
-        if source := self.results.config.get("transfer_from"):
+        source = self.results.config.get("transfer_from")
+        if (other := named_results(self.results, "transfer_from")) is not None:
             own = transfer.transfer(main, (), transfer.compared(main), printed_rankings())
-            if not (Path(source) / "config.yaml").is_file():
-                raise ReportError(f"transfer_from: {source} holds no results (no config.yaml); leave the key out")
-            other = load_results(Path(source) / "config.yaml", Path(source))
             main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
         small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
         kinds = transfer.compared(main)

@@ -48,6 +48,7 @@ class PaperInputs:
         timed: a timed model to its words and device.
         targets: the speed targets that were set for this paper.
         pages: labels that have a page, and the registered method behind each.
+        fresh: the same of the run on fresh prompts that this one names, if it names one.
     """
 
     spec: PaperSpec
@@ -58,6 +59,7 @@ class PaperInputs:
     timed: Callable[[str], str]
     targets: Sequence[Verdict]
     pages: Mapping[str, str]
+    fresh: PaperInputs | None = None
 
     @property
     def speed(self) -> Speed | None:

@@ -11,7 +11,7 @@ from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.published import Published
 from longdecode.reporting.papers.spec import PaperSpec
-from longdecode.reporting.results import Results
+from longdecode.reporting.results import Results, named_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed import targets as speed_targets
 
@@ -69,8 +69,11 @@ def papers_of(
         about: a model, and perhaps a suite, to the end of a caption on scores.
         name: a timed model to its name in words.
         pages: labels that have a page, and the registered method behind each.
+
+    Raises:
+        ReportError: the folder that ``fresh_from`` names has no results.
     """
-    speed = results.speed
+    speed, fresh = results.speed, named_results(results, "fresh_from")
 
     def timed(model: str) -> str:
         return "" if speed is None else speed_page.about(speed, model, name)
@@ -79,7 +82,10 @@ def papers_of(
     for paper_name in paper_names():
         paper = load_paper(paper_name)
         targets = [] if speed is None else speed_targets.judge(speed, paper=paper_name)
-        inputs = PaperInputs(paper, results, folder, writer, about, timed, targets, pages)
+        again = None
+        if fresh is not None:
+            again = PaperInputs(paper, fresh, Path(results.config["fresh_from"]), writer, about, timed, [], pages)
+        inputs = PaperInputs(paper, results, folder, writer, about, timed, targets, pages, again)
         if paper.concerns(inputs):
             found.append(PaperPage(paper_name, paper, inputs))
     return found

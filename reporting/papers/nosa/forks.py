@@ -127,14 +127,15 @@ def quality(inputs: PaperInputs) -> list[Block]:
         for fork in forks(inputs) if base else []:
             for label in shown(inputs, fork, place):
                 if ours := samples(inputs, fork.model, label, place):
-                    of, lead = [fork.title, label], _lead(inputs, fork, label)
+                    of, printed = [fork.title, label], _in_print(inputs, fork, label)
                     gap = own_gap(inputs, fork, label, ours, full, place) if fork == base else None
-                    row = against(inputs, of, ours, full, lead, place, gap)
+                    row = against(inputs, of, ours, full, printed, place, gap)
                     rows.append(with_reads(inputs, row, fork, label, place))
         if full and rows:
             caption = words["caption"].format(**named(place))
             blocks.append(Comparison(caption, ("Fork", "Method", "Tokens read"), rows, "points"))
-        if over := _leads(inputs, place):
+        leads = [lead(inputs, fork, label, place) for fork, label in rivals(inputs, place)]
+        if over := [row for row in leads if row is not None]:
             nosa = fork_of(inputs, "nosa")
             about = {**named(place), "reads": reads(inputs, nosa.model if nosa else "", "nosa", place)}
             heads = ("Than", "Method", "Tokens read")
@@ -161,24 +162,25 @@ def _print_only(inputs: PaperInputs) -> Comparison:
     return Comparison(words["print_only"], ("Suite", "Difference"), rows, "points")
 
 
-def _leads(inputs: PaperInputs, place: Place) -> list[Compared]:
-    """Return NOSA's fork minus the other sparse forks, and minus what needs no training on the full forks."""
+def rivals(inputs: PaperInputs, place: Place) -> list[tuple[Fork, str]]:
+    """Return the other sparse forks, and the full forks under every method that needs no training."""
+    others = [(fork, fork.attention) for name in ("infllm2", "dma") if (fork := fork_of(inputs, name))]
+    return others + [(base, label) for base in full_forks(inputs, place) for label in shown(inputs, base, place)]
+
+
+def lead(inputs: PaperInputs, fork: Fork, label: str, place: Place) -> Compared | None:
+    """Return NOSA's fork minus a rival, if both were scored."""
     nosa = fork_of(inputs, "nosa")
     ours = samples(inputs, nosa.model, "nosa", place) if nosa else {}
-    others = [(fork, fork.attention) for name in ("infllm2", "dma") if (fork := fork_of(inputs, name))]
-    others += [(base, label) for base in full_forks(inputs, place) for label in shown(inputs, base, place)]
-    rows = []
-    for fork, label in others if ours else []:
-        if theirs := samples(inputs, fork.model, label, place):
-            printed = [inputs.published.figure("quality", name, suite="RULER") for name in ("nosa", "infllm2")]
-            like = fork.attention == "infllm2" and place[0] == "ruler" and all(printed)
-            lead = printed[0].minus(printed[1]) if like and printed[0] and printed[1] else None
-            row = with_reads(
-                inputs, against(inputs, [fork.title, label], ours, theirs, lead, place), fork, label, place
-            )
-            fork_name, method, read = row.of
-            rows.append(replace(row, of=[fork_name, with_tasks(inputs, method, ours, theirs), read]))
-    return rows
+    theirs = samples(inputs, fork.model, label, place)
+    if not ours or not theirs:
+        return None
+    printed = [inputs.published.figure("quality", name, suite="RULER") for name in ("nosa", "infllm2")]
+    like = fork.attention == "infllm2" and place[0] == "ruler" and all(printed)
+    gap = printed[0].minus(printed[1]) if like and printed[0] and printed[1] else None
+    row = with_reads(inputs, against(inputs, [fork.title, label], ours, theirs, gap, place), fork, label, place)
+    fork_name, method, read = row.of
+    return replace(row, of=[fork_name, with_tasks(inputs, method, ours, theirs), read])
 
 
 def with_tasks(inputs: PaperInputs, method: str, ours: pairs.Scored, theirs: pairs.Scored) -> str:
@@ -304,7 +306,7 @@ def shown(inputs: PaperInputs, fork: Fork, place: Place) -> Sequence[str]:
     return [*untrained(inputs, fork), *equal_reads(inputs, fork, place[0])]
 
 
-def _lead(inputs: PaperInputs, fork: Fork, label: str) -> PublishedFigure | None:
+def _in_print(inputs: PaperInputs, fork: Fork, label: str) -> PublishedFigure | None:
     """Return what is in print for a method minus full attention, for the sign alone."""
     if (fork.attention, label) != ("nosa", "nosa"):
         return None

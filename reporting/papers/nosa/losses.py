@@ -50,11 +50,11 @@ def books(inputs: PaperInputs) -> list[Block]:
     """Return each fork's loss on books minus the full fork's with full attention, and NOSA's fork minus the others."""
     words, blocks = inputs.words("books"), list[Block]()
     for place in places(inputs, BOOKS):
-        base, full, own = _own(inputs, place)
+        base, full, own = own_losses(inputs, place)
         if base is None or not full:
             continue
-        rows = [_over_full(inputs, fork, label, found, base, full, place) for (fork, label), found in own.items()]
-        rows += [_minus(inputs, fork, label, own, place) for fork, label in own if _is_other(inputs, fork, own)]
+        rows = [over_full(inputs, fork, label, found, base, full, place) for (fork, label), found in own.items()]
+        rows += [minus(inputs, fork, label, own, place) for fork, label in own if is_other(inputs, fork, own)]
         if rows:
             caption = words["caption"].format(**_about(place, full))
             blocks.append(Comparison(caption, ("Fork", "Method", "Tokens read"), rows, "nats a token"))
@@ -99,18 +99,18 @@ def _forms(inputs: PaperInputs) -> list[Block]:
     if rows:
         blocks.append(Comparison(words["over"], ("Suite", "Form"), rows, "points"))
     for place in places(inputs, BOOKS):
-        base, full, own = _own(inputs, place)
+        base, full, own = own_losses(inputs, place)
         mine = [(fork, label) for fork, label in own if fork.attention == "nosa"]
         if base is None or len(mine) < 2:
             continue
-        rows = [_over_full(inputs, *one, own[one], base, full, place) for one in mine]
-        rows += [_minus(inputs, *one, own, place) for one in mine if _is_other(inputs, one[0], own)]
+        rows = [over_full(inputs, *one, own[one], base, full, place) for one in mine]
+        rows += [minus(inputs, *one, own, place) for one in mine if is_other(inputs, one[0], own)]
         caption = words["losses"].format(**_about(place, full))
         blocks.append(Comparison(caption, ("Fork", "Method", "Tokens read"), rows, "nats a token"))
     return blocks
 
 
-def _own(inputs: PaperInputs, place: Place) -> tuple[Fork | None, pairs.Scored, Own]:
+def own_losses(inputs: PaperInputs, place: Place) -> tuple[Fork | None, pairs.Scored, Own]:
     """Return the full fork, its losses with full attention, and those of every fork and label that the page shows."""
     base = base_of(inputs, place)
     full = samples(inputs, base.model, REFERENCE_METHOD, place) if base else {}
@@ -123,20 +123,21 @@ def _own(inputs: PaperInputs, place: Place) -> tuple[Fork | None, pairs.Scored, 
     return base, full, own
 
 
-def _is_other(inputs: PaperInputs, fork: Fork, own: Own) -> bool:
+def is_other(inputs: PaperInputs, fork: Fork, own: Own) -> bool:
     """Return true for a fork that NOSA's own, if it has losses, is set beside."""
     nosa = fork_of(inputs, "nosa")
     return nosa is not None and (nosa, "nosa") in own and fork != nosa
 
 
-def _over_full(
+def over_full(
     inputs: PaperInputs, fork: Fork, label: str, found: pairs.Scored, base: Fork, full: pairs.Scored, place: Place
 ) -> Compared:  # fmt: skip
+    """Return a fork's losses under a label minus the full fork's with full attention."""
     gap = own_gap(inputs, fork, label, found, full, place) if fork == base else None
     return with_reads(inputs, _loss_gap(inputs, [fork.title, label], found, full, place, gap), fork, label, place)
 
 
-def _minus(inputs: PaperInputs, fork: Fork, label: str, own: Own, place: Place) -> Compared:
+def minus(inputs: PaperInputs, fork: Fork, label: str, own: Own, place: Place) -> Compared:
     """Return NOSA's fork minus another."""
     nosa = fork_of(inputs, "nosa")
     ours = next(found for (one, _), found in own.items() if one == nosa)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from longdecode.reporting.papers.nosa.forks import parts, quality, trainings
+from longdecode.reporting.papers.nosa.fresh import fresh
 from longdecode.reporting.papers.nosa.locality import lead, locality, target
 from longdecode.reporting.papers.nosa.losses import books, heads
 from longdecode.reporting.papers.nosa.quality_targets import near_full, over_rivals
@@ -61,6 +62,7 @@ PAPER = declare(
         ],
         "forks": [trainings],
         "quality": [quality],
+        "fresh": [fresh],
         "books": [books],
         "heads": [heads],
         "parts": [parts],
@@ -69,6 +71,6 @@ PAPER = declare(
     },
     held={
         "throughput": "offload",
-        **dict.fromkeys(("forks", "quality", "books", "heads", "parts", "locality"), "nosa"),
+        **dict.fromkeys(("forks", "quality", "fresh", "books", "heads", "parts", "locality"), "nosa"),
     },
 )

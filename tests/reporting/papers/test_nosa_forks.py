@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from longdecode.reporting.papers.nosa import quality_targets
-from longdecode.reporting.papers.nosa.forks import forks, with_tasks
+from longdecode.reporting.papers.nosa.forks import Fork, forks, with_tasks
 from longdecode.reporting.papers.nosa.page import PAPER
 from longdecode.reporting.papers.pairs import Paired, Sample
 
@@ -44,10 +44,11 @@ def test_a_target_over_rivals_is_met_over_all_of_them_or_missed(
     monkeypatch: pytest.MonkeyPatch, suite: str, gaps: list[tuple[float, ...]], words: str
 ) -> None:
     found = {str(at): Paired(v, low, high, 9, 1, p) for at, (v, low, high, p) in enumerate(gaps)}
-    monkeypatch.setattr(quality_targets, "_rivals", lambda *_: [(None, label) for label in found])
+    full = Fork("full", "fork-full", "full", "ed_dma")
+    monkeypatch.setattr(quality_targets, "_rivals", lambda *_: [(full, label) for label in found])
     monkeypatch.setattr(quality_targets, "_gap", lambda _, fork, label, suite: found[label])
     monkeypatch.setattr(quality_targets, "_rival", lambda _, fork, label, suite: label)
-    inputs: Any = SimpleNamespace(alpha=0.05)
+    inputs: Any = SimpleNamespace(alpha=0.05, fresh=None)
     verdict = quality_targets.over_rivals(inputs, suite)
     assert verdict.words == words and verdict.what.endswith(", 1")
     assert verdict.level == ("met" if words == "target met" else "missed")
