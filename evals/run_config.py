@@ -173,15 +173,8 @@ class RunConfig:
     earlier_evidence: Annotated[
         Literal["refuse", "show"], Field(description="Results of other code than today's: refuse them, or show them.")
     ] = "refuse"
-    transfer_from: Annotated[
-        typed.Folder | None, Field(description="Results of several models, whose ranks the page Transfer compares.")
-    ] = None
-    fresh_from: Annotated[
-        typed.Folder | None,
-        Field(
-            description="Results of the same forks' recipe on fresh prompts; a paper's page judges its quality there."
-        ),
-    ] = None
+    transfer_from: Annotated[typed.Folder | None, Field(description="Results of several models to compare.")] = None
+    fresh_from: Annotated[typed.Folder | None, Field(description="Results of the same forks on fresh prompts.")] = None
     data: Annotated[
         Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
     ] = field(default_factory=dict)

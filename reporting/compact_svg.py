@@ -24,7 +24,7 @@ _FEWEST = 2
 _RUN = 3
 """Neighbours of one class that are worth a group."""
 _INHERITED = "svg{stroke-linejoin:round}"
-"""What matplotlib says of every element, said once: a line's end is blunt by default."""
+"""Attributes that matplotlib sets on every element, set once: a line's end is blunt by default."""
 _MARKER = {"markerUnits": "userSpaceOnUse"}
 _SEEN_WHOLE = "marker{overflow:visible}"
 

@@ -7,7 +7,7 @@ import re
 
 _TOKEN = re.compile(r"[A-Za-z]|-?\d*\.?\d+")
 _ROUND = 0.02
-"""How far the vertices of a circle may be from it, as they are rounded."""
+"""Largest distance of a circle's vertices from it, as they are rounded."""
 _POINTS = {"M": 1, "L": 1, "Q": 2, "C": 3}
 
 Point = tuple[float, float]

@@ -144,6 +144,25 @@ def test_nosas_line_says_what_its_importances_cost_long_answers(monkeypatch: pyt
     assert readme_papers._long_answers(table[table["method"] != "nosa_no_importance"]) == ""
 
 
+def test_nosas_line_has_its_lead_on_fresh_prompts_suite_by_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    table = pd.read_csv("results/nosa-fresh/summary.csv", low_memory=False)
+    means = table[table["status"] == "ok"].set_index(["task", "model", "method"])
+    said = readme_papers.paper_nosa().replace("\u2212", "-").split("On fresh prompts ")[1]
+    for tasks, name in (
+        (("mini_recall_multikey", "mini_recall_two_hop"), "`mini_recall`"),
+        (("ruler_niah_multikey_2", "ruler_niah_multivalue"), "RULER"),
+        (("mini_longgen_45",), "long answers"),
+    ):
+        gaps = [
+            means["value"][task, "fork-nosa", "nosa"] - means["value"][task, "fork-full", "infllm2"] for task in tasks
+        ]
+        lead = f"{100 * sum(gaps) / len(gaps):+.1f} points ["
+        assert lead in said and said.split(lead)[1].split("] on ")[1].startswith(name)
+    loss = means["loss"]["pg19_long_forced_1024"]
+    assert f"{loss['fork-nosa', 'nosa'] - loss['fork-full', 'infllm2']:+.3f} nats" in said
+
+
 def test_tokenswifts_line_quotes_several_books_beside_the_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     table = pq.read_table("results/tokenswift/generation/books.parquet").to_pylist()

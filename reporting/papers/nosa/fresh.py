@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from longdecode.reporting import wording
-from longdecode.reporting.papers.blocks import Block, Cells, Compared, Prose
+from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.nosa.forks import (
     BOOKS,
@@ -46,7 +46,7 @@ def fresh(inputs: PaperInputs) -> list[Block]:
     tables = [_differences(inputs, again, place) for place in where]
     older = [Prose(text) for text in older_scores(again.results)]
     about = Prose(f"{words['text']} {_what(inputs, again, where)}")
-    return [about, *older, *tables, _plain_table(inputs, again, where)]
+    return [about, *older, *tables, *_by_task(again, where), _plain_table(inputs, again, where)]
 
 
 def _what(inputs: PaperInputs, again: PaperInputs, where: list[Place]) -> str:
@@ -134,7 +134,7 @@ def _of_full(inputs: PaperInputs, fork: Fork, row: Compared, place: Place) -> Co
 
 
 def _plain_table(inputs: PaperInputs, again: PaperInputs, where: list[Place]) -> Cells:
-    """Return the scores of the full fork and of NOSA's, task by task, of both runs."""
+    """Return the scores of the full fork, of NOSA's and of its rivals, task by task, of both runs."""
     rows = []
     for place in where:
         now, before = _plain(again, place), _plain(inputs, place)
@@ -146,11 +146,25 @@ def _plain_table(inputs: PaperInputs, again: PaperInputs, where: list[Place]) ->
     return Cells(inputs.words("fresh")["plain"], heads, rows, frozenset({4, 5, 6, 7}))
 
 
+def _by_task(inputs: PaperInputs, where: list[Place]) -> list[Comparison]:
+    """Return NOSA's fork minus each rival on fresh prompts, task by task, where a suite has several."""
+    nosa, rows = fork_of(inputs, "nosa"), []
+    for place in where if nosa else []:
+        ours = samples(inputs, nosa.model if nosa else "", "nosa", place)
+        tasks = sorted({key[1] for key in ours})
+        for fork, label in rivals(inputs, place) if len(tasks) > 1 else []:
+            theirs = samples(inputs, fork.model, label, place)
+            for task in tasks:
+                mine, other = ({key: x for key, x in side.items() if key[1] == task} for side in (ours, theirs))
+                rows.append(against(inputs, [task, label], mine, other, None, place))
+    return [Comparison(inputs.words("fresh")["by_task"], ("Task", "Method"), rows, "points")] if rows else []
+
+
 def _plain(inputs: PaperInputs, place: Place) -> Mapping[Cell, list[float]]:
-    """Return the scores on look-ups, or the losses on books, of the full fork and of NOSA's."""
+    """Return the scores on look-ups, or the losses on books, of the full fork, of NOSA's and of its rivals."""
     base, nosa = base_of(inputs, place), fork_of(inputs, "nosa")
     found: dict[Cell, list[float]] = {}
-    pairs = ((base, REFERENCE_METHOD), (nosa, "nosa"), (nosa, REFERENCE_METHOD))
+    pairs = ((base, REFERENCE_METHOD), (nosa, "nosa"), (nosa, REFERENCE_METHOD), *rivals(inputs, place))
     for fork, label in [(fork, label) for fork, label in pairs if fork is not None]:
         for key, sample in samples(inputs, fork.model, label, place).items():
             found.setdefault((place[0], key[1], fork.attention, label), []).append(sample.score)

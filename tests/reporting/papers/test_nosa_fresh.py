@@ -18,9 +18,12 @@ from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
 from longdecode.reporting.papers.blocks import Block, Cells, Comparison, MissingResult, Prose
 from longdecode.reporting.papers.inputs import PaperInputs
+from longdecode.reporting.papers.nosa.fresh import fresh
 from longdecode.reporting.papers.nosa.quality_targets import near_full, over_rivals
 from longdecode.reporting.papers.registry import papers_of
 from longdecode.reporting.results import ReportError, load_results
+
+ROOT = Path(__file__).resolve().parents[3]
 
 METHODS = ("full", "nosa", "dma", "shadowkv")
 Labels = Mapping[tuple[str, str], float]
@@ -112,7 +115,7 @@ def page_inputs(folder: Path) -> PaperInputs:
 
 @pytest.fixture
 def make(tmp_path_factory: pytest.TempPathFactory, lychee_run: ModuleType) -> Make:
-    """What NOSA's page draws on, for a first run and a fresh one."""
+    """Return what NOSA's page draws on, for a first run and a fresh one."""
 
     def made(first: Run, fresh: Run | None) -> PaperInputs:
         folder, more = tmp_path_factory.mktemp("nosa"), {}
@@ -199,6 +202,23 @@ def test_both_runs_stand_side_by_side(make: Make) -> None:
     assert scores["ruler", "nosa", "nosa"] == ["96", "62.5 %", "24", f"{1400 / 24:.1f} %"]
     assert scores["ruler", "full", "full attention"] == ["96", "62.5 %", "24", f"{2200 / 24:.1f} %"]
     assert scores["pg19_long", "nosa", "nosa"] == ["8", "3.457 nats", "8", "3.407 nats"]
+
+
+def test_tasks_of_a_suite_stand_apart_and_make_up_its_difference(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the committed records: a lead over a suite may be that of one of its tasks."""
+    monkeypatch.chdir(ROOT)
+    results = load_results(Path("results/nosa/config.yaml"), Path("results/nosa"))
+    writer = FigureWriter(tmp_path / "figures", looks(list(METHODS), list(METHODS), "full"))
+    found = papers_of(results, Path("results/nosa"), writer, lambda model, suite: "", str, {"nosa": "nosa"})
+    blocks = fresh(next(paper.inputs for paper in found if paper.name == "nosa"))
+    (tasks,) = [block for block in blocks if isinstance(block, Comparison)]
+    shown = {tuple(row.of): float(row.measured.replace("\u2212", "-")) for row in tasks.rows}
+    whole = next(block for block in blocks if isinstance(block, Cells) and block.caption.startswith("mini_recall"))
+    gap = next(float(row[3].replace("\u2212", "-")) for row in whole.rows if row[1] == "infllm2")
+    parts = [shown[f"mini_recall_{task}", "infllm2"] for task in ("multikey", "two_hop")]
+    assert sum(parts) / 2 == pytest.approx(gap, abs=0.11) and parts[0] != parts[1]
 
 
 def test_without_a_fresh_run_the_part_names_the_command(make: Make) -> None:
