@@ -105,6 +105,14 @@ def test_ids_are_unique_and_every_link_resolves(pages: dict[str, Page]) -> None:
                     assert target.fragment in Page(path).ids(), f"{page.path.name}: #{target.fragment}"
 
 
+def test_every_page_links_the_tables_and_how_to_cite(pages: dict[str, Page]) -> None:
+    for page in pages.values():
+        links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+        named = {link.rpartition("/")[2] for link in links}
+        assert {"summary.csv", "speed.csv"} <= named, page.path.name
+        assert "cite" in page.ids() or "index.html#cite" in links, page.path.name
+
+
 def test_nothing_is_loaded_from_elsewhere(report: Path, pages: dict[str, Page]) -> None:
     for page in pages.values():
         for tag, attributes in page.elements:
