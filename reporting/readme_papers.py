@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from longdecode.evals.records import Record
+from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.papers import pairs
 from longdecode.reporting.papers.inputs import MOST_RESAMPLES
 from longdecode.reporting.papers.nosa.locality import lead_of
+from longdecode.reporting.papers.nosa.quality_targets import over_rivals
+from longdecode.reporting.papers.registry import papers_of
 from longdecode.reporting.papers.tokenswift import texts
 from longdecode.reporting.results import ReportError, Results, load_results
 from longdecode.reporting.wording import listing, number, ratio, short_tokens
@@ -219,29 +223,17 @@ def _forks() -> str:
 
 
 def _fresh_leads() -> str:
-    """Say how far NOSA's fork lies from the closest method without training on fresh prompts, suite by suite."""
-    results = load_results(RESULTS / "nosa-fresh" / "config.yaml", RESULTS / "nosa-fresh")
-    said, closest = [], set()
+    """Say how far NOSA's fork lies from the closest method without training on fresh prompts, as its page does."""
+    folder = RESULTS / "nosa-fresh"
+    results = load_results(folder / "config.yaml", folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        papers = papers_of(results, folder, FigureWriter(Path(scratch), {}), lambda model, suite: "", str, {})
+    inputs = next(paper.inputs for paper in papers if paper.name == "nosa")
     names = {"mini_recall": "`mini_recall`", "ruler": "RULER", "mini_longgen": "long answers", "pg19_long": "books"}
-    for suite, name in names.items():
-        records = [r for r in results.records if r.suite == suite and r.status == "ok"]
-        is_loss = suite == "pg19_long"
-        if is_loss:  # a record's score is a distance from the same fork's full attention
-            records = [r.model_copy(update={"score": r.measures["loss"], "parts": None}) for r in records]
-        ours = pairs.scored([r for r in records if (r.model, r.label) == ("fork-nosa", "nosa")])
-        gaps = []
-        for label in {r.label for r in records if r.model == "fork-full" and r.label != "full"}:
-            theirs = pairs.scored([r for r in records if (r.model, r.label) == ("fork-full", label)])
-            # What seeds the draws is as on the paper's page, so that both show one interval.
-            seed = (f"{'nosa minus ' if is_loss else ''}full", label, suite, 4096, "1024")
-            gaps.append((label, pairs.difference(ours, theirs, results.confidence, MOST_RESAMPLES, *seed)))
-        label, gap = min(gaps, key=lambda pair: (-1 if is_loss else 1) * pair[1].value)
-        factor, digits, unit = (1, 3, "nats") if is_loss else (100, 1, "points")
-        value, low, high = (number(factor * each, digits, signed=True) for each in (gap.value, gap.low, gap.high))
-        said.append(f"{value} {unit} [{low}, {high}] on {name}")
-        closest.add(label)
-    if closest != {"infllm2"}:
-        raise ReportError(f"InfLLM-V2 is not the closest on every suite of nosa-fresh, but {listing(sorted(closest))}")
+    rows = {name: over_rivals(inputs, suite) for suite, name in names.items()}
+    if others := [name for name, row in rows.items() if not row.what.endswith(", infllm2")]:
+        raise ReportError(f"on fresh prompts InfLLM-V2 is not the closest rival on {listing(others)}")
+    said = [f"{row.measured} {row.bounds} on {name}" for name, row in rows.items()]
     return f". On fresh prompts over InfLLM-V2 without training, the closest of four such methods: {listing(said)}"
 
 
