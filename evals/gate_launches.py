@@ -92,6 +92,10 @@ def _timed(run: RunConfig, label: str) -> Iterator[tuple[str, int, int, tuple[Bu
         yield shared.model, max(shared.contexts), shared.max_batch, (shared.tokens,)
     elif shared and run.methods[label].method == "full":
         yield shared.model, max(shared.contexts), shared.sequences, (FULL_BUDGET,)
+    own = run.throughput.own_choices if run.throughput else None
+    if own and label in own.labels:
+        rows, budgets = (own.max_batch, own.tokens) if takes_budget else (own.sequences, (FULL_BUDGET,))
+        yield own.labels[label], max(own.contexts), rows, budgets
 
 
 def _check(run: RunConfig, label: str, model: str, launches: Launches, device: torch.device) -> Launched:

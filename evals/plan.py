@@ -27,6 +27,7 @@ from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_c
 from longdecode.evals.settings import narrowed, quality_settings
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
+from longdecode.evals.throughput.own_choices_spec import JOB as OWN_CHOICES_JOB
 from longdecode.evals.throughput.spec import KERNELS_JOB, KernelSpec
 from longdecode.evals.yaml_file import read_yaml
 
@@ -225,6 +226,12 @@ class Plan:
     def _gate_of(self, label: str) -> str:
         return self.run.gate_of(label)
 
+    def timed_files(self, job: str) -> list[str]:
+        """Return the files of every model that a throughput job times, and those that its labels' parameters name."""
+        models = self.run.throughput.models_of(job) if self.run.throughput and job in self.speed_jobs else ()
+        labels = self.timed_labels(job)
+        return sorted({path for m in models for path in (*self.model_files(m), *self.method_files(labels, m))})
+
     def timed_labels(self, job: str) -> tuple[str, ...]:
         """Return the labels of a throughput job."""
         part = self.run.throughput.part(job) if self.run.throughput and job in self.speed_jobs else None
@@ -274,7 +281,7 @@ class Plan:
         if job == KERNELS_JOB:
             return speed_code_hash("kernels", ())
         named = {self.run.methods[label].method for label in self.timed_labels(job) if label in self.run.methods}
-        return speed_code_hash(job if job == EQUAL_MEMORY_JOB else "decode", {"full", *named})
+        return speed_code_hash(job if job in (EQUAL_MEMORY_JOB, OWN_CHOICES_JOB) else "decode", {"full", *named})
 
     def tuning_settings(self, model: str, method: str) -> str:
         """Return all settings that the tuning of a method on a model depends on, and no others."""

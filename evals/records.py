@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from longdecode.engine.errors import LongDecodeError
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
-Bench = Literal["ceiling", "kernel", "decode", "offload"]
+Bench = Literal["ceiling", "kernel", "decode", "offload", "own_choices"]
 Stage = Literal[
     "op", "step", "no_selection", "no_attention", "projections", "correction", "prefill", "setup", "forward_rows",
     "speculative_step", "draft", "verify", "keep", "resident", "refetch", "eager", "transfer",
@@ -25,7 +25,12 @@ _ROUNDING = 1e-9
 
 FINAL_STATUSES: frozenset[Status] = frozenset({"ok", "unsupported"})
 """Statuses that a resumed job keeps; the others may end better the next time."""
-OP_SIZES: Mapping[str, tuple[str, ...]] = {"kernel": ("full_heads",), "offload": ("hit_rate",), "decode": ("rows",)}
+OP_SIZES: Mapping[str, tuple[str, ...]] = {
+    "kernel": ("full_heads",),
+    "offload": ("hit_rate",),
+    "decode": ("rows",),
+    "own_choices": ("prompts",),
+}
 """By bench, parameters of a record that are sizes: they tell timings of one op or label apart."""
 
 

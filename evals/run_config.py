@@ -266,7 +266,7 @@ class RunConfig:
         for name, suite in self.suites.items():
             typed.require_known(f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks")
         if self.throughput is not None:
-            self.throughput.check_names((*self.methods, *CEILING_METHODS))
+            self.throughput.check_names((*self.methods, *CEILING_METHODS), self.models)
         self.identification.check_names(self.models)
         if self.retrospection is not None:
             self.retrospection.check_names(self.models, self.methods)

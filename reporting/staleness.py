@@ -12,6 +12,7 @@ from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.summary import REFERENCE_METHOD
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
+from longdecode.evals.throughput.own_choices_spec import JOB as OWN_CHOICES_JOB
 from longdecode.evals.throughput.spec import KERNELS_JOB
 from longdecode.reporting.results import GateRecord, Results, TextFile
 from longdecode.reporting.wording import listing
@@ -118,7 +119,7 @@ def _gate_hash(method: str) -> str:
 
 @functools.cache
 def _speed_hash(bench: str, subject: str) -> str:
-    module = {"decode": "decode", "offload": EQUAL_MEMORY_JOB}.get(bench, KERNELS_JOB)
+    module = {"decode": "decode", "offload": EQUAL_MEMORY_JOB, OWN_CHOICES_JOB: OWN_CHOICES_JOB}.get(bench, KERNELS_JOB)
     return speed_code_hash(module, () if module == KERNELS_JOB else (REFERENCE_METHOD, subject))
 
 

@@ -24,6 +24,7 @@ from longdecode.evals.settings import speed_settings
 from longdecode.evals.storage import journal_path, read_records, write_records
 from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger, told
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
+from longdecode.evals.throughput.own_choices_spec import JOB as OWN_CHOICES_JOB
 from longdecode.evals.throughput.spec import KERNELS_JOB, ThroughputSpec
 from longdecode.evals.throughput.speed_job import SpeedJob
 
@@ -42,7 +43,7 @@ def measure_speed(
     """Time a job's cells and write all its records to ``output``.
 
     Args:
-        name: ``kernels``, ``equal_memory``, or a model of the configuration's ``throughput.decode``.
+        name: ``kernels``, ``equal_memory``, ``own_choices``, or a model of the configuration's ``throughput.decode``.
         output: the parquet file; the journal's place follows from it.
         choose: which cells to run now; all of them when left out. Cells that the journal already has stay as they are.
         leased: the caller holds the GPU's lease.
@@ -66,7 +67,7 @@ def measure_speed(
         nullcontext(_indexed(device)) if leased else lease_gpu(device, alone=True)
     )
     with lease as leased_device, _current(leased_device):
-        job = SpeedJob(run, spec, name, leased_device, keep_going)
+        job = _job(run, spec, name, leased_device, keep_going)
         with Journal(journal_path(output), job.fingerprint, SpeedRecord) as journal:
             cells = _cells(job, spec)
             ledger = SpeedLedger(
@@ -92,8 +93,20 @@ def measure_speed(
             return ledger.fresh
 
 
+def _job(run: RunConfig, spec: ThroughputSpec, name: str, device: torch.device, keep_going: bool) -> SpeedJob:
+    if name == OWN_CHOICES_JOB:
+        from longdecode.evals.throughput.own_choices import OwnChoicesJob
+
+        return OwnChoicesJob(run, spec, name, device, keep_going)
+    return SpeedJob(run, spec, name, device, keep_going)
+
+
 def _cells(job: SpeedJob, spec: ThroughputSpec) -> list[SpeedCell]:
     """All cells of a job."""
+    if spec.own_choices is not None and job.name == OWN_CHOICES_JOB:
+        from longdecode.evals.throughput.own_choices import own_choices_cells
+
+        return own_choices_cells(job.run, spec.own_choices, job.dtype)
     if job.name == KERNELS_JOB:
         from longdecode.evals.throughput.kernels import kernel_cells
 
@@ -114,6 +127,12 @@ def _cells(job: SpeedJob, spec: ThroughputSpec) -> list[SpeedCell]:
 
 
 def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequence[SpeedCell], gate: Gate) -> None:
+    if job.name == OWN_CHOICES_JOB:
+        from longdecode.evals.throughput.own_choices import OwnChoicesBench, OwnChoicesJob
+
+        assert isinstance(job, OwnChoicesJob)
+        OwnChoicesBench(job, ledger, gate).run()
+        return
     if job.name == KERNELS_JOB:
         from longdecode.evals.throughput.kernels import KernelBench
 

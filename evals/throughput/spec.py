@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,8 @@ from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import Budget, TokenBudgets
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
 from longdecode.evals.throughput.equal_memory_spec import EqualMemorySpec
+from longdecode.evals.throughput.own_choices_spec import JOB as OWN_CHOICES_JOB
+from longdecode.evals.throughput.own_choices_spec import OwnChoicesSpec
 from longdecode.evals.throughput.shapes import RAW_SHAPES, shape_names
 
 OPS = (
@@ -203,27 +205,34 @@ class ThroughputSpec:
     kernels: Annotated[KernelSpec, typed.OrNull()] = field(default_factory=KernelSpec)
     decode: Annotated[Mapping[typed.Name, DecodeSpec], typed.OrNull()] = field(default_factory=dict)
     equal_memory: EqualMemorySpec | None = None
+    own_choices: OwnChoicesSpec | None = None
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Return names of the jobs: one for ceiling and kernels, one a model, one at equal memory.
+        """Return names of the jobs: one for ceiling and kernels, one a model, those at equal memory.
 
-        The last one needs no ceiling of the device: alone, it brings no kernels' job unless ``kernels`` asks for one.
+        The last ones need no ceiling of the device: alone, they bring no kernels' job unless ``kernels`` asks for one.
         """
-        alone = self.equal_memory is not None and not self.decode and self.kernels == KernelSpec()
-        shared = (EQUAL_MEMORY_JOB,) if self.equal_memory else ()
+        shared = tuple(self._at_equal_memory)
+        alone = bool(shared) and not self.decode and self.kernels == KernelSpec()
         return (*(() if alone else (KERNELS_JOB,)), *self.decode, *shared)
 
-    def part(self, job: str) -> KernelSpec | DecodeSpec | EqualMemorySpec:
+    @property
+    def _at_equal_memory(self) -> Mapping[str, EqualMemorySpec | OwnChoicesSpec]:
+        """Return the parts whose job has a name of its own and times several labels at one memory."""
+        found = {EQUAL_MEMORY_JOB: self.equal_memory, OWN_CHOICES_JOB: self.own_choices}
+        return {job: part for job, part in found.items() if part is not None}
+
+    def part(self, job: str) -> KernelSpec | DecodeSpec | EqualMemorySpec | OwnChoicesSpec:
         """Return a job's part of the configuration."""
-        if job == EQUAL_MEMORY_JOB and self.equal_memory is not None:
-            return self.equal_memory
+        if job in self._at_equal_memory:
+            return self._at_equal_memory[job]
         return self.kernels if job == KERNELS_JOB else self.decode[job]
 
     def model_of(self, job: str) -> str:
-        """Return the model or shape that a job times."""
+        """Return the model or shape that a job times; of a job with several that of full attention."""
         part = self.part(job)
-        if isinstance(part, EqualMemorySpec):
+        if isinstance(part, EqualMemorySpec | OwnChoicesSpec):
             return part.model
         return part.shape if isinstance(part, KernelSpec) else job
 
@@ -233,17 +242,26 @@ class ThroughputSpec:
         if self.equal_memory is not None:
             model = self.equal_memory.model
             found[model] = tuple(dict.fromkeys((*found.get(model, ()), *self.equal_memory.methods)))
+        for label, model in (self.own_choices.labels if self.own_choices else {}).items():
+            found[model] = tuple(dict.fromkeys((*found.get(model, ()), label)))
         return found
 
-    def check_names(self, labels: Iterable[str]) -> None:
-        """Refuse labels that the run does not have, as a validator does."""
+    def models_of(self, job: str) -> tuple[str, ...]:
+        """Return every model or shape that a job times."""
+        part = self.part(job)
+        return tuple(dict.fromkeys(part.labels.values())) if isinstance(part, OwnChoicesSpec) else (self.model_of(job),)
+
+    def check_names(self, labels: Collection[str], models: Collection[str]) -> None:
+        """Refuse labels and models that the run does not have, as a validator does."""
+        if self.own_choices is not None:
+            self.own_choices.check_names(labels, models)
         if self.equal_memory is not None:
             key = "throughput.equal_memory.methods"
             typed.require_known("method", self.equal_memory.methods, labels, key)
         for model, spec in self.decode.items():
             key = f"throughput.decode.{model}"
-            if model in (KERNELS_JOB, EQUAL_MEMORY_JOB):
-                job = "the kernels' job" if model == KERNELS_JOB else "the job at equal memory"
+            if model in (KERNELS_JOB, EQUAL_MEMORY_JOB, OWN_CHOICES_JOB):
+                job = "the kernels' job" if model == KERNELS_JOB else "a job at equal memory"
                 raise typed.wrong(f"a model cannot be named {model!r} here; {job} has that name", key)
             typed.require_known("method", spec.methods, labels, f"{key}.methods")
             typed.require_known("method", spec.only, spec.methods, f"{key}.only")

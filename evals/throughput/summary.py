@@ -172,7 +172,7 @@ def _row(record: SpeedRecord, ceilings: dict[str, float], confidence: float, res
 
 def _tokens(record: SpeedRecord) -> int:
     """Tokens that one timed call handles; 0 where that is not what is timed."""
-    if record.bench == "offload":
+    if record.bench in ("offload", "own_choices"):
         return 1
     if record.bench != "decode":
         return 0

@@ -1,10 +1,7 @@
 rule throughput:
     """Time one model, or of the kernels and the device itself; nothing else may run on the machine meanwhile."""
     input:
-        model=lambda wildcards: PLAN.model_files(wildcards.job),
-        methods=lambda wildcards: PLAN.method_files(
-            PLAN.timed_labels(wildcards.job), wildcards.job
-        ),
+        models=lambda wildcards: PLAN.timed_files(wildcards.job),
         gates=lambda wildcards: PLAN.gate_files(PLAN.timed_labels(wildcards.job)),
     output:
         f"{RESULTS}/speed/{{job}}.parquet",

@@ -1,0 +1,202 @@
+"""Throughput on real text: batches from bytes, texts in windows, and a whole job on a CPU against plain decoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from longdecode.engine.errors import ConfigError
+from longdecode.engine.generation import Generator
+from longdecode.engine.weights import load_decoder
+from longdecode.evals import gate
+from longdecode.evals.gate_launches import launches_of
+from longdecode.evals.plan import Plan
+from longdecode.evals.records import SpeedRecord
+from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.storage import read_records
+from longdecode.evals.throughput import own_choices_spec, timing
+from longdecode.evals.throughput.measure import measure_speed
+from longdecode.evals.throughput.own_choices import OwnChoicesBench, OwnChoicesJob, own_choices_cells
+from longdecode.evals.throughput.own_choices_spec import OwnChoicesSpec
+from longdecode.evals.throughput.summary import speed_table
+from longdecode.methods.registry import get_method
+
+ROOT = Path(__file__).resolve().parents[3]
+CPU = torch.device("cpu")
+BLOCKS = {"block_size": 8}
+METHODS = {
+    "full": {},
+    "near": {"method": "nosa", "params": {**BLOCKS, "heads": "random:1"}},
+    "far": {"method": "nosa", "params": {**BLOCKS, "heads": "random:1", "offload": True}},
+    "spare": {"method": "nosa", "params": {**BLOCKS, "heads": "random:1", "offload": True, "spare_slots": 4}},
+    "shadow": {"method": "shadowkv", "params": {"offload": True}},
+}
+
+
+def run_of(**changes: Any) -> RunConfig:
+    settings = {
+        "labels": dict.fromkeys(METHODS, "miniature"), "places": [{"context": 384, "budget": 64, "prompts": "own"}],
+        "sequences": 2,
+        "host_gib": 1, "max_batch": 2, "rounds": 2, "steps": 5, **changes,
+    }  # fmt: skip
+    values = {
+        "profile": "own", "device": "cpu", "dtype": "float32", "seed": 1, "budgets": [64], "methods": METHODS,
+        "models": {"miniature": {"path": str(ROOT / "miniature/weights")}},
+        "suites": {"mini_recall": {"contexts": [256], "samples": 1}}, "throughput": {"own_choices": settings},
+    }  # fmt: skip
+    return build_run_config(values, "test")
+
+
+def spec_of(run: RunConfig) -> OwnChoicesSpec:
+    assert run.throughput is not None and run.throughput.own_choices is not None
+    return run.throughput.own_choices
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SpeedRecord]:
+    """A whole job."""
+    return whole_job(run_of(), tmp_path_factory.mktemp("own"))
+
+
+def whole_job(run: RunConfig, folder: Path) -> dict[str, SpeedRecord]:
+    """Time every cell and return the records by label."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "check_method", lambda *args, **kwargs: None)
+        measure_speed(run, "own_choices", folder / "speed.parquet")
+    records = read_records(folder / "speed.parquet", SpeedRecord)
+    assert {r.status for r in records} == {"ok"}, [r.reason for r in records if r.status != "ok"]
+    return {r.label: r for r in records}
+
+
+def bench_of(run: RunConfig) -> OwnChoicesBench:
+    assert run.throughput is not None
+    job = OwnChoicesJob(run, run.throughput, "own_choices", CPU)
+    nothing: Any = None
+    return OwnChoicesBench(job, nothing, nothing)
+
+
+def test_a_prompt_leaves_as_many_tokens_as_are_decoded() -> None:
+    assert own_choices_spec.WARMUP_BLOCKS == timing.WARMUP_RUNS
+    spec = spec_of(run_of())
+    assert spec.scored == 1 + (2 + 2 * 2) * 5
+    for request in bench_of(run_of())._requests(384, 3):
+        assert len(request.prompt_ids) + len(request.forced_ids) == 384 and len(request.forced_ids) == spec.forced
+
+
+def test_rows_are_windows_of_text_that_do_not_depend_on_the_batch() -> None:
+    bench = bench_of(run_of())
+    few, many = bench._requests(384, 2), bench._requests(384, 9)
+    assert many[:2] == few and len({request.prompt_ids for request in many}) == 9
+    assert bench.ids is not None
+    joined = [" ".join(map(str, ids)) for ids in bench.ids]
+    for request in many:
+        wanted = " ".join(map(str, (*request.prompt_ids, *request.forced_ids)))
+        assert sum(wanted in text for text in joined) == 1
+
+
+def test_losses_are_those_of_plain_decoding(timed: dict[str, SpeedRecord]) -> None:
+    """Steps timed in blocks are one generation: every label's loss is the engine's on the same words."""
+    bench = bench_of(run_of())
+    decoder = load_decoder(ROOT / "miniature/weights", device=CPU, dtype=torch.float32)
+    scored = spec_of(run_of()).scored
+    for label, spec in run_of().methods.items():
+        budget = 64 if spec.takes_budget else None
+        method = get_method(spec.method).from_budget(budget, decoder.config, **spec.params_of("miniature"))
+        rows = timed[label].batch
+        found = Generator(decoder).run(bench._requests(384, rows), method)
+        loss = -sum(sum(one.forced_logprobs[:scored]) for one in found) / (rows * scored)
+        assert timed[label].params["loss"] == pytest.approx(loss, abs=1e-6), label
+    assert timed["far"].params["full_loss"] == timed["full"].params["loss"] != timed["far"].params["loss"]
+    assert timed["near"].batch == 1 and timed["near"].params["full_loss"] != timed["full"].params["loss"]
+
+
+def test_where_the_cache_lies_changes_bytes_and_no_loss(timed: dict[str, SpeedRecord], tmp_path: Path) -> None:
+    run = run_of(sequences=3, labels={"full": "miniature", "near": "miniature", "far": "miniature"})
+    alone = whole_job(run, tmp_path)
+    assert alone["near"].batch == alone["far"].batch == 2
+    assert alone["near"].params["loss"] == alone["far"].params["loss"] == timed["far"].params["loss"]
+    near, far, spare = (timed[label] for label in ("near", "far", "spare"))
+    assert far.params["loss"] == spare.params["loss"]
+    assert near.params["fetched_bytes"] == 0 and near.params["miss_rate"] is None
+    assert 0 < spare.params["miss_rate"] < far.params["miss_rate"] < 1
+    assert 0 < timed["shadow"].params["miss_rate"] < 1
+    block, lists = 2 * 8 * 32 * 4, 12 * 4
+    assert far.params["fetched_bytes"] == pytest.approx(far.params["miss_rate"] * 8 * lists * block)
+    assert all(r.reference == "full" and len(r.samples) == 2 and r.weights == "checkpoint" for r in timed.values())
+
+
+def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, SpeedRecord], tmp_path: Path) -> None:
+    labels = {"full": "miniature", "far": "miniature"}
+    whole = whole_job(run_of(places=[{"context": 384, "budget": 64}], labels=labels), tmp_path)
+    far, own = whole["far"], timed["far"]
+    assert far.params["prompts"] == "whole" and far.key != own.key
+    assert 0 < far.params["miss_rate"] < 1 and far.params["loss"] != own.params["loss"]
+    # The same prompt read by full attention, then NOSA's steps on it.
+    bench = bench_of(run_of())
+    decoder = load_decoder(ROOT / "miniature/weights", device=CPU, dtype=torch.float32)
+    method = get_method("nosa").from_budget(64, decoder.config, block_size=8, heads="random:1")
+    generator, requests = Generator(decoder), bench._requests(384, 2)
+    scored = spec_of(run_of()).scored
+    found = generator.decode(generator.prefill(requests, [method]), method)
+    loss = -sum(sum(one.forced_logprobs[:scored]) for one in found) / (2 * scored)
+    assert far.params["loss"] == pytest.approx(loss, abs=1e-6)
+
+
+def test_the_table_has_tokens_a_second(timed: dict[str, SpeedRecord]) -> None:
+    table = speed_table(timed.values(), 0.95, 100).set_index("label")
+    assert set(table.index) == set(timed)
+    assert table["tokens_per_s"].to_numpy() == pytest.approx(1e6 / table["median_us"].to_numpy())
+
+
+def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
+    run = run_of(max_batch=64)
+    cells = {cell.label: cell for cell in own_choices_cells(run, spec_of(run), torch.float32)}
+    token = 2 * 12 * 4 * 32 * 4
+    for label, cell in cells.items():
+        one = cell.params["device_bytes_per_sequence"]
+        assert cell.params["memory_bytes"] == 2 * 384 * token
+        assert cell.batch == (2 if label == "full" else max(1, 2 * 384 * token // one))
+    assert cells["far"].params["host_bytes_per_sequence"] == 384 * token
+    assert cells["far"].batch > cells["near"].batch
+
+
+def test_places_say_what_is_timed_where() -> None:
+    places = [
+        {"context": 384, "budget": 64}, {"context": 512, "budget": 96, "labels": ["far"]},
+        {"context": 384, "budget": 128, "labels": ["near", "full"], "prompts": "own"},
+    ]  # fmt: skip
+    run = run_of(places=places)
+    cells = own_choices_cells(run, spec_of(run), torch.float32)
+    found = [(c.context, c.label, c.budget.text) for c in cells]
+    first = [(384, label, "full" if label == "full" else "64") for label in METHODS]
+    assert found == [*first, (384, "near", "128"), (512, "full", "full"), (512, "far", "96")]
+    assert {c.params["prompts"] for c in cells if c.budget.text != "128"} == {"whole"}
+    assert [budget.text for budget in launches_of(run, "near")["miniature"].budgets] == ["64", "96", "128"]
+
+
+def test_the_plan_makes_models_and_gates_first() -> None:
+    run = run_of()
+    assert run.throughput is not None and run.throughput.jobs == ("own_choices",)
+    assert launches_of(run, "far")["miniature"].context == 384
+    assert [m for m, labels in run.throughput.timed_on().items() if "shadow" in labels] == ["miniature"]
+    files = Plan(run, ROOT).timed_files("own_choices")
+    assert any(path.endswith("miniature/weights/model.safetensors") for path in files)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"labels": {"near": "miniature"}}, "lacks 'full'"),
+        ({"labels": {"full": "miniature", "fat": "miniature"}}, "far"),
+        ({"labels": {"full": "miniatures"}}, "miniature"),
+        ({"places": [{"context": 96, "budget": 64}]}, r"places\.0\.context.*are needed"),
+        ({"places": [{"context": 384, "budget": 64, "labels": ["fat"]}]}, "far"),
+        ({"places": []}, "places"),
+    ],
+)
+def test_bad_settings_are_named(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        run_of(**changes)
