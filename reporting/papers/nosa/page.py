@@ -12,6 +12,7 @@ from longdecode.reporting.papers.nosa.quality_targets import near_full, over_riv
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.equal_memory import EqualMemory
 from longdecode.reporting.papers.sections.method import method
+from longdecode.reporting.papers.sections.own_choices import OwnChoices
 from longdecode.reporting.papers.sections.targets import TargetTable, shown_by_tests
 from longdecode.reporting.papers.spec import declare
 
@@ -29,6 +30,15 @@ THROUGHPUT = EqualMemory(
     {"infllm2": {"nosa_prefetch": "infllm2_prefetch", "nosa_overlap": "infllm2_overlap",
                  "nosa_overlap32": "infllm2_overlap32"}},
 )  # fmt: skip
+
+OWN_CHOICES = OwnChoices(
+    "own_choices",
+    (
+        ("own_nosa_offload", "own_infllm2_offload"),
+        ("own_nosa_overlap32", "own_infllm2_overlap32"),
+        *((f"own_nosa_{means}", "own_shadowkv") for means in ("device", "offload", "spare32", "overlap32")),
+    ),
+)
 
 CLAIMS = Claims(
     [
@@ -68,9 +78,10 @@ PAPER = declare(
         "parts": [parts],
         "locality": [locality],
         "throughput": [THROUGHPUT],
+        "own_choices": [OWN_CHOICES],
     },
     held={
-        "throughput": "offload",
+        **dict.fromkeys(("throughput", "own_choices"), "offload"),
         **dict.fromkeys(("forks", "quality", "fresh", "books", "heads", "parts", "locality"), "nosa"),
     },
 )
