@@ -68,6 +68,7 @@ def paper_retro(real: Results) -> str:
 def paper_nosa() -> str:
     """Return NOSA's line: throughput at equal device memory, and its fork beside InfLLM-V2's."""
     speed = _speed("offload")
+    speed = speed[speed["bench"] == "offload"]  # no choices of the forks themselves
     steps = speed[(speed["stage"] == "step") & (speed["status"] == "ok")].drop_duplicates(["context", "label"])
     at = steps.pivot(index="label", columns="context", values="ratio")
     least = int(at.columns.min())

@@ -49,6 +49,7 @@ class PaperInputs:
         targets: the speed targets that were set for this paper.
         pages: labels that have a page, and the registered method behind each.
         fresh: the same of the run on fresh prompts that this one names, if it names one.
+        longer: the same of the run of forks with more training, likewise.
     """
 
     spec: PaperSpec
@@ -60,6 +61,7 @@ class PaperInputs:
     targets: Sequence[Verdict]
     pages: Mapping[str, str]
     fresh: PaperInputs | None = None
+    longer: PaperInputs | None = None
 
     @property
     def speed(self) -> Speed | None:

@@ -71,9 +71,10 @@ def papers_of(
         pages: labels that have a page, and the registered method behind each.
 
     Raises:
-        ReportError: the folder that ``fresh_from`` names has no results.
+        ReportError: the folder that ``fresh_from`` or ``longer_from`` names has no results.
     """
-    speed, fresh = results.speed, named_results(results, "fresh_from")
+    speed = results.speed
+    others = {name: named_results(results, f"{name}_from") for name in ("fresh", "longer")}
 
     def timed(model: str) -> str:
         return "" if speed is None else speed_page.about(speed, model, name)
@@ -82,10 +83,12 @@ def papers_of(
     for paper_name in paper_names():
         paper = load_paper(paper_name)
         targets = [] if speed is None else speed_targets.judge(speed, paper=paper_name)
-        again = None
-        if fresh is not None:
-            again = PaperInputs(paper, fresh, Path(results.config["fresh_from"]), writer, about, timed, [], pages)
-        inputs = PaperInputs(paper, results, folder, writer, about, timed, targets, pages, again)
+        named = {
+            name: PaperInputs(paper, other, Path(results.config[f"{name}_from"]), writer, about, timed, [], pages)
+            for name, other in others.items()
+            if other is not None
+        }
+        inputs = PaperInputs(paper, results, folder, writer, about, timed, targets, pages, **named)
         if paper.concerns(inputs):
             found.append(PaperPage(paper_name, paper, inputs))
     return found

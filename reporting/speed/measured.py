@@ -19,6 +19,8 @@ REFERENCE_METHOD = "full"
 OURS = "longdecode"
 STOCK_LOOP = "hf_full"
 CEILING_METHOD = "free_selection"
+STEP_BENCHES = ("decode", "offload", "own_choices")
+"""Benches that time whole steps: the first from caches of random values, the others at equal device memory."""
 STEP = "step"
 SPECULATIVE_STEP = "speculative_step"
 _TEXT = (
@@ -151,7 +153,7 @@ class Speed:
     @cached_property
     def _steps(self) -> pd.DataFrame:
         whole = self.table["stage"].isin([STEP, SPECULATIVE_STEP])
-        return self.table[self.table["bench"].isin(["decode", "offload"]) & whole]
+        return self.table[self.table["bench"].isin(STEP_BENCHES) & whole]
 
     @cached_property
     def _kinds(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from longdecode.evals.records import SpeedRecord
 from longdecode.reporting import wording
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.speed import growth, parts, steps, tables, targets
-from longdecode.reporting.speed.measured import STOCK_LOOP, Speed, common_context
+from longdecode.reporting.speed.measured import STEP_BENCHES, STOCK_LOOP, Speed, common_context
 
 PROBES = {
     "torch_sum": "torch's sum",
@@ -90,13 +90,14 @@ def speed_page(
 
 def facts(speed: Speed, name: Callable[[str], str]) -> dict[str, Any]:
     """Return the summary above every table: device, ceiling, sizes, samples."""
-    steps_ = speed.table[speed.table["bench"].isin(["decode", "offload"])]
+    steps_ = speed.table[speed.table["bench"].isin(STEP_BENCHES)]
     ceiling, clocks = speed.ceiling(), speed.clocks()
     ran = speed.table[speed.table["status"] == "ok"]
     return {
         "devices": speed.devices,
         "ceiling": None if ceiling is None else (wording.read_rate(ceiling.gb_per_s), _probe(ceiling.probe)),
         "models": [name(model) for model in speed.named],
+        "read": bool((steps_["bench"] == "own_choices").any()),
         "random": bool((steps_["weights"] == "random").any()),
         "labels": speed.labels,
         "stock": [label for label in speed.labels if speed.kind(label) == STOCK_LOOP],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -91,11 +92,25 @@ def base_of(inputs: PaperInputs, place: Place) -> Fork | None:
 
 def trainings(inputs: PaperInputs) -> list[Block]:
     """Return the end of every training, beside the full fork of the same checkpoint."""
-    words = inputs.words("forks")
-    rows, curves = [], dict[str, pd.DataFrame]()
-    for path in sorted((inputs.folder / "forks").glob("*/*/curve.csv")):
-        curves[path.parent.name] = pd.read_csv(path)
-        last = curves[path.parent.name].iloc[-1]
+    words, curves = inputs.words("forks"), training_curves(inputs)
+    if not curves:
+        return [Prose(words["text"]), inputs.missing(words["missing"], "train")]
+    full = [fork.name for fork in forks(inputs) if fork.attention == "full"]
+    again = [Prose(words["again"].format(forks=wording.listing(full)))] if len(full) > 1 else []
+    figure = training_figure(inputs.writer, {path.parent.name: curve for path, curve in curves.items()})
+    return [Prose(words["text"]), training_table(inputs, curves), *again, Picture(figure)]
+
+
+def training_curves(inputs: PaperInputs) -> Mapping[Path, pd.DataFrame]:
+    """Return the curve of every training that the run holds, by its file."""
+    return {path: pd.read_csv(path) for path in sorted((inputs.folder / "forks").glob("*/*/curve.csv"))}
+
+
+def training_table(inputs: PaperInputs, curves: Mapping[Path, pd.DataFrame]) -> Cells:
+    """Return a table of the ends of trainings."""
+    rows = []
+    for path, curve in curves.items():
+        last = curve.iloc[-1]
         run = json.loads((path.parent / "run.json").read_text(encoding="utf-8"))
         said = run["settings"]
         tokens = int(last["step"]) * said["rows"] * said["length"]
@@ -107,14 +122,9 @@ def trainings(inputs: PaperInputs) -> list[Block]:
             [path.parent.name, said["model"], said["attention"], head, f"{tokens / 1e6:.2f} M", f"{said['lr']:g}",
              *shown, sure, gamma, f"{last['seconds']:.0f} s", str(run["device"])]
         )  # fmt: skip
-    if not rows:
-        return [Prose(words["text"]), inputs.missing(words["missing"], "train")]
     heads = ("Fork", "Checkpoint", "Attention", "Head", "Tokens", "Rate", "Prose", "Answers", "Sure answers, %",
              "Overlap, %", "Time", "Device")  # fmt: skip
-    table = Cells(words["caption"], heads, rows, frozenset({4, 5, 6, 7, 8, 9, 10}))
-    full = [fork.name for fork in forks(inputs) if fork.attention == "full"]
-    again = [Prose(words["again"].format(forks=wording.listing(full)))] if len(full) > 1 else []
-    return [Prose(words["text"]), table, *again, Picture(training_figure(inputs.writer, curves))]
+    return Cells(inputs.words("forks")["caption"], heads, rows, frozenset({4, 5, 6, 7, 8, 9, 10}))
 
 
 def quality(inputs: PaperInputs) -> list[Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -71,6 +72,16 @@ def lead(inputs: PaperInputs) -> Compared | None:
     """Return NOSA's lead over InfLLM-V2 with its interval, for the claims."""
     sides = _sides(inputs)
     return _gaps(inputs, *sides)[0] if sides else None
+
+
+def overlaps(inputs: PaperInputs) -> Mapping[str, tuple[str, str]]:
+    """Return the overlap of InfLLM-V2's fork and of NOSA's in per cent, and NOSA's lead in points, with intervals."""
+    sides = _sides(inputs)
+    if sides is None:
+        return {}
+    ours, theirs = (_row(inputs, "", rows) for rows in sides)
+    found = {"infllm2": theirs, "nosa": ours, "lead": _gaps(inputs, *sides)[0]}
+    return {name: (row.measured, row.interval) for name, row in found.items()}
 
 
 def target(inputs: PaperInputs) -> Verdict:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.nosa.forks import parts, quality, trainings
 from longdecode.reporting.papers.nosa.fresh import fresh
 from longdecode.reporting.papers.nosa.locality import lead, locality, target
+from longdecode.reporting.papers.nosa.longer import longer
 from longdecode.reporting.papers.nosa.losses import books, heads
-from longdecode.reporting.papers.nosa.quality_targets import near_full, over_rivals
+from longdecode.reporting.papers.nosa.quality_targets import (
+    longer_near_full,
+    longer_over_rivals,
+    near_full,
+    over_rivals,
+)
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.equal_memory import EqualMemory
 from longdecode.reporting.papers.sections.method import method
+from longdecode.reporting.papers.sections.own_choices import OwnChoices
 from longdecode.reporting.papers.sections.targets import TargetTable, shown_by_tests
 from longdecode.reporting.papers.spec import declare
+from longdecode.reporting.speed.targets import Verdict
 
 THROUGHPUT = EqualMemory(
     "throughput", "speedups",
@@ -30,6 +40,15 @@ THROUGHPUT = EqualMemory(
                  "nosa_overlap32": "infllm2_overlap32"}},
 )  # fmt: skip
 
+OWN_CHOICES = OwnChoices(
+    "own_choices",
+    (
+        ("own_nosa_offload", "own_infllm2_offload"),
+        ("own_nosa_overlap32", "own_infllm2_overlap32"),
+        *((f"own_nosa_{means}", "own_shadowkv") for means in ("device", "offload", "spare32", "overlap32")),
+    ),
+)
+
 CLAIMS = Claims(
     [
         *(
@@ -42,9 +61,12 @@ CLAIMS = Claims(
     ]
 )  # fmt: skip
 
-QUALITY = (
-    *(partial(over_rivals, suite=suite) for suite in ("mini_recall", "ruler", "mini_longgen", "pg19_long")),
-    *(partial(near_full, suite=suite) for suite in ("mini_recall", "ruler", "mini_longgen")),
+LOOK_UPS = ("mini_recall", "ruler", "mini_longgen")
+QUALITY: tuple[Callable[[PaperInputs], Verdict | None], ...] = (
+    *(partial(over_rivals, suite=suite) for suite in (*LOOK_UPS, "pg19_long")),
+    *(partial(near_full, suite=suite) for suite in LOOK_UPS),
+    *(partial(longer_over_rivals, suite=suite) for suite in (*LOOK_UPS, "pg19_long")),
+    *(partial(longer_near_full, suite=suite) for suite in LOOK_UPS),
 )
 
 PAPER = declare(
@@ -63,14 +85,16 @@ PAPER = declare(
         "forks": [trainings],
         "quality": [quality],
         "fresh": [fresh],
+        "longer": [longer],
         "books": [books],
         "heads": [heads],
         "parts": [parts],
         "locality": [locality],
         "throughput": [THROUGHPUT],
+        "own_choices": [OWN_CHOICES],
     },
     held={
-        "throughput": "offload",
-        **dict.fromkeys(("forks", "quality", "fresh", "books", "heads", "parts", "locality"), "nosa"),
+        **dict.fromkeys(("throughput", "own_choices"), "offload"),
+        **dict.fromkeys(("forks", "quality", "fresh", "longer", "books", "heads", "parts", "locality"), "nosa"),
     },
 )

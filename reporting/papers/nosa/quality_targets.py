@@ -20,6 +20,7 @@ from longdecode.reporting.papers.nosa.forks import (
     shown,
     with_tasks,
 )
+from longdecode.reporting.papers.nosa.recipe import times_the_training
 from longdecode.reporting.papers.pairs import Paired
 from longdecode.reporting.results import REFERENCE_METHOD
 from longdecode.reporting.speed.targets import Verdict
@@ -27,6 +28,7 @@ from longdecode.reporting.speed.targets import Verdict
 STRETCH = -1.0
 """Points that the stretch target lets NOSA's fork lie under the full fork."""
 FRESH = " on fresh prompts"
+UNTRAINED = "each method without training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,34 @@ def near_full(inputs: PaperInputs, suite: str) -> Verdict:
     return _near(inputs, suite) if again is None else _beside(_near(again, suite, FRESH), _near(inputs, suite))
 
 
+def longer_over_rivals(inputs: PaperInputs, suite: str) -> Verdict | None:
+    """Return the verdict on NOSA's fork with more training over methods without, at its narrowest.
+
+    The run that ``longer_from`` names decides alone; no fork but NOSA's and the full one counts.
+
+    Args:
+        inputs: the first run; ``None`` is returned where it names no longer one.
+        suite: look-ups, in points, or books, in nats a token, where less is better.
+    """
+    if (run := inputs.longer) is None:
+        return None
+    found = [lead for lead in _leads(run, suite) if lead.rival[0] == "full"]
+    return _after(inputs, run, _over(found, suite, over=UNTRAINED))
+
+
+def longer_near_full(inputs: PaperInputs, suite: str) -> Verdict | None:
+    """Return the verdict on NOSA's fork minus the full fork, both with more training, in points.
+
+    ``None`` is returned where the run names no longer one.
+    """
+    return None if inputs.longer is None else _after(inputs, inputs.longer, _near(inputs.longer, suite))
+
+
+def _after(inputs: PaperInputs, run: PaperInputs, row: Verdict) -> Verdict:
+    """Return a row that says how much longer forks were trained."""
+    return replace(row, what=f"{row.what}, with {times_the_training(run, inputs)}")
+
+
 def _fresh(inputs: PaperInputs, suite: str) -> PaperInputs | None:
     """Return the run on fresh prompts, if it has NOSA's fork and the full one on a suite, as the first run has them."""
     where = places(inputs.fresh, (suite,))[:1] if inputs.fresh else []
@@ -101,9 +131,11 @@ def _better(suite: str) -> int:
     return -1 if suite in BOOKS else 1
 
 
-def _over(found: Sequence[_Lead], suite: str, where: str = "") -> Verdict:
+def _over(
+    found: Sequence[_Lead], suite: str, where: str = "", over: str = f"DMA's and {UNTRAINED}"
+) -> Verdict:  # fmt: skip
     asked = "< 0" if suite in BOOKS else "> 0"
-    what = f"NOSA's fork minus DMA's and each method without training, the closest: {_named(suite)}{where}"
+    what = f"NOSA's fork minus {over}, the closest: {_named(suite)}{where}"
     if not found:
         return Verdict(what, asked, wording.DASH, wording.DASH, "", "absent", "not measured")
     better, closest = _better(suite), _closest(found, suite)

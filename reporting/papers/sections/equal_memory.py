@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -14,7 +12,17 @@ from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Prose, agreement, compared
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.printed import printed_only
-from longdecode.reporting.staleness import measured_before
+from longdecode.reporting.papers.sections.memory_rows import (
+    EARLIER,
+    Ratio,
+    bench_rows,
+    context_text,
+    fetch_rate,
+    hit_text,
+    ratios,
+    set_by,
+    step_texts,
+)
 from longdecode.reporting.wording import DASH, number, short_tokens
 
 _PARTS = {
@@ -24,8 +32,6 @@ _PARTS = {
     "eager": "without the CUDA graph",
 }
 _PAIRED = ("Context", "Label", "Over", "Batches")
-EARLIER = "†"
-"""Mark of a time that was measured before its code changed."""
 
 Rivals = dict[str, tuple[str, ...]]
 
@@ -93,7 +99,7 @@ class EqualMemory:
         return Comparison(caption, _PAIRED, table, "times")
 
     def _over(self, steps: pd.DataFrame, baseline: str) -> list[Ratio]:
-        return _ratios(steps, self.rivals[baseline], self.best, self.alike.get(baseline, {}))
+        return ratios(steps, self.rivals[baseline], self.best, self.alike.get(baseline, {}))
 
     def _footnotes(self, words: Mapping[str, Any], rows: pd.DataFrame) -> Iterable[Prose]:
         """Yield what holds for several rows of the ratios, once."""
@@ -107,7 +113,7 @@ class EqualMemory:
             cells = [
                 [*ratio.between(), wording.ratio(ratio.value), wording.interval(ratio.low, ratio.high, 2)]
                 for labels in rivals.values()
-                for ratio in _ratios(_steps(rows), labels, best)
+                for ratio in ratios(_steps(rows), labels, best)
             ]
             if cells:
                 yield Cells(f"The same {how}. {about}", (*_PAIRED, "Times", "95 %"), cells, frozenset({4}))
@@ -119,44 +125,9 @@ class EqualMemory:
         return compared(ratio.between(), printed, wording.ratio(ratio.value), span, verdict, level)
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Hold two rows of one context and the ratio of their throughputs, with its interval where they are a pair."""
-
-    mine: pd.Series
-    other: pd.Series
-    value: float
-    low: float
-    high: float
-
-    def between(self) -> list[str]:
-        """Return context, both labels and their batches."""
-        mine, other = self.mine, self.other
-        batches = f"{mine['batch']} over {other['batch']}"
-        earlier = mine["earlier"] or other["earlier"]
-        return [_context(mine["context"], earlier), str(mine["label"]), str(other["label"]), batches]
-
-
 def offload_rows(inputs: PaperInputs) -> pd.DataFrame:
     """Return the rows of the bench ``offload`` that have times, with their parameters as columns."""
-    table = pd.DataFrame() if inputs.speed is None else inputs.speed.table
-    rows = table[(table["bench"] == "offload") & (table["status"] == "ok")] if len(table) else table
-    if rows.empty:
-        return pd.DataFrame()
-    told = pd.DataFrame([_told(params) for params in rows["params"]], index=rows.index)
-    earlier = _earlier(inputs)
-    places = zip(rows["model"], rows["label"], rows["context"], strict=True)
-    marked = pd.Series([place in earlier for place in places], index=rows.index, name="earlier")
-    return pd.concat([rows, told, marked], axis=1).sort_values("context", kind="stable")
-
-
-def _earlier(inputs: PaperInputs) -> frozenset[tuple[str, str, int]]:
-    """Return model, label and context of the steps whose code has changed since they were timed."""
-    return frozenset(
-        (record.model, record.label, record.context)
-        for record in inputs.results.speed_records
-        if record.bench == "offload" and measured_before((), (record,))
-    )
+    return bench_rows(inputs, "offload", _told)
 
 
 def throughput_table(rows: pd.DataFrame, about: str) -> Cells:
@@ -164,12 +135,11 @@ def throughput_table(rows: pd.DataFrame, about: str) -> Cells:
     copied = _copy_rate(rows)
     cells = [
         [
-            _context(row["context"], row["earlier"]), str(row["label"]), f"{int(row['batch'])}", _bound(row),
+            context_text(row["context"], row["earlier"]), str(row["label"]), f"{int(row['batch'])}", set_by(row),
             wording.megabytes(row["device_bytes"]), wording.gigabytes(row["host_bytes"] * row["batch"]),
-            _share(row["hit_rate"]), number(row["median_us"] * row["batch"] / 1e3, 2),
-            number(1e6 / row["median_us"], 0), wording.megabytes(row["fetched"] * row["batch"]),
+            hit_text(row["hit_rate"]), *step_texts(row), wording.megabytes(row["fetched"] * row["batch"]),
             f"{wording.percent(row['early'] / row['fetched'])} %" if row["fetched"] else DASH,
-            number(row["fetched"] / row["median_us"] / 1e3, 1) if row["fetched"] else DASH,
+            fetch_rate(row),
             number(row["fetched"] * row["batch"] / copied / 1e3, 2) if copied and row["fetched"] else DASH,
         ]
         for _, row in _steps(rows).iterrows()
@@ -229,7 +199,7 @@ def rates_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
             theory = compute + float(row["fetched"]) / copied
             measured = float(row["median_us"])
             texts = (number(1e6 / theory, 0), number(1e6 / measured, 0), wording.ratio(theory / measured))
-            cells.append([_share(row["hit_rate"]), *texts])
+            cells.append([hit_text(row["hit_rate"]), *texts])
         caption = (
             f"Tokens a second of {label} by hit rate, {short_tokens(int(str(context)))}, batch {mine.iloc[0]['batch']}"
         )
@@ -238,49 +208,17 @@ def rates_tables(rows: pd.DataFrame, about: str) -> Iterable[Cells]:
         yield Cells(f"{caption}. {about}", heads, cells, frozenset(range(4)))
 
 
-def _ratios(
-    steps: pd.DataFrame, rivals: tuple[str, ...], best: tuple[str, ...], alike: Mapping[str, str] = MappingProxyType({})
-) -> list[Ratio]:
-    """Return the ratio of the fastest of ``best`` over the fastest of ``rivals`` at each context that has both.
-
-    A label with a rival in ``alike`` stands only where that one was timed.
-    """
-    found = []
-    for _, here in steps.groupby("context"):
-        timed = set(here["label"])
-        fair = [label for label in best if alike.get(label, label) in timed]
-        ours, other = here[here["label"].isin(fair)], here[here["label"].isin(rivals)]
-        if ours.empty or other.empty:
-            continue
-        mine, theirs = (rows.sort_values("median_us").iloc[0] for rows in (ours, other))
-        value, low, high = (float(mine[name]) for name in ("ratio", "ratio_low", "ratio_high"))
-        if theirs["label"] != "full":  # both were timed in pairs with full attention
-            value, low, high = (
-                bound / float(theirs[name])
-                for bound, name in ((value, "ratio"), (low, "ratio_high"), (high, "ratio_low"))
-            )
-        found.append(Ratio(mine, theirs, value, low, high))
-    return found
-
-
 def _steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the steps at each label's own hit rate."""
     steps = rows[rows["stage"] == "step"]
     return steps.drop_duplicates(["context", "label"]) if len(steps) else steps
 
 
-def _told(params: Any) -> dict[str, Any]:
-    told = json.loads(params)
-    hits = told.get("layer_hits") or []
+def _told(params: Mapping[str, Any]) -> dict[str, Any]:
+    hits = params.get("layer_hits") or []
     return {
-        "asked": str(told.get("hit_rate")),
+        "asked": str(params.get("hit_rate")),
         "hit_rate": sum(hits) / len(hits) if hits else float("nan"),
-        "memory_bytes": told.get("memory_bytes", 0),
-        "device_bytes": told.get("device_bytes_per_sequence", 0),
-        "host_gib": told.get("host_gib", 0),
-        "early": told.get("prefetched_bytes", 0),
-        "host_bytes": told.get("host_bytes_per_sequence", 0),
-        "fetched": told.get("fetched_bytes", 0) + told.get("prefetched_bytes", 0),
     }
 
 
@@ -303,19 +241,3 @@ def _hidden(row: pd.Series, rows: pd.DataFrame) -> str:
     compute = float(still["median_us"].min())
     longer = max(compute, float(row["fetched"]) / copied)
     return wording.ratio(float(row["median_us"]) / longer)
-
-
-def _bound(row: pd.Series) -> str:
-    """Return the memory that one sequence more would not fit into."""
-    more = int(row["batch"]) + 1
-    short = [("device", row["device_bytes"] * more > row["memory_bytes"])]
-    short += [("host", row["host_bytes"] * more > row["host_gib"] * 2**30)]
-    return " and ".join(name for name, is_short in short if is_short) or DASH
-
-
-def _context(tokens: Any, earlier: bool) -> str:
-    return f"{short_tokens(int(tokens))}{f' {EARLIER}' if earlier else ''}"
-
-
-def _share(value: Any) -> str:
-    return DASH if pd.isna(value) else number(float(value), 3)

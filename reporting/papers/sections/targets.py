@@ -46,7 +46,7 @@ class TargetTable:
     Args:
         quality: the targets on scores; those on speed are in reporting/targets.yaml.
         model: the model they were set for.
-        own: targets on what this paper alone measures; each returns its row.
+        own: targets on what this paper alone measures; each returns its row, or none where the run does not ask it.
         apart: targets of speed are filled by the command ``throughput``, the others by ``forks``; else all by ``all``.
         speed_part: the part that measures the targets of speed; a run that leaves it to another one links there.
         own_part: the part that measures ``own``, likewise.
@@ -54,7 +54,7 @@ class TargetTable:
 
     quality: tuple[QualityTarget, ...] = ()
     model: str = "miniature"
-    own: tuple[Callable[[PaperInputs], Verdict], ...] = ()
+    own: tuple[Callable[[PaperInputs], Verdict | None], ...] = ()
     apart: bool = False
     speed_part: str = ""
     own_part: str = ""
@@ -63,7 +63,7 @@ class TargetTable:
         """Return the table, and how to fill it where a number is missing."""
         words = inputs.words("targets")
         no_times, no_own = inputs.elsewhere(self.speed_part), inputs.elsewhere(self.own_part)
-        rows = [] if no_own else [target(inputs) for target in self.own]
+        rows = [] if no_own else [row for target in self.own if (row := target(inputs)) is not None]
         rows += [self._row(inputs, target, longest) for target in self.quality for longest in (False, True)]
         timed = list(inputs.targets)
         found: list[Block] = [Prose(words["text"]), *([Targets([*timed, *rows])] if timed or rows else [])]

@@ -1,8 +1,9 @@
-"""The made-up run of LycheeDecode and its report, made once; loaded by path, as tests are no package."""
+"""The made-up run of LycheeDecode and its report, made once, and made-up runs of NOSA's forks."""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,15 +12,35 @@ from types import ModuleType
 import pytest
 
 from longdecode.reporting.build import build_report
+from longdecode.reporting.papers.inputs import PaperInputs
+
+
+def _beside(name: str) -> ModuleType:
+    """Return a module of this folder, by its path: tests are no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their annotations up there
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
 def lychee_run() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lychee_run", Path(__file__).with_name("lychee_run.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return _beside("lychee_run")
+
+
+@pytest.fixture(scope="session")
+def nosa_runs() -> ModuleType:
+    return _beside("nosa_runs")
+
+
+@pytest.fixture
+def make_nosa(
+    tmp_path_factory: pytest.TempPathFactory, nosa_runs: ModuleType, lychee_run: ModuleType
+) -> Callable[..., PaperInputs]:
+    """Return what NOSA's page draws on, for a first run, a fresh one and one of longer trainings."""
+    return lambda *runs, **named: nosa_runs.made(tmp_path_factory.mktemp("nosa"), lychee_run.PROVENANCE, *runs, **named)
 
 
 @pytest.fixture(scope="session")
