@@ -125,9 +125,18 @@ def test_a_step_of_another_run_is_marked(committed: Results) -> None:
 def test_nosas_line_gives_the_rival_the_same_means_and_both_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     table = pd.read_csv("results/offload/speed.csv")
-    steps = table[(table["stage"] == "step") & (table["status"] == "ok")].drop_duplicates(["context", "label"])
-    at = steps.set_index(["context", "label"])["ratio"]
+    own = table[(table["bench"] == "own_choices") & (table["context"] == 65536)].set_index("label")["tokens_per_s"]
+    steps = table[(table["bench"] == "offload") & (table["stage"] == "step") & (table["status"] == "ok")]
+    at = steps.drop_duplicates(["context", "label"]).set_index(["context", "label"])["ratio"]
     line = readme_papers.paper_nosa()
+    offload, overlap, rival, shadow = (
+        own[f"own_{name}"] / own["full"] for name in ("nosa_offload", "nosa_overlap32", "infllm2_offload", "shadowkv")
+    )
+    said = line.split("by their own choices, at 64K: ")[1]
+    for text, value in zip(said.replace("InfLLM-V2 ", "").replace(",", " and").split(" and "),
+                           (offload, overlap, rival), strict=False):  # fmt: skip
+        assert float(text) == pytest.approx(value, abs=0.02)
+    assert float(said.split("ShadowKV ")[1].split(" ")[0]) == pytest.approx(shadow, abs=0.02)
     for name, label in (("", "nosa_offload"), ("InfLLM-V2 ", "infllm2_offload"), ("ShadowKV ", "shadowkv")):
         assert f"{name}{at[65536, label]:.2f} and {at[16384, label]:.2f}" in line
     assert f"{at[65536, 'nosa_overlap32']:.2f}, InfLLM-V2 {at[65536, 'infllm2_overlap32']:.2f}" in line
@@ -144,11 +153,17 @@ def test_nosas_line_says_what_its_importances_cost_long_answers(monkeypatch: pyt
     assert readme_papers._long_answers(table[table["method"] != "nosa_no_importance"]) == ""
 
 
-def test_nosas_line_has_its_lead_on_fresh_prompts_suite_by_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("profile", "start", "end"),
+    [("nosa-fresh", "On fresh prompts ", "With 1,800 steps"), ("nosa-long", "With 1,800 steps of training ", " | ")],
+)
+def test_nosas_line_has_its_lead_suite_by_suite(
+    profile: str, start: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
-    table = pd.read_csv("results/nosa-fresh/summary.csv", low_memory=False)
+    table = pd.read_csv(f"results/{profile}/summary.csv", low_memory=False)
     means = table[table["status"] == "ok"].set_index(["task", "model", "method"])
-    said = readme_papers.paper_nosa().replace("\u2212", "-").split("On fresh prompts ")[1]
+    said = readme_papers.paper_nosa().replace("\u2212", "-").split(start)[1].split(end)[0]
     for tasks, name in (
         (("mini_recall_multikey", "mini_recall_two_hop"), "`mini_recall`"),
         (("ruler_niah_multikey_2", "ruler_niah_multivalue"), "RULER"),

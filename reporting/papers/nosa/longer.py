@@ -49,7 +49,21 @@ def _what(inputs: PaperInputs, rerun: Rerun) -> str:
         recipe=words["differs"].format(settings=wording.listing(others)) if others else words["same"],
     )  # fmt: skip
     left = rerun.left(inputs)
-    return text + (" " + words["left"].format(forks=wording.listing(left)) if left else "")
+    parts = [text, _prose(inputs, rerun), words["left"].format(forks=wording.listing(left)) if left else ""]
+    return " ".join(filter(None, parts))
+
+
+def _prose(inputs: PaperInputs, rerun: Rerun) -> str:
+    """Say what held-out books cost the full fork after either training: the books of training are few."""
+    now, before = (
+        [float(curve.iloc[-1]["prose"]) for path, curve in training_curves(each).items() if path.parent.name == "full"]
+        for each in (rerun.run, inputs)
+    )
+    if not now or not before:
+        return ""
+    losses = (wording.number(found[0], 3) for found in (now, before))
+    text: str = inputs.words("longer")["prose"].format(**dict(zip(("now", "before"), losses, strict=True)))
+    return text
 
 
 def _overlaps(inputs: PaperInputs, rerun: Rerun) -> Block:

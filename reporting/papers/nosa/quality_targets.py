@@ -80,8 +80,16 @@ def longer_over_rivals(inputs: PaperInputs, suite: str) -> Verdict | None:
     """
     if (run := inputs.longer) is None:
         return None
-    found = [lead for lead in _leads(run, suite) if lead.rival[0] == "full"]
-    return _after(inputs, run, _over(found, suite, over=UNTRAINED))
+    row = _after(inputs, run, over_untrained(run, suite))
+    known = {lead.rival for lead in _leads(run, suite)}
+    before = _leads(inputs.fresh or inputs, suite)
+    absent = [lead.name for lead in before if lead.rival[0] == "full" and lead.rival not in known]
+    return replace(row, what=f"{row.what} (not run: {wording.listing(absent)})") if known and absent else row
+
+
+def over_untrained(inputs: PaperInputs, suite: str) -> Verdict:
+    """Return the verdict of one run alone on NOSA's fork over the methods without training that it has."""
+    return _over([lead for lead in _leads(inputs, suite) if lead.rival[0] == "full"], suite, over=UNTRAINED)
 
 
 def longer_near_full(inputs: PaperInputs, suite: str) -> Verdict | None:

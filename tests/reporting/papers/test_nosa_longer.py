@@ -135,6 +135,33 @@ def test_targets_are_judged_on_the_longer_run_alone(make_nosa: Make, first: Any,
     assert row is not None and (row.level, row.words) == ("missed", "missed")
 
 
+def test_a_target_names_the_rivals_that_were_not_run_again(make_nosa: Make, first: Any, long: Any) -> None:
+    right = {**first.right, ("full", "infllm2"): 2}
+    row = longer_over_rivals(make_nosa(replace(first, right=right), longer=long), "ruler")
+    assert row is not None and row.what.endswith(f"ruler, shadowkv{WITH} (not run: infllm2)")
+
+
+def test_words_tell_what_training_cost_held_out_prose(make_nosa: Make, first: Any, long: Any) -> None:
+    inputs = make_nosa(first, longer=long)
+    assert inputs.longer is not None
+    for folder, loss in ((inputs.folder, 3.15), (inputs.longer.folder, 3.2816)):
+        (fork := folder / "forks/dense/full").mkdir(parents=True)
+        said = {
+            "name": "full",
+            "model": "dense",
+            "attention": "full",
+            "head": "",
+            "rows": 2,
+            "length": 4096,
+            "lr": 8e-4,
+        }
+        (fork / "run.json").write_text(json.dumps({"settings": said, "device": "H200"}), encoding="utf-8")
+        last = {"step": 600, "loss": 1.5, "prose": loss, "answers": 0.1, "sure": 0.9, "gamma": 0.9, "seconds": 1.0}
+        pd.DataFrame([last]).to_csv(fork / "curve.csv", index=False)
+    about = blocks_of(inputs)[0]
+    assert isinstance(about, Prose) and "ended at 3.282 nats a token in place of 3.150" in about.text
+
+
 def test_other_rows_stay_and_those_of_longer_training_need_it(make_nosa: Make, first: Any, long: Any) -> None:
     inputs = make_nosa(first, longer=long)
     alone = replace(inputs, longer=None)
