@@ -61,8 +61,9 @@ class Rerun:
 
     @property
     def places(self) -> list[Place]:
-        """Suite, context and budget of every cell that NOSA's fork was scored in, the page's suites first."""
-        return [place for suite in (*self.run.spec.suites, *BOOKS) for place in places(self.run, (suite,))]
+        """Suite, context and budget of every cell where NOSA's fork has samples that count, the page's suites first."""
+        found = [place for suite in (*self.run.spec.suites, *BOOKS) for place in places(self.run, (suite,))]
+        return [place for place in found if _prompts(self.run, place)]
 
     def tables(self) -> list[Block]:
         """Return the differences place by place and task by task, and the scores behind them."""
@@ -73,11 +74,11 @@ class Rerun:
         """Say how many prompts a task has in each suite, then and now."""
         found = []
         for place in self.places:
-            now, *before = (
+            now, *then = (
                 max(_prompts(run, place).values(), default=0) for run in (self.run, *(run for run, _ in self.earlier))
             )
-            before_ = next((count for count in before if count), 0)
-            found.append(self.words["count"].format(suite=place[0], now=now, before=before_))
+            before = next((count for count in then if count), 0)
+            found.append(self.words["count"].format(suite=place[0], now=now, before=before))
         return "; ".join(found)
 
     def left(self, first: PaperInputs) -> list[str]:
