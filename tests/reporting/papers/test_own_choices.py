@@ -194,7 +194,8 @@ def test_other_tables_do_not_mix_both_tests(both: Speed, monkeypatch: pytest.Mon
         return list(THROUGHPUT(inputs))
 
     assert shown(both.table) == shown(alone) and any(isinstance(block, Comparison) for block in shown(alone))
-    monkeypatch.setattr(readme_papers, "_forks", lambda: "")
+    for other in ("_forks", "_own_choices"):
+        monkeypatch.setattr(readme_papers, other, lambda: "")
     lines = []
     for table in (alone, both.table):
         monkeypatch.setattr(readme_papers, "_speed", lambda profile, table=table: table)
