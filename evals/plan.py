@@ -186,11 +186,18 @@ class Plan:
 
     @property
     def made(self) -> list[str]:
-        """Files that rules of this run make and that its configuration names."""
-        forks = (f"{fork}/model/model.safetensors" for fork in self.forks.values())
+        """Files that rules of this run make and that its configuration names, and forks that another is to train."""
+        forks = (f"{path}/model.safetensors" for path in sorted(self._forks))
         heads = [f"{self.results}/heads/{model}/{made}/heads.json" for model in self.run.models for made in HEADS]
         shipped = (f"heads/weights/{model}/heads.json" for model in self.run.models)
         return [*self.role_files, *forks, *heads, *shipped]
+
+    @cached_property
+    def _forks(self) -> frozenset[str]:
+        """Paths of forks: this run's, and models that another run is to train. A job that needs one says it lacks."""
+        named = (spec.path for spec in self.run.models.values())
+        others = {path for path in named if Path(path).match("results/*/forks/*/*/model") and not Path(path).is_dir()}
+        return frozenset(others | {f"{fork}/model" for fork in self.forks.values()})
 
     @cached_property
     def _has_gpu(self) -> bool:
@@ -207,7 +214,7 @@ class Plan:
         path = self.run.models[model].path
         if built := built_model(path):
             return [str(built / "model.safetensors")]
-        if any(path == f"{fork}/model" for fork in self.forks.values()):
+        if path in self._forks:
             return [f"{path}/model.safetensors"]
         files = Path(path).glob("*")
         return sorted(str(path) for path in files if path.suffix in (".safetensors", ".json"))

@@ -251,17 +251,19 @@ def _leads(profile: str) -> str:
 
 
 def _own_choices() -> str:
-    """Say what SmolLM2's forks reach by their own choices, at the longest context that was timed."""
+    """Say what SmolLM2's forks reach by their own choices, at the largest budget and every context that was timed."""
     speed = _speed("offload")
-    steps = speed[(speed["bench"] == "own_choices") & (speed["status"] == "ok")]
-    context = int(steps["context"].max())
-    at = steps[steps["context"] == context].set_index("label")["ratio"]
-    nosa, rival = (
-        " and ".join(ratio(at[f"own_{m}_{how}"]) for how in ("offload", "overlap32")) for m in ("nosa", "infllm2")
-    )
+    steps = speed[(speed["bench"] == "own_choices") & (speed["status"] == "ok") & (speed["label"] != "full")]
+    steps = steps[(steps["budget_tokens"] == steps["budget_tokens"].max()) & (steps["op_sizes"] == "prompts=whole")]
+    at = steps.pivot(index="label", columns="context", values="ratio").sort_index(axis=1, ascending=False)
+
+    def every(label: str) -> str:
+        return " and ".join(ratio(value) for value in at.loc[f"own_{label}"])
+
     return (
-        f"SmolLM2's forks over books, by their own choices, at {short_tokens(context)}: {nosa}, InfLLM-V2 {rival}, "
-        f"ShadowKV {ratio(at['own_shadowkv'])}"
+        f"SmolLM2's forks over books, by their own choices, at {' and '.join(map(short_tokens, at.columns))}: "
+        f"{every('nosa_offload')}, InfLLM-V2 {every('infllm2_offload')}, ShadowKV {every('shadowkv')}; with spare "
+        f"slots and attention beside the fetch {every('nosa_overlap32')}, InfLLM-V2 {every('infllm2_overlap32')}"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
@@ -14,6 +15,7 @@ from longdecode.engine.weights import load_decoder
 from longdecode.evals import gate
 from longdecode.evals.gate_launches import launches_of
 from longdecode.evals.plan import Plan
+from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.storage import read_records
@@ -184,6 +186,25 @@ def test_the_plan_makes_models_and_gates_first() -> None:
     assert [m for m, labels in run.throughput.timed_on().items() if "shadow" in labels] == ["miniature"]
     files = Plan(run, ROOT).timed_files("own_choices")
     assert any(path.endswith("miniature/weights/model.safetensors") for path in files)
+
+
+def test_a_fork_that_another_run_is_to_train_is_asked_for_by_the_jobs_that_need_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The committed run plans its other jobs and its pages without; a path that is no fork's is refused at once."""
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "config/offload.yaml").read_text(encoding="utf-8")
+    values = yaml.safe_load(text.replace("results/nosa-long/", "results/absent/"))
+    run = build_run_config(values | {"device": "cpu"}, "test")
+    plan = Plan(run, ROOT)
+    gone = {path for path in plan.timed_files("own_choices") if path.startswith("results/absent/forks/")}
+    assert {Path(path).parts[4] for path in gone} == {"full", "infllm2", "nosa"}
+    assert not plan.timed_files("equal_memory") and gone <= set(plan.made)
+    look(run, plan.made)
+    values["models"]["fork-nosa"] = {"path": "results/absent/fork/nosa/model"}
+    wrong = build_run_config(values | {"device": "cpu"}, "test")
+    with pytest.raises(ConfigError, match="no checkpoint folder at results/absent/fork/nosa/model"):
+        look(wrong, Plan(wrong, ROOT).made)
 
 
 @pytest.mark.parametrize(
