@@ -257,7 +257,7 @@ def test_quality_is_judged_by_the_closest_rival(whole: PaperPage) -> None:
     assert near.level == "recorded" and near.measured.replace("\u2212", "-") == f"-{100 * 4 / 24:.1f} points"
     assert rows["DMA's and each method without training, the closest: loss on books"].level == "absent"
     assert [hole.command for hole in holes if isinstance(hole, MissingResult)] == [
-        "snakemake --cores 16 times_report --config profile=offload",
+        "snakemake --cores 16 times_report --config profile=offload 'throughput={own_choices: null}'",
         "snakemake --cores 8 nosa_locality all --config profile=nosa",
     ]
 
