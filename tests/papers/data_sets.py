@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from longdecode.evals.datasets.livecodebench import FILES
+from longdecode.evals.datasets.livecodebench import FILES, FOLDER
 from longdecode.evals.generation.prompts import BOOKS
 from longdecode.evals.generators.prose import sentence
 from longdecode.evals.tasks.fidelity.suite import UNSEEN
@@ -109,7 +109,7 @@ class DataSets:
             "public_test_cases": tests, "private_test_cases": "[]", "metadata": "{}",
         }  # fmt: skip
         for number, name in enumerate(FILES):
-            self._lines(f"{folder}/{name}", [problem | {"question_id": f"q{number}"}])
+            self._lines(f"{folder}/{FOLDER}/{name}", [problem | {"question_id": f"q{number}"}])
 
     def _prose(self, sentences: int) -> str:
         return "".join(sentence(self.random) for _ in range(sentences)).strip()

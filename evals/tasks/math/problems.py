@@ -1,4 +1,4 @@
-"""The five sets of mathematics problems: from a local folder, or from the hub at a pinned revision."""
+"""Read the six sets of mathematics problems: from a local folder, or from the hub at a pinned revision."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ SETS: Mapping[str, RowSet] = {
         "Hothan/OlympiadBench", "91184b52131e7fc9455fef848035173aea8cc01a", "train", "OE_TO_maths_en_COMP",
     ),
     "minerva": RowSet("math", "minerva_math", ("test.jsonl",), "math-ai/minervamath", None, "test"),
+    "gsm8k": RowSet("math", "gsm8k", ("test.jsonl",), "openai/gsm8k", None, "test", "main"),
 }  # fmt: skip
 
 
@@ -81,5 +82,5 @@ def _gold(row: Mapping[str, Any]) -> str | None:
     if final is not None:
         return final if isinstance(final, str) else ", ".join(map(str, final))
     if row.get("answer") is not None:
-        return str(row["answer"]).strip()
+        return str(row["answer"]).rpartition("####")[2].strip()  # GSM8K puts its number after a worked solution
     return final_answer(str(row.get("solution") or ""))
