@@ -43,7 +43,7 @@ class DataSets:
         self._ruler()
         for folder in ("hub", "longgenbench/data"):
             self._questions(folder)
-        for place in SETS.values():
+        for place in (SETS[name] for name in SETS if name != "gsm8k"):  # which LongGenBench's questions wrote
             rows = [{"problem": f"{self._prose(2)} What is {n} + {n}?", "answer": f"{2 * n}"} for n in range(3)]
             self._lines(f"hub/{place.folder}/{place.files[0]}", rows)
         return " ".join(books.values())
