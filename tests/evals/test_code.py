@@ -106,6 +106,9 @@ def test_a_function_is_found_however_it_is_written(tmp_path: Path) -> None:
         (whole, True),
         (f"```python\n{whole}", True),  # the block is not closed
         (f"1. So:\n   ```python\n   {whole.replace(chr(10), chr(10) + '   ')}\n   ```", True),
+        ("```python\nhalf = lambda n: n // 2\n```", True),
+        ("```python\nimport functools\n\n@functools.cache\ndef half(n):\n    return n // 2\n```", True),
+        ("```python\r\ndef half(n):\r\n    return n // 2\r\n```\r\n", True),
         ("    return n // 2\n", True),
         ("\n    return n // 2\n", True),
         ("```python\n    return n // 2\n```", True),

@@ -108,6 +108,9 @@ def test_what_is_not_here_says_how_to_fetch_it(tmp_path: Path, monkeypatch: pyte
     write(tmp_path / "math500" / "test.jsonl", [{"problem": "P"}])
     with pytest.raises(DataUnavailableError, match="answer"):
         load_problems("math500", tmp_path)
+    write(tmp_path / "gsm8k" / "test.jsonl", [{"question": "P", "answer": "so it is many"}])
+    with pytest.raises(DataUnavailableError, match=r"no integer: 'so it is many'.*hf download .*openai/gsm8k"):
+        load_problems("gsm8k", tmp_path)
 
 
 def test_the_shipped_layout_is_read_whole(shared_data: Path) -> None:

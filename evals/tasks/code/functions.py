@@ -51,7 +51,8 @@ class FunctionProblem:
         completion. One that defines it runs after the stub, whose imports and helpers it may use; one that does not is
         the stub's body.
         """
-        defines = re.compile(rf"^(?:(?:async\s+)?def|class)\s+(?:{'|'.join(self.names)})\b", re.MULTILINE)
+        names = "|".join(self.names)
+        defines = re.compile(rf"^(?:(?:(?:async\s+)?def|class)\s+(?:{names})\b|(?:{names})\s*=[^=])", re.MULTILINE)
         blocks = [dedent(block) for block in code_blocks(completion)]
         code = next((block for block in [*blocks, completion] if defines.search(block)), None)
         if code is not None:

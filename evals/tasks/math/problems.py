@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longdecode.evals.datasets.rows import RowSet, read_rows, unavailable
-from longdecode.evals.scoring.math_answer import final_answer
+from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Text after the problem (the wording of QwQ's and DeepSeek-R1's evaluations)."""
@@ -59,9 +59,12 @@ def load_problems(name: str, data: Path | None) -> list[Problem]:
     """
     rows = read_rows(SETS[name], data)
     try:
-        return [_problem(row) for row in rows]
+        problems = [_problem(row) for row in rows]
     except KeyError as error:
         raise unavailable(SETS[name], f"a row of {name} in {data} has no {error}") from error
+    if name == "gsm8k" and (odd := [problem.gold for problem in problems if integer_answer(problem.gold) is None]):
+        raise unavailable(SETS[name], f"{name} in {data} has an answer that is no integer: {odd[0][-40:]!r}")
+    return problems
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:
