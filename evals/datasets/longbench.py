@@ -1,4 +1,4 @@
-"""LongBench v1's rows, from a folder of its jsonl files or from the archive of its hub repository."""
+"""Read rows of LongBench v1 and LongBench-E, which share an archive on the hub, and of LongBench v2."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets import rows as plain_rows
 from longdecode.evals.datasets.source import HubId, read_source
 
 HUB_REPO = "zai-org/LongBench"
@@ -24,6 +25,9 @@ FETCH = (
     f"curl -L -o data.zip https://huggingface.co/datasets/{HUB_REPO}/resolve/{HUB_REVISION}/{_ARCHIVE} && "
     "unzip data.zip -d longbench"
 )
+_V2 = plain_rows.RowSet(
+    "longbench_v2", "", ("data.json", "data.jsonl"), "zai-org/LongBench-v2", None, "train"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,34 @@ class LongBenchRow:
     all_classes: tuple[str, ...] | None
 
 
+def read_v2_rows(source: Path | None, count: int) -> list[LongBenchRow]:
+    """Return the first ``count`` questions of LongBench v2, the choices after each, with the right one's letter.
+
+    Args:
+        source: a folder with ``data.json`` or ``data.jsonl``, or ``hub``; ``None`` where the configuration names none.
+
+    Raises:
+        DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
+    """
+    try:
+        return [
+            LongBenchRow(
+                "\n".join([row["question"], *(f"({letter}) {row[f'choice_{letter}']}" for letter in "ABCD")]),
+                row["context"], (row["answer"],), None,
+            )
+            for row in plain_rows.read_rows(_V2, source)[:count]
+        ]  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise plain_rows.unavailable(_V2, f"a row of {source} is none of LongBench v2: {error!r}") from error
+
+
 def read_rows(source: Path | None, dataset: str, count: int) -> list[LongBenchRow]:
     """The first ``count`` rows of a data set, or all it has.
 
     Args:
         source: a folder with ``<dataset>.jsonl`` at any depth or with ``data.zip``, or a hub id, ``org/name`` or
             ``org/name@revision``; ``None`` where the configuration names nothing.
-        dataset: LongBench's own name, such as ``qmsum``.
+        dataset: LongBench's own name, such as ``qmsum``, or LongBench-E's, such as ``qasper_e``.
 
     Raises:
         DataUnavailableError: the file is not here and cannot be fetched, or is not LongBench's; the message holds the

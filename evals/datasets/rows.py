@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,8 @@ class RowSet:
 
     Attributes:
         data: key of the configuration's ``data`` that names the folder, or ``hub``.
-        folder: sub-folder of the set, which holds one of ``files`` (jsonl or csv) or a snapshot of the repository.
+        folder: sub-folder of the set, which holds one of ``files`` (jsonl, packed or not, a json array, or csv) or a
+            snapshot of the repository.
         files: names of files, in order of preference.
         hub_id: repository on the hub.
         revision: its commit; ``None`` where it is not known to us.
@@ -75,12 +78,15 @@ def unavailable(place: RowSet, why: str) -> DataUnavailableError:
 
 
 def _from_file(place: RowSet, file: Path) -> list[Mapping[str, Any]]:
+    opened = gzip.open if file.suffix == ".gz" else open
     try:
-        with file.open(encoding="utf-8", newline="" if file.suffix == ".csv" else None) as handle:
+        with opened(file, "rt", encoding="utf-8", newline="" if file.suffix == ".csv" else None) as handle:
             if file.suffix == ".csv":
                 return list(csv.DictReader(handle))
+            if file.suffix == ".json":
+                return list(json.load(handle))
             return [json.loads(line) for line in handle if line.strip()]  # splitlines would cut at U+2028 too
-    except (ValueError, csv.Error) as error:
+    except (OSError, EOFError, ValueError, TypeError, zlib.error, csv.Error) as error:
         raise unavailable(place, f"{file} cannot be read: {error}") from error
 
 

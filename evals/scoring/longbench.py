@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.scoring.letters import first_letter, said_letter
 from longdecode.evals.scoring.longbench_rouge import rouge_l
 
 Classes = Sequence[str] | None
@@ -100,6 +101,14 @@ def code_similarity(prediction: str, answer: str, _: Classes = None) -> float:
     return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100
 
 
+def choice(prediction: str, answer: str, _: Classes = None) -> float:
+    """Return 1 where a multiple-choice answer names the right letter.
+
+    The letter after the last "answer is" or "Answer:" counts, else one that the prediction begins with.
+    """
+    return float(answer == (said_letter(prediction) or first_letter(prediction)))
+
+
 METRICS: Mapping[str, _Metric] = {
     "qa_f1": qa_f1,
     "qa_f1_zh": qa_f1_zh,
@@ -110,6 +119,7 @@ METRICS: Mapping[str, _Metric] = {
     "retrieval": retrieval,
     "retrieval_zh": retrieval_zh,
     "code_similarity": code_similarity,
+    "accuracy": choice,
 }
 
 

@@ -10,6 +10,7 @@ import random
 import re
 
 from longdecode.evals.datasets.rows import RowSet, read_rows, unavailable
+from longdecode.evals.scoring.letters import said_letter
 from longdecode.evals.scoring.math_answer import final_answer
 from longdecode.evals.tasks.base import Sample, Score, Suite
 from longdecode.evals.tasks.reasoning import ReasoningTask
@@ -56,8 +57,9 @@ class GpqaDiamond(ReasoningTask):
 def chosen_letter(completion: str) -> str | None:
     """Return the letter that a completion settles on, or ``None``."""
     boxed = final_answer(completion)
-    said = re.findall(r"(?i:answer(?: is|:))\W*([A-D])\b", completion)
-    letters = re.findall(r"\b([A-D])\b", boxed) if boxed is not None else said[-1:]
+    if boxed is None:
+        return said_letter(completion)
+    letters = re.findall(r"\b([A-D])\b", boxed)
     return letters[0] if letters else None
 
 

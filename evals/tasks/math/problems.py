@@ -1,4 +1,4 @@
-"""The five sets of mathematics problems: from a local folder, or from the hub at a pinned revision."""
+"""Read the six sets of mathematics problems: from a local folder, or from the hub at a pinned revision."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longdecode.evals.datasets.rows import RowSet, read_rows, unavailable
-from longdecode.evals.scoring.math_answer import final_answer
+from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Text after the problem (the wording of QwQ's and DeepSeek-R1's evaluations)."""
@@ -42,6 +42,7 @@ SETS: Mapping[str, RowSet] = {
         "Hothan/OlympiadBench", "91184b52131e7fc9455fef848035173aea8cc01a", "train", "OE_TO_maths_en_COMP",
     ),
     "minerva": RowSet("math", "minerva_math", ("test.jsonl",), "math-ai/minervamath", None, "test"),
+    "gsm8k": RowSet("math", "gsm8k", ("test.jsonl",), "openai/gsm8k", None, "test", "main"),
 }  # fmt: skip
 
 
@@ -58,9 +59,12 @@ def load_problems(name: str, data: Path | None) -> list[Problem]:
     """
     rows = read_rows(SETS[name], data)
     try:
-        return [_problem(row) for row in rows]
+        problems = [_problem(row) for row in rows]
     except KeyError as error:
         raise unavailable(SETS[name], f"a row of {name} in {data} has no {error}") from error
+    if name == "gsm8k" and (odd := [problem.gold for problem in problems if integer_answer(problem.gold) is None]):
+        raise unavailable(SETS[name], f"{name} in {data} has an answer that is no integer: {odd[0][-40:]!r}")
+    return problems
 
 
 def _problem(row: Mapping[str, Any]) -> Problem:
@@ -81,5 +85,5 @@ def _gold(row: Mapping[str, Any]) -> str | None:
     if final is not None:
         return final if isinstance(final, str) else ", ".join(map(str, final))
     if row.get("answer") is not None:
-        return str(row["answer"]).strip()
+        return str(row["answer"]).rpartition("####")[2].strip()  # GSM8K puts its number after a worked solution
     return final_answer(str(row.get("solution") or ""))
