@@ -122,9 +122,12 @@ class EpisodeTask(Task):
         except ValueError as error:
             raise UnsupportedCellError(f"{self.name} does not fit {context_tokens} tokens: {error}") from error
         return [
-            Sample(index, episode.prompt, episode.question, encoded(episode.answer) + SLACK_TOKENS, "\n", episode.items)
+            Sample(
+                index, episode.prompt, episode.question, encoded(episode.answer) + SLACK_TOKENS, "\n", episode.items,
+                question_chars=episode.asked_chars,
+            )
             for index, episode in enumerate(episodes)
-        ]
+        ]  # fmt: skip
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return the share of expected items given, and one mark an item."""

@@ -72,4 +72,4 @@ class JsonKv(Task):
         return Score(substring_exact_match(completion, sample.meta))
 
 
-SUITE = Suite({JsonKv.name: lambda data: JsonKv()})
+SUITE = Suite({JsonKv.name: lambda data: JsonKv()}, question="decoded")

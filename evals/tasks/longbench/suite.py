@@ -1,4 +1,4 @@
-"""LongBench v1: 21 tasks on real documents, with the question decoded through the method or the whole prompt prefilled.
+"""LongBench v1: 21 tasks on real documents.
 
 Source: Bai et al. 2023 (arXiv 2308.14508); the protocol's numbers and texts are in protocol.yaml, with their sources.
 """
@@ -50,21 +50,21 @@ def protocols() -> Mapping[str, LongBenchProtocol]:
 class LongBench(Task):
     """One data set; sample ``i`` is its row ``i``, and a context is the length that prompts are cut down to.
 
-    A prompt longer than the context less the generation loses its middle, counted in tokens. Then, unless ``plain``,
-    the question is cut off its end to be decoded through the method: from the task's marker on, but at most the last
-    100 characters; so a method must find the answer's place by itself, rather than be shown it by a dense prefill.
-    No chat template: neither of the harnesses that this mirrors applies one.
+    A prompt longer than the context less the generation loses its middle, counted in tokens. Then the
+    question is cut off its end to be decoded through the method: from the task's marker on, but at most the last 100
+    characters; so a method must find the answer's place by itself, rather than be shown it by a dense prefill. No chat
+    template: neither of the harnesses that this mirrors applies one.
 
     Args:
         dataset: LongBench's name of the data set.
         source: folder or hub id of the data (``read_rows``).
-        plain: prefill the whole prompt.
 
     Source: github DerrickYLJ/TidalDecode, examples/LongBench/pred.py, for the decoded question. Deviations: its tail
     loses a first token where the tokenizer puts none before a text (Qwen), ours does not; NarrativeQA is cut to the
     cell's context like the others, not always to 28,000.
     """
 
+    suite = "longbench"
     version = 1
     kind: Literal["generate", "loss"] = "generate"
     unit = "fraction"
@@ -72,12 +72,10 @@ class LongBench(Task):
     data_source: Literal["generated", "real"] = "real"
     stop_at_eos = True
 
-    def __init__(self, dataset: str, source: Path | None, *, plain: bool = False):
-        self.suite = "longbench_plain" if plain else "longbench"
-        self.name = f"longbench_{dataset}{'_plain' if plain else ''}"
+    def __init__(self, dataset: str, source: Path | None):
+        self.name = f"longbench_{dataset}"
         self.dataset = dataset
         self.source = source
-        self.plain = plain
         self.protocol = protocols()[dataset]
         self.metric = self.protocol.metric
 
@@ -127,25 +125,18 @@ class LongBench(Task):
                 )
 
     def _split(self, text: str) -> tuple[str, str]:
-        if self.plain:
-            return text, ""
         marked = text.rfind(self.protocol.marker) if self.protocol.marker else -1
         at = max(1, len(text) - QUESTION_CHARACTERS, marked)
         return text[:at], text[at:]
 
 
-def longbench_suite(*, plain: bool) -> Suite:
-    """Return the suite of all data sets; the eight of ``ENGLISH_EIGHT`` run by default."""
-
-    def task(dataset: str) -> Callable[[Data], Task]:
-        return lambda data: LongBench(dataset, data.get("longbench"), plain=plain)
-
-    names = {dataset: f"longbench_{dataset}{'_plain' * plain}" for dataset in protocols()}
-    return Suite(
-        {name: task(dataset) for dataset, name in names.items()},
-        default=tuple(names[dataset] for dataset in ENGLISH_EIGHT),
-        data=("longbench",),
-    )
+def _task(dataset: str) -> Callable[[Data], Task]:
+    return lambda data: LongBench(dataset, data.get("longbench"))
 
 
-SUITE = longbench_suite(plain=False)
+SUITE = Suite(
+    {f"longbench_{dataset}": _task(dataset) for dataset in protocols()},
+    default=tuple(f"longbench_{dataset}" for dataset in ENGLISH_EIGHT),
+    data=("longbench",),
+    question="decoded",
+)

@@ -84,4 +84,4 @@ def _task(depth: int) -> Callable[[Data], Task]:
     return lambda data: Passkey(depth)
 
 
-SUITE = Suite({f"passkey_depth_{depth}": _task(depth) for depth in DEPTHS})
+SUITE = Suite({f"passkey_depth_{depth}": _task(depth) for depth in DEPTHS}, question="decoded")
