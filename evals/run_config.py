@@ -21,9 +21,8 @@ from longdecode.evals.fairness import require_fair, with_tuned_values
 from longdecode.evals.generation.spec import GenerationSpec
 from longdecode.evals.identification_spec import IdentificationSpec
 from longdecode.evals.names import colliding, unknown_name
-from longdecode.evals.question_spec import require_today, with_protocols
 from longdecode.evals.retrospection.spec import RetrospectionSpec
-from longdecode.evals.tasks.base import Question
+from longdecode.evals.suite_spec import SuiteSpec, require_today, with_protocols
 from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
@@ -122,21 +121,6 @@ class MethodSpec:
             for model, params in self.by_model.items():
                 _check_params(self.method, params, f"by_model.{model}")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteSpec:
-    """The part of a suite that runs: contexts (tokens), samples of each task, samples decoded at once, tasks.
-
-    ``question`` is where the question stands, or several of it: each is a suite of its own in the run
-    (``with_protocols``). ``None`` is the suite's own protocol.
-    """
-
-    contexts: typed.Sizes
-    samples: typed.Count
-    batch: typed.Count = 1
-    tasks: Annotated[typed.Names, typed.OrNull(tuple)] = ()
-    question: Question | Annotated[tuple[Question, ...], typed.SOME, typed.Distinct] | None = None
 
 
 @dataclass(frozen=True, slots=True)

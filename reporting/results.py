@@ -16,10 +16,10 @@ import yaml
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.budgets import token_share
 from longdecode.evals.common_window import with_common_windows
-from longdecode.evals.question_spec import with_protocols
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.storage import read_folder, read_frame, read_records, stamped_drafters
+from longdecode.evals.suite_spec import with_protocols
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD, Spread
 from longdecode.reporting.dependence import Dependence, dependence
 from longdecode.reporting.flips import Flips, Place, count_flips

@@ -1,4 +1,4 @@
-"""Where the question stands: one text under both protocols, cut at the question, and named in records."""
+"""Both protocols of a question: one text, cut at the question, encoded with care, and named in records."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.instrument import run_checks
 from longdecode.evals.quality_job import QualityJob
-from longdecode.evals.question_spec import with_protocols
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import InstrumentSpec, build_run_config
 from longdecode.evals.settings import quality_settings
 from longdecode.evals.storage import read_records
+from longdecode.evals.suite_spec import with_protocols
 from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.question import Reasked, encoded
 from longdecode.evals.tasks.registry import describe, folder_of, get_suite, get_task, suite_names, suite_tasks

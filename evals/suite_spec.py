@@ -1,9 +1,10 @@
-"""The key ``question`` of a suite: one suite of the run for each protocol that it names."""
+"""Settings of a suite; its key ``question`` makes one suite of the run for each protocol that it names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, cast, get_args
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
@@ -12,6 +13,21 @@ from longdecode.evals.tasks.registry import SUITES, folder_of, name_under, suite
 
 RETIRED = {"longbench_plain": "longbench"}
 """Suites of earlier versions that are another suite's protocol ``prompt`` today."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSpec:
+    """The part of a suite that runs: contexts (tokens), samples of each task, samples decoded at once, tasks.
+
+    ``question`` is where the question stands, or several of it: each is a suite of its own in the run
+    (``with_protocols``). ``None`` is the suite's own protocol.
+    """
+
+    contexts: typed.Sizes
+    samples: typed.Count
+    batch: typed.Count = 1
+    tasks: Annotated[typed.Names, typed.OrNull(tuple)] = ()
+    question: Question | Annotated[tuple[Question, ...], typed.SOME, typed.Distinct] | None = None
 
 
 def with_protocols(values: Mapping[str, Any]) -> dict[str, Any]:
