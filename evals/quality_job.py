@@ -31,6 +31,7 @@ from longdecode.evals.hashing import file_hashes, hash_texts, quality_code_hash
 from longdecode.evals.records import Provenance, Record, Status
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.base import Sample, Score, Task
+from longdecode.evals.tasks.question import encoded
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.methods.registry import get_method
@@ -122,10 +123,11 @@ class QualityJob:
     def request(self, task: Task, context: int, sample: Sample) -> Request:
         """Encode a sample in token ids; sampled tasks get noise of their own for each sample."""
         seed = hashlib.sha256(f"{task.name}/{context}/{self.config.seed}/{sample.index}".encode()).digest()
+        prompt_ids, forced_ids = encoded(sample, task.chat, self.tokenizer)
         return Request(
-            prompt_ids=self.tokenizer.prompt_ids(sample.prompt, task.chat),
+            prompt_ids=prompt_ids,
             max_new_tokens=sample.max_new_tokens,
-            forced_ids=self.tokenizer.encode(sample.forced),
+            forced_ids=forced_ids,
             stop_ids=self._stop_ids(sample.stop) | (self.eos_ids if task.stop_at_eos else frozenset()),
             seed=int.from_bytes(seed[:4], "big"),
             top_tokens=task.full_top_tokens,
@@ -189,9 +191,7 @@ class LabelJob:
     @functools.cached_property
     def code_hashes(self) -> dict[str, str]:
         """By task, the hash of the code that can change a score of this label."""
-        return {
-            name: quality_code_hash(self.spec.method, type(task).__module__) for name, task in self.job.tasks.items()
-        }
+        return {name: quality_code_hash(self.spec.method, task.code_module) for name, task in self.job.tasks.items()}
 
     def method(self, budget_tokens: int | None) -> AttentionMethod:
         """Build the method at a budget.
@@ -309,6 +309,7 @@ class LabelJob:
             suite=self.job.suite,
             task=task.name,
             task_version=task.version,
+            question=task.question,
             metric=task.metric,
             unit=task.unit,
             higher_is_better=task.higher_is_better,

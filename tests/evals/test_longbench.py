@@ -130,7 +130,7 @@ def test_prompts_are_the_protocols_with_context_and_question_put_in(
     tmp_path: Path, byte_tokenizer: TextTokenizer
 ) -> None:
     write_rows(tmp_path / "qasper.jsonl", [row(context="Braces {input} stay.")])
-    sample = LongBench("qasper", tmp_path, plain=True).samples(4096, 1, 0, byte_tokenizer)[0]
+    sample = get_task("longbench_qasper_prompt", {"longbench": tmp_path}).samples(4096, 1, 0, byte_tokenizer)[0]
     assert sample.prompt == protocols()["qasper"].prompt.replace("{input}", "Who?").replace(
         "{context}", "Braces {input} stay."
     )
@@ -142,8 +142,9 @@ def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
     dataset: str, tmp_path: Path, byte_tokenizer: TextTokenizer
 ) -> None:
     write_rows(tmp_path / f"{dataset}.jsonl", [row(context="Now, one. Question: two. " * 20)])
-    plain = LongBench(dataset, tmp_path, plain=True)
-    whole = plain.samples(8192, 1, 0, byte_tokenizer)[0].prompt
+    whole = (
+        get_task(f"longbench_{dataset}_prompt", {"longbench": tmp_path}).samples(8192, 1, 0, byte_tokenizer)[0].prompt
+    )
     fed = LongBench(dataset, tmp_path).samples(8192, 1, 0, byte_tokenizer)[0]
     assert fed.prompt + fed.forced == whole
     expected = {
@@ -155,14 +156,14 @@ def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
     assert fed.forced == expected.get(dataset, whole[-100:])
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ["longbench_qasper", "longbench_qasper_prompt"])
 @pytest.mark.parametrize("context", [300, 301, 497])
 def test_a_long_prompt_loses_its_middle(
-    plain: bool, context: int, tmp_path: Path, word_tokenizer: TextTokenizer, seed: int
+    name: str, context: int, tmp_path: Path, word_tokenizer: TextTokenizer, seed: int
 ) -> None:
     words = random.Random(seed).choices([f"w{i}" for i in range(500)], k=900)
     write_rows(tmp_path / "qasper.jsonl", [row(context=" ".join(words), input="w7 w8 ?")])
-    sample = LongBench("qasper", tmp_path, plain=plain).samples(context, 1, 0, word_tokenizer)[0]
+    sample = get_task(name, {"longbench": tmp_path}).samples(context, 1, 0, word_tokenizer)[0]
     prompt, forced = word_tokenizer.prompt_ids(sample.prompt), word_tokenizer.encode(sample.forced)
     kept = (*prompt[1:], *forced)
     whole = word_tokenizer.encode(
@@ -172,7 +173,7 @@ def test_a_long_prompt_loses_its_middle(
     assert prompt[0] == 0 and context - 128 - 2 <= len(prompt) + len(forced) <= context - 128
     half = len(kept) // 2
     assert kept[:half] == whole[:half] and kept[-half:] == whole[-half:]
-    assert bool(forced) is not plain
+    assert bool(forced) is not name.endswith("_prompt")
 
 
 def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, byte_tokenizer: TextTokenizer) -> None:
@@ -182,7 +183,7 @@ def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, 
 
 
 def test_suites_hold_all_tasks_and_run_the_papers_eight_by_default() -> None:
-    for suite, suffix in (("longbench", ""), ("longbench_plain", "_plain")):
+    for suite, suffix in (("longbench", ""), ("longbench_prompt", "_prompt")):
         names = {f"longbench_e_{dataset}{suffix}" for dataset in EVEN_THIRTEEN}
         assert len(names) == 13 and names | {f"longbench_v2{suffix}"} <= set(suite_tasks(suite))
         assert len(suite_tasks(suite)) == 21 + 13 + 1

@@ -1,4 +1,4 @@
-"""LongBench v1, E and v2 on real documents, with the question decoded through the method or the whole prompt prefilled.
+"""LongBench v1, E and v2 on real documents.
 
 Source: Bai et al. 2023 (arXiv 2308.14508) and 2024 (LongBench v2, arXiv 2412.15204); the protocols' numbers and texts
 are in protocol.yaml, with their sources.
@@ -58,21 +58,21 @@ def protocols() -> Mapping[str, LongBenchProtocol]:
 class LongBench(Task):
     """One data set; sample ``i`` is its row ``i``, and a context is the length that prompts are cut down to.
 
-    A prompt longer than the context less the generation loses its middle, counted in tokens. Then, unless ``plain``,
-    the question is cut off its end to be decoded through the method: from the task's marker on, but at most the last
-    100 characters; so a method must find the answer's place by itself, rather than be shown it by a dense prefill.
-    No chat template: neither of the harnesses that this mirrors applies one.
+    A prompt longer than the context less the generation loses its middle, counted in tokens. Then the
+    question is cut off its end to be decoded through the method: from the task's marker on, but at most the last 100
+    characters; so a method must find the answer's place by itself, rather than be shown it by a dense prefill. No chat
+    template: neither of the harnesses that this mirrors applies one.
 
     Args:
         dataset: LongBench's name of the data set; of LongBench-E with ``_e`` at its end; or ``V2``.
         source: folder or hub id of the data (``read_rows``).
-        plain: prefill the whole prompt.
 
     Source: github DerrickYLJ/TidalDecode, examples/LongBench/pred.py, for the decoded question. Deviations: its tail
     loses a first token where the tokenizer puts none before a text (Qwen), ours does not; NarrativeQA is cut to the
     cell's context like the others, not always to 28,000.
     """
 
+    suite = "longbench"
     version = 1
     kind: Literal["generate", "loss"] = "generate"
     unit = "fraction"
@@ -80,13 +80,11 @@ class LongBench(Task):
     data_source: Literal["generated", "real"] = "real"
     stop_at_eos = True
 
-    def __init__(self, dataset: str, source: Path | None, *, plain: bool = False):
-        self.suite = "longbench_plain" if plain else "longbench"
+    def __init__(self, dataset: str, source: Path | None):
         base = dataset.removesuffix("_e")
-        self.name = f"longbench_{base if base == dataset else f'e_{base}'}{'_plain' if plain else ''}"
+        self.name = f"longbench_{base if base == dataset else f'e_{base}'}"
         self.dataset = dataset
         self.source = source
-        self.plain = plain
         self.protocol = protocols()[base]
         self.metric = self.protocol.metric
 
@@ -137,27 +135,20 @@ class LongBench(Task):
                 )
 
     def _split(self, text: str) -> tuple[str, str]:
-        if self.plain:
-            return text, ""
         marked = text.rfind(self.protocol.marker) if self.protocol.marker else -1
         at = max(1, len(text) - QUESTION_CHARACTERS, marked)
         return text[:at], text[at:]
 
 
-def longbench_suite(*, plain: bool) -> Suite:
-    """Return the suite of all data sets; the eight of ``ENGLISH_EIGHT`` run by default."""
-
-    def task(dataset: str) -> Callable[[Data], Task]:
-        place = "longbench_v2" if dataset == V2 else "longbench"
-        return lambda data: LongBench(dataset, data.get(place), plain=plain)
-
-    datasets = (*protocols(), *(f"{dataset}_e" for dataset in EVEN_THIRTEEN))
-    names = {dataset: LongBench(dataset, None, plain=plain).name for dataset in datasets}
-    return Suite(
-        {name: task(dataset) for dataset, name in names.items()},
-        default=tuple(names[dataset] for dataset in ENGLISH_EIGHT),
-        data=("longbench", "longbench_v2"),
-    )
+def _task(dataset: str) -> Callable[[Data], Task]:
+    place = "longbench_v2" if dataset == V2 else "longbench"
+    return lambda data: LongBench(dataset, data.get(place))
 
 
-SUITE = longbench_suite(plain=False)
+_DATASETS = (*protocols(), *(f"{dataset}_e" for dataset in EVEN_THIRTEEN))
+SUITE = Suite(
+    {LongBench(dataset, None).name: _task(dataset) for dataset in _DATASETS},
+    default=tuple(f"longbench_{dataset}" for dataset in ENGLISH_EIGHT),
+    data=("longbench", "longbench_v2"),
+    question="decoded",
+)
