@@ -12,12 +12,12 @@ import io
 import json
 import pickle
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.data_file import Row, json_rows, one_line
 from longdecode.evals.datasets.rows import FROM_HUB
 
 HUB_ID = "livecodebench/code_generation_lite"
@@ -72,11 +72,12 @@ class CodeProblem:
         if hashlib.sha256(line).hexdigest() != self.row_sha256:
             raise _unavailable(f"{self.file} has changed since its problems were read")
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode("utf-8-sig"))
             tests = json.loads(row["public_test_cases"]) + _private(row["private_test_cases"])
             return [CodeTest(str(test["input"]), str(test["output"])) for test in tests]
-        except (ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError, zlib.error) as error:
-            raise _unavailable(f"{self.file}: the tests of {self.question_id} cannot be read: {error}") from error
+        except (ValueError, KeyError, TypeError, EOFError, RecursionError, pickle.UnpicklingError, zlib.error) as error:
+            why = f"the tests of {self.question_id} cannot be read: {one_line(error)}"
+            raise _unavailable(f"{self.file}: {why}") from error
 
 
 def read_problems(source: Path | None, first_day: str = "", last_day: str = "9") -> list[CodeProblem]:
@@ -94,16 +95,13 @@ def read_problems(source: Path | None, first_day: str = "", last_day: str = "9")
         raise _unavailable("the configuration's data.livecodebench names no folder")
     found = []
     for file in _files(source):
-        offset = 0
-        with file.open("rb") as handle:
-            for number, line in enumerate(handle, start=1):
-                try:
-                    row = json.loads(line)
-                    if first_day <= row["contest_date"][:10] <= last_day:
-                        found.append(_problem(row, line, file, offset))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise _unavailable(f"{file}, line {number} is no problem: {error}") from error
-                offset += len(line)
+        try:
+            with file.open("rb") as handle:
+                for row in json_rows(handle, str(file), _unavailable):
+                    if first_day <= row.text("contest_date")[:10] <= last_day:
+                        found.append(_problem(row, file))
+        except OSError as error:
+            raise _unavailable(f"{file} cannot be read: {one_line(error)}") from error
     return found
 
 
@@ -112,10 +110,13 @@ def prompt_text(question: str, starter: str) -> str:
     return f"{_HEAD}{question}\n\n" + (f"{_STARTER}{starter}\n```\n\n" if starter else _STDIN)
 
 
-def _problem(row: Mapping[str, Any], line: bytes, file: Path, offset: int) -> CodeProblem:
-    function = json.loads(row["metadata"]).get("func_name")
-    prompt = prompt_text(row["question_content"], row["starter_code"])
-    return CodeProblem(row["question_id"], prompt, function, hashlib.sha256(line).hexdigest(), file, offset)
+def _problem(row: Row, file: Path) -> CodeProblem:
+    try:
+        function = json.loads(row.text("metadata")).get("func_name")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise row.fault(f"has 'metadata' that is no JSON object: {one_line(error)}") from error
+    prompt = prompt_text(row.text("question_content"), row.text("starter_code"))
+    return CodeProblem(row.text("question_id"), prompt, function, hashlib.sha256(row.raw).hexdigest(), file, row.offset)
 
 
 def _files(source: Path) -> list[Path]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.data_file import Row, csv_table, json_rows, one_line
 
 FROM_HUB = "hub"
 """Value of a ``data`` key to have every set fetched from its own repository of the hub."""
@@ -40,8 +38,8 @@ class RowSet:
     gated: bool = False
 
 
-def read_rows(place: RowSet, source: Path | None) -> list[Mapping[str, Any]]:
-    """Return every row of a set, in the set's own order.
+def read_rows(place: RowSet, source: Path | None) -> list[Row]:
+    """Return every row of a set, at least one, in the set's own order.
 
     Args:
         place: the set.
@@ -74,21 +72,29 @@ def unavailable(place: RowSet, why: str) -> DataUnavailableError:
     )
 
 
-def _from_file(place: RowSet, file: Path) -> list[Mapping[str, Any]]:
+def _from_file(place: RowSet, file: Path) -> list[Row]:
+    remedy = partial(unavailable, place)
+    if file.suffix == ".csv":
+        (_, names), *table = csv_table(file, remedy)
+        if not table:
+            raise remedy(f"{file} has a header and no row")
+        return [Row(dict(zip(names, values, strict=False)), where, remedy) for where, values in table]
     try:
-        with file.open(encoding="utf-8", newline="" if file.suffix == ".csv" else None) as handle:
-            if file.suffix == ".csv":
-                return list(csv.DictReader(handle))
-            return [json.loads(line) for line in handle if line.strip()]  # splitlines would cut at U+2028 too
-    except (ValueError, csv.Error) as error:
-        raise unavailable(place, f"{file} cannot be read: {error}") from error
+        with file.open("rb") as lines:
+            return list(json_rows(lines, str(file), remedy))
+    except OSError as error:
+        raise remedy(f"{file} cannot be read: {one_line(error)}") from error
 
 
-def _from_hub(place: RowSet, source: str, revision: str | None) -> list[Mapping[str, Any]]:
+def _from_hub(place: RowSet, source: str, revision: str | None) -> list[Row]:
     """Return rows by the datasets library: of the hub itself, or of a folder that is a snapshot of it."""
     import datasets  # seconds to import
 
+    remedy = partial(unavailable, place)
     try:
-        return list(datasets.load_dataset(source, place.config, split=place.split, revision=revision))
-    except (OSError, ValueError) as error:
-        raise unavailable(place, f"{source} cannot be loaded: {error}") from error
+        rows = list(datasets.load_dataset(source, place.config, split=place.split, revision=revision))
+    except Exception as error:  # the hub's errors, those of its transport and those of the library share no base
+        raise remedy(f"{source} cannot be loaded: {one_line(error)}") from error
+    if not rows:
+        raise remedy(f"{source} has no row")
+    return [Row(row, f"{source}, row {number}", remedy) for number, row in enumerate(rows, 1)]

@@ -9,7 +9,7 @@ import hashlib
 import random
 import re
 
-from longdecode.evals.datasets.rows import RowSet, read_rows, unavailable
+from longdecode.evals.datasets.rows import RowSet, read_rows
 from longdecode.evals.scoring.math_answer import final_answer
 from longdecode.evals.tasks.base import Sample, Score, Suite
 from longdecode.evals.tasks.reasoning import ReasoningTask
@@ -37,10 +37,7 @@ class GpqaDiamond(ReasoningTask):
         """Return every question with its choices, and the letter of the right one."""
         found = []
         for row in read_rows(DIAMOND, self.data):
-            try:
-                question, answers = str(row["Question"]).strip(), [str(row[key]).strip() for key in _ANSWERS]
-            except KeyError as error:
-                raise unavailable(DIAMOND, f"a row of {self.data} has no {error}") from error
+            question, answers = row.text("Question").strip(), [row.answer(key) for key in _ANSWERS]
             order = list(range(len(answers)))
             random.Random(hashlib.sha256(question.encode()).hexdigest()).shuffle(order)
             choices = "\n".join(f"({letter}) {answers[place]}" for letter, place in zip("ABCD", order, strict=True))
