@@ -176,16 +176,14 @@ def _bytes(file: Path, remedy: Remedy) -> bytes:
 def _decoded(raw: bytes, name: str, remedy: Remedy, line: int = 1) -> str:
     """Return UTF-8 as text, without a byte order mark; ``line`` is the number of the first line."""
     encoding = next((encoding for mark, encoding in _MARKS if raw.startswith(mark)), None)
+    if encoding is None and b"\0" in raw:
+        encoding = "UTF-16BE" if raw.startswith(b"\0") else "UTF-16LE"
     if encoding is None:
         try:
-            text = raw.decode("utf-8-sig")
+            return raw.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raw, encoding = raw[: error.start], "LATIN1"
-            line += raw.count(b"\n")
-        else:
-            if "\0" not in text:
-                return text
-            encoding = "UTF-16BE" if raw.startswith(b"\0") else "UTF-16LE"
+            encoding = "LATIN1"
+            line += raw.count(b"\n", 0, error.start)
     guess = "most likely Latin-1" if encoding == "LATIN1" else encoding
     raise remedy(
         f"{name}, line {line} is not UTF-8 but {guess}; convert the file with `iconv -f {encoding} -t UTF-8`, or"

@@ -33,7 +33,7 @@ class MathTask(ReasoningTask):
     """
 
     suite = "math"
-    version = 1
+    version = 2
 
     def __init__(self, name: str, data: Path | None, checker: MathChecker | None = None):
         super().__init__(name, data, AIME_DRAWS if name in ("aime24", "aime25") else 1)
