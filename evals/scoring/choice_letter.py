@@ -10,7 +10,7 @@ from longdecode.evals.scoring.plain_text import plain
 # A letter is no choice where it is part of a formula (``A = 3``, ``C-H``, ``B_1``).
 _LETTER = (
     r"(?:\(\s*(?P<{0}_in>[A-Da-d])\s*\)|(?:\[\s*(?P<{0}_at>[A-D])\s*\]|\{{?\s*(?P<{0}>[A-D])\b)"
-    r"(?![_^'\u2032{{(=+]|[-/]\w|\s*(?:[=<>+^~\u2248\u2192\u226a\u226b\u2264\u2265]|\\(?!text|boxed|quad)[A-Za-z])))"
+    r"(?![_^\u2032{{(=+]|[-/]\w|\s*(?:[=<>+^~\u2248\u2192\u226a\u226b\u2264\u2265]|\\(?!text|boxed|quad)[A-Za-z])))"
 )
 _NOUN = r"(?:answer|option|choice|letter|selection|statement)"
 _SURE_NOUN = rf"(?:answer|(?:correct|right|best|final)\s+{_NOUN})"
@@ -21,7 +21,8 @@ _FILLER = (
 )
 _IS = (
     r"(?:,?\s+(?:to|for|among|here|then)\b[^.:\n]{0,60}?)?"
-    r"(?:\s+(?:is|would be|should be|must be|will be|has to be|seems to be|appears to be)\b|'s\b|\s*[:=\u2192]|\s*->)"
+    r"(?:\s+(?:is|(?:would|should|must|will|has to|seems to|appears to)(?:\s+(?!not\b)\w+)?\s+be)\b|'s\b"
+    r"|\s*[:=\u2192]|\s*->)"
 )
 _STATEMENTS = (
     re.compile(rf"(?i:\b{_SURE_NOUN}(?:\s+(?:choice|option|letter))?{_IS}{_FILLER}){_LETTER.format('said')}"),
@@ -43,6 +44,7 @@ _BOXED = re.compile(
     rf"{_LETTER.format('said')}(?!\s+(?:and|or)\b)"
 )
 _WITHIN_BOX = re.compile(rf"(?i:\b(?:{_NOUN}|so|thus|hence)\b)\W{{0,9}}{_LETTER.format('said')}|\((?P<other>[A-D])\)")
+_FIRST = re.compile(r"\W{0,9}(?P<said>[A-D])\b(?![-/]\w|\s+(?:and|or)\b)")
 _BLANK = re.compile(r"\s+")
 _LONE = re.compile(r"\W*(?P<said>[A-Da-d])\W*")
 
@@ -53,7 +55,7 @@ def chosen_letter(completion: str) -> str | None:
     The last box counts where it holds a choice (``D``, ``\\text{(D)}``, ``D. 3 m``, ``option D``), not where a letter
     is a unit or part of a formula in it (``3.2 \\text{ A}``, ``E_1``). Else "answer is D", "correct option: (D)" and
     the like count, the last of them behind the last box with a choice; else that box; and where there is none, weaker
-    wordings ("option D is correct", a last line that is a letter).
+    wordings ("option D is correct", a last line that is a letter) and a formula in the last box that begins with one.
     """
     boxes = box_contents(completion)
     chosen = [(letter, end) for content, end in boxes if (letter := _boxed_letter(content)) is not None]
@@ -63,7 +65,10 @@ def chosen_letter(completion: str) -> str | None:
     for statement in _STATEMENTS[:1] if chosen else _STATEMENTS:
         if found := [*statement.finditer(text)]:
             return _letter(found[-1])
-    return chosen[-1][0] if chosen else None
+    if chosen:
+        return chosen[-1][0]
+    found_first = _FIRST.match(plain(boxes[-1][0])) if boxes else None
+    return _letter(found_first) if found_first else None
 
 
 def _boxed_letter(content: str) -> str | None:

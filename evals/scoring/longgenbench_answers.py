@@ -16,7 +16,7 @@ from longdecode.evals.scoring.plain_text import plain
 
 _LABEL = re.compile(
     r"(?<!\w)(?P<kind>(?i:answer|question))(?:[ \t]+(?:to|for)[ \t]+(?i:question))?"
-    r"(?:[_ \t]{0,3}|-)(?:#|[Nn]o\.? ?|[({])?(?P<number>\d{1,9})(?![.,]?\d|\w)[)}]?(?P<colon>[ \t]*:)?"
+    r"(?:[_ \t]{0,3}|-)(?:#|[Nn]o\.? ?|[({\[])?(?P<number>\d{1,9})(?![.,]?\d|\w)[)}\]]?(?P<colon>[ \t]*:)?"
 )
 _LINE_START = re.compile(r"[ \t#>|+•-]*(?:\d{1,3}[.)][ \t]*)?")
 _REST_OF_LINE = re.compile(r"[ \t]*(?:\n|\Z)")

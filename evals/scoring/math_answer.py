@@ -8,7 +8,7 @@ from longdecode.evals.scoring.plain_text import plain
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])(?:\[[^\]]*\])*")
 _BRACE = re.compile(r"\s*\{")
-_BARE = re.compile(r"[ \t]*(?=[-+\u2212]?(?:\d|\.\d|\\(?!boxed|fbox|framebox)[A-Za-z])|[A-Za-z](?![A-Za-z]))")
+_BARE = re.compile(r"[ \t]*(?=\(?[-+\u2212]?(?:\d|\.\d|\\(?!boxed|fbox|framebox)[A-Za-z])|[A-Za-z](?![A-Za-z]))")
 """The beginning of an answer that stands behind a box's command without braces; a word is none."""
 _INTEGER = re.compile(r"[+-]?\d+")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)")

@@ -21,6 +21,7 @@ _SWITCH = re.compile(
 _FRACTION = re.compile(
     r"(?:(?P<whole>\d) ?)?\\[dtc]?frac\s*\{\s*(?P<top>-?[\d.,]+)\s*\}\s*\{\s*(?P<bottom>[\d.,]+)\s*\}"
 )
+_COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}")
 _SPACE = re.compile(r"\\(?:[,;: ]|quad|qquad)|[~\u00a0\u2009\u202f]")
 _DELIMITER = re.compile(r"\\[()\[\]]|\\?\$")
 _ESCAPED = re.compile(r"\\([_#%&{}*`-])")
@@ -42,7 +43,7 @@ def plain(text: str) -> str:
 
     Commas stay, because a comma may also separate values; a fraction of two numbers becomes ``a/b``.
     """
-    text = _THOUSANDS.sub("", folded(text).replace("\\!", "").replace("{,}", ","))
+    text = _THOUSANDS.sub("", _COLOUR.sub("", folded(text)).replace("\\!", "").replace("{,}", ","))
     for _ in range(_MOST_NESTED):
         if (simpler := _STYLE.sub(r"\1", text)) == text:
             break

@@ -270,6 +270,7 @@ def test_letters_are_read_from_the_box_or_the_words() -> None:
         # A letter that is a unit, a symbol or part of a formula
         ("energy \\boxed{E_1 \\ll E_2}. **Answer: D**", "D"), ("\\boxed{3.2 \\text{ A}}. So the answer is B", "B"),
         ("\\boxed{3.2 \\text{ A}}", None), ("\\boxed{A = 3}. The answer is (C)", "C"), ("\\boxed{C_6H_6}", None),
+        ("\\boxed{D \\approx 5}", "D"), ("\\boxed{\\text{A and B}}", None),
         ("The answer is 3.2 A", None), ("The answer is C-H activation", None), ("The answer is E_1", None),
         # Words
         ("The correct option is D", "D"), ("answer is $\\mathbf{B}$", "B"), ("the answer is option (D)", "D"),
@@ -278,7 +279,7 @@ def test_letters_are_read_from_the_box_or_the_words() -> None:
         ("the answer is therefore (A)", "A"), ("The answer must be D.", "D"), ("ANSWER: \uff24", "D"),
         ("The answer is _B_", "B"), ("answer is \\(B\\)", "B"), ("Option D is correct", "D"),
         ("I choose option D.", "D"),
-        ("thinking\n\n**(D)**", "D"), ("D", "D"), ("The answer is not A", None),
+        ("It would therefore be (A), but the answer would then be C.", "C"), ("thinking\n\n**(D)**", "D"), ("D", "D"), ("The answer is not A", None),
         ("The answer is B. Another option is A.", "B"), ("The answer is A. No: the answer is C.", "C"),
     ):  # fmt: skip
         assert chosen_letter(text) == letter, text
