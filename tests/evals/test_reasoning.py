@@ -279,7 +279,8 @@ def test_letters_are_read_from_the_box_or_the_words() -> None:
         ("the answer is therefore (A)", "A"), ("The answer must be D.", "D"), ("ANSWER: \uff24", "D"),
         ("The answer is _B_", "B"), ("answer is \\(B\\)", "B"), ("Option D is correct", "D"),
         ("I choose option D.", "D"),
-        ("It would therefore be (A), but the answer would then be C.", "C"), ("thinking\n\n**(D)**", "D"), ("D", "D"), ("The answer is not A", None),
+        ("It would therefore be (A), but the answer would then be C.", "C"),
+        ("thinking\n\n**(D)**", "D"), ("D", "D"), ("The answer is not A", None),
         ("The answer is B. Another option is A.", "B"), ("The answer is A. No: the answer is C.", "C"),
     ):  # fmt: skip
         assert chosen_letter(text) == letter, text
