@@ -18,6 +18,7 @@ from longdecode.engine.device import device_name, resolve_dtype, sm_clock_mhz
 from longdecode.engine.errors import (
     CheckpointError,
     ContextLimitError,
+    DataUnavailableError,
     GateError,
     ScoreTimeoutError,
     UnsupportedCellError,
@@ -100,7 +101,7 @@ class QualityJob:
             ContextLimitError: the model was not trained for this context.
             UnsupportedCellError: the task goes through a chat template and the model has none, or it does not fit the
                 context.
-            DataUnavailableError: the task's data is not here.
+            DataUnavailableError: the task's data is not here, or holds no sample.
         """
         if self.failure is not None:
             raise self.failure
@@ -108,8 +109,11 @@ class QualityJob:
             limit = self.model_config.max_positions
             raise ContextLimitError(f"context {context} is over the model's limit of {limit} tokens")
         if task.chat:
-            self.tokenizer.chat_text("")
-        return task.samples(context, self.spec.samples, self.config.seed, self.tokenizer)
+            self.tokenizer.chat_text("text")
+        made = task.samples(context, self.spec.samples, self.config.seed, self.tokenizer)
+        if not made:  # a cell without a record would be missing from every table
+            raise DataUnavailableError(f"{task.name}: its data has no sample")
+        return made
 
     def batches(self, samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
         """Cut the samples into batches of fixed composition, so that a resumed run repeats the first one's numbers."""

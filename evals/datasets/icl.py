@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from longdecode.evals.datasets.data_file import Remedy, Row
 from longdecode.evals.datasets.rows import FROM_HUB, RowSet, read_rows, unavailable
 
 Part = Literal["train", "test"]
@@ -66,38 +68,40 @@ def read_texts(name: str, part: Part, source: Path | None) -> list[LabelledText]
     found = SETS[name]
     place = replace(found.place, split=part if found.tests else "train")
     rows = _rows(place, source)
-    texts = [_text(row, found, place, source) for row in rows]
+    texts = [_text(row, found) for row in rows]
     return texts if found.tests else _divided(texts, part)
 
 
-def _rows(place: RowSet, source: Path | None) -> Iterable[Mapping[str, Any]]:
+def _rows(place: RowSet, source: Path | None) -> Iterable[Row]:
     """Return the rows of a split: files named after it, ``<split>*``, or TREC's own; else the hub's form."""
     folder = source / place.folder if source is not None and str(source) != FROM_HUB else None
     files = sorted(folder.glob(f"{place.split}*")) if folder is not None else []
     if folder is not None and place.folder == "trec":
         files += sorted(folder.glob("TREC_*")) if place.split == "test" else []
         if lines := [file for file in files if file.suffix == ".label"]:
-            return _trec_rows(lines[0])
+            return _trec_rows(lines[0], partial(unavailable, place))
     named = tuple(file.name for file in files if file.suffix in (".jsonl", ".csv"))
     return read_rows(replace(place, files=named), source)
 
 
-def _trec_rows(file: Path) -> list[dict[str, str]]:
+def _trec_rows(file: Path, remedy: Remedy) -> list[Row]:
     """Read TREC's own lines, ``COARSE:fine question``; the original is in Latin-1."""
     rows = []
-    for line in file.read_text(encoding="latin-1").splitlines():
+    for number, line in enumerate(file.read_text(encoding="latin-1").splitlines(), 1):
         label, _, text = line.partition(" ")
         if text:
-            rows.append({"text": text, "coarse_label": label.partition(":")[0], "fine_label": label})
+            values = {"text": text, "coarse_label": label.partition(":")[0], "fine_label": label}
+            rows.append(Row(values, f"{file}, line {number}", remedy))
+    if not rows:
+        raise remedy(f"{file} is empty")
     return rows
 
 
-def _text(row: Mapping[str, Any], found: LabelledSet, place: RowSet, source: Path | None) -> LabelledText:
-    label = next((row[field] for field in found.labels if row.get(field) is not None), None)
-    if label is None or not row.get("text"):
-        wanted = " or ".join(found.labels)
-        raise unavailable(place, f"a row of {source} has no text or no {wanted} (it has {', '.join(map(str, row))})")
-    return LabelledText(" ".join(str(row["text"]).split()), str(label))
+def _text(row: Row, found: LabelledSet) -> LabelledText:
+    key = next((field for field in found.labels if row.values.get(field) is not None), None)
+    if key is None:
+        raise row.fault(f"has no {' or '.join(found.labels)} (it has {', '.join(map(str, row.values))})")
+    return LabelledText(" ".join(row.text("text").split()), row.answer(key))
 
 
 def _divided(texts: Iterable[LabelledText], part: Part) -> list[LabelledText]:

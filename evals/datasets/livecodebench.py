@@ -12,13 +12,14 @@ import io
 import json
 import pickle
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from longdecode.engine.errors import DataUnavailableError
-from longdecode.evals.datasets.rows import FROM_HUB, RowSet, read_rows, unavailable
+from longdecode.evals.datasets.data_file import Row, json_rows, one_line
+from longdecode.evals.datasets.rows import FROM_HUB, RowSet, read_rows
 
 HUB_ID = "livecodebench/code_generation_lite"
 FILES = ("test.jsonl", "test2.jsonl", "test3.jsonl", "test4.jsonl", "test5.jsonl")
@@ -76,14 +77,15 @@ class CodeProblem:
         if hashlib.sha256(line).hexdigest() != self.row_sha256:
             raise _unavailable(f"{self.file} has changed since its problems were read")
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode("utf-8-sig"))
             public = row["public_test_cases"]
             tests = (json.loads(public) if isinstance(public, str) else public) + _private(
                 row.get("private_test_cases", "[]")
             )
             return [CodeTest(str(test["input"]), str(test["output"])) for test in tests]
-        except (ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError, zlib.error) as error:
-            raise _unavailable(f"{self.file}: the tests of {self.question_id} cannot be read: {error}") from error
+        except (ValueError, KeyError, TypeError, EOFError, RecursionError, pickle.UnpicklingError, zlib.error) as error:
+            why = f"the tests of {self.question_id} cannot be read: {one_line(error)}"
+            raise _unavailable(f"{self.file}: {why}") from error
 
 
 def read_problems(source: Path | None, first_day: str = "", last_day: str = "9") -> list[CodeProblem]:
@@ -99,7 +101,11 @@ def read_problems(source: Path | None, first_day: str = "", last_day: str = "9")
     """
     if source is None:
         raise _unavailable("the configuration's data.code names no folder")
-    return [problem for file in _files(source) for day, problem in _problems(file, {}) if first_day <= day <= last_day]
+
+    def problem(row: Row, file: Path) -> CodeProblem | None:
+        return _problem(row, file) if first_day <= row.text("contest_date")[:10] <= last_day else None
+
+    return [found for file in _files(source) for found in _problems(file, problem)]
 
 
 def read_public_problems(source: Path | None) -> list[CodeProblem]:
@@ -119,11 +125,15 @@ def read_public_problems(source: Path | None) -> list[CodeProblem]:
             "no repository publishes, and prompts (github QwenLM/QwQ, eval/data/livecodebench_v5.jsonl); the task "
             "livecodebench_v5 has the release's own tests"
         )
-    try:
-        prompts = {str(row["question_id"]): str(row["prompt"]) for row in read_rows(_PROMPTS, source)}
-    except (KeyError, TypeError) as error:
-        raise unavailable(_PROMPTS, f"a row of {source} has no {error}") from error
-    return [problem for _, problem in _problems(source / PUBLIC_FILE, prompts)]
+    prompts = {row.text("question_id"): row.text("prompt") for row in read_rows(_PROMPTS, source)}
+
+    def problem(row: Row, file: Path) -> CodeProblem:
+        name = row.text("question_id")
+        if name not in prompts:
+            raise row.fault(f"is problem {name!r}, which {_PROMPTS_FILE} lacks")
+        return _made(row, file, prompts[name], row.optional_text("func_name"))
+
+    return _problems(source / PUBLIC_FILE, problem)
 
 
 def prompt_text(question: str, starter: str) -> str:
@@ -131,21 +141,27 @@ def prompt_text(question: str, starter: str) -> str:
     return f"{_HEAD}{question}\n\n" + (f"{_STARTER}{starter}\n```\n\n" if starter else _STDIN)
 
 
-def _problems(file: Path, prompts: Mapping[str, str]) -> Iterator[tuple[str, CodeProblem]]:
-    """Yield the day and the problem of every line; ``prompts`` are those of rows that hold no statement."""
-    offset = 0
-    with file.open("rb") as handle:
-        for number, line in enumerate(handle, start=1):
-            try:
-                row = json.loads(line)
-                name = row["question_id"]
-                function = row["func_name"] if name in prompts else json.loads(row["metadata"]).get("func_name")
-                prompt = prompts.get(name) or prompt_text(row["question_content"], row["starter_code"])
-                day = "" if name in prompts else row["contest_date"][:10]
-            except (ValueError, KeyError, TypeError) as error:
-                raise _unavailable(f"{file}, line {number} is no problem: {error}") from error
-            yield day, CodeProblem(name, prompt, function, hashlib.sha256(line).hexdigest(), file, offset)
-            offset += len(line)
+def _problems(file: Path, problem: Callable[[Row, Path], CodeProblem | None]) -> list[CodeProblem]:
+    """Return what ``problem`` makes of a file's rows, those left out of which it makes none."""
+    try:
+        with file.open("rb") as handle:
+            made = [problem(row, file) for row in json_rows(handle, str(file), _unavailable)]
+    except OSError as error:
+        raise _unavailable(f"{file} cannot be read: {one_line(error)}") from error
+    return [found for found in made if found is not None]
+
+
+def _problem(row: Row, file: Path) -> CodeProblem:
+    try:
+        function = json.loads(row.text("metadata")).get("func_name")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise row.fault(f"has 'metadata' that is no JSON object: {one_line(error)}") from error
+    prompt = prompt_text(row.text("question_content"), row.text("starter_code"))
+    return _made(row, file, prompt, function)
+
+
+def _made(row: Row, file: Path, prompt: str, function: str | None) -> CodeProblem:
+    return CodeProblem(row.text("question_id"), prompt, function, hashlib.sha256(row.raw).hexdigest(), file, row.offset)
 
 
 def _files(source: Path) -> list[Path]:

@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from longdecode.engine.errors import DataUnavailableError
-from longdecode.evals.scoring.letters import first_letter, said_letter
+from longdecode.evals.scoring.choice_letter import chosen_letter
 from longdecode.evals.scoring.longbench_rouge import rouge_l
 
 Classes = Sequence[str] | None
+_FIRST_LETTER = re.compile(r"\W*([A-D])\b(?!\s+[a-z])")  # "A table shows" names no choice
 _Metric = Callable[[str, str, Classes], float]
 
 _PUNCTUATION = frozenset(string.punctuation)
@@ -104,9 +105,10 @@ def code_similarity(prediction: str, answer: str, _: Classes = None) -> float:
 def choice(prediction: str, answer: str, _: Classes = None) -> float:
     """Return 1 where a multiple-choice answer names the right letter.
 
-    The letter after the last "answer is" or "Answer:" counts, else one that the prediction begins with.
+    The letter that the prediction settles on counts (``chosen_letter``), else one that it begins with.
     """
-    return float(answer == (said_letter(prediction) or first_letter(prediction)))
+    first = _FIRST_LETTER.match(prediction)
+    return float(answer == (chosen_letter(prediction) or (first[1] if first else None)))
 
 
 METRICS: Mapping[str, _Metric] = {

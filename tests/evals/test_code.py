@@ -182,7 +182,10 @@ def test_what_is_not_here_or_broken_says_how_to_fetch_it(name: str, tmp_path: Pa
     ]
     file = {"humaneval": "HumanEval.jsonl", "mbpp": "sanitized-mbpp.json", "mbpp_full": "mbpp.jsonl"}[name]
     (folder / file).write_text(json.dumps(rows if file.endswith("json") else rows[0]))
-    for source, why in ((None, "names no folder"), (tmp_path / "no", "no folder"), (tmp_path, "cannot be read")):
+    broken = {"humaneval": "line 1 lacks 'entry_point'", "mbpp": "row 1 is problem '9'", "mbpp_full": "line 1 is 3"}[
+        name
+    ]
+    for source, why in ((None, "names no folder"), (tmp_path / "no", "no folder"), (tmp_path, broken)):
         with pytest.raises(DataUnavailableError, match=rf"{why}.*hf download .*data\.code to code"):
             read(source)
     if name == "humaneval":

@@ -117,7 +117,7 @@ def test_what_cannot_be_read_says_how_to_fetch_it(tmp_path: Path, monkeypatch: p
         (None, "qmsum", "names nothing"),
         (tmp_path, "hotpotqa", "holds no hotpotqa.jsonl"),
         (tmp_path / "bad", "qasper", "no qasper.jsonl and no data.zip"),
-        (tmp_path / "bad", "qmsum", "line 1 is not a row of LongBench: KeyError"),
+        (tmp_path / "bad", "qmsum", "qmsum.jsonl, line 1 lacks 'answers'"),
         (tmp_path / "absent", "qmsum", "neither a folder nor a hub id"),
         (Path("zai-org/LongBench"), "qmsum", "OSError: no route"),
         (Path("someone/copy"), "qmsum", "without a revision"),

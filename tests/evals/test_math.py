@@ -204,6 +204,41 @@ def test_a_model_without_a_chat_template_is_unsupported(tmp_path: Path, run: Cal
     assert [(r.status, r.sample_index) for r in run("b")] == [("unsupported", -1)]
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no such role') }}", "{% for m in messages %}", "{{ messages[0].content.parts() }}",
+        [{"name": "tool_use", "template": "{{ messages[0]['content'] }}"}, {"name": "rag", "template": "x"}],
+        [{"name": "tool_use"}], 5,
+    ],
+)  # fmt: skip
+def test_a_broken_chat_template_ends_its_cells_alone(
+    template: Any, tmp_path: Path, run: Callable[..., list[Record]]
+) -> None:
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (tmp_path / "chatty" / "tokenizer_config.json").write_text(json.dumps(settings))
+    (record,) = run("c")
+    assert (record.status, record.sample_index) == ("unsupported", -1)
+    assert record.reason and "chat template" in record.reason and "\n" not in record.reason
+
+
+def test_an_empty_file_stands_in_the_summary(tmp_path: Path, run: Callable[..., list[Record]]) -> None:
+    file = tmp_path / "data" / "math500" / "test.jsonl"
+    file.write_text("\n")
+    records = run("d")
+    assert [(r.status, r.sample_index) for r in records] == [("data_unavailable", -1)]
+    assert f"{file} is empty; fetch the set with `hf download" in str(records[0].reason)
+    row = summary.summarise(records, summary.Spread(0.95, 200, 0)).iloc[0]
+    assert (row["suite"], row["task"], row["status"], row["n"]) == ("math", "math500", "data_unavailable", 0)
+
+
+def test_a_set_without_samples_is_unavailable(
+    run: Callable[..., list[Record]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(math, "load_problems", lambda *given: [])
+    assert [(r.status, r.reason) for r in run("e")] == [("data_unavailable", "math500: its data has no sample")]
+
+
 def test_every_set_is_a_task_of_the_suite() -> None:
     reasoned = ("aime24", "aime25", "math500", "olympiadbench", "minerva")
     assert suite_tasks("math") == (*reasoned, "gsm8k", "math500_greedy") and default_tasks("math") == reasoned

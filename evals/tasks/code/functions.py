@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent, indent
-from typing import Any
 
-from longdecode.evals.datasets.rows import RowSet, read_rows, unavailable
+from longdecode.evals.datasets.data_file import Row
+from longdecode.evals.datasets.rows import RowSet, read_rows
 from longdecode.evals.scoring.code_tests import code_blocks
 
 HUMANEVAL = RowSet(
@@ -91,41 +91,36 @@ def mbpp_full(source: Path | None) -> list[FunctionProblem]:
     return sorted(_read(MBPP_FULL, source, _mbpp), key=lambda problem: int(problem.task_id))
 
 
-def _read(
-    place: RowSet, source: Path | None, problem: Callable[[Mapping[str, Any]], FunctionProblem]
-) -> list[FunctionProblem]:
-    rows = read_rows(place, source)
-    try:
-        return [problem(row) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise unavailable(place, f"a row of {place.folder} in {source} cannot be read: {error!r}") from error
+def _read(place: RowSet, source: Path | None, problem: Callable[[Row], FunctionProblem]) -> list[FunctionProblem]:
+    return [problem(row) for row in read_rows(place, source)]
 
 
-def _humaneval(row: Mapping[str, Any]) -> FunctionProblem:
-    stub, name = str(row["prompt"]), str(row["entry_point"])
+def _humaneval(row: Row) -> FunctionProblem:
+    stub, name = row.text("prompt"), row.text("entry_point")
     prompt = (
         "Complete this Python function. Answer with one code block that holds the whole function and the imports that "
         f"it needs.\n\n```python\n{stub.strip()}\n```\n"
     )
-    checks = f"{row['test']}\n\ncheck({name})\n"
-    return FunctionProblem(str(row["task_id"]), prompt, (name,), stub, checks, str(row["canonical_solution"]))
+    checks = f"{row.text('test')}\n\ncheck({name})\n"
+    return FunctionProblem(row.answer("task_id"), prompt, (name,), stub, checks, row.text("canonical_solution"))
 
 
-def _mbpp(row: Mapping[str, Any]) -> FunctionProblem:
-    tests: Sequence[str] = row["test_list"]
-    text, reference = str(row.get("prompt") or row["text"]), str(row["code"])
-    shown = "\n".join(tests)
+def _mbpp(row: Row) -> FunctionProblem:
+    reference, number = row.text("code"), row.answer("task_id")
+    shown = "\n".join(row.texts("test_list"))
+    task = (row.optional_text("prompt") or row.text("text")).strip()
     prompt = (
-        f"{text.strip()}\n\nWrite it in Python, in one code block, with the imports that it needs. These checks must "
+        f"{task}\n\nWrite it in Python, in one code block, with the imports that it needs. These checks must "
         f"pass:\n\n```python\n{shown}\n```\n"
     )
+    imports = row.texts("test_imports") if row.values.get("test_imports") else ()
     # Set-up code builds on the program's own classes, so that it comes after the program.
-    checks = "\n".join([*(row.get("test_imports") or ()), row.get("test_setup_code") or "", shown, ""])
+    checks = "\n".join([*imports, row.optional_text("test_setup_code") or "", shown, ""])
     defined = re.findall(r"^(?:def|class)\s+(\w+)", reference, re.MULTILINE)
     names = tuple(name for name in dict.fromkeys(defined) if re.search(rf"\b{name}\b", checks))
-    if not names:
-        raise ValueError(f"problem {row['task_id']} checks nothing that its reference defines")
-    return FunctionProblem(str(int(row["task_id"])), prompt, names, "", checks, reference)
+    if not names or not number.isdigit():
+        raise row.fault(f"is problem {number!r}, which has no number or checks nothing that its reference defines")
+    return FunctionProblem(number, prompt, names, "", checks, reference)
 
 
 def _indented(body: str) -> str:

@@ -39,7 +39,7 @@ class MathTask(ReasoningTask):
     """
 
     suite = "math"
-    version = 1
+    version = 2
 
     def __init__(self, name: str, data: Path | None, checker: MathChecker | None = None):
         self.dataset, limit = SHORT.get(name, (name, None))
