@@ -73,6 +73,16 @@ class AttentionMethod(ABC):
         self.params = params
         self.config = config
 
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """All that the method's cache and reads depend on; two methods of equal settings decode each other's prompts."""
+        return type(self), self.config, self.params
+
+    @property
+    def described(self) -> str:
+        """The name and the settings, for messages."""
+        return f"{self.name} with {self.params}"
+
     @classmethod
     @abstractmethod
     def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> AttentionMethod:
@@ -192,7 +202,7 @@ class AttentionMethod(ABC):
         """
         dense = prompt.cache
         if not isinstance(dense, DenseCache):
-            return self.decode_in(dense)
+            return self.decode_in(dense.clone() if keep_prompt else dense)
         cache = self.make_cache(dense.shape)
         if cache is None:
             return self.decode_in(dense.clone() if keep_prompt else dense)

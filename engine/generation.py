@@ -83,10 +83,12 @@ class Generator:
             keep_prompt: leave the prompt as it was, so that another method can decode it.
 
         Raises:
-            ConfigError: the prompt was prefilled without room for this method's drafts.
+            ConfigError: the prompt is not this method's to decode (``Prompt.require_for``), or was prefilled without
+                room for its drafts.
             DeviceMemoryError: the method's state does not fit beside the prompt.
             UnsupportedCellError: the method corrects or verifies in a cache that drops tokens.
         """
+        prompt.require_for(method)
         device = self.decoder.device
         capacity = prompt.cache.shape.capacity
         if capacity < (need := _capacity(prompt.requests, (method,))):
@@ -123,7 +125,8 @@ class Generator:
                 logits, observed = self.decoder.prefill(
                     prompts, cache, self.prefill_tokens, owner, tuple(observers.values())
                 )
-        return Prompt(tuple(requests), cache, logits, timer.ms, observed)
+        shared = owner is None or (owner.prefills_densely and isinstance(cache, DenseCache))
+        return Prompt(tuple(requests), cache, logits, timer.ms, observed, None if shared else owner)
 
     def _warm_up(self, prompt: Prompt, method: AttentionMethod, steps: int, keep_prompt: bool) -> None:
         """Run each kind of work on a scratch stepper on a side stream, as graph capture asks for.
