@@ -68,6 +68,10 @@ class AttentionMethod(ABC):
 
     name: ClassVar[str]
     Params: ClassVar[type]
+    between_steps: ClassVar[tuple[str, ...]] = ()
+    """Knobs that act on the prompt or between steps: a drafter, which does single steps, has no use for them."""
+    used_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Knobs that have an effect only beside values of others: by knob, the others and the value that each needs."""
 
     def __init__(self, params: Any, config: ModelConfig):
         self.params = params
