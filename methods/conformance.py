@@ -209,29 +209,31 @@ def reads_stay_within_budget(bench: Bench) -> None:
     """
     if not bench.takes_budget or bench.card.kind == "speculative":
         return
-    layers = bench.governed_layers()
+    layers, heads = bench.governed_layers(), bench.config.num_kv_heads
     governed = torch.tensor([bench.governed_heads[layer] for layer in layers], device=bench.decoder.device)[:, None]
-    over_heads, whole = (trace.reads[:, layers] for trace in (bench.small, bench.full))
-    heads = bench.config.num_kv_heads
-    reads = (over_heads * heads - whole * (heads - governed)) / governed
+    # Whole numbers: a third of a token would be rounded.
+    over_heads, whole = (trace.kv_tokens_read[:, layers] for trace in (bench.small, bench.full))
+    reads = over_heads - whole // heads * (heads - governed)
     budgets = torch.tensor(bench.declared_budgets(), device=reads.device)[:, None]
     allowed = budgets * bench.list_factor + bench.card.slack.tokens
     steps = torch.arange(1, bench.fed.shape[1] + 1, device=reads.device)[:, None, None]
     generated = steps * bench.card.slack.per_generated_token
-    if bool((reads > allowed + generated).any()):
-        raise GateError(f"{float(reads.max()):.0f} tokens were read in a step, {int(allowed.max())} are declared")
-    if float(reads.min()) <= 0:
+    if bool((reads > (allowed + generated) * governed).any()):
+        most = float((reads / governed).max())
+        raise GateError(f"{most:.0f} tokens were read in a step, {int(allowed.max())} are declared")
+    if int(reads.min()) <= 0:
         raise GateError("a step read nothing")
 
 
 def traffic_covers_the_reads(bench: Bench) -> None:
     """The traffic model's bytes are at least those of the tokens counted; at most a tenth over, unless it says so."""
-    reads, steps, config = float(bench.small.reads[-1, :, 0].sum()), bench.fed.shape[1], bench.config
-    reads -= steps * config.num_layers * bench.card.slack.per_generated_token
-    read_bytes = reads * config.kv_bytes_per_token(1) / config.num_layers
+    config, steps = bench.config, bench.fed.shape[1]
+    tokens = int(bench.small.kv_tokens_read[-1, :, 0].sum())
+    tokens -= steps * config.num_layers * config.num_kv_heads * bench.card.slack.per_generated_token
+    read_bytes = tokens * 2 * config.head_dim
     traffic = bench.method.traffic(len(bench.prompts[0]) + steps, 1)
     if traffic.kv_bytes < read_bytes or (traffic.kv_bytes > 1.1 * read_bytes and not traffic.at_most):
-        raise GateError(f"the traffic model says {traffic.kv_bytes:,} bytes, {read_bytes:,.0f} were read")
+        raise GateError(f"the traffic model says {traffic.kv_bytes:,} bytes, {read_bytes:,} were read")
 
 
 def runs_leave_no_trace(bench: Bench) -> None:
