@@ -1,4 +1,4 @@
-"""Refuse a config.json that asks for arithmetic the engine lacks: a key must be known, or say that its feature is off."""
+"""Refuse a config.json that may ask for other arithmetic: a key must be known, or say that its feature is off."""
 
 from __future__ import annotations
 

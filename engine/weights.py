@@ -135,8 +135,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if len(weights) > 1:
         names = ", ".join(file.name for file in weights)
         raise CheckpointError(
-            f"{folder} has {names} and no {_INDEX}, so it cannot be told which hold the weights; remove all but one, or "
-            "add the index"
+            f"{folder} has {names} and no {_INDEX}, so it cannot be told which hold the weights; remove all but one, "
+            "or add the index"
         )
     if weights:
         return present
@@ -173,7 +173,7 @@ class _Reader:
                 handle = stack.enter_context(safe_open(str(file), framework="pt", device="cpu"))
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
-            for name in handle.keys():
+            for name in handle.keys():  # noqa: SIM118 (no mapping)
                 if name in self.places:
                     places = f"{self.places[name].name} and in {file.name}"
                     raise CheckpointError(f"{folder}: {name} is in {places}, so it cannot be told which one holds")

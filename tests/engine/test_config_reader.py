@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published_configs import MISTRAL, REFUSED, RUNNABLE
 
 from longdecode.engine.config_reader import parse_config, read_config, resolve_checkpoint
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
+from published_configs import MISTRAL, REFUSED, RUNNABLE
 
 # The published config.json of Llama-3.1-8B, in the format of its day.
 LLAMA_31: dict[str, Any] = {
