@@ -20,7 +20,14 @@ from longdecode.engine.file_lock import FileLock, LockHeldError
 from longdecode.engine.model_cache import built_model
 from longdecode.evals.fairness import tuned_labels
 from longdecode.evals.gate_launches import launches_of
-from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, quality_code_hash, speed_code_hash
+from longdecode.evals.hashing import (
+    gate_code_hash,
+    hash_files,
+    hash_texts,
+    prompt_files,
+    quality_code_hash,
+    speed_code_hash,
+)
 from longdecode.evals.names import unknown_name
 from longdecode.evals.record_files import record_files
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config
@@ -110,11 +117,16 @@ class Plan:
         root: the project's folder.
         cores: what ``--cores`` gives; ``None`` where jobs run on a cluster.
         on_cluster: tells whether jobs run elsewhere, which is known once jobs are planned.
+
+    Raises:
+        SystemExit: no cores; the message is all that the user sees.
     """
 
     def __init__(
         self, run: RunConfig, root: Path, cores: int | None = None, on_cluster: Callable[[], bool] = lambda: False
     ):
+        if cores is not None and cores < 1:
+            raise SystemExit(f"--cores {cores}: no job could run; give 1 or more, or `all`")
         self._on_cluster = on_cluster
         self.run = run
         self.root = root
@@ -216,8 +228,8 @@ class Plan:
             return [str(built / "model.safetensors")]
         if path in self._forks:
             return [f"{path}/model.safetensors"]
-        files = Path(path).glob("*")
-        return sorted(str(path) for path in files if path.suffix in (".safetensors", ".json"))
+        weights = (file for file in Path(path).glob("*") if file.suffix in (".safetensors", ".json"))
+        return sorted({str(file) for file in (*weights, *prompt_files(Path(path)))})
 
     def method_files(self, labels: Iterable[str], model: str) -> list[str]:
         """Return the files that parameters name, such as head roles: what makes them is run first."""
