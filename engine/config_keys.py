@@ -21,8 +21,8 @@ _READ = frozenset(
 _NO_ARITHMETIC = frozenset(
     (
         # who wrote the file, and in which dtype it is stored
-        "_commit_hash", "_name_or_path", "architectures", "dtype", "is_llama_config", "name_or_path", "torch_dtype",
-        "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
+        "_commit_hash", "_name_or_path", "architectures", "dtype", "is_llama_config", "model_name", "name_or_path",
+        "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
         # tokens, texts and labels
         "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "eos_token_id", "id2label", "label2id",
         "pad_token_id", "prefix", "sep_token_id", "task_specific_params", "tokenizer_class", "unk_token_id",

@@ -206,7 +206,7 @@ def _one_rope(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     for place in ("rope_scaling", "rope_parameters"):
         if not isinstance(given := raw.get(place) or {}, Mapping):
             raise CheckpointError(f"{source}: {place} is {shown(given)}, expected an object")
-        if nested := [key for key, value in given.items() if isinstance(value, Mapping)]:
+        if nested := [key for key, value in given.items() if isinstance(value, Mapping) or key.endswith("_attention")]:
             raise UnsupportedFamilyError(
                 f"{source}: {place} by layer type ({', '.join(map(repr, nested))}); supported: one for all layers"
             )

@@ -12,7 +12,7 @@ MINIATURE_SEED = re.compile(r"miniature-seed([0-9]+)")
 
 
 def cache_root() -> Path:
-    """Return the folder for built models: ``LONGDECODE_CACHE``, else ``longdecode`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return the folder for built models: ``LONGDECODE_CACHE``, else that in ``XDG_CACHE_HOME`` or ``~/.cache``."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return Path(os.environ.get("LONGDECODE_CACHE") or caches / "longdecode").expanduser().absolute()
 

@@ -35,7 +35,7 @@ def require_cache() -> None:
     except OSError as error:
         reason = error.strerror or type(error).__name__
     raise SystemExit(
-        f"StorageError: {folder}: Snakemake's cache cannot be written: {reason}; set XDG_CACHE_HOME to a folder that can"
+        f"StorageError: {folder}: Snakemake's cache cannot be written: {reason}; set XDG_CACHE_HOME to one that can be"
     )
 
 

@@ -27,8 +27,8 @@ BOOKKEEPING = frozenset(
 GATE = ("conformance", "conformance_bench", "conformance_launches", "conformance_rules", "rule")
 """Modules of the methods room that check a method."""
 PROMPT_FILES = (
-    "config.json", "generation_config.json", "tokenizer*", "tekken.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab*", "merges*", "*.model", "*.tiktoken", "*.jinja", "chat_template*", "*chat_templates/*",
+    "config.json", "generation_config.json", "tokenizer*", "tekken.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab*", "merges*", "*.model", "*.tiktoken", "*.jinja", "chat_template*", "*chat_templates/*",
 )  # fmt: skip
 """Files of a checkpoint, beside its weights, that can change a prompt or where an answer ends."""
 _CODE_SUFFIXES = (".py", ".yaml", ".json")

@@ -31,9 +31,11 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._folder = folder
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        if isinstance(backend, Tokenizer):  # a tokenizer.json may hold what its last user had switched on
+        if isinstance(backend, Tokenizer):  # a tokenizer.json may hold what its last user, or its training, switched on
             backend.no_truncation()
             backend.no_padding()
+            if getattr(backend.model, "dropout", None):
+                backend.model.dropout = None
         self.byte_level = _is_byte_level(self)
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -87,7 +89,8 @@ class TextTokenizer:
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a text by the tokenizer's files: its ``eos_token``, and the chat template's end of a turn.
 
-        The end of a turn is the added token that the template writes right after an assistant's words, spaces aside.
+        The end of a turn is the added token that the template writes right after an assistant's words, spaces aside; of
+        a template that writes none after the last turn, the one before the user's next.
         """
         ends = {self.special_id("eos_token"), self._end_of_turn}
         return frozenset(token for token in ends if token is not None)
@@ -96,15 +99,17 @@ class TextTokenizer:
     def _end_of_turn(self) -> int | None:
         if self._chat is None:
             return None
-        turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": _ANSWER}]
-        try:
-            written = str(self._chat.apply_chat_template(turns, tokenize=False))
-        except Exception:  # templates raise what they like; a task that needs one says so, the others end no turns
-            return None
-        _, found, after = written.rpartition(_ANSWER)
         added = getattr(self._tokenizer, "get_added_tokens_decoder", lambda: self._tokenizer.added_tokens_decoder)()
-        ends = [token.content for token in added.values() if token.content and after.lstrip().startswith(token.content)]
-        return self._known_ids[max(ends, key=len)] if found and ends else None
+        user, assistant = ({"role": "user", "content": "Say it."}, {"role": "assistant", "content": _ANSWER})
+        for turns in ([user, assistant], [user, assistant, user]):
+            try:
+                written = str(self._chat.apply_chat_template(turns, tokenize=False))
+            except Exception:  # templates raise what they like; a task that needs one says so, others end no turns
+                return None
+            after = written.partition(_ANSWER)[2].lstrip()
+            if ends := [token.content for token in added.values() if token.content and after.startswith(token.content)]:
+                return self._known_ids[max(ends, key=len)]
+        return None
 
     @functools.cached_property
     def _known_ids(self) -> dict[str, int]:

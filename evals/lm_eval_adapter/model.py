@@ -95,7 +95,7 @@ class LongDecodeLM(TemplateLM):
         if gate:
             check_method(method, self._device, parameters)
         self.text = load_tokenizer(folder)
-        self.tokenizer = self.text.library
+        self.tokenizer: Any = self.text.library
         self._eos_ids = eos_ids(folder, self.text)
         self._info = {
             "pretrained": pretrained, "revision": revision, "method": method, "budget": budget, "params": parameters,

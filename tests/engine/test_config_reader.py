@@ -202,6 +202,7 @@ def test_published_checkpoints_that_are_refused(name: str) -> None:
         ({"use_qk_norm": True}, "use_qk_norm = True"),
         ({"sliding_window": 512}, "sliding_window = 512"),
         ({"rope_scaling": {"full_attention": {"rope_theta": 1e6}}}, "rope_scaling by layer type.*'full_attention'"),
+        ({"rope_scaling": {"full_attention": None}}, "rope_scaling by layer type.*'full_attention'"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}}, "mrope_section"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "long_factor": [1.0]}}, "long_factor"),
         ({"rope_scaling": {"partial_rotary_factor": 0.25}}, "partial"),

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -345,6 +346,21 @@ def test_what_changes_the_numbers_makes_all_samples_run_again(
     assert journal == tmp_path / "a" / "journal" / "tiny" / "streaming" / "mini_recall.jsonl"
     # Code is checked record by record: the settings, and so the journal, are still the same.
     assert journal.with_name("mini_recall.jsonl.stale-1").is_file() == (changed != "code")
+
+
+def test_another_end_token_makes_all_samples_run_again(
+    run: Run, byte_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(byte_checkpoint, tmp_path / "model"))
+    suites = {"mini_recall": {"contexts": [256], "samples": 2, "batch": 2, "tasks": ["mini_recall_single"]}}
+    changes = {"models": {"tiny": {"path": str(folder)}}, "suites": suites}
+    before = run("full", "mini_recall", **changes)
+    sizes = count_prefills(monkeypatch)
+    run("full", "mini_recall", **changes)
+    assert not sizes
+    (folder / "generation_config.json").write_text('{"eos_token_id": 65}')
+    after = run("full", "mini_recall", **changes)
+    assert sum(sizes) == 2 and after[0].provenance.model_hash != before[0].provenance.model_hash
 
 
 _KILLED = """

@@ -110,6 +110,10 @@ def test_a_template_in_a_file_of_its_own_is_found(subword_checkpoint: Callable[.
         ("{% for", {"</s>"}),
         ("{% for m in messages %}{{ m.content }} and so on{% endfor %}", {"</s>"}),
         ("{% for m in messages %}<s>{% endfor %}", {"</s>"}),
+        (
+            "{% for m in messages %}{{ m.content }}{% if not loop.last %}<|eot_id|>{% endif %}{% endfor %}",
+            {"</s>", "<|eot_id|>"},
+        ),
     ],
 )
 def test_the_end_of_a_turn_ends_a_text(template: Any, ends: set[str], subword_checkpoint: Callable[..., Path]) -> None:
@@ -136,6 +140,10 @@ def test_what_a_tokenizers_last_user_cut_is_encoded_whole(subword_checkpoint: Ca
     assert load_tokenizer(folder).decode(whole) == long
     assert adapter(folder).tok_encode(long) == list(whole) and len(whole) > 500
     assert len(load_tokenizer(folder).encode("a")) == 1, "nothing is padded"
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["model"]["dropout"] = 0.9
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    assert load_tokenizer(folder).encode(long) == whole, "merges are not left out at random"
 
 
 @pytest.mark.parametrize("task", ["mini_recall_single", "passkey_depth_50", "json_kv", "ruler_vt"])

@@ -30,9 +30,10 @@ def test_checkpoint_hash_follows_weights_and_tokenizer(byte_checkpoint: Path, tm
 @pytest.mark.parametrize(
     "name",
     [
-        "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-        "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tekken.json", "chat_template.jinja",
-        "chat_template.json", "additional_chat_templates/rag.jinja", "chat_templates/rag.jinja", "importance.safetensors",
+        "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "merges.txt",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "tekken.json", "chat_template.jinja",
+        "chat_template.json", "additional_chat_templates/rag.jinja", "chat_templates/rag.jinja",
+        "importance.safetensors",
     ],
 )  # fmt: skip
 def test_a_file_that_changes_a_prompt_or_an_answer_changes_the_hash(
