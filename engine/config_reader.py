@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from longdecode.engine.checkpoint_files import PROMPT_FILES
 from longdecode.engine.config_keys import SUPPORTED_FAMILIES, refuse_unimplemented, shown
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
 from longdecode.engine.model_cache import BUILT_MODELS, built_model
@@ -17,7 +18,7 @@ from longdecode.engine.model_config import ModelConfig
 
 IMPORTANCE_FILE = "importance.safetensors"
 """Importance heads beside a checkpoint's weights; see ``methods.importance_heads``."""
-_HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt"]
+_HUB_FILES = ["*.safetensors", "*.json", *PROMPT_FILES]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),

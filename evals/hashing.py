@@ -26,11 +26,6 @@ BOOKKEEPING = frozenset(
 """Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
 GATE = ("conformance", "conformance_bench", "conformance_launches", "conformance_rules", "rule")
 """Modules of the methods room that check a method."""
-PROMPT_FILES = (
-    "config.json", "generation_config.json", "tokenizer*", "tekken.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab*", "merges*", "*.model", "*.tiktoken", "*.jinja", "chat_template*", "*chat_templates/*",
-)  # fmt: skip
-"""Files of a checkpoint, beside its weights, that can change a prompt or where an answer ends."""
 _CODE_SUFFIXES = (".py", ".yaml", ".json")
 
 
@@ -117,12 +112,6 @@ def file_hashes(files: Iterable[Path]) -> list[str]:
 def folder_hash(folder: Path) -> str:
     """Hash the code and data of a folder of a method or suite under the folder's name, wherever it lies."""
     return hash_files(_code_of(folder), folder.parent)
-
-
-def prompt_files(checkpoint: Path) -> list[Path]:
-    """Return the files of a checkpoint folder that can change a prompt or an answer, other than its weights."""
-    found = {path for pattern in PROMPT_FILES for path in checkpoint.glob(pattern)}
-    return sorted(path for path in found if path.is_file())
 
 
 def hash_files(files: Iterable[Path], root: Path) -> str:

@@ -14,20 +14,14 @@ from typing import Any
 
 import yaml
 
+from longdecode.engine.checkpoint_files import prompt_files
 from longdecode.engine.disk import writing
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.file_lock import FileLock, LockHeldError
 from longdecode.engine.model_cache import built_model
 from longdecode.evals.fairness import tuned_labels
 from longdecode.evals.gate_launches import launches_of
-from longdecode.evals.hashing import (
-    gate_code_hash,
-    hash_files,
-    hash_texts,
-    prompt_files,
-    quality_code_hash,
-    speed_code_hash,
-)
+from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, quality_code_hash, speed_code_hash
 from longdecode.evals.names import unknown_name
 from longdecode.evals.record_files import record_files
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config
@@ -115,11 +109,8 @@ class Plan:
     Args:
         run: the configuration.
         root: the project's folder.
-        cores: what ``--cores`` gives; ``None`` where jobs run on a cluster.
+        cores: what ``--cores`` gives, 1 or more; ``None`` where jobs run on a cluster.
         on_cluster: tells whether jobs run elsewhere, which is known once jobs are planned.
-
-    Raises:
-        SystemExit: no cores; the message is all that the user sees.
     """
 
     def __init__(
@@ -283,7 +274,7 @@ class Plan:
     @functools.cache  # noqa: B019
     def suite_code(self, suite: str, label: str | None = None) -> str:
         """Hash the code that can change a score of a suite under its labels, or under one."""
-        tasks = {type(get_task(name)).__module__ for name in self.run.suites[suite].tasks}
+        tasks = {get_task(name).code_module for name in self.run.suites[suite].tasks}
         labels = self.suite_labels[suite] if label is None else [label]
         methods = {self.run.methods[name].method for name in labels}
         return hash_texts(quality_code_hash(method, task) for method in sorted(methods) for task in sorted(tasks))

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
+from longdecode.engine.checkpoint_files import prompt_files
 from longdecode.engine.device import device_name
 from longdecode.engine.weights import model_hash
-from longdecode.evals.hashing import REPOSITORY, hash_files, hash_texts, prompt_files
+from longdecode.evals.hashing import REPOSITORY, hash_files, hash_texts
 from longdecode.evals.records import Provenance
 from longdecode.kernels.dispatch import kernel_path
 

@@ -83,6 +83,8 @@ DOCUMENTS = RulerTemplate(
 _Made = TypeVar("_Made")
 _MOST_SIZES_A_TOKEN = 32
 """No unit of a haystack, a character at least, is so short that a token holds more of them."""
+_LEAST_LIMIT = 4096
+"""Tokens that count as the limit where it is smaller: what has to be in a text may take more than a small limit has."""
 _MOST_STALLS = 4
 """Doublings in a row that add no token; chance alone may make one of them."""
 _SHRINK = 64  # a question that came out too long loses one part in so many of its haystack
@@ -106,7 +108,7 @@ def largest_fitting(tokens: Callable[[int], int], limit: int, smallest: int, lar
     least = tokens(smallest)
     if least > limit:
         raise ValueError(f"the smallest question takes {least} tokens of {limit}")
-    low, high, most = smallest, smallest + 1, _MOST_SIZES_A_TOKEN * max(limit, smallest)
+    low, high, most = smallest, smallest + 1, _MOST_SIZES_A_TOKEN * max(limit, smallest, _LEAST_LIMIT)
     last, stalled = 0, 0
     while (largest is None or high <= largest) and (count := tokens(high)) <= limit:
         stalled = stalled + 1 if 0 < count <= last else 0

@@ -327,16 +327,20 @@ def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, mo
     assert list(map(comparable, later)) == list(map(comparable, fresh))
 
 
-@pytest.mark.parametrize("changed", ["code", "params", "samples"])
+@pytest.mark.parametrize("changed", ["code", "params", "samples", "end token"])
 def test_what_changes_the_numbers_makes_all_samples_run_again(
     run: Run, config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
+    folder = Path(shutil.copytree(config_values["models"]["tiny"]["path"], tmp_path / "model"))
+    config_values["models"]["tiny"]["path"] = str(folder)
     run("streaming", "mini_recall")
     changes = copy.deepcopy(config_values)
     if changed == "code":
         monkeypatch.setattr(quality_job, "quality_code_hash", lambda method, task: "another")
     elif changed == "params":
         changes["methods"]["streaming"] = {"params": {"sinks": 3}}
+    elif changed == "end token":
+        (folder / "generation_config.json").write_text('{"eos_token_id": 65}')
     else:
         changes["suites"]["mini_recall"]["samples"] = 3
     sizes = count_prefills(monkeypatch)
@@ -346,21 +350,6 @@ def test_what_changes_the_numbers_makes_all_samples_run_again(
     assert journal == tmp_path / "a" / "journal" / "tiny" / "streaming" / "mini_recall.jsonl"
     # Code is checked record by record: the settings, and so the journal, are still the same.
     assert journal.with_name("mini_recall.jsonl.stale-1").is_file() == (changed != "code")
-
-
-def test_another_end_token_makes_all_samples_run_again(
-    run: Run, byte_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = Path(shutil.copytree(byte_checkpoint, tmp_path / "model"))
-    suites = {"mini_recall": {"contexts": [256], "samples": 2, "batch": 2, "tasks": ["mini_recall_single"]}}
-    changes = {"models": {"tiny": {"path": str(folder)}}, "suites": suites}
-    before = run("full", "mini_recall", **changes)
-    sizes = count_prefills(monkeypatch)
-    run("full", "mini_recall", **changes)
-    assert not sizes
-    (folder / "generation_config.json").write_text('{"eos_token_id": 65}')
-    after = run("full", "mini_recall", **changes)
-    assert sum(sizes) == 2 and after[0].provenance.model_hash != before[0].provenance.model_hash
 
 
 _KILLED = """
