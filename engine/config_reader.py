@@ -10,26 +10,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from longdecode.engine.checkpoint_files import PROMPT_FILES
+from longdecode.engine.config_keys import SUPPORTED_FAMILIES, refuse_unimplemented, shown
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
 from longdecode.engine.model_cache import BUILT_MODELS, built_model
 from longdecode.engine.model_config import ModelConfig
 
 IMPORTANCE_FILE = "importance.safetensors"
 """Importance heads beside a checkpoint's weights; see ``methods.importance_heads``."""
-SUPPORTED_FAMILIES = ("llama", "qwen2", "qwen3")
-SUPPORTED_ROPE_TYPES = ("default", "llama3", "yarn")
-_HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "tokenizer*", "*.jinja"]
+_HUB_FILES = ["*.safetensors", "*.json", *PROMPT_FILES]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_SCALED_ROPE_KEYS = {
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "yarn": ("factor",),
-}
-_ROPE_NUMBERS = frozenset(
-    (
-        "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast",
-        "beta_slow", "attention_factor",
-    )
-)  # fmt: skip
+_ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor"), ("original_max_position_embeddings",)),
+    "yarn": (
+        ("factor",),
+        (
+            "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
+            "mscale_all_dim", "truncate",
+        ),
+    ),
+}  # fmt: skip
+"""Keys that each kind of rotary embedding needs, and those that it may have."""
+_ABSENT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+"""Transformers' defaults where the key is absent; Llama, and null in any family, have as many as query heads."""
 _MOST = {
     "num_hidden_layers": 1024, "num_attention_heads": 1024, "num_key_value_heads": 1024, "head_dim": 4096,
     "hidden_size": 1 << 20, "intermediate_size": 1 << 22, "vocab_size": 1 << 24, "max_position_embeddings": 1 << 28,
@@ -128,10 +132,11 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         raise UnsupportedFamilyError(
             f"{source}: model family {family!r} is not supported; supported: {', '.join(SUPPORTED_FAMILIES)}"
         )
-    _refuse_unimplemented(raw, family, source)
+    refuse_unimplemented(raw, family, source)
     heads = _positive_int(raw, "num_attention_heads", source)
     hidden = _positive_int(raw, "hidden_size", source)
-    kv_heads = _positive_int(raw, "num_key_value_heads", source, heads)
+    absent = heads if "num_key_value_heads" in raw else _ABSENT_KV_HEADS.get(family, heads)
+    kv_heads = _positive_int(raw, "num_key_value_heads", source, absent)
     # transformers' own defaults for a config that leaves head_dim out.
     head_dim = _positive_int(raw, "head_dim", source, 128 if family == "qwen3" else hidden // heads)
     if heads % kv_heads:
@@ -140,7 +145,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         raise CheckpointError(f"{source}: head_dim {head_dim} is odd, rotary embeddings need pairs")
     trained = _positive_int(raw, "max_position_embeddings", source)
     rope = _rope_parameters(raw, trained, source)
-    attention_bias = bool(raw.get("attention_bias", False))
+    attention_bias = bool(raw.get("attention_bias"))
     return ModelConfig(
         family=family,
         vocab_size=_positive_int(raw, "vocab_size", source),
@@ -152,7 +157,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         head_dim=head_dim,
         max_positions=_max_positions(trained, rope),
         rms_norm_eps=_positive(raw, "rms_norm_eps", source, 1e-6),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        tie_embeddings=bool(raw.get("tie_word_embeddings")),
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,
         qk_norm=family == "qwen3",
@@ -160,51 +165,63 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
     )
 
 
-def _refuse_unimplemented(raw: Mapping[str, Any], family: str, source: str) -> None:
-    """Raise for variants of a supported family whose arithmetic the decoder does not have."""
-    reasons = []
-    if quantized := raw.get("quantization_config"):
-        method = quantized.get("quant_method", "unknown") if isinstance(quantized, Mapping) else repr(quantized)[:40]
-        reasons.append(f"quantized weights ({method}); supported: unquantized float weights")
-    if raw.get("use_sliding_window") or "sliding_attention" in str(raw.get("layer_types")):
-        reasons.append("sliding-window attention; supported: full attention in every layer")
-    if any(raw.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
-        reasons.append("mixture of experts; supported: dense MLPs")
-    if raw.get("hidden_act", "silu") != "silu":
-        reasons.append(f"activation {raw['hidden_act']!r}; supported: silu")
-    if raw.get("mlp_bias"):
-        reasons.append("biases in the MLP; supported: none")
-    if raw.get("auto_map"):
-        reasons.append("custom modelling code (auto_map); remote code is never run")
-    if reasons:
-        raise UnsupportedFamilyError(f"{source}: family {family!r} with " + "; and ".join(reasons))
-
-
 def _rope_parameters(raw: Mapping[str, Any], trained: int, source: str) -> dict[str, Any]:
     """Normalize both notations: ``rope_parameters`` (one dict) and ``rope_theta`` beside ``rope_scaling``."""
-    rope: dict[str, Any] = {}
-    for key in ("rope_scaling", "rope_parameters"):
-        if not isinstance(given := raw.get(key) or {}, Mapping):
-            raise CheckpointError(f"{source}: {key} is {_shown(given)}, expected an object")
-        rope |= given
-    rope_type = rope.pop("rope_type", None) or rope.get("type") or "default"
-    rope.pop("type", None)
-    if not isinstance(rope_type, str) or rope_type not in SUPPORTED_ROPE_TYPES:
+    rope = _one_rope(raw, source)
+    rope_type = rope.pop("type", "default")
+    if not isinstance(rope_type, str) or rope_type not in _ROPE_TYPES:
         raise UnsupportedFamilyError(
-            f"{source}: rotary embedding {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}"
+            f"{source}: rotary embedding {rope_type!r} is not supported; supported: {', '.join(_ROPE_TYPES)}"
         )
-    if (rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
+    needed, optional = _ROPE_TYPES[rope_type]
+    if rope.pop("partial_rotary_factor", 1) != 1:
         raise UnsupportedFamilyError(f"{source}: partial rotary embeddings are not supported; supported: whole heads")
-    rope = {key: value for key, value in rope.items() if value is not None}
+    if rope_type == "default":
+        rope.pop("original_max_position_embeddings", None)
+    if foreign := sorted(rope.keys() - {"rope_theta", *needed, *optional}):
+        raise UnsupportedFamilyError(
+            f"{source}: rotary embedding {rope_type!r} with {foreign[0]} = {shown(rope[foreign[0]])}; known: "
+            + ", ".join(("rope_theta", *needed, *optional))
+        )
     rope["rope_type"] = rope_type
-    rope.setdefault("rope_theta", _positive(raw, "rope_theta", source, 10_000.0))
+    rope.setdefault("rope_theta", 10_000.0)
     if rope_type != "default":
-        rope.setdefault("original_max_position_embeddings", raw.get("original_max_position_embeddings") or trained)
-        missing = [key for key in _SCALED_ROPE_KEYS[rope_type] if key not in rope]
-        if missing:
-            raise CheckpointError(f"{source}: rotary embedding {rope_type!r} lacks {', '.join(missing)}")
-    for key in _ROPE_NUMBERS & rope.keys():
+        rope.setdefault("original_max_position_embeddings", trained)
+    if missing := [key for key in needed if key not in rope]:
+        raise CheckpointError(f"{source}: rotary embedding {rope_type!r} lacks {', '.join(missing)}")
+    for key in rope.keys() - {"rope_type", "truncate"}:
         _positive(rope, key, f"{source}: rotary embedding")
+    if not isinstance(rope.get("truncate", True), bool):
+        raise CheckpointError(f"{source}: rotary embedding: truncate is {shown(rope['truncate'])}, not true or false")
+    return rope
+
+
+def _one_rope(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Merge the places that may name a rotary parameter, under the variant's older name ``type``; null is absent.
+
+    Raises:
+        CheckpointError: two places contradict each other.
+        UnsupportedFamilyError: layer types have parameters of their own.
+    """
+    places: list[tuple[str, Mapping[str, Any]]] = []
+    for place in ("rope_scaling", "rope_parameters"):
+        if not isinstance(given := raw.get(place) or {}, Mapping):
+            raise CheckpointError(f"{source}: {place} is {shown(given)}, expected an object")
+        if nested := [key for key, value in given.items() if isinstance(value, Mapping) or key.endswith("_attention")]:
+            raise UnsupportedFamilyError(
+                f"{source}: {place} by layer type ({', '.join(map(repr, nested))}); supported: one for all layers"
+            )
+        places.append((place, given))
+    outside = ("rope_theta", "original_max_position_embeddings")
+    places.append(("config.json", {key: raw[key] for key in outside if key in raw}))
+    rope: dict[str, Any] = {}
+    for place, given in places:
+        for key, value in given.items():
+            name = "type" if key == "rope_type" else key
+            if value is not None and rope.setdefault(name, value) != value:
+                raise CheckpointError(
+                    f"{source}: {key} is {shown(value)} in {place} and {shown(rope[name])} elsewhere; which one holds?"
+                )
     return rope
 
 
@@ -220,7 +237,7 @@ def _positive_int(raw: Mapping[str, Any], key: str, source: str, default: int | 
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST[key]:
-        raise CheckpointError(f"{source}: {key} is {_shown(value)}, expected a positive integer up to {_MOST[key]:,}")
+        raise CheckpointError(f"{source}: {key} is {shown(value)}, expected a positive integer up to {_MOST[key]:,}")
     return value
 
 
@@ -229,10 +246,5 @@ def _positive(raw: Mapping[str, Any], key: str, source: str, default: float | No
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise CheckpointError(f"{source}: {key} is {_shown(value)}, expected a positive number")
+        raise CheckpointError(f"{source}: {key} is {shown(value)}, expected a positive number")
     return float(value)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -159,7 +159,8 @@ class Generator:
         if not requests:
             raise ConfigError("a batch of no requests")
         for row, request in enumerate(requests):
-            if request.total_tokens > config.max_positions:
+            read = request.total_tokens - (not request.max_new_tokens)  # a last token that is only scored is not read
+            if read > config.max_positions:
                 raise ContextLimitError(
                     f"request {row}: {len(request.prompt_ids)} prompt + {len(request.forced_ids)} forced + "
                     f"{request.max_new_tokens} new tokens are {request.total_tokens}; "

@@ -12,8 +12,9 @@ MINIATURE_SEED = re.compile(r"miniature-seed([0-9]+)")
 
 
 def cache_root() -> Path:
-    """Return the folder for built models: ``LONGDECODE_CACHE``, else ``~/.cache/longdecode``."""
-    return Path(os.environ.get("LONGDECODE_CACHE") or Path("~/.cache/longdecode")).expanduser().absolute()
+    """Return the folder for built models: ``LONGDECODE_CACHE``, else that in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.environ.get("LONGDECODE_CACHE") or caches / "longdecode").expanduser().absolute()
 
 
 def built_model(name: str) -> Path | None:

@@ -113,25 +113,46 @@ def model_hash(path: Path) -> str:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, by its index where it has one."""
+    """The safetensors files of a checkpoint: those that its index names, or the only one beside importance heads.
+
+    Raises:
+        CheckpointError: there are none, or it cannot be told which ones hold the weights.
+    """
+    present = sorted(folder.glob("*.safetensors"))
+    if (folder / "adapter_config.json").exists():
+        raise CheckpointError(f"{folder} has an adaptor (adapter_config.json); merge it into the weights first")
     index = folder / _INDEX
     if index.exists() or index.is_symlink():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise CheckpointError(f"{index} has no weight_map from tensors to files")
-        if outside := sorted(name for name in set(weight_map.values()) if Path(name).name != name):
-            raise CheckpointError(f"{index} names files outside its folder: {', '.join(outside[:3])}")
-        files = sorted({folder / name for name in weight_map.values()})
+        files = sorted({folder / name for name in _weight_map(index).values()})
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise CheckpointError(f"{index} names files that are not there: {', '.join(missing)}")
+        whole = folder / "model.safetensors"
+        if whole in present and whole not in files:
+            raise CheckpointError(f"{folder} has {whole.name}, and {index.name} names others; remove one of them")
         return files
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
-        return files
+    weights = [file for file in present if file.name != IMPORTANCE_FILE]
+    if len(weights) > 1:
+        names = ", ".join(file.name for file in weights)
+        raise CheckpointError(
+            f"{folder} has {names} and no {_INDEX}, so it cannot be told which hold the weights; remove all but one, "
+            "or add the index"
+        )
+    if weights:
+        return present
     pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
     found = f"only {', '.join(pickled)}, which may run code when loaded" if pickled else "no weights at all"
     raise CheckpointError(f"{folder} has {found}; supported: *.safetensors")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index has it."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files")
+    if outside := sorted(name for name in set(weight_map.values()) if Path(name).name != name):
+        raise CheckpointError(f"{index} names files outside its folder: {', '.join(outside[:3])}")
+    return weight_map
 
 
 class _Reader:
@@ -144,6 +165,7 @@ class _Reader:
         self.device = device
         self.dtype = dtype
         self.handles: dict[str, Any] = {}
+        self.places: dict[str, Path] = {}
         for file in _weight_files(folder):
             if file.name == IMPORTANCE_FILE:  # counts in the checkpoint's hash, and belongs to a method
                 continue
@@ -151,7 +173,12 @@ class _Reader:
                 handle = stack.enter_context(safe_open(str(file), framework="pt", device="cpu"))
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
-            self.handles.update(dict.fromkeys(handle.keys(), handle))
+            for name in handle.keys():  # noqa: SIM118 (no mapping)
+                if name in self.places:
+                    places = f"{self.places[name].name} and in {file.name}"
+                    raise CheckpointError(f"{folder}: {name} is in {places}, so it cannot be told which one holds")
+                self.handles[name], self.places[name] = handle, file
+        self._refuse_wrong_index()
         self.unread = {name for name in self.handles if not name.endswith("rotary_emb.inv_freq")}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
@@ -181,6 +208,28 @@ class _Reader:
         """Several tensors stacked along their rows."""
         return torch.cat([self(name, rows, *rest) for name, rows in names])
 
+    def refuse_untied(self, name: str, tied_to: str) -> None:
+        """A tensor that config.json ties to another may lie in the file too, if its numbers are the same."""
+        if name not in self.handles:
+            return
+        own, other = (self.handles[key].get_tensor(key) for key in (name, tied_to))
+        dtype = torch.promote_types(own.dtype, other.dtype)
+        if own.shape != other.shape or not torch.equal(own.to(dtype), other.to(dtype)):
+            raise CheckpointError(
+                f"{self.places[name]} holds {name} with other numbers than {tied_to}, and config.json ties the two "
+                "(tie_word_embeddings = true); set it to false, or remove the tensor"
+            )
+        self.unread.discard(name)
+
+    def _refuse_wrong_index(self) -> None:
+        """An index that names another file than the one a tensor lies in was written for other weights."""
+        index = self.folder / _INDEX
+        if not index.exists():
+            return
+        for name, file in _weight_map(index).items():
+            if file != IMPORTANCE_FILE and (name not in self.places or self.places[name].name != file):
+                raise CheckpointError(f"{index} names {file} for {name}, which that file does not hold")
+
     def refuse_unread(self) -> None:
         """A tensor nobody asked for is arithmetic left out: refuse it rather than compute another model."""
         if self.unread:
@@ -206,7 +255,7 @@ def _read_weights(config: ModelConfig, read: _Reader) -> DecoderWeights:
     hidden, vocab = config.hidden_size, config.vocab_size
     embedding = read("model.embed_tokens.weight", vocab, hidden)
     if config.tie_embeddings:
-        read.unread.discard("lm_head.weight")
+        read.refuse_untied("lm_head.weight", "model.embed_tokens.weight")
     return DecoderWeights(
         embedding=embedding,
         layers=[_read_layer(config, read, f"model.layers.{index}.") for index in range(config.num_layers)],

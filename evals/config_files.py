@@ -1,10 +1,11 @@
-"""Refuse configuration files that cannot be read, before Snakemake reads them: its own answer is a traceback."""
+"""Refuse configuration files and caches that Snakemake cannot use, before it does: its own answer is a traceback."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import os
+import tempfile
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -14,6 +15,28 @@ from longdecode.evals.hashing import REPOSITORY
 from longdecode.evals.yaml_file import read_yaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def require_cache() -> None:
+    """Make sure that Snakemake can write its cache, which lies in the user's home unless ``XDG_CACHE_HOME`` says where.
+
+    Raises:
+        SystemExit: it cannot; one line, which names the variable.
+    """
+    from platformdirs import user_cache_path  # comes with Snakemake
+
+    folder = user_cache_path("snakemake", "snakemake")
+    reason = "there is no home folder"
+    try:
+        if folder.is_absolute():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+    raise SystemExit(
+        f"StorageError: {folder}: Snakemake's cache cannot be written: {reason}; set XDG_CACHE_HOME to one that can be"
+    )
 
 
 def require_readable(arguments: Sequence[str], root: Path = REPOSITORY) -> None:

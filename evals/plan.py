@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from longdecode.engine.checkpoint_files import prompt_files
 from longdecode.engine.disk import writing
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.file_lock import FileLock, LockHeldError
@@ -108,13 +109,15 @@ class Plan:
     Args:
         run: the configuration.
         root: the project's folder.
-        cores: what ``--cores`` gives; ``None`` where jobs run on a cluster.
+        cores: what ``--cores`` gives, 1 or more; ``None`` where jobs run on a cluster.
         on_cluster: tells whether jobs run elsewhere, which is known once jobs are planned.
     """
 
     def __init__(
         self, run: RunConfig, root: Path, cores: int | None = None, on_cluster: Callable[[], bool] = lambda: False
     ):
+        if cores is not None and cores < 1:
+            raise SystemExit(f"--cores {cores}: no job could run; give 1 or more, or `all`")
         self._on_cluster = on_cluster
         self.run = run
         self.root = root
@@ -216,8 +219,8 @@ class Plan:
             return [str(built / "model.safetensors")]
         if path in self._forks:
             return [f"{path}/model.safetensors"]
-        files = Path(path).glob("*")
-        return sorted(str(path) for path in files if path.suffix in (".safetensors", ".json"))
+        weights = (file for file in Path(path).glob("*") if file.suffix in (".safetensors", ".json"))
+        return sorted({str(file) for file in (*weights, *prompt_files(Path(path)))})
 
     def method_files(self, labels: Iterable[str], model: str) -> list[str]:
         """Return the files that parameters name, such as head roles: what makes them is run first."""

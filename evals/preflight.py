@@ -60,8 +60,12 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
 
     if device:
         _blamed(run, "device", partial(resolve_device, run.device))
+
+    def check_tokenizer(folder: Path) -> None:
+        eos_ids(folder, load_tokenizer(folder))
+
     for model, folder in _local_models(run, made):
-        for act in (check_checkpoint, load_tokenizer, eos_ids):
+        for act in (check_checkpoint, check_tokenizer):
             _blamed(run, f"models.{model}", partial(act, folder))
         for label in run.methods:
             if not {str(path) for path in run.methods[label].files_of(model)} & set(made):

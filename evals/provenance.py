@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from longdecode.engine.checkpoint_files import prompt_files
 from longdecode.engine.device import device_name
 from longdecode.engine.weights import model_hash
 from longdecode.evals.hashing import REPOSITORY, hash_files, hash_texts
@@ -43,9 +44,8 @@ def is_dirty() -> bool:
 
 
 def checkpoint_hash(folder: Path) -> str:
-    """Hash a checkpoint folder: weights, config and tokenizer, whatever the folder is called."""
-    tokenizer = hash_files(folder.glob("tokenizer*"), folder)
-    return hash_texts([model_hash(folder), tokenizer])
+    """Hash a checkpoint folder: weights and all that changes a prompt or an answer, whatever the folder is called."""
+    return hash_texts([model_hash(folder), hash_files(prompt_files(folder), folder)])
 
 
 @functools.cache

@@ -80,8 +80,8 @@ class QualityJob:
 
     @functools.cached_property
     def eos_ids(self) -> frozenset[int]:
-        """The checkpoint's end-of-sequence tokens."""
-        return eos_ids(self.folder)
+        """The checkpoint's end-of-sequence and end-of-turn tokens."""
+        return eos_ids(self.folder, self.tokenizer)
 
     @functools.cached_property
     def tasks(self) -> dict[str, Task]:

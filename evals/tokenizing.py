@@ -12,9 +12,13 @@ from tokenizers import Tokenizer
 from longdecode.engine.config_reader import read_json
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 
+_SPECIAL_TOKENS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_ANSWER = "longdecode"
+"""Stands for an assistant's words, to be found again in a filled-in template."""
+
 
 class TextTokenizer:
-    """A checkpoint's tokenizer; special tokens are added only where ``prompt_ids`` says so.
+    """A checkpoint's tokenizer: no text is cut or padded, special tokens are added only where ``prompt_ids`` says so.
 
     ``byte_level`` holds when every ASCII character is one token whose id is the character's code.
 
@@ -26,6 +30,12 @@ class TextTokenizer:
     def __init__(self, tokenizer: Any, folder: Path | None = None):
         self._tokenizer = tokenizer
         self._folder = folder
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if isinstance(backend, Tokenizer):  # a tokenizer.json may hold what its last user, or its training, switched on
+            backend.no_truncation()
+            backend.no_padding()
+            if getattr(backend.model, "dropout", None):
+                backend.model.dropout = None
         self.byte_level = _is_byte_level(self)
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -71,6 +81,67 @@ class TextTokenizer:
             "chat_template.jinja), which this task's prompts go through"
         )
 
+    def special_id(self, name: str) -> int | None:
+        """Id of a special token, such as ``eos_token``; ``None`` where the checkpoint names none that there is."""
+        if self._folder is None or hasattr(self._tokenizer, name):
+            text = getattr(self._tokenizer, name, None)
+        else:
+            named = (_read_if_there(self._folder / file).get(name) for file in _SPECIAL_TOKENS_FILES)
+            text = next(filter(None, named), None)
+        text = text.get("content") if isinstance(text, dict) else text
+        return self._known_ids.get(text) if isinstance(text, str) else None
+
+    @functools.cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text by the tokenizer's files: its ``eos_token``, and the chat template's end of a turn.
+
+        The end of a turn is the added token that the template writes right after an assistant's words, spaces aside; of
+        a template that writes none after the last turn, the one before the user's next.
+        """
+        ends = {self.special_id("eos_token"), self._end_of_turn}
+        return frozenset(token for token in ends if token is not None)
+
+    @property
+    def _end_of_turn(self) -> int | None:
+        if self._chat is None:
+            return None
+        added = getattr(self._tokenizer, "get_added_tokens_decoder", lambda: self._tokenizer.added_tokens_decoder)()
+        user, assistant = ({"role": "user", "content": "Say it."}, {"role": "assistant", "content": _ANSWER})
+        for turns in ([user, assistant], [user, assistant, user]):
+            try:
+                written = str(self._chat.apply_chat_template(turns, tokenize=False))
+            except Exception:  # templates raise what they like; a task that needs one says so, others end no turns
+                return None
+            after = written.partition(_ANSWER)[2].lstrip()
+            if ends := [token.content for token in added.values() if token.content and after.startswith(token.content)]:
+                return self._known_ids[max(ends, key=len)]
+        return None
+
+    @functools.cached_property
+    def _known_ids(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+    @functools.cached_property
+    def library(self) -> Any | None:
+        """Transformers' tokenizer of the same files, for chat templates and names of tokens; ids come from this class.
+
+        Where there is a tokenizer.json it is taken as it is: the class that ``tokenizer_class`` names may rebuild it
+        with another treatment of spaces.
+
+        Raises:
+            CheckpointError: transformers cannot read the folder's tokenizer files.
+        """
+        if self._folder is None or hasattr(self._tokenizer, "apply_chat_template"):
+            return self._tokenizer if hasattr(self._tokenizer, "apply_chat_template") else None
+        from transformers import PreTrainedTokenizerFast  # seconds to import, so only where a template is filled in
+
+        try:
+            return PreTrainedTokenizerFast.from_pretrained(self._folder, local_files_only=True)
+        except Exception as error:  # whatever a damaged tokenizer_config.json leads to
+            raise CheckpointError(
+                f"{self._folder}: transformers cannot read its tokenizer: {_first_line(error)}"
+            ) from error
+
     @functools.cached_property
     def _chat(self) -> Any | None:
         """Transformers' tokenizer where it has a chat template, else ``None``."""
@@ -78,10 +149,7 @@ class TextTokenizer:
             return None
         if not hasattr(self._tokenizer, "apply_chat_template") and not _may_chat(self._folder):
             return None
-        from transformers import AutoTokenizer  # seconds to import, so only where a template is to be filled in
-
-        found = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
-        return found if found.chat_template else None
+        return self.library if self.library is not None and self.library.chat_template else None
 
     def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
         encoded = self._tokenizer.encode(text, add_special_tokens=special)
@@ -112,17 +180,29 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         ) from error
 
 
-def eos_ids(folder: Path) -> frozenset[int]:
-    """Ids that end a generation: generation_config.json's, or config.json's where that names none, as in transformers.
+def eos_ids(folder: Path, tokenizer: TextTokenizer | None = None) -> frozenset[int]:
+    """Ids that end a generation, alike for suites and lm-eval.
 
-    A checkpoint that names none, such as a byte-level model, has none.
+    They are generation_config.json's ``eos_token_id``, or config.json's where that names none, as in transformers; and
+    with them ``TextTokenizer.end_ids``: the tokenizer's ``eos_token`` and the end of a turn in its chat template, which
+    generation_config.json often leaves out. A checkpoint that names none, such as a byte-level model, has none.
+
+    Args:
+        folder: the checkpoint.
+        tokenizer: its tokenizer, where it is loaded already; a folder without one has no ids from it.
 
     Raises:
-        CheckpointError: the value is neither an id nor a list of ids.
+        CheckpointError: a value is neither an id nor a list of ids, or a file cannot be read.
     """
+    if tokenizer is None and (folder / "tokenizer.json").exists():
+        tokenizer = load_tokenizer(folder)
+    return _configured_eos_ids(folder) | (tokenizer.end_ids if tokenizer else frozenset())
+
+
+def _configured_eos_ids(folder: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         file = folder / name
-        value = read_json(file).get("eos_token_id") if file.exists() else None
+        value = _read_if_there(file).get("eos_token_id")
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
@@ -134,9 +214,12 @@ def eos_ids(folder: Path) -> frozenset[int]:
 
 def _may_chat(folder: Path) -> bool:
     """Return true where the folder's files mention a chat template."""
-    config = folder / "tokenizer_config.json"
-    named = config.is_file() and "chat_template" in read_json(config)
-    return named or (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file()
+    named = "chat_template" in _read_if_there(folder / "tokenizer_config.json")
+    return named or (folder / "chat_template.jinja").is_file() or any(folder.glob("additional_chat_templates/*.jinja"))
+
+
+def _read_if_there(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.exists() else {}
 
 
 def _first_line(error: BaseException) -> str:

@@ -71,6 +71,10 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "mistral": (
+        "mistral",
+        {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "sliding_window": None},
+    ),
 }
 
 _BYTE_SHAPE = {
@@ -171,12 +175,11 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
 
 def _write_tiny(name: str, folder: Path) -> Path:
     """Save a model whose every parameter is random: norms and biases too, which fresh models leave at one and zero."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     family, overrides = TINY_MODELS[name]
-    config_type = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[family]
-    overrides = _COMMON | overrides
-    model = AutoModelForCausalLM.from_config(config_type(**overrides), dtype=torch.float32)
+    config = AutoConfig.for_model(family, **_COMMON | overrides)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for key, parameter in model.named_parameters():

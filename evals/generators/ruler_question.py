@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from longdecode.engine.errors import CheckpointError
+
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 
@@ -83,6 +85,12 @@ DOCUMENTS = RulerTemplate(
 )
 
 _Made = TypeVar("_Made")
+_MOST_SIZES_A_TOKEN = 32
+"""No unit of a haystack, a character at least, is so short that a token holds more of them."""
+_LEAST_LIMIT = 4096
+"""Tokens that count as the limit where it is smaller: what has to be in a text may take more than a small limit has."""
+_MOST_STALLS = 4
+"""Doublings in a row that add no token; chance alone may make one of them."""
 _SHRINK = 64  # a question that came out too long loses one part in so many of its haystack
 
 Make = Callable[[random.Random, int], RulerQuestion]
@@ -99,13 +107,21 @@ def largest_fitting(tokens: Callable[[int], int], limit: int, smallest: int, lar
 
     Raises:
         ValueError: even the smallest does not fit.
+        CheckpointError: a text that doubles again and again never fills the limit, so the tokenizer cuts or drops text.
     """
     least = tokens(smallest)
     if least > limit:
         raise ValueError(f"the smallest question takes {least} tokens of {limit}")
-    low, high = smallest, smallest + 1
-    while (largest is None or high <= largest) and tokens(high) <= limit:
-        low, high = high, 2 * high
+    low, high, most = smallest, smallest + 1, _MOST_SIZES_A_TOKEN * max(limit, smallest, _LEAST_LIMIT)
+    last, stalled = 0, 0
+    while (largest is None or high <= largest) and (count := tokens(high)) <= limit:
+        stalled = stalled + 1 if 0 < count <= last else 0
+        if largest is None and (high > most or stalled == _MOST_STALLS):
+            raise CheckpointError(
+                f"a text {high / smallest:.0f} times the smallest has {count} tokens and does not fill {limit}: the "
+                "tokenizer cuts or drops text"
+            )
+        low, high, last = high, 2 * high, count
     if largest is not None:
         high = min(high, largest + 1)
     while high - low > 1:

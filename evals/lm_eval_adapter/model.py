@@ -12,7 +12,6 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
 from tqdm import tqdm
-from transformers import AutoTokenizer
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import resolve_device, resolve_dtype
@@ -22,11 +21,10 @@ from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.hashing import code_hash
 from longdecode.evals.lm_eval_adapter.arguments import Generation, batches, cut_before, read_generation
-from longdecode.evals.tokenizing import TextTokenizer, eos_ids
+from longdecode.evals.tokenizing import eos_ids, load_tokenizer
 from longdecode.methods.conformance import check_method
 from longdecode.methods.registry import get_method
 
-_COMMAND_LINE_DEVICE = "cuda:0"
 Pair = tuple[tuple[str, str], list[int], list[int]]
 
 
@@ -46,8 +44,8 @@ class LongDecodeLM(TemplateLM):
         budget: tokens a query may read per KV head; none for methods that read everything.
         device, dtype: as in a configuration: ``auto``, or names.
         batch_size: requests decoded at once; ragged batches need no padding.
-        max_length: tokens of context and continuation together; the model's limit by default. Longer contexts lose
-            their beginning, as in lm-eval's own models.
+        max_length: tokens that the model reads, of context and continuation together; the model's limit by default.
+            Longer contexts lose their beginning, as in lm-eval's own models.
         max_gen_toks: tokens to generate where a task names no number.
         decoded_context: last tokens of a context that the method reads too.
         seed: of sampled generation; each request has noise of its own.
@@ -96,9 +94,9 @@ class LongDecodeLM(TemplateLM):
         self.method = get_method(method).from_budget(budget, self.decoder.config, **parameters)
         if gate:
             check_method(method, self._device, parameters)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        self.text = TextTokenizer(self.tokenizer, folder)
-        self._eos_ids = eos_ids(folder)
+        self.text = load_tokenizer(folder)
+        self.tokenizer: Any = self.text.library
+        self._eos_ids = eos_ids(folder, self.text)
         self._info = {
             "pretrained": pretrained, "revision": revision, "method": method, "budget": budget, "params": parameters,
             "decoded_context": self.decoded_context, "model_hash": provenance.checkpoint_hash(folder),
@@ -116,29 +114,23 @@ class LongDecodeLM(TemplateLM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> LongDecodeLM:
-        """From model_args and what lm-eval adds (device, batch size); model_args win.
-
-        lm-eval's command line always names a device, ``cuda:0`` where the user names none: on a machine without CUDA
-        that is taken for ``auto``.
-        """
+        """From model_args and what lm-eval adds (device, batch size); model_args win."""
         added = {name: value for name, value in (additional_config or {}).items() if value is not None}
-        if added.get("device") == _COMMAND_LINE_DEVICE and not torch.cuda.is_available():
-            added["device"] = "auto"
         return cls(**added | arg_dict)
 
     @property
     def eot_token_id(self) -> int:
         """The token that ends a text."""
-        own = self.tokenizer.eos_token_id
+        own = self.text.special_id("eos_token")
         if own is None and not self._eos_ids:
             raise ConfigError(f"{self.pretrained}: neither the tokenizer nor the configuration names an end of text")
-        return min(self._eos_ids) if own is None else int(own)
+        return min(self._eos_ids) if own is None else own
 
     @property
     def prefix_token_id(self) -> int:
         """The token that stands before a text without a context."""
-        own = self.tokenizer.bos_token_id
-        return self.eot_token_id if own is None else int(own)
+        own = self.text.special_id("bos_token")
+        return self.eot_token_id if own is None else own
 
     @property
     def tokenizer_name(self) -> str:
@@ -187,7 +179,7 @@ class LongDecodeLM(TemplateLM):
         owners: list[int] = []
         for index, instance in enumerate(requests):
             ids = self.tok_encode(instance.args[0], add_special_tokens=False)
-            windows = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length - 1, 1)
+            windows = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
             for context, continuation in map(make_disjoint_window, windows):
                 pairs.append((("", ""), context, continuation))
                 owners.append(index)
@@ -230,12 +222,12 @@ class LongDecodeLM(TemplateLM):
         stops = {ids[0] for text in asked.until if len(ids := self.text.encode(text)) == 1}
         noise = hashlib.sha256(f"{self.seed}/{index}".encode()).digest()
         return Request(
-            prompt, asked.max_new_tokens, forced, self._eos_ids | {self.eot_token_id} | stops,
+            prompt, asked.max_new_tokens, forced, self._eos_ids | stops,
             int.from_bytes(noise[:4], "big"),
         )  # fmt: skip
 
     def _forced(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
-        room = self.max_length - len(continuation)
+        room = self.max_length + 1 - len(continuation)  # the last token of all is scored, not read
         if room < 1:
             raise ContextLimitError(f"a continuation of {len(continuation)} tokens in a context of {self.max_length}")
         prompt, forced = self._split(list(context)[-room:])

@@ -73,6 +73,7 @@ def stock_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, p
         rms_norm_eps=config.rms_norm_eps,
         tie_word_embeddings=config.tie_embeddings,
         rope_parameters=dict(config.rope),
+        sliding_window=None,  # Mistral's own default has one
     )
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(stock_config, dtype=dtype, attn_implementation="sdpa")

@@ -12,6 +12,7 @@ import pytest
 
 from longdecode.engine.config_reader import parse_config, read_config, resolve_checkpoint
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
+from published_configs import MISTRAL, REFUSED, RUNNABLE
 
 # The published config.json of Llama-3.1-8B, in the format of its day.
 LLAMA_31: dict[str, Any] = {
@@ -81,7 +82,7 @@ def test_defaults_of_an_early_llama() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "mamba"}, "'mamba'.*llama, qwen2, qwen3"),
+        ({"model_type": "mamba"}, "'mamba'.*llama, mistral, qwen2, qwen3"),
         ({"model_type": "qwen3_moe"}, "'qwen3_moe'"),
         ({"model_type": None}, "None"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
@@ -168,3 +169,87 @@ def test_a_hub_id_asks_for_safetensors_only(
     patterns = asked["allow_patterns"]
     wanted = {name: any(fnmatch(name, pattern) for pattern in patterns) for name in REPOSITORY}
     assert wanted == {name: not name.endswith((".bin", ".pth", ".py", ".gguf")) for name in REPOSITORY}
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_published_checkpoints_read_as_transformers_reads_them(name: str) -> None:
+    from transformers import AutoConfig
+
+    config, theirs = parse_config(RUNNABLE[name], "config.json"), AutoConfig.for_model(**RUNNABLE[name])
+    assert (config.family, config.num_kv_heads) == (theirs.model_type, theirs.num_key_value_heads)
+    assert config.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert config.rope == {key: value for key, value in theirs.rope_parameters.items() if key != "type"}
+    assert (config.tie_embeddings, config.rms_norm_eps) == (theirs.tie_word_embeddings, theirs.rms_norm_eps)
+    assert getattr(theirs, "sliding_window", None) is None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_published_checkpoints_that_are_refused(name: str) -> None:
+    raw, words = REFUSED[name]
+    with pytest.raises(UnsupportedFamilyError, match=words):
+        parse_config(raw, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping = 30.0"),
+        ({"final_logit_softcapping": 0.0}, "final_logit_softcapping = 0.0"),
+        ({"logit_scale": 1}, "logit_scale = 1"),
+        ({"embedding_multiplier": 12}, "embedding_multiplier"),
+        ({"pretraining_tp": 2}, "pretraining_tp = 2"),
+        ({"is_causal": False}, "is_causal = False"),
+        ({"use_qk_norm": True}, "use_qk_norm = True"),
+        ({"sliding_window": 512}, "sliding_window = 512"),
+        ({"rope_scaling": {"full_attention": {"rope_theta": 1e6}}}, "rope_scaling by layer type.*'full_attention'"),
+        ({"rope_scaling": {"full_attention": None}}, "rope_scaling by layer type.*'full_attention'"),
+        ({"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}}, "mrope_section"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "long_factor": [1.0]}}, "long_factor"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.25}}, "partial"),
+    ],
+)
+def test_a_key_that_may_change_the_arithmetic_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedFamilyError, match=words):
+        parse_config(changed(**changes), "config.json")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_logit_softcapping": None}, {"some_feature": False}, {"other_feature": {}}, {"third": []},
+        {"num_nextn_predict_layers": 0}, {"hidden_dropout_prob": 0.1}, {"hidden_act": "swish"},
+        {"layer_types": ["full_attention"] * 32}, {"use_sliding_window": False, "sliding_window": 4096},
+    ],
+)  # fmt: skip
+def test_a_feature_that_is_off_changes_nothing(changes: dict[str, Any]) -> None:
+    assert parse_config(changed(**changes), "c") == parse_config(LLAMA_31, "c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', expected true or false"),
+        ({"layer_types": "full_attention"}, "layer_types"),
+        ({"layer_types": ["full_attention"]}, "1 entries, num_hidden_layers is 32"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_theta is 500000.0 in config.json and 10000.0 elsewhere"),
+        ({"original_max_position_embeddings": 4096}, "original_max_position_embeddings is 4096"),
+        ({"rope_scaling": LLAMA_31["rope_scaling"] | {"type": "yarn"}}, "type is 'yarn'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": "no"}}, "truncate is 'no'"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        parse_config(changed(**changes), "config.json")
+
+
+def test_a_window_that_mistral_does_not_mention_is_transformers_own() -> None:
+    absent = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
+    with pytest.raises(
+        UnsupportedFamilyError, match=r"sliding_window = 4096.*where the key is absent; null means none"
+    ):
+        parse_config(absent, "c")
+    with pytest.raises(UnsupportedFamilyError, match="attention_bias"):
+        parse_config(MISTRAL | {"attention_bias": True}, "c")
+    assert parse_config(MISTRAL, "c").head_dim == 128
+    assert parse_config({k: v for k, v in MISTRAL.items() if k != "num_key_value_heads"}, "c").num_kv_heads == 8
+    assert parse_config(MISTRAL | {"num_key_value_heads": None}, "c").num_kv_heads == 32

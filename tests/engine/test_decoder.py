@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longdecode.engine.weights import load_decoder
 
-MODELS = ("llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3")
+MODELS = ("llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3", "mistral")
 # Of the logits' own spread; over a hundred random models the largest difference seen was 6e-6.
 RELATIVE_TOLERANCE = 5e-5
 DECODE_STEPS = 8

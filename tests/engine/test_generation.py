@@ -56,7 +56,7 @@ def assert_same_but_for_ties(ours: list[int], theirs: list[int], prompt: tuple[i
     assert abs(logits[ours[parted]] - logits[theirs[parted]]) <= 1e-5 * logits.std()
 
 
-@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3"])
+@pytest.mark.parametrize("name", ["llama2", "llama3", "qwen2", "qwen2_yarn", "qwen3", "mistral"])
 def test_greedy_equals_transformers(
     name: str, tiny_checkpoint: Callable, reference_model: Callable, random_ids: Callable, dense: Callable
 ) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from longdecode.engine.errors import CheckpointError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.weights import load_decoder, model_hash, random_decoder
+from longdecode.engine.weights import check_checkpoint, load_decoder, model_hash, random_decoder
 
 
 @pytest.fixture
@@ -139,3 +139,63 @@ def test_a_step_reads_every_matrix_once(
     tied = "lm_head.weight" not in parameters
     looked_up = 0 if tied else parameters["model.embed_tokens.weight"].numel()
     assert weights.nbytes() == 2 * (sum(p.numel() for p in parameters.values()) - looked_up)
+
+
+def test_a_head_that_config_ties_must_be_the_embedding(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama3")
+    rewrite(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    load(folder)
+    check_checkpoint(folder)
+    rewrite(folder, lambda t: t["lm_head.weight"][3, 4].add_(1e-3))
+    for refuses in (load, check_checkpoint):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors holds lm_head\.weight.*tie_word_embeddings"):
+            refuses(folder)
+    rewrite(folder, lambda t: t.update({"lm_head.weight": torch.ones(3, 4)}))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+        load(folder)
+
+
+def test_two_files_without_an_index_are_both_named(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    shutil.copy(folder / "model.safetensors", folder / "model_old.safetensors")
+    for refuses in (load, check_checkpoint, model_hash):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors, model_old\.safetensors and no"):
+            refuses(folder)
+
+
+def test_importance_heads_are_no_second_file_of_weights(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    save_file({"anything": torch.ones(1)}, folder / "importance.safetensors")
+    load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no weights at all"):
+        load(folder)
+
+
+def test_files_that_the_index_leaves_out_are_left_out(copied: Callable[[str], Path]) -> None:
+    """Mistral's folders hold the same weights once more, in a format of their authors'."""
+    folder = copied("qwen2")
+    save_file({"tok_embeddings.weight": torch.ones(1)}, folder / "consolidated.safetensors")
+    load(folder)
+    save_file({"anything": torch.ones(1)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors, and model\.safetensors\.index\.json names others"):
+        load(folder)
+
+
+def test_a_tensor_in_two_shards_is_named_with_both(copied: Callable[[str], Path]) -> None:
+    folder = copied("qwen2")
+    first, second = sorted(folder.glob("*.safetensors"))[:2]
+    moved = next(iter(load_file(first)))
+    save_file(load_file(second) | {moved: load_file(first)[moved]}, second)
+    with pytest.raises(CheckpointError, match=rf"{moved} is in {first.name} and in {second.name}"):
+        load(folder)
+    save_file({name: tensor for name, tensor in load_file(first).items() if name != moved}, first)
+    with pytest.raises(CheckpointError, match=rf"names {first.name} for {moved}, which that file does not hold"):
+        load(folder)
+
+
+def test_an_adaptor_beside_the_weights_is_refused(copied: Callable[[str], Path]) -> None:
+    folder = copied("llama2")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="adaptor"):
+        load(folder)

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -326,16 +327,20 @@ def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, mo
     assert list(map(comparable, later)) == list(map(comparable, fresh))
 
 
-@pytest.mark.parametrize("changed", ["code", "params", "samples"])
+@pytest.mark.parametrize("changed", ["code", "params", "samples", "end token"])
 def test_what_changes_the_numbers_makes_all_samples_run_again(
     run: Run, config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
+    folder = Path(shutil.copytree(config_values["models"]["tiny"]["path"], tmp_path / "model"))
+    config_values["models"]["tiny"]["path"] = str(folder)
     run("streaming", "mini_recall")
     changes = copy.deepcopy(config_values)
     if changed == "code":
         monkeypatch.setattr(quality_job, "quality_code_hash", lambda method, task: "another")
     elif changed == "params":
         changes["methods"]["streaming"] = {"params": {"sinks": 3}}
+    elif changed == "end token":
+        (folder / "generation_config.json").write_text('{"eos_token_id": 65}')
     else:
         changes["suites"]["mini_recall"]["samples"] = 3
     sizes = count_prefills(monkeypatch)

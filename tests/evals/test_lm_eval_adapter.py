@@ -141,7 +141,7 @@ def test_a_document_is_scored_token_by_token(reference: HFLM) -> None:
     expected = reference.loglikelihood_rolling(asked, disable_tqdm=True)
     assert lm.loglikelihood_rolling(asked, disable_tqdm=True) == pytest.approx(expected, abs=0.02)
     # Longer than the window: disjoint windows, each token scored once.
-    short = LongDecodeLM(str(WEIGHTS), device="cpu", dtype="float32", max_length=81, gate=False)
+    short = LongDecodeLM(str(WEIGHTS), device="cpu", dtype="float32", max_length=80, gate=False)
     reference_short = HFLM(pretrained=reference.model, tokenizer=reference.tokenizer, max_length=80, device="cpu")
     expected = reference_short.loglikelihood_rolling(asked, disable_tqdm=True)
     assert short.loglikelihood_rolling(asked, disable_tqdm=True) == pytest.approx(expected, abs=0.02)
@@ -151,7 +151,7 @@ def test_prompts_too_long_lose_their_beginning_and_sampling_has_its_own_noise(re
     sample = get_task("mini_recall_single").samples(400, 1, 0)[0]  # type: ignore[call-arg]
     context = sample.prompt + sample.forced
     lm = LongDecodeLM(str(WEIGHTS), device="cpu", dtype="float32", batch_size=4, max_length=200, gate=False)
-    short = HFLM(pretrained=reference.model, tokenizer=reference.tokenizer, max_length=199, device="cpu")
+    short = HFLM(pretrained=reference.model, tokenizer=reference.tokenizer, max_length=200, device="cpu")
     asked = [Instance("loglikelihood", {}, (context, ending), i) for i, ending in enumerate(("abcd=1", "x"))]
     expected = short.loglikelihood(asked, disable_tqdm=True)
     assert [a for a, _ in lm.loglikelihood(asked, disable_tqdm=True)] == pytest.approx(
@@ -163,6 +163,36 @@ def test_prompts_too_long_lose_their_beginning_and_sampling_has_its_own_noise(re
     several = [Instance("generate_until", {}, (context, drawn), i) for i in range(3)]
     first = lm.generate_until(several, disable_tqdm=True)
     assert len(set(first)) == 3 and lm.generate_until(several, disable_tqdm=True) == first
+
+
+def test_a_context_over_the_models_own_limit_is_read_as_lm_eval_reads_it(byte_checkpoint: Path) -> None:
+    lm = LongDecodeLM(str(byte_checkpoint), device="cpu", dtype="float32", gate=False)
+    model = LlamaForCausalLM.from_pretrained(byte_checkpoint, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS)  # bytes too, with an end of text, which lm-eval asks for
+    reference = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, device="cpu")
+    assert lm.max_length == reference.max_length == 1024
+    text = "".join(f"{i} is followed by {i + 1}. " for i in range(100))
+    asked = [Instance("loglikelihood", {}, (text, " the end"), 0)]
+    ((mine, _),) = lm.loglikelihood(asked, disable_tqdm=True)
+    ((theirs, _),) = reference.loglikelihood(asked, disable_tqdm=True)
+    assert mine == pytest.approx(theirs, abs=2e-3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_there_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in ("cuda", "cuda:0", "cuda:7"):
+        with pytest.raises(ConfigError, match=f"'{device}' asked for"):
+            LongDecodeLM.create_from_arg_obj({"pretrained": str(WEIGHTS), "gate": False}, {"device": device})
+    manager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", manager)
+    arguments = ["lm_eval", "--model", "longdecode", "--model_args", f"pretrained={WEIGHTS},gate=false", "--tasks",
+                 "recall_written", "--include_path", str(folder), "--limit", "1"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", [*arguments, "--device", "cuda:0"])
+    with pytest.raises(ConfigError, match="'cuda:0' asked for"):
+        runpy.run_module("longdecode.evals.lm_eval_adapter", run_name="__main__")
+    # lm-eval names cuda:0 by itself where the user names no device: that is no wish.
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_module("longdecode.evals.lm_eval_adapter", run_name="__main__")
 
 
 def test_the_command_line_is_lm_evals(

@@ -27,6 +27,30 @@ def test_checkpoint_hash_follows_weights_and_tokenizer(byte_checkpoint: Path, tm
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "merges.txt",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "tekken.json", "chat_template.jinja",
+        "chat_template.json", "additional_chat_templates/rag.jinja", "chat_templates/rag.jinja",
+        "importance.safetensors",
+    ],
+)  # fmt: skip
+def test_a_file_that_changes_a_prompt_or_an_answer_changes_the_hash(
+    name: str, byte_checkpoint: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(byte_checkpoint, tmp_path / "copy"))
+    seen = {provenance.checkpoint_hash(copy)}
+    (copy / name).parent.mkdir(exist_ok=True)
+    for content in ("one", "another"):
+        (copy / name).write_text(content)
+        seen.add(provenance.checkpoint_hash(copy))
+    assert len(seen) == 3
+    (copy / "README.md").write_text("about")
+    (copy / "training_log.jsonl").write_text("{}")
+    assert provenance.checkpoint_hash(copy) in seen
+
+
 def test_texts_are_told_apart_by_their_borders() -> None:
     assert hash_texts(["ab", "c"]) != hash_texts(["a", "bc"])
 

@@ -93,6 +93,31 @@ def test_a_missing_configuration_names_the_nearest_that_exists(tmp_path: Path, m
     require_readable(["all", "--config", "profile=tiny", "--cores", "1"], tmp_path)
 
 
+def test_a_home_that_cannot_be_written_is_one_line(
+    snakemake: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "home").write_text("a file, so that root cannot write there either")
+    environment["HOME"] = str(tmp_path / "home")
+    environment.pop("XDG_CACHE_HOME", None)
+    path = write_config()
+    done = snakemake("-n", "--configfile", str(path), "--", "gates")
+    assert done.returncode != 0 and "Traceback" not in done.stdout
+    said = done.stdout.strip().splitlines()[-1]
+    assert said.startswith(f"StorageError: {tmp_path / 'home'}") and "XDG_CACHE_HOME" in said
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "caches")
+    snakemake("-n", "--configfile", str(path), "--", "gates", check=True)
+
+
+def test_no_cores_is_one_line(snakemake: Any, write_config: Any) -> None:
+    path = write_config()
+    done = snakemake("--cores", "0", "-n", "--configfile", str(path), "--", "all")
+    assert done.returncode != 0 and "Traceback" not in done.stdout
+    assert "--cores 0: no job could run" in done.stdout.strip().splitlines()[-1], done.stdout
+    run = checked(yaml.safe_load(path.read_text()), ["c.yaml"], [])
+    with pytest.raises(SystemExit, match="--cores -3: no job could run; give 1 or more"):
+        Plan(run, ROOT, -3)
+
+
 METHOD, RULE = "METHOD = Mine", "RULE = MineRule"
 
 
