@@ -71,8 +71,6 @@ class TextTokenizer:
         try:
             if self._chat is not None:
                 return str(self._chat.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
-        except CheckpointError:
-            raise
         except Exception as error:  # a template is a program: it raises whatever it likes, and so does reading it
             why = f"{type(error).__name__}: {_first_line(error)}"
             raise UnsupportedCellError(f"{self._folder}: its chat template cannot be filled in: {why}") from error

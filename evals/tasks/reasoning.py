@@ -22,7 +22,8 @@ class ReasoningTask(Task):
     The prompt goes through the chat template; whatever of the context the prompt leaves is there to generate, up to the
     end-of-sequence token. Tokens are drawn at temperature 0.6 and top-p 0.95, or greedily. Of several draws the metric
     is avg@k, the mean over problems of the share of right draws, and its interval resamples problems. Fewer problems
-    than the set has are a random part of it, the same for every context and method.
+    than the set has are a random part of it, the same for every context and method; of a set that is answered greedily
+    the first, as published tables of a part have it.
 
     Args:
         name: the task's.
@@ -50,6 +51,7 @@ class ReasoningTask(Task):
         self.data = data
         self.samples_per_problem = draws
         self.most_new_tokens = most_new_tokens
+        self.takes_first = greedy
         if greedy:
             self.temperature, self.top_p = 0.0, 1.0
         self.metric = f"avg@{draws}" if draws > 1 else "accuracy"
@@ -75,7 +77,9 @@ class ReasoningTask(Task):
         """
         everything = range(len(self._asked))
         rng = random.Random(f"{self.name}/{seed}")
-        chosen = sorted(rng.sample(everything, count)) if count < len(everything) else everything
+        chosen: Sequence[int] = everything[:count]
+        if count < len(everything) and not self.takes_first:
+            chosen = sorted(rng.sample(everything, count))
         draws = self.samples_per_problem
         made: list[Sample] = []
         for number, (prompt, meta) in enumerate(self._asked[index] for index in chosen):
