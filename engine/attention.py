@@ -68,10 +68,24 @@ class AttentionMethod(ABC):
 
     name: ClassVar[str]
     Params: ClassVar[type]
+    between_steps: ClassVar[tuple[str, ...]] = ()
+    """Knobs that act on the prompt or between steps: a drafter, which does single steps, has no use for them."""
+    used_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Knobs that have an effect only beside values of others: by knob, the others and the value that each needs."""
 
     def __init__(self, params: Any, config: ModelConfig):
         self.params = params
         self.config = config
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """All that the method's cache and reads depend on; two methods of equal settings decode each other's prompts."""
+        return type(self), self.config, self.params
+
+    @property
+    def described(self) -> str:
+        """The name and the settings, for messages."""
+        return f"{self.name} with {self.params}"
 
     @classmethod
     @abstractmethod
@@ -192,7 +206,7 @@ class AttentionMethod(ABC):
         """
         dense = prompt.cache
         if not isinstance(dense, DenseCache):
-            return self.decode_in(dense)
+            return self.decode_in(dense.clone() if keep_prompt else dense)
         cache = self.make_cache(dense.shape)
         if cache is None:
             return self.decode_in(dense.clone() if keep_prompt else dense)

@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Tensor
-
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError, DeviceMemoryError
@@ -83,10 +81,12 @@ class Generator:
             keep_prompt: leave the prompt as it was, so that another method can decode it.
 
         Raises:
-            ConfigError: the prompt was prefilled without room for this method's drafts.
+            ConfigError: the prompt is not this method's to decode (``Prompt.require_for``), or was prefilled without
+                room for its drafts.
             DeviceMemoryError: the method's state does not fit beside the prompt.
             UnsupportedCellError: the method corrects or verifies in a cache that drops tokens.
         """
+        prompt.require_for(method)
         device = self.decoder.device
         capacity = prompt.cache.shape.capacity
         if capacity < (need := _capacity(prompt.requests, (method,))):
@@ -123,7 +123,8 @@ class Generator:
                 logits, observed = self.decoder.prefill(
                     prompts, cache, self.prefill_tokens, owner, tuple(observers.values())
                 )
-        return Prompt(tuple(requests), cache, logits, timer.ms, observed)
+        shared = owner is None or (owner.prefills_densely and isinstance(cache, DenseCache))
+        return Prompt(tuple(requests), cache, logits, timer.ms, observed, None if shared else owner)
 
     def _warm_up(self, prompt: Prompt, method: AttentionMethod, steps: int, keep_prompt: bool) -> None:
         """Run each kind of work on a scratch stepper on a side stream, as graph capture asks for.
@@ -179,11 +180,9 @@ def _capacity(requests: Sequence[Request], methods: Sequence[AttentionMethod]) -
 def _completions(stepper: Stepper, prompt: Prompt, decode_ms: float) -> list[Completion]:
     """Fetch the results of all rows in one go."""
     sequences = stepper.sequences
-    reads = torch.stack([state.kv_tokens_per_head for state in stepper.states]).sum(dim=0)
     counts, chosen, steps = sequences.counts.tolist(), sequences.chosen.tolist(), sequences.steps.tolist()
     logprobs, greedy = sequences.logprobs.tolist(), sequences.greedy.tolist()
-    all_reads = reads.mean(dim=0).tolist()
-    sparse_reads = _governed_reads(stepper, reads)
+    all_reads, sparse_reads = _reads(stepper), _governed_reads(stepper)
     counted = stepper.proposer.counts() if isinstance(stepper, SpeculativeStepper) else {}
     drafted = {name: values.tolist() for name, values in counted.items()}
     completions = []
@@ -212,14 +211,28 @@ def _completions(stepper: Stepper, prompt: Prompt, decode_ms: float) -> list[Com
     return completions
 
 
-def _governed_reads(stepper: Stepper, reads: Tensor) -> list[float]:
+def _reads(stepper: Stepper) -> list[float]:
+    """Tokens read by each KV head, a mean over heads and layers, summed over steps and over all that reads.
+
+    A smaller model's tokens count as those of the verifying one that have as many bytes.
+    """
+    whole = stepper.decoder.config.kv_bytes_per_token(1)
+    shares = [
+        state.kv_tokens_per_head.mean(dim=0) * (state.cache.config.kv_bytes_per_token(1) / whole)
+        for state in stepper.states
+    ]
+    return torch.stack(shares).sum(dim=0).tolist()
+
+
+def _governed_reads(stepper: Stepper) -> list[float]:
     """Tokens read by each KV head that does not read everything, summed over steps; by all where none is governed."""
-    heads = stepper.decoder.config.num_kv_heads
+    config = stepper.decoder.config
     dense = sum(map(len, stepper.method.dense_heads()))
-    governed = reads.shape[0] * heads - dense
+    governed = config.num_layers * config.num_kv_heads - dense
     if governed == 0 or len(stepper.states) > 1:
-        return reads.mean(dim=0).tolist()
-    return ((reads.sum(dim=0) * heads - stepper.state.dense_tokens * dense) / governed).tolist()
+        return _reads(stepper)
+    reads = stepper.state.kv_tokens_per_head.sum(dim=0) * config.num_kv_heads
+    return ((reads - stepper.state.dense_tokens * dense) / governed).tolist()
 
 
 @contextmanager

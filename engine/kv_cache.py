@@ -266,10 +266,10 @@ class DenseCache(WholeCache):
         yield from ((self.lengths, 0), (self.positions, 0))
 
     def begin_block(self, width: int, starts: Tensor | None, active: Tensor) -> None:
-        """See ``KVCache.begin_block``; a full row writes over its last slot."""
+        """See ``KVCache.begin_block``; a full row, which is done, writes over its last slot and reads no slot more."""
         rewrite = starts is not None
         starts = self.lengths if starts is None else starts
-        self.kv_lengths = starts + width
+        self.kv_lengths = (starts + width).clamp(max=self.capacity)
         if width > 1 or rewrite:
             slots = starts[:, None] + torch.arange(width, device=self.device)
             slots = slots.clamp(max=self.capacity - 1)

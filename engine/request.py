@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.prefill import Observed
+
+if TYPE_CHECKING:
+    from longdecode.engine.attention import AttentionMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A densely prefilled batch.
+    """A prefilled batch.
 
-    In a dense cache it serves many methods and budgets, each of which decodes in a copy. ``logits`` is ``[B, V]``
-    float32, after each row's last prompt token; ``observed`` is what prefill observers kept, by key and layer.
+    One that was read densely (``maker`` is ``None``) serves many methods and budgets, each of which decodes in a copy.
+    Otherwise ``maker`` is the method whose prefill rule or cache it has, and which alone can decode it. ``logits`` is
+    ``[B, V]`` float32, after each row's last prompt token; ``observed`` is what prefill observers kept, by key and
+    layer.
     """
 
     requests: tuple[Request, ...]
@@ -93,3 +98,31 @@ class Prompt:
     logits: Tensor
     prefill_ms: float
     observed: Observed = field(default_factory=dict)
+    maker: AttentionMethod | None = None
+
+    def require_for(self, method: AttentionMethod) -> None:
+        """Refuse a method that would decode something else than its own prompt.
+
+        Raises:
+            ConfigError: another method, or the method with other settings, made the prompt; the method prefills by a
+                rule of its own and did not make it; what the method observes was not observed; the prompt is another
+                model's, or was decoded in its own cache before.
+        """
+        again = f"read the requests with run() or prefill_for() and {method.name}"
+        if self.maker is not None and self.maker.settings != method.settings:
+            mine, other = method.name, self.maker.name
+            if mine == other:
+                mine, other = method.described, self.maker.described
+            raise ConfigError(f"{mine} cannot decode a prompt that {other} made for itself; {again}")
+        if self.maker is None and not method.prefills_densely:
+            raise ConfigError(f"{method.name} prefills by a rule of its own, this prompt was read densely; {again}")
+        if self.maker is None and {observer.key for observer in method.observers()} - set(self.observed):
+            raise ConfigError(
+                f"{method.name} must see the prefill, this prompt was read without it; name the method in "
+                "prefill(requests, [method]), with the parameters that it decodes with"
+            )
+        if self.cache.config != method.config:
+            raise ConfigError(f"{method.name} is made for another model than the one that read this prompt")
+        lengths = [len(request.prompt_ids) for request in self.requests]
+        if self.cache.positions.tolist() != lengths:
+            raise ConfigError(f"this prompt was decoded in its own cache (keep_prompt=False) and is gone; {again}")

@@ -94,6 +94,6 @@ def _shown(value: Any) -> str:
 def _code_of(method: str, task: str) -> str:
     """Return today's hash of the code behind a score; empty where the method or the task is gone."""
     try:
-        return quality_code_hash(method, type(get_task(task)).__module__)
+        return quality_code_hash(method, get_task(task).code_module)
     except ConfigError:
         return ""

@@ -48,11 +48,11 @@ def known(kind: str, names: Callable[[], Iterable[str]]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def entry_of(room: PluginRoom) -> AfterValidator:
-    """Make a validator of texts that must name an entry of a room."""
+def entry_of(room: PluginRoom, names: Callable[[], Iterable[str]] | None = None) -> AfterValidator:
+    """Make a validator of texts that must name an entry of a room, or be one of its ``names``."""
 
     def check(name: str) -> str:
-        if name not in room.folders():
+        if name not in (names or room.folders)():
             raise wrong(room.unknown(name))
         return name
 
@@ -124,12 +124,12 @@ Name = Annotated[str, Field(strict=True, pattern="^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
 """A text that can name a folder."""
 Folder = Annotated[Path, BeforeValidator(_folder)]
 Distinct = BeforeValidator(distinct)
-_Some = Field(min_length=1, json_schema_extra={"uniqueItems": True})
-Sizes = Annotated[tuple[Count, ...], _Some, Distinct]
+SOME = Field(min_length=1, json_schema_extra={"uniqueItems": True})
+Sizes = Annotated[tuple[Count, ...], SOME, Distinct]
 Length = Annotated[int, Field(strict=True, ge=64, le=MOST)]
 """A context in tokens that is timed or trained at."""
-Contexts = Annotated[tuple[Length, ...], _Some, Distinct]
-Names = Annotated[tuple[Text, ...], _Some, Distinct]
+Contexts = Annotated[tuple[Length, ...], SOME, Distinct]
+Names = Annotated[tuple[Text, ...], SOME, Distinct]
 
 
 def read(kind: type[T], values: Any, source: str, context: Mapping[str, Any] | None = None) -> T:

@@ -17,7 +17,7 @@ from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import InstrumentSpec, RunConfig
 from longdecode.evals.storage import read_records, replacing
-from longdecode.evals.tasks.registry import suite_tasks
+from longdecode.evals.tasks.registry import folder_of, suite_names, suite_tasks
 
 LOOKUP_SUITES = ("mini_recall", "mini_longgen")
 SOLVED_SUITES = ("mini_recall", "mini_longgen", "mini_reason")
@@ -83,10 +83,14 @@ def _full_solves(spec: InstrumentSpec, records: Sequence[Record]) -> list[Check]
     That holds for tasks with one right answer, and for others where ``full_min_by_task`` names a threshold.
     """
     full = [record for record in records if record.label == spec.full_label]
-    solved = [task for suite in SOLVED_SUITES for task in suite_tasks(suite)]
+    solved = {task: task for suite in SOLVED_SUITES for task in suite_tasks(suite)}
+    for suite in suite_names():  # the same questions under their other protocol
+        if (folder := folder_of(suite)[0]) in SOLVED_SUITES and folder != suite:
+            solved |= dict(zip(suite_tasks(suite), suite_tasks(folder), strict=True))
     checks = []
     for task in dict.fromkeys((*solved, *spec.full_min_by_task)):
-        least = spec.full_min_by_task.get(task, spec.full_min)
+        own = spec.full_min_by_task.get(solved.get(task, task), spec.full_min)
+        least = spec.full_min_by_task.get(task, own)
         requires = f"{spec.full_label} scores at least {least}"
         asked = [record for record in full if record.task == task and record.unit == "fraction"]
         for context in sorted({record.context for record in asked}):

@@ -18,6 +18,7 @@ from longdecode.engine.device import device_name, resolve_dtype, sm_clock_mhz
 from longdecode.engine.errors import (
     CheckpointError,
     ContextLimitError,
+    DataUnavailableError,
     GateError,
     ScoreTimeoutError,
     UnsupportedCellError,
@@ -31,6 +32,7 @@ from longdecode.evals.hashing import file_hashes, hash_texts, quality_code_hash
 from longdecode.evals.records import Provenance, Record, Status
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.base import Sample, Score, Task
+from longdecode.evals.tasks.question import encoded
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.methods.registry import get_method
@@ -99,7 +101,7 @@ class QualityJob:
             ContextLimitError: the model was not trained for this context.
             UnsupportedCellError: the task goes through a chat template and the model has none, or it does not fit the
                 context.
-            DataUnavailableError: the task's data is not here.
+            DataUnavailableError: the task's data is not here, or holds no sample.
         """
         if self.failure is not None:
             raise self.failure
@@ -107,8 +109,11 @@ class QualityJob:
             limit = self.model_config.max_positions
             raise ContextLimitError(f"context {context} is over the model's limit of {limit} tokens")
         if task.chat:
-            self.tokenizer.chat_text("")
-        return task.samples(context, self.spec.samples, self.config.seed, self.tokenizer)
+            self.tokenizer.chat_text("text")
+        made = task.samples(context, self.spec.samples, self.config.seed, self.tokenizer)
+        if not made:  # a cell without a record would be missing from every table
+            raise DataUnavailableError(f"{task.name}: its data has no sample")
+        return made
 
     def batches(self, samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
         """Cut the samples into batches of fixed composition, so that a resumed run repeats the first one's numbers."""
@@ -122,10 +127,11 @@ class QualityJob:
     def request(self, task: Task, context: int, sample: Sample) -> Request:
         """Encode a sample in token ids; sampled tasks get noise of their own for each sample."""
         seed = hashlib.sha256(f"{task.name}/{context}/{self.config.seed}/{sample.index}".encode()).digest()
+        prompt_ids, forced_ids = encoded(sample, task.chat, self.tokenizer)
         return Request(
-            prompt_ids=self.tokenizer.prompt_ids(sample.prompt, task.chat),
+            prompt_ids=prompt_ids,
             max_new_tokens=sample.max_new_tokens,
-            forced_ids=self.tokenizer.encode(sample.forced),
+            forced_ids=forced_ids,
             stop_ids=self._stop_ids(sample.stop) | (self.eos_ids if task.stop_at_eos else frozenset()),
             seed=int.from_bytes(seed[:4], "big"),
             top_tokens=task.full_top_tokens,
@@ -189,9 +195,7 @@ class LabelJob:
     @functools.cached_property
     def code_hashes(self) -> dict[str, str]:
         """By task, the hash of the code that can change a score of this label."""
-        return {
-            name: quality_code_hash(self.spec.method, type(task).__module__) for name, task in self.job.tasks.items()
-        }
+        return {name: quality_code_hash(self.spec.method, task.code_module) for name, task in self.job.tasks.items()}
 
     def method(self, budget_tokens: int | None) -> AttentionMethod:
         """Build the method at a budget.
@@ -309,6 +313,7 @@ class LabelJob:
             suite=self.job.suite,
             task=task.name,
             task_version=task.version,
+            question=task.question,
             metric=task.metric,
             unit=task.unit,
             higher_is_better=task.higher_is_better,

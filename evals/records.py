@@ -119,6 +119,9 @@ class Record(BaseRecord):
 
     A sample whose completion could not be scored in time keeps its number and output, with status ``timeout``.
 
+    ``question`` is the protocol (``evals.tasks.base``); records of earlier versions, and of tasks without a question,
+    have none.
+
     ``measures`` of a sample: ``kv_tokens_read`` (per KV head and step, mean over all layers), ``kv_tokens_read_sparse``
     (the same over the KV heads that the budget governs), ``kv_bytes_per_step`` and ``metadata_bytes_per_step`` (traffic
     model), ``decode_steps``, ``prefill_ms``, ``decode_ms``; ``truncated`` (0 or 1: cut off before its end-of-sequence
@@ -133,6 +136,7 @@ class Record(BaseRecord):
     suite: str
     task: str
     task_version: int
+    question: Literal["decoded", "prompt"] | None = None
     metric: str
     unit: str
     higher_is_better: bool

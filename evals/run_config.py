@@ -22,6 +22,7 @@ from longdecode.evals.generation.spec import GenerationSpec
 from longdecode.evals.identification_spec import IdentificationSpec
 from longdecode.evals.names import colliding, unknown_name
 from longdecode.evals.retrospection.spec import RetrospectionSpec
+from longdecode.evals.suite_spec import SuiteSpec, require_today, with_protocols
 from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
@@ -123,16 +124,6 @@ class MethodSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class SuiteSpec:
-    """The part of a suite that runs: contexts (tokens), samples of each task, samples decoded at once, tasks."""
-
-    contexts: typed.Sizes
-    samples: typed.Count
-    batch: typed.Count = 1
-    tasks: Annotated[typed.Names, typed.OrNull(tuple)] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class InstrumentSpec:
     """Thresholds and budgets of the instrument checks; ``evals.instrument`` says what each check asks."""
 
@@ -159,7 +150,9 @@ class RunConfig:
     models: Annotated[Mapping[typed.Name, ModelSpec], Field(min_length=1)]
     methods: Annotated[Mapping[typed.Name, Annotated[MethodSpec, typed.OrNull()]], Field(min_length=1)]
     budgets: Budgets
-    suites: Annotated[Mapping[Annotated[typed.Name, typed.entry_of(SUITES)], SuiteSpec], Field(min_length=1)]
+    suites: Annotated[
+        Mapping[Annotated[typed.Name, typed.entry_of(SUITES, suite_names)], SuiteSpec], Field(min_length=1)
+    ]
     device: Annotated[str, Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: typed.Whole = 0
@@ -234,7 +227,8 @@ class RunConfig:
             if isinstance(entry, Mapping) and "tuned" in entry:
                 raise typed.wrong("is written by tuning.records alone", f"methods.{label}.tuned")
             require_own_label(label)
-        values = filled = with_common_windows(values)
+        require_today(values.get("suites"))
+        values = filled = with_common_windows(with_protocols(values))
         if isinstance(methods := values.get("methods"), Mapping):
             filled["methods"] = {label: _over({"method": label}, entry) for label, entry in methods.items()}
         if isinstance(suites := values.get("suites"), Mapping):

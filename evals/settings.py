@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from longdecode.evals.run_config import RunConfig
+from longdecode.evals.run_config import RunConfig, SuiteSpec
 from longdecode.evals.tasks.registry import get_suite
 
 
@@ -21,7 +21,7 @@ def quality_settings(run: RunConfig, model: str, suite: str, label: str) -> dict
             "method": run.methods[label].method,
             "params": run.methods[label].params_of(model),
             "budgets": [budget.text for budget in run.budgets_of(label)],
-            "suite": {"name": suite, **asdict(run.suites[suite])},
+            "suite": {"name": suite, **_suite(run.suites[suite])},
         }
     )
 
@@ -41,6 +41,11 @@ def narrowed(run: RunConfig, suite: str, context: int | None) -> RunConfig:
     if context is None:
         return run
     return replace(run, suites={**run.suites, suite: replace(run.suites[suite], contexts=(context,))})
+
+
+def _suite(spec: SuiteSpec) -> dict[str, Any]:
+    """Return a suite's settings; names of suite and tasks say the protocol."""
+    return {name: value for name, value in asdict(spec).items() if name != "question"}
 
 
 def _common(run: RunConfig) -> dict[str, Any]:

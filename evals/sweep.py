@@ -22,7 +22,7 @@ from longdecode.evals.generation.spec import GenerationRun
 from longdecode.evals.plan import Plan
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.evals.tasks.registry import get_task
+from longdecode.evals.tasks.registry import folder_of, get_task
 from longdecode.evals.yaml_file import read_yaml
 
 MEASURED_MODEL, MEASURED_BYTES = "llama3-8b", 15.0e9  # weights that a step reads, of 16.1 GB with the embedding
@@ -130,7 +130,7 @@ def _samples_cost(run: RunConfig, file: RecordFile, sizes: Mapping[str, Any], ti
     weights = MEASURED_BYTES * model["bytes"] / 16.1e9
     kv_bytes = 4.0 * model["layers"] * model["kv_heads"] * model["head_dim"]
     seconds = samples = 0.0
-    new = _size(sizes, "new_tokens", file.suite, run)
+    new = _size(sizes, "new_tokens", folder_of(file.suite)[0], run)
     for context in spec.contexts if file.context is None else (file.context,):
         for task in (get_task(name, run.data) for name in spec.tasks):
             count = min(spec.samples, (sizes.get("problems") or {}).get(task.name, math.inf)) * task.samples_per_problem

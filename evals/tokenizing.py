@@ -65,15 +65,21 @@ class TextTokenizer:
         """``text`` as the user's one turn in the checkpoint's chat template, up to where the answer begins.
 
         Raises:
-            UnsupportedCellError: the checkpoint has no chat template.
+            UnsupportedCellError: the checkpoint has no chat template, or one that cannot be filled in.
         """
-        if self._chat is None:
-            raise UnsupportedCellError(
-                f"{self._folder or 'this tokenizer'} has no chat template (tokenizer_config.json's chat_template, or "
-                "chat_template.jinja), which this task's prompts go through"
-            )
         turn = [{"role": "user", "content": text}]
-        return str(self._chat.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+        try:
+            if self._chat is not None:
+                return str(self._chat.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+        except CheckpointError:
+            raise
+        except Exception as error:  # a template is a program: it raises whatever it likes, and so does reading it
+            why = f"{type(error).__name__}: {_first_line(error)}"
+            raise UnsupportedCellError(f"{self._folder}: its chat template cannot be filled in: {why}") from error
+        raise UnsupportedCellError(
+            f"{self._folder or 'this tokenizer'} has no chat template (tokenizer_config.json's chat_template, or "
+            "chat_template.jinja), which this task's prompts go through"
+        )
 
     def special_id(self, name: str) -> int | None:
         """Id of a special token, such as ``eos_token``; ``None`` where the checkpoint names none that there is."""

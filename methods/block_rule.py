@@ -126,7 +126,8 @@ def importances(source: str, config: ModelConfig, layer: int, values: Tensor) ->
         return torch.zeros(heads, tokens, dtype=torch.float64)
     generator = torch.Generator().manual_seed(int(source.split(":")[1]))
     out = torch.zeros(heads, tokens, dtype=torch.float64)
-    delta = torch.randn(config.num_layers, heads, heads * dim, generator=generator) / math.sqrt(heads * dim)
+    # The drawn weights are an input, equal to the bit: a square root and a division round otherwise in float32.
+    delta = torch.randn(config.num_layers, heads, heads * dim, generator=generator) * (heads * dim) ** -0.5
     scale = torch.randn(config.num_layers, heads, generator=generator)
     joined = torch.cat([values[head] for head in range(heads)], dim=1)
     for head in range(heads):

@@ -77,6 +77,7 @@ class BlockSelection(Offloadable, SelectivePrefill):
     """
 
     params: BlockParams
+    used_with = {knob: {"offload": True} for knob in ("spare_slots", "prefetch")}
     heads: ImportanceHeads | None = None
 
     def __init__(self, params: Any, config: ModelConfig, budget_tokens: int, by_importance: bool = False):

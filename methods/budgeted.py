@@ -51,6 +51,16 @@ class BudgetedMethod(AttentionMethod):
         share = getattr(params, "share", None)
         self.growth = None if share is None else Growth(budget_tokens, Fraction(str(share)))
 
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """See ``AttentionMethod.settings``."""
+        return *super().settings, self.budget_tokens
+
+    @property
+    def described(self) -> str:
+        """See ``AttentionMethod.described``."""
+        return f"{super().described} and a budget of {self.budget_tokens} tokens"
+
     def budget_at(self, context_tokens: int) -> int:
         """Return the budget in tokens where so many are cached, the current one included."""
         return self.budget_tokens if self.growth is None else self.growth.at(context_tokens)

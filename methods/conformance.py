@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellErro
 from longdecode.engine.generation import Generator
 from longdecode.engine.sampling import Sampling
 from longdecode.kernels import dispatch
-from longdecode.methods.conformance_bench import CONFIG, STEPS, Bench, Trace, make_bench, run_step_without_values
+from longdecode.methods.conformance_bench import OTHER_SHAPES, Bench, Shape, Trace, make_bench, run_step_without_values
 from longdecode.methods.conformance_rules import reads_follow_the_rule, traffic_follows_the_rule
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method, load_card
@@ -61,6 +61,8 @@ def check_method(
         # Two cases that decode alike differ in what happens between steps only.
         alike = any(bench.small.equals(other) for other in traces)
         _run(CASE_CHECKS if alike else CHECKS, bench, case)
+        for shape in () if alike else OTHER_SHAPES:
+            _run(SHAPE_CHECKS, make_bench(name, device, case, dtype=dtype, seed=seed, shape=shape), case, shape)
         traces.append(bench.small)
         if fast:
             wide = make_bench(name, device, case, dtype=torch.float32, seed=seed)
@@ -116,7 +118,7 @@ def bad_parameters_are_refused(bench: Bench) -> None:
     method = get_method(bench.card.name)
     budget = bench.whole_budget if bench.takes_budget else None
     try:
-        method.from_budget(budget, CONFIG, no_such_parameter=1)
+        method.from_budget(budget, bench.config, no_such_parameter=1)
     except ConfigError:
         pass
     else:
@@ -124,7 +126,7 @@ def bad_parameters_are_refused(bench: Bench) -> None:
     minimum = bench.card.limits.min_budget_tokens
     if minimum is not None and minimum > 1:
         try:
-            method.from_budget(minimum - 1, CONFIG)
+            method.from_budget(minimum - 1, bench.config)
         except UnsupportedCellError:
             return
         raise GateError(f"a budget of {minimum - 1} was accepted; the card's minimum is {minimum}")
@@ -190,7 +192,7 @@ def stored_keys_keep_their_rotation(bench: Bench) -> None:
     for row, seen in enumerate(want.positions.tolist()):
         if int(got.positions[row]) != seen:
             raise GateError(f"row {row} is at position {int(got.positions[row])} after {seen} tokens")
-        for head in range(CONFIG.num_kv_heads):
+        for head in range(bench.config.num_kv_heads):
             (keys, values), (all_keys, all_values) = got.stored_kv(0, row, head), want.stored_kv(0, row, head)
             token = torch.cdist(keys, all_keys).argmin(dim=1)
             what = f"row {row}, head {head}"
@@ -207,27 +209,31 @@ def reads_stay_within_budget(bench: Bench) -> None:
     """
     if not bench.takes_budget or bench.card.kind == "speculative":
         return
-    layers = bench.governed_layers()
+    layers, heads = bench.governed_layers(), bench.config.num_kv_heads
     governed = torch.tensor([bench.governed_heads[layer] for layer in layers], device=bench.decoder.device)[:, None]
-    over_heads, whole = (trace.reads[:, layers] for trace in (bench.small, bench.full))
-    reads = (over_heads * CONFIG.num_kv_heads - whole * (CONFIG.num_kv_heads - governed)) / governed
+    # Whole numbers: a third of a token would be rounded.
+    over_heads, whole = (trace.kv_tokens_read[:, layers] for trace in (bench.small, bench.full))
+    reads = over_heads - whole // heads * (heads - governed)
     budgets = torch.tensor(bench.declared_budgets(), device=reads.device)[:, None]
     allowed = budgets * bench.list_factor + bench.card.slack.tokens
-    generated = torch.arange(1, STEPS + 1, device=reads.device)[:, None, None] * bench.card.slack.per_generated_token
-    if bool((reads > allowed + generated).any()):
-        raise GateError(f"{float(reads.max()):.0f} tokens were read in a step, {int(allowed.max())} are declared")
-    if float(reads.min()) <= 0:
+    steps = torch.arange(1, bench.fed.shape[1] + 1, device=reads.device)[:, None, None]
+    generated = steps * bench.card.slack.per_generated_token
+    if bool((reads > (allowed + generated) * governed).any()):
+        most = float((reads / governed).max())
+        raise GateError(f"{most:.0f} tokens were read in a step, {int(allowed.max())} are declared")
+    if int(reads.min()) <= 0:
         raise GateError("a step read nothing")
 
 
 def traffic_covers_the_reads(bench: Bench) -> None:
     """The traffic model's bytes are at least those of the tokens counted; at most a tenth over, unless it says so."""
-    reads = float(bench.small.reads[-1, :, 0].sum())
-    reads -= STEPS * CONFIG.num_layers * bench.card.slack.per_generated_token
-    read_bytes = reads * CONFIG.kv_bytes_per_token(1) / CONFIG.num_layers
-    traffic = bench.method.traffic(len(bench.prompts[0]) + STEPS, 1)
+    config, steps = bench.config, bench.fed.shape[1]
+    tokens = int(bench.small.kv_tokens_read[-1, :, 0].sum())
+    tokens -= steps * config.num_layers * config.num_kv_heads * bench.card.slack.per_generated_token
+    read_bytes = tokens * 2 * config.head_dim
+    traffic = bench.method.traffic(len(bench.prompts[0]) + steps, 1)
     if traffic.kv_bytes < read_bytes or (traffic.kv_bytes > 1.1 * read_bytes and not traffic.at_most):
-        raise GateError(f"the traffic model says {traffic.kv_bytes:,} bytes, {read_bytes:,.0f} were read")
+        raise GateError(f"the traffic model says {traffic.kv_bytes:,} bytes, {read_bytes:,} were read")
 
 
 def runs_leave_no_trace(bench: Bench) -> None:
@@ -249,7 +255,7 @@ def speculation_changes_no_token(bench: Bench) -> None:
     if bench.method.draft is None:
         return
     requests = bench.inputs.requests(new_tokens=3 * bench.method.draft.tokens)
-    full = get_method("full").from_budget(None, CONFIG)
+    full = get_method("full").from_budget(None, bench.config)
     exact = bench.method.draft.rule == "exact"
     for sampling in (Sampling(), Sampling(temperature=1.0))[: 1 + exact]:
         generator = Generator(bench.decoder, sampling)
@@ -258,6 +264,24 @@ def speculation_changes_no_token(bench: Bench) -> None:
         ):
             if got.output_ids != want.output_ids:
                 raise GateError(f"row {row}: speculation generates {got.output_ids}, full attention {want.output_ids}")
+
+
+def a_row_that_is_done_changes_no_other(bench: Bench) -> None:
+    """Beside a longest prompt that continues nothing, others get the log-probabilities and Full's drafts as ever."""
+    longest, forced, both = bench.inputs.requests(new_tokens=2)
+    requests = [replace(longest, forced_ids=(), max_new_tokens=0), replace(forced, max_new_tokens=0), both]
+    done = Generator(bench.decoder).run(requests, bench.method)
+    for row, completion in enumerate(done[1:], start=1):
+        want = bench.small.logits[row, :-1].log_softmax(dim=-1).gather(1, bench.fed[row, 1:, None])[:, 0]
+        got = torch.tensor(completion.forced_logprobs[1:], device=want.device)
+        _close(got, want, f"row {row}: log-probabilities beside a row that is done, and otherwise")
+    texts = [len(completion.output_ids) for completion in done]
+    if texts != [0, 0, 2]:
+        raise GateError(f"0, 0 and 2 tokens were asked for, {texts} generated")
+    if bench.method.draft is not None:
+        wanted = Generator(bench.decoder).run([both], get_method("full").from_budget(None, bench.config))
+        if wanted[0].output_ids != done[2].output_ids:
+            raise GateError(f"speculation generates {done[2].output_ids}, full attention {wanted[0].output_ids}")
 
 
 def graph_replay_equals_eager(bench: Bench) -> None:
@@ -341,6 +365,15 @@ CASE_CHECKS: tuple[Callable[[Bench], None], ...] = (
 )
 """Those that may tell two cases apart whose steps are the same."""
 
+SHAPE_CHECKS: tuple[Callable[[Bench], None], ...] = (
+    reads_follow_the_rule,
+    traffic_follows_the_rule,
+    reads_stay_within_budget,
+    traffic_covers_the_reads,
+    a_row_that_is_done_changes_no_other,
+)
+"""Those that heads of another number, group or width, and rows much shorter than the budget, may fail alone."""
+
 FAST_PATH_CHECKS: tuple[Callable[[Bench], None], ...] = (
     fast_path_equals_naive,
     whole_budget_equals_full,
@@ -351,13 +384,16 @@ FAST_PATH_CHECKS: tuple[Callable[[Bench], None], ...] = (
 """Those that hold in float32 too: none compares two ways of cutting a batch, where a near-tie may fall either way."""
 
 
-def _run(checks: tuple[Callable[[Bench], None], ...], bench: Bench, case: Mapping[str, Any]) -> None:
+def _run(
+    checks: tuple[Callable[[Bench], None], ...], bench: Bench, case: Mapping[str, Any], shape: Shape | None = None
+) -> None:
     for check in checks:
         try:
             check(bench)
         except GateError as error:
             params = dict(case) or "with defaults"
-            raise GateError(f"{bench.card.name} {params}: {check.__name__}: {error}") from error
+            where = f" with {shape}" if shape else ""
+            raise GateError(f"{bench.card.name} {params}: {check.__name__}{where}: {error}") from error
 
 
 def _setting(value: object) -> str:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
@@ -33,6 +33,29 @@ CONFIG = ModelConfig(
     num_heads=4, num_kv_heads=2, head_dim=32, max_positions=4096, rope={"rope_theta": 10_000.0},
 )  # fmt: skip
 STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Heads of a tiny model: KV heads, query heads of each, numbers of a head."""
+
+    kv_heads: int
+    group: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        return f"{self.kv_heads} KV heads of {self.head_dim}, {self.group} query heads each"
+
+    @property
+    def config(self) -> ModelConfig:
+        """Return ``CONFIG`` with these heads."""
+        heads = self.kv_heads * self.group
+        return replace(CONFIG, num_heads=heads, num_kv_heads=self.kv_heads, head_dim=self.head_dim)
+
+
+OTHER_SHAPES = (Shape(1, 8, 128), Shape(3, 1, 16), Shape(3, 3, 64))
+"""Heads that those of ``CONFIG`` do not stand for, checked over fewer steps and shorter prompts."""
+OTHER_STEPS = 3
 LARGEST_BUDGET = 512
 """Budgets above this would take the tiny model too long."""
 SPIKES = 4
@@ -73,7 +96,7 @@ class Trace:
     @property
     def reads(self) -> Tensor:
         """Return the tokens read per KV head, ``[T, L, B]`` float64."""
-        return self.kv_tokens_read.double() / CONFIG.num_kv_heads
+        return self.kv_tokens_read.double() / self.cache.config.num_kv_heads
 
     def equals(self, other: Trace) -> bool:
         """Return true where the same logits come of the same numbers of tokens."""
@@ -82,11 +105,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Hold a tiny model, three ragged prompts and the tokens fed after them; all methods with one budget share them.
-
-    The prompts are a little under four budgets, one token over two, and a little under one. So rows cross multiples of
-    the budget while they decode, and one is barely longer than the budget.
-    """
+    """Hold a tiny model, three ragged prompts and the tokens fed after them; all methods with one budget share them."""
 
     decoder: Decoder
     prompts: list[Tensor]
@@ -123,14 +142,14 @@ class Inputs:
                 before = state.counted.clone()
                 logits.append(self.decoder.step(fed[:, step], state, method))
                 reads.append(state.counted - before)
-        layers = CONFIG.num_layers
+        layers = self.decoder.config.num_layers
         by_step = [heads[first : first + layers] for first in range(0, len(heads), layers)]
         return Trace(torch.stack(logits, dim=1), torch.stack(reads), state.cache, by_step)
 
     @cached_property
     def full(self) -> Trace:
         """Return dense attention on the same inputs."""
-        return self.trace(get_method("full").from_budget(None, CONFIG))
+        return self.trace(get_method("full").from_budget(None, self.decoder.config))
 
     @cached_property
     def prompt_queries(self) -> Tensor:
@@ -148,7 +167,8 @@ class _AllQueries(PrefillObserver):
 
     def begin(self, shape: CacheShape, lengths: Sequence[int]) -> None:
         """See ``PrefillObserver.begin``."""
-        size = (CONFIG.num_layers, shape.batch, CONFIG.num_heads, max(lengths), CONFIG.head_dim)
+        config = shape.config
+        size = (config.num_layers, shape.batch, config.num_heads, max(lengths), config.head_dim)
         self.queries = torch.zeros(size, device=shape.device, dtype=shape.dtype)
 
     def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
@@ -178,6 +198,11 @@ class Bench:
     def decoder(self) -> Decoder:
         """Return the tiny model."""
         return self.inputs.decoder
+
+    @property
+    def config(self) -> ModelConfig:
+        """Return the tiny model's shape."""
+        return self.inputs.decoder.config
 
     @property
     def prompts(self) -> list[Tensor]:
@@ -223,12 +248,12 @@ class Bench:
     @cached_property
     def governed_heads(self) -> list[int]:
         """Return by layer how many KV heads the budget governs."""
-        return [CONFIG.num_kv_heads - len(dense) for dense in self.method.dense_heads()]
+        return [self.config.num_kv_heads - len(dense) for dense in self.method.dense_heads()]
 
     def declared_budgets(self) -> list[list[int]]:
         """Return by step and row the budget in tokens; the small one, unless the parameters let it grow."""
         share = Fraction(str(getattr(self.params, "share", None) or 0))
-        lengths = [[len(prompt) + step + 1 for prompt in self.prompts] for step in range(STEPS)]
+        lengths = [[len(prompt) + step + 1 for prompt in self.prompts] for step in range(self.fed.shape[1])]
         return [[max(self.budget, math.floor(share * length)) for length in row] for row in lengths]
 
     def governed_layers(self) -> list[int]:
@@ -245,11 +270,18 @@ class Bench:
 
 
 def make_bench(
-    name: str, device: torch.device | str, overrides: Mapping[str, Any], *, dtype: torch.dtype, seed: int
+    name: str,
+    device: torch.device | str,
+    overrides: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    seed: int,
+    shape: Shape | None = None,
 ) -> Bench:
     """Make the tiny model, inputs and a builder for one method and one set of parameters.
 
-    The budget is the card's; where the parameters need more, it is doubled until they accept it.
+    The budget is the card's; where the parameters need more, it is doubled until they accept it. ``shape`` is one of
+    ``OTHER_SHAPES``; the model has the heads of ``CONFIG`` where it is left out.
 
     Raises:
         UnsupportedCellError: the parameters accept no budget up to ``LARGEST_BUDGET``.
@@ -257,9 +289,10 @@ def make_bench(
     card, method = load_card(name), get_method(name)
     overrides = {**card.conformance.params, **card.portable(overrides)}
     takes_budget = card.limits.min_budget_tokens is not None
+    config = CONFIG if shape is None else shape.config
 
     def build(budget: int) -> AttentionMethod:
-        return method.from_budget(budget if takes_budget else None, CONFIG, **overrides)
+        return method.from_budget(budget if takes_budget else None, config, **overrides)
 
     own_lists = any(card.variant_params(key).items() <= dict(overrides).items() for key in card.slack.per_query_head)
     budget = _accepted(build, card.conformance.budget_tokens)
@@ -270,18 +303,21 @@ def make_bench(
         params=params,
         build=build,
         rule=get_rule(name),
-        inputs=make_inputs(torch.device(device), dtype, seed, budget, STEPS),
+        inputs=make_inputs(torch.device(device), dtype, seed, budget, STEPS if shape is None else OTHER_STEPS, shape),
         budget=budget,
-        list_factor=times * (CONFIG.group_size if own_lists else 1),
+        list_factor=times * (config.group_size if own_lists else 1),
     )
 
 
-@lru_cache(maxsize=4)
-def make_inputs(device: torch.device, dtype: torch.dtype, seed: int, budget: int, steps: int) -> Inputs:
+@lru_cache(maxsize=8)
+def make_inputs(
+    device: torch.device, dtype: torch.dtype, seed: int, budget: int, steps: int, shape: Shape | None = None
+) -> Inputs:
     """Make the tiny model and inputs for a budget."""
+    config = CONFIG if shape is None else shape.config
     generator = torch.Generator().manual_seed(seed)
-    decoder = random_decoder(CONFIG, seed, device, dtype)
-    keys = slice(CONFIG.num_heads * CONFIG.head_dim, (CONFIG.num_heads + CONFIG.num_kv_heads) * CONFIG.head_dim)
+    decoder = random_decoder(config, seed, device, dtype)
+    keys = slice(config.num_heads * config.head_dim, (config.num_heads + config.num_kv_heads) * config.head_dim)
     decoder.weights.embedding.mul_(4)
     decoder.weights.embedding[:, :SPIKES] = 0
     decoder.weights.embedding[range(SPIKES), range(SPIKES)] = 2.0
@@ -295,22 +331,30 @@ def make_inputs(device: torch.device, dtype: torch.dtype, seed: int, budget: int
             writes[:SPIKES] = 0
 
     def ids(length: int, start: int) -> Tensor:
-        drawn = torch.randint(SPIKES, CONFIG.vocab_size, (length,), generator=generator)
+        drawn = torch.randint(SPIKES, config.vocab_size, (length,), generator=generator)
         place = torch.arange(start, start + length)
         spike = torch.randint(SPIKES, (length,), generator=generator)
         lonely = torch.rand(length, generator=generator) < 0.5
         # The last slot of a page that is filled while decoding always holds one.
         return torch.where((place % SPIKE_EVERY == SPIKE_EVERY - 1) & (lonely | (start > 0)), spike, drawn)
 
-    lengths = prompt_lengths(budget)
+    lengths = prompt_lengths(budget) if shape is None else other_lengths(budget)
     prompts = [ids(length, 0) for length in lengths]
     fed = torch.stack([ids(steps, length) for length in lengths])
     return Inputs(decoder, prompts, fed.to(device))
 
 
 def prompt_lengths(budget: int) -> tuple[int, ...]:
-    """Return the lengths of the prompts."""
+    """Return the lengths of the prompts: a little under four budgets, one token over two, and a little under one.
+
+    So rows cross multiples of the budget while they decode, and one is barely longer than the budget.
+    """
     return 4 * budget - 3, 2 * budget + 1, budget - 3
+
+
+def other_lengths(budget: int) -> tuple[int, ...]:
+    """Return the lengths with ``OTHER_SHAPES``: a page over the budget, and two that are much shorter than it."""
+    return budget + budget // 4 + 1, 5, 1
 
 
 def run_step_without_values(bench: Bench) -> None:
@@ -319,16 +363,17 @@ def run_step_without_values(bench: Bench) -> None:
     Raises:
         GateError: a hook looks at a value.
     """
-    meta, rows, capacity = torch.device("meta"), len(bench.prompts), max(map(len, bench.prompts)) + STEPS
-    shape = CacheShape(CONFIG, rows, capacity, meta, torch.float32, STEPS)
+    steps, config = bench.fed.shape[1], bench.config
+    meta, rows, capacity = torch.device("meta"), len(bench.prompts), max(map(len, bench.prompts)) + steps
+    shape = CacheShape(config, rows, capacity, meta, torch.float32, steps)
     method = bench.build(bench.budget)
-    k = torch.empty(rows, CONFIG.num_kv_heads, method.window, CONFIG.head_dim, device=meta)
-    q = k.repeat_interleave(CONFIG.group_size, dim=1)
-    angles = torch.empty(rows, method.window, CONFIG.head_dim, device=meta)
+    k = torch.empty(rows, config.num_kv_heads, method.window, config.head_dim, device=meta)
+    q = k.repeat_interleave(config.group_size, dim=1)
+    angles = torch.empty(rows, method.window, config.head_dim, device=meta)
     try:
         state = method.decode_in(method.make_cache(shape) or DenseCache(shape))
         state.begin(method.step_block(torch.empty(rows, dtype=torch.int64, device=meta), state), method)
-        for layer in range(CONFIG.num_layers):
+        for layer in range(config.num_layers):
             state.attend(layer, BlockHeads(q, k, k, angles, angles), method, WHOLE)
         state.end(method)
         state.accept()
@@ -365,7 +410,7 @@ def _observed(method: AttentionMethod) -> Iterator[list[Heads]]:
         past = [heads.k[:, :, :0], heads.v[:, :, :0]]
         if repeats := state.block.repeats:
             slots = state.block.positions[:, None, :repeats, None]
-            slots = slots.expand(-1, CONFIG.num_kv_heads, -1, CONFIG.head_dim)
+            slots = slots.expand(-1, method.config.num_kv_heads, -1, method.config.head_dim)
             past = [part(layer).gather(2, slots) for part in (state.dense.keys, state.dense.values)]
         out = attend(layer, q, state)
         newest = (part[:, :, -1].clone() for part in (heads.q, heads.k, heads.v, out))

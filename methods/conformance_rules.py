@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import GateError
-from longdecode.methods.conformance_bench import CONFIG, Bench, Heads, Trace
+from longdecode.engine.model_config import ModelConfig
+from longdecode.methods.conformance_bench import Bench, Heads, Trace
 from longdecode.methods.rule import Positions, Rule
 
 EXACT = 1e-9
@@ -40,15 +41,16 @@ def traffic_follows_the_rule(bench: Bench) -> None:
     """Metadata bytes are the rule's at every length; keys and values are at least those that were read."""
     if bench.rule is None:
         return
-    rule = bench.rule(bench.params, bench.budget, CONFIG)
-    token_bytes = 2 * CONFIG.head_dim * _ELEMENT_BYTES
+    config = bench.config
+    rule = bench.rule(bench.params, bench.budget, config)
+    token_bytes = 2 * config.head_dim * _ELEMENT_BYTES
     for row, prompt in enumerate(bench.prompts):
         for step, read in enumerate(bench.small.kv_tokens_read[:, :, row].sum(dim=1).tolist()):
             kv_length = len(prompt) + step + 1
             traffic = bench.method.traffic(kv_length, _ELEMENT_BYTES)
             metadata = rule.metadata_bytes(kv_length, _ELEMENT_BYTES)
             if bench.card.slack.per_generated_token:
-                read -= (step + 1) * CONFIG.num_layers * CONFIG.num_kv_heads
+                read -= (step + 1) * config.num_layers * config.num_kv_heads
             if traffic.metadata_bytes != metadata or traffic.kv_bytes < read * token_bytes:
                 raise GateError(
                     f"at {kv_length} tokens the traffic model says {traffic.metadata_bytes:,} bytes of metadata and "
@@ -60,7 +62,7 @@ def _follow(bench: Bench, trace: Trace, budget: int, rows: Sequence[int]) -> Non
     """Compare each of the traced rows with a rule of its own."""
     assert bench.rule is not None
     for at, row in enumerate(rows):
-        rule = bench.rule(bench.params, budget, CONFIG)
+        rule = bench.rule(bench.params, budget, bench.config)
         for step, layer, view in _row_views(bench, rule, trace, at, row):
             where = f"budget {budget}, row {row}, step {step}, layer {layer}, {view.kv_length} tokens"
             bias = rule.bias(layer, view.values)
@@ -82,19 +84,19 @@ class _View:
 
 def _row_views(bench: Bench, rule: Rule, trace: Trace, at: int, row: int) -> Iterator[tuple[int, int, _View]]:
     """Show the prompt of a row, the trace's ``at``-th, to the rule; yield step, layer and view of each layer."""
-    start = len(bench.prompts[row])
+    start, config = len(bench.prompts[row]), bench.config
     table = _rotations(bench, start + len(trace.heads))
-    keys, values = (torch.full((CONFIG.num_layers, CONFIG.num_kv_heads, len(table[0]), CONFIG.head_dim), math.nan,
+    keys, values = (torch.full((config.num_layers, config.num_kv_heads, len(table[0]), config.head_dim), math.nan,
                                dtype=torch.float64) for _ in range(2))  # fmt: skip
-    for layer in range(CONFIG.num_layers):
-        for head in range(CONFIG.num_kv_heads):
+    for layer in range(config.num_layers):
+        for head in range(config.num_kv_heads):
             # A method that prefills by a rule of its own has a prompt of its own.
             own = not bench.method.prefills_densely
             stored = trace.cache.stored_kv(layer, at, head) if own else bench.full.cache.stored_kv(layer, row, head)
             for into, every in zip((keys, values), stored, strict=True):
                 into[layer, head, :start] = every[:start].cpu()
     if type(rule).see_prompt is not Rule.see_prompt:
-        for layer in range(CONFIG.num_layers):
+        for layer in range(config.num_layers):
             queries = bench.inputs.prompt_queries[layer, row, :, :start].cpu()
             rule.see_prompt(layer, queries, keys[layer, :, :start])
     for step, layers in enumerate(trace.heads):
@@ -118,29 +120,30 @@ def _check_output(
     Raises:
         GateError: a list is malformed, or the output is not attention over it.
     """
-    n = view.kv_length
-    if len(lists) not in (CONFIG.num_kv_heads, CONFIG.num_heads):
+    n, config = view.kv_length, rule.config
+    if len(lists) not in (config.num_kv_heads, config.num_heads):
         raise GateError(f"{where}: the rule names {len(lists)} lists")
-    turned = rule.turned_back(layer, n)
-    weights = torch.zeros(CONFIG.num_heads, n, dtype=torch.float64)
-    for head in range(CONFIG.num_heads):
-        tokens = list(lists[head * len(lists) // CONFIG.num_heads])
+    share, group = config.num_heads // len(lists), config.group_size
+    listed = torch.zeros(len(lists), n, dtype=torch.bool)
+    for at, tokens in enumerate(lists):
         if not tokens or len(set(tokens)) != len(tokens) or not 0 <= min(tokens) <= max(tokens) < n:
-            raise GateError(f"{where}, query head {head}: the rule names no set of tokens below {n}: {tokens}")
-        kv_head = head // CONFIG.group_size
-        keys, values = view.keys[kv_head], view.values[kv_head]
-        queries = view.queries[head] if turned is None else _turn_back(view.queries[head], turned)
-        logits = (queries * keys).sum(dim=-1) / math.sqrt(CONFIG.head_dim)
-        if bias is not None:
-            logits = logits + bias[kv_head]
-        listed = torch.tensor(tokens)
-        weights[head, listed] = own = logits[listed].softmax(dim=0)
-        difference = float((view.out[head] - own @ values[listed]).abs().max())
+            raise GateError(f"{where}, query head {at * share}: the rule names no set of tokens below {n}: {tokens}")
+        listed[at, torch.tensor(tokens)] = True
+    turned = rule.turned_back(layer, n)
+    keys, values = (part.repeat_interleave(group, dim=0) for part in (view.keys, view.values))
+    queries = view.queries[:, None] if turned is None else _turn_back(view.queries, turned, config)
+    logits = (queries * keys).sum(dim=-1) / math.sqrt(config.head_dim)
+    if bias is not None:
+        logits = logits + bias.repeat_interleave(group, dim=0)
+    weights = logits.masked_fill(~listed.repeat_interleave(share, dim=0), -math.inf).softmax(dim=-1)
+    differences = (view.out - (weights[:, None] @ values)[:, 0]).abs().amax(dim=1).tolist()
+    for head, difference in enumerate(differences):
         if not difference <= (EXACT if turned is None else TURNED):
-            hint = _explain(logits, values, tokens, view.out[head])
+            own = list(lists[head // share])
+            hint = _explain(logits[head], values[head], own, view.out[head])
             raise GateError(
                 f"{where}, query head {head}: the output differs by {difference:.3g} from attention over the "
-                f"{len(tokens)} tokens of the rule{hint}"
+                f"{len(own)} tokens of the rule{hint}"
             )
     return weights
 
@@ -177,9 +180,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _turn_back(query: Tensor, positions: Tensor) -> Tensor:
-    """Rotate one head ``[D]`` back by so many positions for each key: ``[n, D]``."""
-    exponents = torch.arange(0, CONFIG.head_dim, 2, dtype=torch.float64) / CONFIG.head_dim
-    half = positions[:, None] / float(CONFIG.rope["rope_theta"]) ** exponents
+def _turn_back(queries: Tensor, positions: Tensor, config: ModelConfig) -> Tensor:
+    """Rotate heads ``[H, D]`` back by so many positions for each of ``n`` keys: ``[H, n, D]``."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+    half = positions[:, None] / float(config.rope["rope_theta"]) ** exponents
     angles = torch.cat((half, half), dim=-1)
-    return _rotate(query.expand(len(positions), -1), angles.cos(), -angles.sin())
+    return _rotate(queries[:, None].expand(-1, len(positions), -1), angles.cos(), -angles.sin())

@@ -44,7 +44,7 @@ def printed_rankings() -> list[PrintedRanking]:
             {"model": "llama31-8b-instruct"},
         ),
         _ranking(
-            "lychee", "longbench", "LongBench", three, 4096, ("longbench", "longbench_plain", "mini_recall"),
+            "lychee", "longbench", "LongBench", three, 4096, ("longbench", "longbench_prompt", "mini_recall"),
             {"model": "llama3-8b-1048k", "budget": "4096"},
         ),
     ]  # fmt: skip

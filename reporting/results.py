@@ -19,6 +19,7 @@ from longdecode.evals.common_window import with_common_windows
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.storage import read_folder, read_frame, read_records, stamped_drafters
+from longdecode.evals.suite_spec import with_protocols
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD, Spread
 from longdecode.reporting.dependence import Dependence, dependence
 from longdecode.reporting.flips import Flips, Place, count_flips
@@ -258,7 +259,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         RecordSchemaError: a record file cannot be read by this code.
     """
     text = config_path.read_text(encoding="utf-8")
-    config = with_common_windows(yaml.safe_load(text) or {})
+    config = with_common_windows(with_protocols(yaml.safe_load(text) or {}))
     summary_path = results_dir / "summary.csv"
     speed = load_speed(results_dir, list(config.get("methods") or {}))
     if speed is None and not summary_path.exists():

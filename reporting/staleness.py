@@ -102,7 +102,7 @@ def _hash_of(record: Record | SpeedRecord) -> str:
 def _quality_hash(method: str, task: str) -> str:
     """Today's hash of the code behind a score; empty where the method or the task is gone."""
     try:
-        return quality_code_hash(method, type(get_task(task)).__module__)
+        return quality_code_hash(method, get_task(task).code_module)
     except ConfigError:
         return ""
 

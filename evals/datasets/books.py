@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.data_file import one_line, read_text, shown
 from longdecode.evals.datasets.source import HubId, read_source
 
 HUB = "emozilla/pg19-test"
@@ -39,7 +41,8 @@ def read_books(source: Path | None, wanted: Sequence[str]) -> dict[str, str]:
 
 def _from_folder(folder: Path, wanted: Sequence[str]) -> Mapping[str, str]:
     files = {file.stem: file for file in sorted(folder.rglob("*.txt"))}
-    texts = {book: files[book].read_text(encoding="utf-8", errors="ignore") for book in wanted if book in files}
+    remedy = partial(_unavailable, wanted=wanted)
+    texts = {book: read_text(files[book], remedy) for book in wanted if book in files}
     parquet = [] if len(texts) == len(wanted) else sorted(folder.rglob("*.parquet"))
     if not parquet:
         return texts
@@ -52,8 +55,8 @@ def _from_folder(folder: Path, wanted: Sequence[str]) -> Mapping[str, str]:
 
     try:
         return _chosen(rows(), wanted) | texts
-    except (OSError, ValueError, KeyError) as error:
-        raise _unavailable(f"{folder} holds parquet files that are not PG-19's ({error})", wanted) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unavailable(f"{folder} holds parquet files that are not PG-19's ({one_line(error)})", wanted) from error
 
 
 def _from_hub(place: HubId, wanted: Sequence[str]) -> Mapping[str, str]:
@@ -64,7 +67,7 @@ def _from_hub(place: HubId, wanted: Sequence[str]) -> Mapping[str, str]:
     except Exception as error:  # the hub's errors, those of its transport and those of the file system share no base
         raise _unavailable(
             f"data.pg19 is {place.repo!r}, no folder here, and the hub could not be read: "
-            f"{type(error).__name__}: {error}",
+            f"{type(error).__name__}: {one_line(error)}",
             wanted,
         ) from error
 
@@ -75,7 +78,9 @@ def _chosen(rows: Any, wanted: Sequence[str]) -> dict[str, str]:
     for row in rows:
         book = str(row["url"]).rstrip("/").rpartition("/")[2].partition(".")[0]
         if book in wanted:
-            texts[book] = str(row["text"])
+            if not isinstance(row["text"], str) or not row["text"].strip():
+                raise ValueError(f"book {book} has {shown(row['text'])} as its text")
+            texts[book] = row["text"]
             if len(texts) == len(set(wanted)):
                 break
     return texts

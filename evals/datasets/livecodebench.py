@@ -12,20 +12,25 @@ import io
 import json
 import pickle
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from longdecode.engine.errors import DataUnavailableError
-from longdecode.evals.datasets.rows import FROM_HUB
+from longdecode.evals.datasets.data_file import Row, json_rows, one_line
+from longdecode.evals.datasets.rows import FROM_HUB, RowSet, read_rows
 
 HUB_ID = "livecodebench/code_generation_lite"
 FILES = ("test.jsonl", "test2.jsonl", "test3.jsonl", "test4.jsonl", "test5.jsonl")
 """The files that make release_v5, 880 problems."""
 MOST_TEST_BYTES = 1 << 30
 """Most bytes that one problem's tests may take unpacked."""
-_FETCH = f"hf download --repo-type dataset {HUB_ID} {' '.join(FILES)} --local-dir livecodebench"
+FOLDER = "livecodebench"
+PUBLIC_FILE = Path("livecodebench_public_tests", "lcb_v5_public_tests.derived.jsonl")
+_PROMPTS = RowSet("code", "livecodebench_v5", ("qwq_livecodebench_v5.jsonl",), HUB_ID, None, "test")
+_PROMPTS_FILE = Path(_PROMPTS.folder, _PROMPTS.files[0])
+_FETCH = f"hf download --repo-type dataset {HUB_ID} {' '.join(FILES)} --local-dir code/{FOLDER}"
 _HEAD = (
     "You will be given a question (problem specification) and will generate a correct Python program that matches the "
     "specification and passes all tests.\n\nQuestion: "
@@ -72,18 +77,22 @@ class CodeProblem:
         if hashlib.sha256(line).hexdigest() != self.row_sha256:
             raise _unavailable(f"{self.file} has changed since its problems were read")
         try:
-            row = json.loads(line)
-            tests = json.loads(row["public_test_cases"]) + _private(row["private_test_cases"])
+            row = json.loads(line.decode("utf-8-sig"))
+            public = row["public_test_cases"]
+            tests = (json.loads(public) if isinstance(public, str) else public) + _private(
+                row.get("private_test_cases", "[]")
+            )
             return [CodeTest(str(test["input"]), str(test["output"])) for test in tests]
-        except (ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError, zlib.error) as error:
-            raise _unavailable(f"{self.file}: the tests of {self.question_id} cannot be read: {error}") from error
+        except (ValueError, KeyError, TypeError, EOFError, RecursionError, pickle.UnpicklingError, zlib.error) as error:
+            why = f"the tests of {self.question_id} cannot be read: {one_line(error)}"
+            raise _unavailable(f"{self.file}: {why}") from error
 
 
 def read_problems(source: Path | None, first_day: str = "", last_day: str = "9") -> list[CodeProblem]:
     """Return the problems of release_v5 whose contests fell into a window, in the release's order.
 
     Args:
-        source: a folder with the release's five files, or ``hub``.
+        source: a folder whose ``livecodebench`` holds the release's five files, or ``hub``.
         first_day: first date, ``YYYY-MM-DD``.
         last_day: last date.
 
@@ -91,20 +100,40 @@ def read_problems(source: Path | None, first_day: str = "", last_day: str = "9")
         DataUnavailableError: a file is missing or cannot be read; the message says how to fetch it.
     """
     if source is None:
-        raise _unavailable("the configuration's data.livecodebench names no folder")
-    found = []
-    for file in _files(source):
-        offset = 0
-        with file.open("rb") as handle:
-            for number, line in enumerate(handle, start=1):
-                try:
-                    row = json.loads(line)
-                    if first_day <= row["contest_date"][:10] <= last_day:
-                        found.append(_problem(row, line, file, offset))
-                except (ValueError, KeyError, TypeError) as error:
-                    raise _unavailable(f"{file}, line {number} is no problem: {error}") from error
-                offset += len(line)
-    return found
+        raise _unavailable("the configuration's data.code names no folder")
+
+    def problem(row: Row, file: Path) -> CodeProblem | None:
+        return _problem(row, file) if first_day <= row.text("contest_date")[:10] <= last_day else None
+
+    return [found for file in _files(source) for found in _problems(file, problem)]
+
+
+def read_public_problems(source: Path | None) -> list[CodeProblem]:
+    """Return the 279 problems of release_v5's window with public tests alone, derived from the statements' samples.
+
+    Args:
+        source: a folder with the tests (``PUBLIC_FILE``) and QwQ's published prompts (``livecodebench_v5``).
+
+    Raises:
+        DataUnavailableError: a file is missing or cannot be read.
+    """
+    if source is None:
+        raise _unavailable("the configuration's data.code names no folder")
+    if missing := [str(name) for name in (PUBLIC_FILE, _PROMPTS_FILE) if not (source / name).is_file()]:
+        raise DataUnavailableError(
+            f"data.code is {source}, which lacks {' and '.join(missing)}: tests made of the statements' samples, which "
+            "no repository publishes, and prompts (github QwenLM/QwQ, eval/data/livecodebench_v5.jsonl); the task "
+            "livecodebench_v5 has the release's own tests"
+        )
+    prompts = {row.text("question_id"): row.text("prompt") for row in read_rows(_PROMPTS, source)}
+
+    def problem(row: Row, file: Path) -> CodeProblem:
+        name = row.text("question_id")
+        if name not in prompts:
+            raise row.fault(f"is problem {name!r}, which {_PROMPTS_FILE} lacks")
+        return _made(row, file, prompts[name], row.optional_text("func_name"))
+
+    return _problems(source / PUBLIC_FILE, problem)
 
 
 def prompt_text(question: str, starter: str) -> str:
@@ -112,17 +141,34 @@ def prompt_text(question: str, starter: str) -> str:
     return f"{_HEAD}{question}\n\n" + (f"{_STARTER}{starter}\n```\n\n" if starter else _STDIN)
 
 
-def _problem(row: Mapping[str, Any], line: bytes, file: Path, offset: int) -> CodeProblem:
-    function = json.loads(row["metadata"]).get("func_name")
-    prompt = prompt_text(row["question_content"], row["starter_code"])
-    return CodeProblem(row["question_id"], prompt, function, hashlib.sha256(line).hexdigest(), file, offset)
+def _problems(file: Path, problem: Callable[[Row, Path], CodeProblem | None]) -> list[CodeProblem]:
+    """Return what ``problem`` makes of a file's rows, those left out of which it makes none."""
+    try:
+        with file.open("rb") as handle:
+            made = [problem(row, file) for row in json_rows(handle, str(file), _unavailable)]
+    except OSError as error:
+        raise _unavailable(f"{file} cannot be read: {one_line(error)}") from error
+    return [found for found in made if found is not None]
+
+
+def _problem(row: Row, file: Path) -> CodeProblem:
+    try:
+        function = json.loads(row.text("metadata")).get("func_name")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise row.fault(f"has 'metadata' that is no JSON object: {one_line(error)}") from error
+    prompt = prompt_text(row.text("question_content"), row.text("starter_code"))
+    return _made(row, file, prompt, function)
+
+
+def _made(row: Row, file: Path, prompt: str, function: str | None) -> CodeProblem:
+    return CodeProblem(row.text("question_id"), prompt, function, hashlib.sha256(row.raw).hexdigest(), file, row.offset)
 
 
 def _files(source: Path) -> list[Path]:
     if str(source) != FROM_HUB or source.is_dir():
-        files = [source / name for name in FILES]
+        files = [source / FOLDER / name for name in FILES]
         if missing := [file.name for file in files if not file.is_file()]:
-            raise _unavailable(f"{source} lacks {', '.join(missing)}")
+            raise _unavailable(f"{source / FOLDER} lacks {', '.join(missing)}")
         return files
     from huggingface_hub import hf_hub_download
 
@@ -156,6 +202,4 @@ def _private(text: str) -> list[dict[str, Any]]:
 
 
 def _unavailable(why: str) -> DataUnavailableError:
-    return DataUnavailableError(
-        f"{why}; fetch the set with `{_FETCH}` (about 4 GB) and set data.livecodebench to livecodebench"
-    )
+    return DataUnavailableError(f"{why}; fetch the set with `{_FETCH}` (about 4 GB) and set data.code to code")

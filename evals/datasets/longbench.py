@@ -1,17 +1,19 @@
-"""LongBench v1's rows, from a folder of its jsonl files or from the archive of its hub repository."""
+"""Read rows of LongBench v1 and LongBench-E, which share an archive on the hub, and of LongBench v2."""
 
 from __future__ import annotations
 
-import io
-import json
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets import rows as plain_rows
+from longdecode.evals.datasets.data_file import Row, json_rows, one_line
 from longdecode.evals.datasets.source import HubId, read_source
 
 HUB_REPO = "zai-org/LongBench"
@@ -24,6 +26,9 @@ FETCH = (
     f"curl -L -o data.zip https://huggingface.co/datasets/{HUB_REPO}/resolve/{HUB_REVISION}/{_ARCHIVE} && "
     "unzip data.zip -d longbench"
 )
+_V2 = plain_rows.RowSet(
+    "longbench_v2", "", ("data.json", "data.jsonl"), "zai-org/LongBench-v2", None, "train"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +41,45 @@ class LongBenchRow:
     all_classes: tuple[str, ...] | None
 
 
+def read_v2_rows(source: Path | None, count: int) -> list[LongBenchRow]:
+    """Return the first ``count`` questions of LongBench v2, the choices after each, with the right one's letter.
+
+    Args:
+        source: a folder with ``data.json`` or ``data.jsonl``, or ``hub``; ``None`` where the configuration names none.
+
+    Raises:
+        DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
+    """
+    return [
+        LongBenchRow(
+            "\n".join([row.text("question"), *(f"({letter}) {row.text(f'choice_{letter}')}" for letter in "ABCD")]),
+            row.text("context"), (row.answer("answer"),), None,
+        )
+        for row in plain_rows.read_rows(_V2, source)[:count]
+    ]  # fmt: skip
+
+
 def read_rows(source: Path | None, dataset: str, count: int) -> list[LongBenchRow]:
     """The first ``count`` rows of a data set, or all it has.
 
     Args:
         source: a folder with ``<dataset>.jsonl`` at any depth or with ``data.zip``, or a hub id, ``org/name`` or
             ``org/name@revision``; ``None`` where the configuration names nothing.
-        dataset: LongBench's own name, such as ``qmsum``.
+        dataset: LongBench's own name, such as ``qmsum``, or LongBench-E's, such as ``qasper_e``.
 
     Raises:
         DataUnavailableError: the file is not here and cannot be fetched, or is not LongBench's; the message holds the
             command that fetches it.
     """
-    rows: list[LongBenchRow] = []
     with _lines(source, dataset) as (name, lines):
-        for number, line in enumerate(lines, start=1):
-            if len(rows) == count:
-                break
-            rows.append(_row(line, f"{name}, line {number}"))
-    return rows
+        try:
+            return [_row(row) for row in islice(json_rows(lines, name, _unavailable), count)]
+        except (OSError, zipfile.BadZipFile, zlib.error) as error:
+            raise _unavailable(f"{name} cannot be read: {one_line(error)}") from error
 
 
 @contextmanager
-def _lines(source: Path | None, dataset: str) -> Iterator[tuple[str, IO[str]]]:
+def _lines(source: Path | None, dataset: str) -> Iterator[tuple[str, IO[bytes]]]:
     """The open file of a data set, and what to call it in errors."""
     if source is None:
         raise _unavailable("the configuration's data.longbench names nothing")
@@ -70,18 +91,20 @@ def _lines(source: Path | None, dataset: str) -> Iterator[tuple[str, IO[str]]]:
     else:
         files = sorted(place.rglob(f"{dataset}.jsonl"), key=lambda file: (len(file.parts), file))
         if files:
-            with files[0].open(encoding="utf-8") as handle:
+            with files[0].open("rb") as handle:
                 yield str(files[0]), handle
             return
         archive = place / _ARCHIVE
         if not archive.is_file():
             raise _unavailable(f"no {dataset}.jsonl and no {_ARCHIVE} in {place}")
+    if not zipfile.is_zipfile(archive):
+        raise _unavailable(f"{archive} is no zip archive: empty, cut off or another file")
     with zipfile.ZipFile(archive) as zipped:
         members = [name for name in zipped.namelist() if Path(name).name == f"{dataset}.jsonl"]
         if not members:
             raise _unavailable(f"{archive} holds no {dataset}.jsonl")
         with zipped.open(members[0]) as raw:
-            yield f"{archive}:{members[0]}", io.TextIOWrapper(raw, encoding="utf-8")
+            yield f"{archive}:{members[0]}", raw
 
 
 def _fetch(place: HubId) -> Path:
@@ -101,15 +124,9 @@ def _fetch(place: HubId) -> Path:
         ) from error
 
 
-def _row(line: str, where: str) -> LongBenchRow:
-    try:
-        raw: dict[str, Any] = json.loads(line)
-        classes = raw.get("all_classes")
-        return LongBenchRow(
-            str(raw["input"]), str(raw["context"]), tuple(raw["answers"]), None if classes is None else tuple(classes)
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise _unavailable(f"{where} is not a row of LongBench: {type(error).__name__}: {error}") from error
+def _row(row: Row) -> LongBenchRow:
+    classes = None if row.values.get("all_classes") is None else row.texts("all_classes")
+    return LongBenchRow(row.text("input"), row.text("context"), row.texts("answers"), classes)
 
 
 def _unavailable(reason: str) -> DataUnavailableError:

@@ -6,16 +6,15 @@ Linking-ai/SCOPE for CommonsenseQA.
 
 from __future__ import annotations
 
-import csv
 import functools
-import json
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.data_file import Row, csv_table, json_document
 from longdecode.evals.datasets.rows import FROM_HUB, RowSet, read_rows, unavailable
 
 GSM8K = RowSet("longgenbench", "gsm8k", ("test.jsonl",), "openai/gsm8k", None, "test", "main")
@@ -36,6 +35,7 @@ MMLU_FETCH = (
 )
 _MMLU_DEMOS = ("LongGenBench_MMLU_prompt.json", "LongGenBench_MMLU_prompt/LongGenBench_prompt.json")
 LETTERS = "ABCDE"
+_GOLD = re.compile(r"-?[\d,]*\.?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,7 @@ def read_groups(source: Path | None, name: str, size: int) -> list[Group]:
     if name == "mmlu":
         return _mmlu(source, size)
     place = GSM8K if name == "gsm8k" else CSQA
-    rows = read_rows(place, source)
-    try:
-        questions = [_gsm8k(row) if name == "gsm8k" else _csqa(row) for row in rows]
-    except (KeyError, TypeError) as error:
-        raise unavailable(place, f"a row of {name} in {source} lacks {error}") from error
+    questions = [_gsm8k(row) if name == "gsm8k" else _csqa(row) for row in read_rows(place, source)]
     if len(questions) < size:
         raise unavailable(place, f"{name} in {source} has {len(questions)} questions, not {size}")
     starts = range(0, len(questions) - size + 1, size)
@@ -93,19 +89,32 @@ def _demos(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((demo["question"], demo["answer"]) for demo in yaml.safe_load(text)[name])
 
 
-def _gsm8k(row: Mapping[str, str]) -> Question:
-    return Question(row["question"], row["answer"].rpartition("####")[2].strip())
+def _gsm8k(row: Row) -> Question:
+    answer = row.text("answer")
+    gold = answer.rpartition("####")[2].strip()
+    if _GOLD.fullmatch(gold) is None:
+        raise row.fault(f"has no number after '####' in 'answer', but {gold[:60]!r}")
+    return Question(row.text("question"), gold)
 
 
-def _csqa(row: Mapping) -> Question:
+def _csqa(row: Row) -> Question:
     """Read a row of the original release, or of the hub, which has it flattened."""
-    asked = row["question"]
-    if isinstance(asked, str):
-        stem, choices = asked, dict(zip(row["choices"]["label"], row["choices"]["text"], strict=True))
+    if isinstance(row.value("question"), str):
+        stem, options = row.text("question"), row.inner("choices")
+        labels, texts = options.texts("label"), options.texts("text")
     else:
-        stem, choices = asked["stem"], {choice["label"]: choice["text"] for choice in asked["choices"]}
-    options = " ".join(f"({label}) {text}" for label, text in choices.items())
-    return Question(f"{stem}\n{options}\n", row["answerKey"])
+        asked = row.inner("question")
+        choices = asked.value("choices")
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise asked.fault("has 'choices' that are no list of objects")
+        inner = [Row(choice, asked.where, asked.remedy) for choice in choices]
+        stem = asked.text("stem")
+        labels, texts = tuple(c.text("label") for c in inner), tuple(c.text("text") for c in inner)
+    gold = row.text("answerKey")
+    if len(labels) != len(texts) or gold not in labels:
+        raise row.fault(f"has choices {', '.join(labels)} with {len(texts)} texts, and {gold!r} as 'answerKey'")
+    listed = " ".join(f"({label}) {text}" for label, text in zip(labels, texts, strict=True))
+    return Question(f"{stem}\n{listed}\n", gold)
 
 
 def _mmlu(source: Path | None, size: int) -> list[Group]:
@@ -116,15 +125,18 @@ def _mmlu(source: Path | None, size: int) -> list[Group]:
     if demos is None or not files:
         raise _no_mmlu(f"{source} holds no {'*_test.csv of MMLU' if demos else _MMLU_DEMOS[0]}")
     groups = []
-    try:
-        examples: dict[str, str] = dict(json.loads(demos.read_text(encoding="utf-8")))
-        for subject in sorted(set(files) & set(examples) - DROPPED):
-            with files[subject].open(encoding="utf-8", newline="") as handle:
-                rows = list(csv.reader(handle))[:size]
-            if len(rows) == size:
-                groups.append(_mmlu_group(subject, rows, examples[subject]))
-    except (OSError, ValueError, TypeError, AttributeError, csv.Error) as error:
-        raise _no_mmlu(f"{source} cannot be read: {error}") from error
+    examples = json_document(demos, _no_mmlu)
+    if not isinstance(examples, dict) or not all(isinstance(text, str) for text in examples.values()):
+        raise _no_mmlu(f"{demos} cannot be read: an object of texts, one a subject, is expected")
+    for subject in sorted(set(files) & set(examples) - DROPPED):
+        rows = csv_table(files[subject], _no_mmlu)[:size]
+        for where, values in rows:
+            if len(values) != 6 or values[-1] not in tuple(LETTERS[:4]):
+                raise _no_mmlu(
+                    f"{where} has {len(values)} fields, the last {values[-1]!r}; 6 are expected, the last A to D"
+                )
+        if len(rows) == size:
+            groups.append(_mmlu_group(subject, [values for _, values in rows], examples[subject]))
     if not groups:
         raise _no_mmlu(f"{source} has no subject with {size} questions and worked examples")
     return groups

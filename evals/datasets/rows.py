@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Mapping
+import gzip
+import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.data_file import Remedy, Row, csv_table, json_document, json_rows, one_line, shown
 
 FROM_HUB = "hub"
 """Value of a ``data`` key to have every set fetched from its own repository of the hub."""
@@ -21,7 +21,8 @@ class RowSet:
 
     Attributes:
         data: key of the configuration's ``data`` that names the folder, or ``hub``.
-        folder: sub-folder of the set, which holds one of ``files`` (jsonl or csv) or a snapshot of the repository.
+        folder: sub-folder of the set, which holds one of ``files`` (jsonl, packed or not, a JSON array in .json,
+            or csv) or a snapshot of the repository.
         files: names of files, in order of preference.
         hub_id: repository on the hub.
         revision: its commit; ``None`` where it is not known to us.
@@ -40,8 +41,8 @@ class RowSet:
     gated: bool = False
 
 
-def read_rows(place: RowSet, source: Path | None) -> list[Mapping[str, Any]]:
-    """Return every row of a set, in the set's own order.
+def read_rows(place: RowSet, source: Path | None) -> list[Row]:
+    """Return every row of a set, at least one, in the set's own order.
 
     Args:
         place: the set.
@@ -74,21 +75,40 @@ def unavailable(place: RowSet, why: str) -> DataUnavailableError:
     )
 
 
-def _from_file(place: RowSet, file: Path) -> list[Mapping[str, Any]]:
+def _from_file(place: RowSet, file: Path) -> list[Row]:
+    remedy = partial(unavailable, place)
+    if file.suffix == ".csv":
+        (_, names), *table = csv_table(file, remedy)
+        if not table:
+            raise remedy(f"{file} has a header and no row")
+        return [Row(dict(zip(names, values, strict=False)), where, remedy) for where, values in table]
+    if file.suffix == ".json":
+        return _from_array(json_document(file, remedy), file, remedy)
     try:
-        with file.open(encoding="utf-8", newline="" if file.suffix == ".csv" else None) as handle:
-            if file.suffix == ".csv":
-                return list(csv.DictReader(handle))
-            return [json.loads(line) for line in handle if line.strip()]  # splitlines would cut at U+2028 too
-    except (ValueError, csv.Error) as error:
-        raise unavailable(place, f"{file} cannot be read: {error}") from error
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
+            return list(json_rows(lines, str(file), remedy))
+    except (OSError, EOFError, zlib.error) as error:
+        raise remedy(f"{file} cannot be read: {one_line(error)}") from error
 
 
-def _from_hub(place: RowSet, source: str, revision: str | None) -> list[Mapping[str, Any]]:
+def _from_array(found: object, file: Path, remedy: Remedy) -> list[Row]:
+    if not isinstance(found, list) or not found:
+        raise remedy(f"{file} holds {shown(found)}; a JSON array of objects is expected")
+    for number, value in enumerate(found, 1):
+        if not isinstance(value, dict):
+            raise remedy(f"{file}, row {number} is {shown(value)}; an object, {{...}}, is expected")
+    return [Row(value, f"{file}, row {number}", remedy) for number, value in enumerate(found, 1)]
+
+
+def _from_hub(place: RowSet, source: str, revision: str | None) -> list[Row]:
     """Return rows by the datasets library: of the hub itself, or of a folder that is a snapshot of it."""
     import datasets  # seconds to import
 
+    remedy = partial(unavailable, place)
     try:
-        return list(datasets.load_dataset(source, place.config, split=place.split, revision=revision))
-    except (OSError, ValueError) as error:
-        raise unavailable(place, f"{source} cannot be loaded: {error}") from error
+        rows = list(datasets.load_dataset(source, place.config, split=place.split, revision=revision))
+    except Exception as error:  # the hub's errors, those of its transport and those of the library share no base
+        raise remedy(f"{source} cannot be loaded: {one_line(error)}") from error
+    if not rows:
+        raise remedy(f"{source} has no row")
+    return [Row(row, f"{source}, row {number}", remedy) for number, row in enumerate(rows, 1)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.data_file import json_document, one_line, read_text, shown
 from longdecode.evals.generators.ruler_documents import DocumentQuestion
 
 _FETCH = {
@@ -43,9 +44,9 @@ def essay_words(folder: Path | None) -> tuple[str, ...]:
     place = _folder(folder, "essays")
     packed = place / "PaulGrahamEssays.json"
     if packed.is_file():
-        return _read_json(packed, "essays", lambda raw: tuple(str(raw["text"]).split()))
+        return _read_json(packed, "essays", lambda raw: tuple(_text(raw["text"]).split()))
     files = sorted((place / "essays").glob("*.txt"))
-    words = tuple(word for file in files for word in file.read_text(encoding="utf-8", errors="replace").split())
+    words = tuple(word for file in files for word in read_text(file, partial(_unavailable, "essays")).split())
     if not words:
         raise _unavailable("essays", f"no PaulGrahamEssays.json and no essays/*.txt in {place}")
     return words
@@ -62,7 +63,7 @@ def common_vocabulary(folder: Path | None) -> tuple[str, ...]:
     for name in _WORD_LISTS:
         if not (place / name).is_file():
             raise _unavailable("words", f"no {name} in {place}")
-        words.update(filter(None, map(str.strip, (place / name).read_text(encoding="utf-8").splitlines())))
+        words.update(filter(None, map(str.strip, read_text(place / name, partial(_unavailable, "words")).splitlines())))
     return tuple(sorted(words))
 
 
@@ -75,7 +76,7 @@ def large_vocabulary(folder: Path | None) -> tuple[str, ...]:
     file = _folder(folder, "words") / "english_words.json"
     if not file.is_file():
         raise _unavailable("words", f"no {file.name} in {file.parent}")
-    return _read_json(file, "words", lambda raw: tuple(dict.fromkeys(map(str, raw.values()))))
+    return _read_json(file, "words", lambda raw: tuple(dict.fromkeys(map(_text, raw.values()))))
 
 
 def read_questions(folder: Path | None, dataset: str) -> Questions:
@@ -87,11 +88,14 @@ def read_questions(folder: Path | None, dataset: str) -> Questions:
     file = _folder(folder, dataset) / f"{dataset}.json"
     if not file.is_file():
         raise _unavailable(dataset, f"no {file.name} in {file.parent}")
-    return _read_json(file, dataset, {"squad": _squad, "hotpotqa": _hotpotqa}[dataset])
+    found = _read_json(file, dataset, {"squad": _squad, "hotpotqa": _hotpotqa}[dataset])
+    if not found[0]:
+        raise _unavailable(dataset, f"{file} has no question")
+    return found
 
 
 def _squad(raw: Any) -> Questions:
-    documents = tuple(sorted({part["context"] for article in raw["data"] for part in article["paragraphs"]}))
+    documents = tuple(sorted({_text(part["context"]) for article in raw["data"] for part in article["paragraphs"]}))
     place = {document: i for i, document in enumerate(documents)}
     questions = []
     for article in raw["data"]:
@@ -100,7 +104,7 @@ def _squad(raw: Any) -> Questions:
             gold = place[part["context"]]
             nearby = tuple(dict.fromkeys(i for i in own if i != gold))
             questions += [
-                DocumentQuestion(item["question"], tuple(a["text"] for a in item["answers"]), (gold,), nearby)
+                DocumentQuestion(_text(item["question"]), _answers(item), (gold,), nearby)
                 for item in part["qas"]
                 if not item.get("is_impossible", False)
             ]
@@ -108,25 +112,49 @@ def _squad(raw: Any) -> Questions:
 
 
 def _hotpotqa(raw: Any) -> Questions:
-    texts = [[f"{title}\n{''.join(parts)}" for title, parts in item["context"]] for item in raw]
+    texts = [[f"{_text(title)}\n{_joined(parts)}" for title, parts in item["context"]] for item in raw]
     documents = tuple(sorted({text for own in texts for text in own}))
     place = {document: i for i, document in enumerate(documents)}
     return tuple(
-        DocumentQuestion(item["question"], (item["answer"],), tuple(dict.fromkeys(place[text] for text in own)))
+        DocumentQuestion(
+            _text(item["question"]), (_text(item["answer"]),), tuple(dict.fromkeys(place[text] for text in own))
+        )
         for item, own in zip(raw, texts, strict=True)
     ), documents
 
 
 def _read_json(file: Path, what: str, read: Callable[[Any], _Content]) -> _Content:
     try:
-        return read(_load(file))
+        if content := read(_load(file, what)):
+            return content
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unavailable(what, f"{file} is not in the expected format: {type(error).__name__}: {error}") from error
+        raise _unavailable(
+            what, f"{file} is not in the expected format: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    raise _unavailable(what, f"{file} is empty")
 
 
 @functools.lru_cache(maxsize=2)
-def _load(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
+def _load(file: Path, what: str) -> Any:
+    return json_document(file, partial(_unavailable, what))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shown(value)} stands where a string is expected")
+    return value
+
+
+def _joined(sentences: Any) -> str:
+    if not isinstance(sentences, list):
+        raise TypeError(f"{shown(sentences)} stands where a list of sentences is expected")
+    return "".join(sentences)
+
+
+def _answers(item: Any) -> tuple[str, ...]:
+    if not item["answers"]:
+        raise ValueError(f"{shown(item['question'])} has no answer")
+    return tuple(_text(answer["text"]) for answer in item["answers"])
 
 
 def _folder(folder: Path | None, what: str) -> Path:

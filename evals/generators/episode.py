@@ -11,13 +11,15 @@ class Episode:
 
     ``prompt`` is prefilled densely; ``question`` is fed one token at a time through the method under test; ``answer``
     is what a perfect model then writes, the final newline included. ``items`` are the values asked for, in order, one
-    a question; empty for running text, where the loss is the score.
+    a question; empty for running text, where the loss is the score. ``asked_chars`` is the part of the question that
+    ends the prompt, in characters.
     """
 
     prompt: str
     question: str
     answer: str
     items: tuple[str, ...] = ()
+    asked_chars: int = 0
 
     @property
     def text(self) -> str:

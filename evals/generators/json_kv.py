@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import random
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 EXAMPLES = 2
@@ -36,7 +37,12 @@ def json_kv(rng: random.Random, pairs: int, depth: float) -> KeyValueQuestion:
     table = {_identifier(rng): _identifier(rng) for _ in range(pairs)}
     keys = list(table)
     asked = keys.pop(round(depth * (pairs - 1)))
-    shown = "\n\n".join(f"{_question(key)} {table[key]}" for key in rng.sample(keys, EXAMPLES))
+    return ask(table, asked, rng.sample(keys, EXAMPLES))
+
+
+def ask(table: Mapping[str, str], asked: str, answered: Sequence[str]) -> KeyValueQuestion:
+    """Ask for one key of an object, some others being answered first."""
+    shown = "\n\n".join(f"{_question(key)} {table[key]}" for key in answered)
     return KeyValueQuestion(
         f"{json.dumps(table, indent=0)}\n\n{_INSTRUCTION}\n\n{shown}\n\n", _question(asked), table[asked]
     )

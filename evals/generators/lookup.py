@@ -67,7 +67,8 @@ def longgen(
     table = _table(rng, max(record_count(total_chars, wording), questions), wording)
     asked = rng.sample(list(table), questions)
     episode = _ask(rng, table, {}, asked, total_chars, fill, wording)
-    return Episode(episode.prompt + episode.question[:-1], "\n", episode.answer, episode.items)
+    block = episode.question[:-1]
+    return Episode(episode.prompt + block, "\n", episode.answer, episode.items, len(block))
 
 
 def marks(items: tuple[str, ...], completion: str) -> tuple[bool, ...]:

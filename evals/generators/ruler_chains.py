@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 import string
+from dataclasses import replace
 
 from longdecode.evals.generators.ruler_question import NOISE, VARIABLE_TRACKING, RulerQuestion, fill
 
@@ -22,7 +23,7 @@ def variable_tracking(rng: random.Random, size: int, example_size: int) -> Ruler
     example = _chain(rng, example_size, _EXAMPLE_LETTERS)
     question = _chain(rng, size, _LETTERS)
     shown = f"{example.text} {' '.join(example.answers)}\n\n"
-    return RulerQuestion(shown + question.prompt, question.answer_prefix, question.answers)
+    return replace(question, prompt=shown + question.prompt)
 
 
 def tracking_example(rng: random.Random, size: int) -> RulerQuestion:

@@ -18,11 +18,15 @@ NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 
 @dataclass(frozen=True, slots=True)
 class RulerQuestion:
-    """A prompt, the beginning of its answer (RULER writes it after a model's chat template), and what must follow."""
+    """A prompt, the beginning of its answer (RULER writes it after a model's chat template), and what must follow.
+
+    ``question_chars`` is how many characters at the prompt's end come after the haystack's last line.
+    """
 
     prompt: str
     answer_prefix: str
     answers: tuple[str, ...]
+    question_chars: int
 
     @property
     def text(self) -> str:
@@ -144,4 +148,6 @@ def shrunk_to_fit(make: Callable[[int], _Made], size: int, smallest: int, fits: 
 
 def fill(template: RulerTemplate, answers: tuple[str, ...], **values: object) -> RulerQuestion:
     """A question from a template; braces inside the values are text."""
-    return RulerQuestion(template.prompt.format(**values), template.answer_prefix.format(**values), answers)
+    question = template.prompt.partition("{context}")[2].format(**values).lstrip("\n")
+    prefix = template.answer_prefix.format(**values)
+    return RulerQuestion(template.prompt.format(**values), prefix, answers, len(question))

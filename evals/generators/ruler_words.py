@@ -10,7 +10,7 @@ import math
 import random
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longdecode.evals.generators.ruler_question import COMMON_WORDS, FREQUENT_WORDS, RulerQuestion, fill
 
@@ -47,7 +47,7 @@ def common_words(rng: random.Random, size: int, words: Sequence[str], repeats: R
     context, answers = _list(rng, size, words, repeats.common, repeats.other)
     shown = fill(COMMON_WORDS, (), context=example).text + " " + _numbered(listed) + "\n"
     question = fill(COMMON_WORDS, answers, context=context)
-    return RulerQuestion(shown + question.prompt, question.answer_prefix, question.answers)
+    return replace(question, prompt=shown + question.prompt)
 
 
 def frequent_words(rng: random.Random, size: int, vocabulary: int) -> RulerQuestion:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,6 +45,18 @@ _result = getattr(_owner, {name!r})(*[_json.loads(line) for line in _sys.stdin.r
 with _os.fdopen(_out, "w") as _file:
     _file.write(_json.dumps(_result))
 """
+_PART = "/part{}.py"
+_CHECKS = """
+import os as _os, sys as _sys, types as _types
+_token = _sys.stdin.readline()
+_out = _os.dup(1)
+_os.dup2(2, 1)
+_module = _sys.modules["solution"] = _types.ModuleType("solution")
+for _file in {files!r}:
+    exec(compile(open(_file, encoding="utf-8").read(), _file, "exec"), _module.__dict__)
+_os.write(_out, _token.encode())
+"""
+_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,33 @@ def extract_code(completion: str) -> str | None:
     lines = completion.split("\n")
     fences = [number for number, line in enumerate(lines) if "```" in line]
     return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else None
+
+
+def code_blocks(completion: str) -> list[str]:
+    """Return all fenced blocks of a completion; the last may be open to the completion's end."""
+    return _BLOCK.findall(completion)
+
+
+def run_checks(parts: Sequence[str], checks: str, limits: Limits = LIMITS) -> Verdict:
+    """Run a program and then checks of it in one namespace, as HumanEval and MBPP do; one test in all.
+
+    A program that ends before its checks have run fails, whatever its exit code: the last statement alone writes the
+    token that the driver was given.
+
+    Args:
+        parts: texts that make the program, each compiled by itself.
+        checks: program that raises where the function is wrong.
+        limits: of all of it.
+
+    Raises:
+        SandboxUnsupportedError: there is no sandbox here.
+    """
+    files = {_PART.format(i): text.encode(errors="replace") for i, text in enumerate((*parts, checks))}
+    token = secrets.token_hex(16)
+    outcome = run_python(_CHECKS.format(files=list(files)), f"{token}\n".encode(), limits, files)
+    passed = outcome.status == "ok" and outcome.stdout.decode(errors="replace") == f"{token}\n"
+    cause = None if passed else "wrong" if outcome.status == "ok" else outcome.status
+    return Verdict(passed, cause, int(passed))
 
 
 def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits: Limits = LIMITS) -> Verdict:

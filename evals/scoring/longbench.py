@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.scoring.choice_letter import chosen_letter
 from longdecode.evals.scoring.longbench_rouge import rouge_l
 
 Classes = Sequence[str] | None
+_FIRST_LETTER = re.compile(r"\W*([A-D])\b(?!\s+[a-z])")  # "A table shows" names no choice
 _Metric = Callable[[str, str, Classes], float]
 
 _PUNCTUATION = frozenset(string.punctuation)
@@ -100,6 +102,15 @@ def code_similarity(prediction: str, answer: str, _: Classes = None) -> float:
     return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100
 
 
+def choice(prediction: str, answer: str, _: Classes = None) -> float:
+    """Return 1 where a multiple-choice answer names the right letter.
+
+    The letter that the prediction settles on counts (``chosen_letter``), else one that it begins with.
+    """
+    first = _FIRST_LETTER.match(prediction)
+    return float(answer == (chosen_letter(prediction) or (first[1] if first else None)))
+
+
 METRICS: Mapping[str, _Metric] = {
     "qa_f1": qa_f1,
     "qa_f1_zh": qa_f1_zh,
@@ -110,6 +121,7 @@ METRICS: Mapping[str, _Metric] = {
     "retrieval": retrieval,
     "retrieval_zh": retrieval_zh,
     "code_similarity": code_similarity,
+    "accuracy": choice,
 }
 
 

@@ -1,19 +1,18 @@
 """Marks for many answers in one generation: by the number each answer carries, and as two released scorers give them.
 
-By number, an answer counts for the question whose number it carries, wherever it stands, and a question without one is
-wrong. The released scorers match answers to questions by order, so that one answer they cannot read shifts the rest.
+``marks_by_number`` is this project's: an answer counts for the question whose number it carries, wherever it stands and
+however it is dressed (``longgenbench_answers.py`` says what is read). A question without an answer is wrong.
+``original_marks`` and ``scope_marks`` mirror released scorers to the letter, what they cannot read included: they match
+answers to questions by order, so that one answer they cannot read shifts the rest.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from decimal import Decimal
-from fractions import Fraction
 
-_HEADER = re.compile(r"\b(Answer|Question)[_ ](\d{1,9})")
-_SAID = re.compile(r"answer is:?(.*)", re.IGNORECASE)
-_NUMBER = re.compile(r"-?\$?\d[\d,]{0,99}(?:\.\d{1,99})?(?:/\d{1,99})?|-?\$?\.\d{1,99}")
+from longdecode.evals.scoring.longgenbench_answers import numbered_answers, read_letter, read_number
+
 _ORIGINAL_NUMBER = re.compile(r"\d*\.?\d+")
 _ORIGINAL_SPAN = re.compile(r"(?<=:\n)(.*?)(?=\n\n|$)", re.DOTALL)
 _SCOPE_NUMBER = re.compile(r"Answer_\d+:\s*.*?answer is (\d+)", re.DOTALL)
@@ -23,21 +22,15 @@ _SCOPE_LETTER = re.compile(r"Answer_\d+:\s*.*?answer is \((.*?)\)")
 def marks_by_number(completion: str, golds: Sequence[str], first: int) -> list[bool | None]:
     """Mark the answer to each question: right, wrong, or ``None`` where there is none that can be read.
 
-    An answer runs from its header to the next one, of an answer or a question; the first answer with a number counts.
-    Read is what follows its last "answer is", else its last number or letter. Numbers are compared as numbers.
+    Of several answers with one number the first counts. Numbers are compared as numbers.
 
     Args:
         completion: the generation.
         golds: gold answers: digits, or one capital letter.
         first: number of the first question.
     """
-    given: dict[int, str] = {}
-    headers = [*_HEADER.finditer(completion)]
-    ends = [*(header.start() for header in headers[1:]), len(completion)]
-    for header, end in zip(headers, ends, strict=False):
-        if header[1] == "Answer":
-            given.setdefault(int(header[2]), completion[header.end() : end])
-    read = [_letter if gold.isalpha() else _number for gold in golds]
+    given = numbered_answers(completion)
+    read = [read_letter if gold.isalpha() else read_number for gold in golds]
     found = [how(given.get(first + index, "")) for index, how in enumerate(read)]
     wanted = [how(gold) for how, gold in zip(read, golds, strict=True)]
     return [None if answer is None else answer == gold for answer, gold in zip(found, wanted, strict=True)]
@@ -45,6 +38,9 @@ def marks_by_number(completion: str, golds: Sequence[str], first: int) -> list[b
 
 def original_marks(completion: str, golds: Sequence[str]) -> list[bool]:
     """Mark as LongGenBench's scripts do: by order; the list is as long as the answers found, at most all.
+
+    Read is the last number (digits with a point or none, commas dropped, no sign) or the last capital letter of what
+    follows a colon at a line's end, up to a blank line. ``Answer_9: text`` on one line is not read.
 
     Source: github Dominic789654/LongGenBench, longgenbench_GSM8K_openai.py and longgenbench_MMLU_openai.py. Not done:
     MMLU's script asks the model again for answers that are missing.
@@ -55,6 +51,8 @@ def original_marks(completion: str, golds: Sequence[str]) -> list[bool]:
 
 def scope_marks(completion: str, golds: Sequence[str]) -> list[bool]:
     """Mark as SCOPE does: by order, every "answer is" that its pattern reads; a mark for each question.
+
+    Read are bare digits or a letter in parentheses, after a header ``Answer_9:``. Not ``$18``, ``-3``, ``B`` or markup.
 
     Source: github Linking-ai/SCOPE, eval_longgenbench.py.
     """
@@ -72,23 +70,3 @@ def _original(span: str, gold: str) -> bool:
         return bool(letters) and letters[-1] == gold
     numbers = _ORIGINAL_NUMBER.findall(span.replace(",", ""))
     return bool(numbers) and numbers[-1] == _ORIGINAL_NUMBER.findall(gold)[-1]
-
-
-def _number(text: str) -> Fraction | None:
-    said = _SAID.findall(text)
-    first = _NUMBER.findall(said[-1].rpartition("=")[2]) if said else []
-    found = first[:1] or _NUMBER.findall(text)[-1:]
-    if not found:
-        return None
-    top, _, bottom = found[0].replace(",", "").replace("$", "").partition("/")
-    return Fraction(Decimal(top)) / (int(bottom or 1) or 1)
-
-
-def _letter(text: str) -> str | None:
-    said = _SAID.findall(text)
-    for place, pattern, at in (
-        (said[-1] if said else "", r"\(?\b([A-E])\b\)?", 0), (text, r"\(([A-E])\)", -1), (text, r"\b([A-E])\b", -1)
-    ):  # fmt: skip
-        if found := re.findall(pattern, place):
-            return found[at]
-    return None

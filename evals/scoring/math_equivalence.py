@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 from longdecode.evals.scoring.math_answer import final_answer
+from longdecode.evals.scoring.plain_text import folded
 
 OFFICIAL_SLACK = 1.01
 """OlympiadBench's judge takes a difference of 1.01 times the stated precision for equal, so that rounding of the very
@@ -124,7 +125,7 @@ def _undressed(text: str) -> str:
 
 def _plain(text: str) -> str:
     """Subscripts, upright letters and what programmers write (``4e33``, ``-1./3``) as math-verify reads them."""
-    text = _BARE_POINT.sub("", _PYTHON_NAME.sub(r"\\\1", text))
+    text = _BARE_POINT.sub("", _PYTHON_NAME.sub(r"\\\1", folded(text)))
     plain = _LONG_SUBSCRIPT.sub(r"_{\1}", text)
     while (simpler := _UPRIGHT.sub(_letters, plain)) != plain:
         plain = simpler

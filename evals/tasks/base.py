@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Data = Mapping[str, Path | None]
 """Places of data sets: a local folder or a hub id."""
+Question = Literal["decoded", "prompt"]
+"""Protocol: the question is decoded through the method, or ends the prompt, which is prefilled whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class Sample:
     """One problem, as text. ``forced`` is decoded token by token through the method before it may write freely.
 
     ``meta`` is the task's own (expected values, segment marks); it must be enough to score a completion.
+    ``question_chars`` marks the question of a suite that leaves it in the prompt: so many characters at the prompt's
+    end. ``templated`` tells that the prompt is written in the model's chat template already.
     """
 
     index: int
@@ -29,6 +33,8 @@ class Sample:
     max_new_tokens: int
     stop: str | None
     meta: Any
+    question_chars: int = 0
+    templated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class Task(ABC):
     place of ``score``; ``full_top_tokens`` is how many of Full's likeliest tokens a comparison needs at each forced
     place.
 
+    ``question`` is the protocol, ``None`` where nothing is asked of a text; ``get_task`` sets it from the suite.
+
     ``samples_per_problem`` is how often each problem is drawn (avg@k): sample ``i`` is a draw of problem
     ``i // samples_per_problem``, and each draw has noise of its own.
     """
@@ -73,6 +81,12 @@ class Task(ABC):
     samples_per_problem: int = 1
     against_full: bool = False
     full_top_tokens: int = 0
+    question: Question | None = None
+
+    @property
+    def code_module(self) -> str:
+        """Dotted name of the module that defines the task."""
+        return type(self).__module__
 
     @abstractmethod
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
@@ -110,9 +124,12 @@ class Suite:
     """The tasks of a suite.
 
     ``tasks`` makes each task from the places of real data; ``default`` names those that run where a configuration names
-    none, all when left out; ``data`` lists the data sets that the tasks read.
+    none, all when left out; ``data`` lists the data sets that the tasks read. ``question`` is the protocol that samples
+    are made in, and gives the suite the other one too: ``decoded`` where the forced text is the question, ``prompt``
+    where each sample marks it at the prompt's end (``question_chars``). ``None``: no switch.
     """
 
     tasks: Mapping[str, Callable[[Data], Task]]
     default: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
+    question: Question | None = None

@@ -32,6 +32,40 @@ def counts_bytes(tokenizer: TextTokenizer | None) -> bool:
     return tokenizer is None or (tokenizer.byte_level and not tokenizer.first_ids)
 
 
+def filling(
+    task: Task,
+    make: Callable[[int, int], _Made],
+    tokens: Callable[[_Made], int],
+    smallest: int,
+    count: int,
+    context_tokens: int,
+    max_new_tokens: int,
+) -> list[_Made]:
+    """Make ``count`` questions over a haystack that is as large as fits; one size serves all.
+
+    A question that chance made longer is made again a little smaller.
+
+    Args:
+        task: the task, for the error.
+        make: makes a question by its index and size; index -1 is the one on which the size is found.
+        tokens: tokens of a question, generation aside.
+        smallest: the size below which a question makes no sense.
+
+    Raises:
+        UnsupportedCellError: the smallest does not fit.
+    """
+    room = context_tokens - max_new_tokens
+
+    def fits(made: _Made) -> bool:
+        return tokens(made) <= room
+
+    try:
+        size = largest_fitting(lambda size: tokens(make(-1, size)), room, smallest)
+        return [shrunk_to_fit(partial(make, index), size, smallest, fits) for index in range(count)]
+    except ValueError as error:
+        raise UnsupportedCellError(f"{task.name} does not fit {context_tokens} tokens: {error}") from error
+
+
 def fitted(
     make: Callable[[random.Random, int], _Made],
     tokens: Callable[[_Made], int],
@@ -122,9 +156,12 @@ class EpisodeTask(Task):
         except ValueError as error:
             raise UnsupportedCellError(f"{self.name} does not fit {context_tokens} tokens: {error}") from error
         return [
-            Sample(index, episode.prompt, episode.question, encoded(episode.answer) + SLACK_TOKENS, "\n", episode.items)
+            Sample(
+                index, episode.prompt, episode.question, encoded(episode.answer) + SLACK_TOKENS, "\n", episode.items,
+                question_chars=episode.asked_chars,
+            )
             for index, episode in enumerate(episodes)
-        ]
+        ]  # fmt: skip
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return the share of expected items given, and one mark an item."""

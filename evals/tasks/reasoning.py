@@ -1,4 +1,4 @@
-"""Share the code of suites whose problems are answered by long reasoning, each by one or more sampled generations."""
+"""Share the code of suites whose problems are answered in a chat, by long sampled reasoning or greedily in short."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class ReasoningTask(Task):
     """A set of problems, each drawn ``draws`` times.
 
     The prompt goes through the chat template; whatever of the context the prompt leaves is there to generate, up to the
-    end-of-sequence token. Tokens are drawn at temperature 0.6 and top-p 0.95. Of several draws the metric is avg@k, the
-    mean over problems of the share of right draws, and its interval resamples problems. Fewer problems than the set has
-    are a random part of it, the same for every context and method.
+    end-of-sequence token. Tokens are drawn at temperature 0.6 and top-p 0.95, or greedily. Of several draws the metric
+    is avg@k, the mean over problems of the share of right draws, and its interval resamples problems. Fewer problems
+    than the set has are a random part of it, the same for every context and method.
 
     Args:
         name: the task's.
         data: where the set is.
         draws: generations of each problem.
+        greedy: take the likeliest token each time.
+        most_new_tokens: most tokens of a generation; ``None`` for all that the context leaves.
 
     Source: DeepSeek-AI 2025 (DeepSeek-R1, arXiv 2501.12948) and its model cards for the sampling.
     """
@@ -41,10 +43,15 @@ class ReasoningTask(Task):
     chat = True
     stop_at_eos = True
 
-    def __init__(self, name: str, data: Path | None, draws: int):
+    def __init__(
+        self, name: str, data: Path | None, draws: int = 1, *, greedy: bool = False, most_new_tokens: int | None = None
+    ):
         self.name = name
         self.data = data
         self.samples_per_problem = draws
+        self.most_new_tokens = most_new_tokens
+        if greedy:
+            self.temperature, self.top_p = 0.0, 1.0
         self.metric = f"avg@{draws}" if draws > 1 else "accuracy"
 
     @abstractmethod
@@ -78,5 +85,6 @@ class ReasoningTask(Task):
                     f"{self.name}: a prompt of {context_tokens - room} tokens leaves nothing to generate in a context "
                     f"of {context_tokens}"
                 )
-            made += [Sample(number * draws + draw, prompt, "", room, None, meta) for draw in range(draws)]
+            tokens = min(room, self.most_new_tokens or room)
+            made += [Sample(number * draws + draw, prompt, "", tokens, None, meta) for draw in range(draws)]
         return made

@@ -38,6 +38,7 @@ class Duo(BudgetedMethod):
     name: ClassVar[str] = "duo"
     Params: ClassVar[type] = DuoParams
     params: DuoParams
+    used_with = {"roles_seed": {"roles": "random"}}
 
     def __init__(self, params: DuoParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens)

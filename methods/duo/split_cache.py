@@ -90,7 +90,7 @@ class SplitCache(KVCache):
         """See ``KVCache.begin_block``."""
         refuse_blocks(self, width, starts)
         self.whole_slots = self.positions.clamp(max=self.shape.capacity - 1)
-        self.whole_lengths = self.positions + 1
+        self.whole_lengths = self.whole_slots + 1
         self.ring_slots = ring_slots(self.positions, self.ring_tokens, self.sinks)
         self.ring_lengths = self.whole_lengths.clamp(max=self.ring_tokens)
 

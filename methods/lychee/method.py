@@ -86,6 +86,12 @@ class Lychee(BudgetedMethod):
     name: ClassVar[str] = "lychee"
     Params: ClassVar[type] = LycheeParams
     params: LycheeParams
+    between_steps = ("correction", "correction_period")
+    used_with = {
+        "block_size": {"mode": "block"},
+        "roles_seed": {"roles": "random"},
+        **{knob: {"strategy": knob} for knob in ("ratio", "top_p", "threshold")},
+    }
 
     def __init__(self, params: LycheeParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens)

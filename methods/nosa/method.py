@@ -35,6 +35,7 @@ class Nosa(BlockSelection):
     name: ClassVar[str] = "nosa"
     Params: ClassVar[type] = NosaParams
     params: NosaParams
+    between_steps = ("prefill",)
 
     def __init__(self, params: NosaParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens, by_importance=True)

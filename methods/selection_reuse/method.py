@@ -57,6 +57,7 @@ class SelectionReuse(PagedMethod):
     name: ClassVar[str] = "selection_reuse"
     Params: ClassVar[type] = SelectionReuseParams
     params: SelectionReuseParams
+    used_with = {"gate": {"policy": "cosine"}}
 
     def pages_of(self, state: DecodeState) -> Pages:
         """Return the pages beside the choices."""

@@ -83,7 +83,7 @@ class ShadowCache(KVCache):
         super().__init__(shape)
         self.plan, config, device = plan, shape.config, shape.device
         layers, heads, dim = config.num_layers, config.num_kv_heads, config.head_dim
-        self.most_chunks = shape.capacity // plan.chunk
+        self.most_chunks = max(1, shape.capacity // plan.chunk)  # a text shorter than a chunk scores none
         self.recent_room = min(shape.capacity, (plan.local + 1) * plan.chunk + shape.decoded)
         self.values_shape = torch.Size((layers, shape.batch, heads, shape.capacity, dim))
         self.host: HostBuffer | None = None

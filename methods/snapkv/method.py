@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
 from longdecode.engine.attention import Traffic
+from longdecode.engine.errors import ConfigError
 from longdecode.engine.kv_cache import CacheShape, KVCache
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.kernels.attention_weights import attention_weights
@@ -28,6 +29,11 @@ class SnapKVParams:
     kernel_size: Annotated[int, Field(ge=1)] = 5
     pooling: Literal["avg", "max"] = "avg"
     share: Share = None
+
+    def __post_init__(self) -> None:
+        if self.kernel_size % 2 == 0:
+            # Pooled over an even number a token has no place in the middle, and its score is another token's too.
+            raise ConfigError(f"snapkv: kernel_size = {self.kernel_size}; an odd number (1, 3, 5, ...) is needed")
 
 
 class SnapKV(BudgetedMethod):

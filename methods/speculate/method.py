@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.self_draft import SelfDraft
@@ -48,6 +49,7 @@ class Speculate(SpeculativeMethod):
         drafter = get_method(params.drafter).from_budget(budget_tokens, config, **params.drafter_params)
         if drafter.draft is not None:
             raise ConfigError(f"speculate: drafter = {params.drafter!r} drafts itself; an attention method is needed")
+        refuse_unused(drafter, params.drafter_params)
         if drafter.window > 1:
             raise UnsupportedCellError(
                 f"speculate: drafter = {params.drafter!r} writes over the last {drafter.window - 1} tokens' keys and "
@@ -59,6 +61,28 @@ class Speculate(SpeculativeMethod):
     def draft(self) -> SelfDraft:
         """Return the drafter and how many tokens it drafts."""
         return self._draft
+
+
+def refuse_unused(drafter: AttentionMethod, given: Mapping[str, Any]) -> None:
+    """Refuse parameters of a drafter that would have no effect: rows are named after them.
+
+    The defaults may be given. A method's correction of its cache has nothing to correct: the cache is the verifier's,
+    or takes over the verifier's keys and values.
+
+    Raises:
+        ConfigError: as said.
+    """
+    defaults = {item.name: item.default for item in fields(drafter.Params)}
+    for knob, value in given.items():
+        if value == defaults[knob]:
+            continue
+        needed = {other: need for other, need in drafter.used_with.get(knob, {}).items()
+                  if getattr(drafter.params, other) != need}  # fmt: skip
+        if knob in drafter.between_steps or needed:
+            why = " and ".join(f"without {other} = {need!r}" for other, need in needed.items()) or "while drafting"
+            raise ConfigError(f"speculate: drafter_params {knob} = {value!r} of {drafter.name} has no effect {why}")
+    if drafter.correction is not None:
+        raise ConfigError(f"speculate: drafter = {drafter.name!r} corrects its cache, which has no effect while drafting")
 
 
 METHOD = Speculate

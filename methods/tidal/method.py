@@ -55,6 +55,7 @@ class Tidal(BudgetedMethod):
     name: ClassVar[str] = "tidal"
     Params: ClassVar[type] = TidalParams
     params: TidalParams
+    between_steps = ("correction", "correction_period")
 
     def __init__(self, params: TidalParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens)

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import UnsupportedCellError
+from longdecode.evals.generators.json_kv import ask
 from longdecode.evals.scoring.helmet import substring_exact_match
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.json_kv.suite import DEPTHS, MAX_NEW_TOKENS
@@ -51,6 +52,12 @@ def test_objects_fill_the_context_and_depend_on_their_index_alone(
         assert sample.max_new_tokens == MAX_NEW_TOKENS and context - 2 * pair < used <= context
 
 
+def test_a_long_context_is_filled(tokenizer: TextTokenizer) -> None:
+    (sample,) = get_task("json_kv").samples(32768, 1, 0, tokenizer)
+    used = len(tokenizer.prompt_ids(sample.prompt)) + len(tokenizer.encode(sample.forced)) + MAX_NEW_TOKENS
+    assert 32768 - 2 * PAIR_CHARS < used <= 32768
+
+
 def test_the_answer_is_the_value_of_the_asked_key_at_its_depth(tokenizer: TextTokenizer, seed: int) -> None:
     for sample in get_task("json_kv").samples(4096, 2 * DEPTHS, seed, tokenizer):
         table = table_of(sample)
@@ -68,6 +75,23 @@ def test_two_other_keys_are_answered_first_as_the_asked_one_is_to_be(tokenizer: 
     shown = re.findall(rf"{shape} ({UUID})\n\n", sample.prompt)
     assert len(shown) == 2 and len({name for name, _ in shown} | {key}) == 3
     assert all(table[name] == value for name, value in shown)
+
+
+def test_published_objects_have_the_form_of_ours(shared_data: Path, tokenizer: TextTokenizer, seed: int) -> None:
+    (ours,) = get_task("json_kv").samples(4096, 1, seed, tokenizer)
+    files = sorted((shared_data / "kv_retrieval").glob("*.jsonl"))
+    examples = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(examples) == 15
+    for example in examples:
+        table = dict(map(tuple, example["ordered_kv_records"]))
+        others = [key for key in table if key != example["key"]]
+        made = ask(table, example["key"], others[:2])
+        assert made.value == example["value"] == table[example["key"]]
+        for prompt in (made.prompt, ours.prompt):  # one pair a line, version-4 identifiers as keys and values
+            lines = prompt.partition("\n}")[0].splitlines()
+            assert lines[0] == "{" and all(re.fullmatch(rf'"{UUID}": "{UUID}",?', line) for line in lines[1:])
+        assert table_of(Sample(0, made.prompt, made.question, 1, None, None)) == table
+        assert re.sub(UUID, "", made.question) == re.sub(UUID, "", ours.forced)
 
 
 def test_a_value_is_marked_wherever_it_stands(tokenizer: TextTokenizer, seed: int) -> None:

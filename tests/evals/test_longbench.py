@@ -21,7 +21,14 @@ from longdecode.evals.quality_job import QualityJob
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config, load_run_config
 from longdecode.evals.storage import read_records
-from longdecode.evals.tasks.longbench.suite import ENGLISH_EIGHT, LongBench, LongBenchProtocol, protocols
+from longdecode.evals.tasks.longbench.suite import (
+    ENGLISH_EIGHT,
+    EVEN_THIRTEEN,
+    V2,
+    LongBench,
+    LongBenchProtocol,
+    protocols,
+)
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
@@ -110,7 +117,7 @@ def test_what_cannot_be_read_says_how_to_fetch_it(tmp_path: Path, monkeypatch: p
         (None, "qmsum", "names nothing"),
         (tmp_path, "hotpotqa", "holds no hotpotqa.jsonl"),
         (tmp_path / "bad", "qasper", "no qasper.jsonl and no data.zip"),
-        (tmp_path / "bad", "qmsum", "line 1 is not a row of LongBench: KeyError"),
+        (tmp_path / "bad", "qmsum", "qmsum.jsonl, line 1 lacks 'answers'"),
         (tmp_path / "absent", "qmsum", "neither a folder nor a hub id"),
         (Path("zai-org/LongBench"), "qmsum", "OSError: no route"),
         (Path("someone/copy"), "qmsum", "without a revision"),
@@ -123,20 +130,21 @@ def test_prompts_are_the_protocols_with_context_and_question_put_in(
     tmp_path: Path, byte_tokenizer: TextTokenizer
 ) -> None:
     write_rows(tmp_path / "qasper.jsonl", [row(context="Braces {input} stay.")])
-    sample = LongBench("qasper", tmp_path, plain=True).samples(4096, 1, 0, byte_tokenizer)[0]
+    sample = get_task("longbench_qasper_prompt", {"longbench": tmp_path}).samples(4096, 1, 0, byte_tokenizer)[0]
     assert sample.prompt == protocols()["qasper"].prompt.replace("{input}", "Who?").replace(
         "{context}", "Braces {input} stay."
     )
     assert (sample.forced, sample.max_new_tokens, sample.stop) == ("", 128, None)
 
 
-@pytest.mark.parametrize("dataset", list(protocols()))
+@pytest.mark.parametrize("dataset", [name for name in protocols() if name != V2])
 def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
     dataset: str, tmp_path: Path, byte_tokenizer: TextTokenizer
 ) -> None:
     write_rows(tmp_path / f"{dataset}.jsonl", [row(context="Now, one. Question: two. " * 20)])
-    plain = LongBench(dataset, tmp_path, plain=True)
-    whole = plain.samples(8192, 1, 0, byte_tokenizer)[0].prompt
+    whole = (
+        get_task(f"longbench_{dataset}_prompt", {"longbench": tmp_path}).samples(8192, 1, 0, byte_tokenizer)[0].prompt
+    )
     fed = LongBench(dataset, tmp_path).samples(8192, 1, 0, byte_tokenizer)[0]
     assert fed.prompt + fed.forced == whole
     expected = {
@@ -148,14 +156,14 @@ def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
     assert fed.forced == expected.get(dataset, whole[-100:])
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", ["longbench_qasper", "longbench_qasper_prompt"])
 @pytest.mark.parametrize("context", [300, 301, 497])
 def test_a_long_prompt_loses_its_middle(
-    plain: bool, context: int, tmp_path: Path, word_tokenizer: TextTokenizer, seed: int
+    name: str, context: int, tmp_path: Path, word_tokenizer: TextTokenizer, seed: int
 ) -> None:
     words = random.Random(seed).choices([f"w{i}" for i in range(500)], k=900)
     write_rows(tmp_path / "qasper.jsonl", [row(context=" ".join(words), input="w7 w8 ?")])
-    sample = LongBench("qasper", tmp_path, plain=plain).samples(context, 1, 0, word_tokenizer)[0]
+    sample = get_task(name, {"longbench": tmp_path}).samples(context, 1, 0, word_tokenizer)[0]
     prompt, forced = word_tokenizer.prompt_ids(sample.prompt), word_tokenizer.encode(sample.forced)
     kept = (*prompt[1:], *forced)
     whole = word_tokenizer.encode(
@@ -165,7 +173,7 @@ def test_a_long_prompt_loses_its_middle(
     assert prompt[0] == 0 and context - 128 - 2 <= len(prompt) + len(forced) <= context - 128
     half = len(kept) // 2
     assert kept[:half] == whole[:half] and kept[-half:] == whole[-half:]
-    assert bool(forced) is not plain
+    assert bool(forced) is not name.endswith("_prompt")
 
 
 def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, byte_tokenizer: TextTokenizer) -> None:
@@ -175,8 +183,10 @@ def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, 
 
 
 def test_suites_hold_all_tasks_and_run_the_papers_eight_by_default() -> None:
-    for suite, suffix in (("longbench", ""), ("longbench_plain", "_plain")):
-        assert len(suite_tasks(suite)) == 21
+    for suite, suffix in (("longbench", ""), ("longbench_prompt", "_prompt")):
+        names = {f"longbench_e_{dataset}{suffix}" for dataset in EVEN_THIRTEEN}
+        assert len(names) == 13 and names | {f"longbench_v2{suffix}"} <= set(suite_tasks(suite))
+        assert len(suite_tasks(suite)) == 21 + 13 + 1
         assert default_tasks(suite) == tuple(f"longbench_{name}{suffix}" for name in ENGLISH_EIGHT)
         assert set(default_tasks(suite)) <= set(suite_tasks(suite))
     assert default_tasks("mini_book") == suite_tasks("mini_book")

@@ -95,6 +95,17 @@ def test_code_is_compared_by_its_first_line_of_code_in_whole_percents() -> None:
     assert score("# only a comment", "x", None) == 0
 
 
+def test_a_choice_is_the_letter_said_last_or_first_of_all() -> None:
+    score = METRICS["accuracy"]
+    for text, letter in (
+        ("The correct answer is (B).", "B"), (" **C**", "C"), ("(D) because A is wrong", "D"), ("B. It says so", "B"),
+        ("The answer is A. No: the correct answer is (C)", "C"), ("Answer: **D**", "D"), ("A", "A"),
+    ):  # fmt: skip
+        assert [score(text, one, None) for one in "ABCD"] == [float(one == letter) for one in "ABCD"], text
+    for text in ("", "A table shows this", "none of them", "E", "Both"):
+        assert not any(score(text, one, None) for one in "ABCD"), text
+
+
 def test_few_shot_tasks_are_marked_on_their_first_line() -> None:
     assert first_line("\n\nParis\n\nPassage: more") == "Paris"
     assert {name for name, protocol in protocols().items() if protocol.first_line} == {

@@ -138,6 +138,56 @@ def test_answers_count_by_number_wherever_they_stand() -> None:
     assert marks_by_number(letters, ["B", "C", "E", "A"], 6) == [True, True, True, None]
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "9{,}500", "9,500", "9\\,500", "9\u202f500 km", "9\u2009500", "$\\mathbf{9{,}500}$ dollars", "\\$9{,}500",
+        "\\text{9,500}", "\\boxed{\\textbf{9,500}}", "**9500**", "\uff19\uff15\uff10\uff10", "\\(9500\\)",
+        "19 x 500 = 9,500", "9500 (5*1900)", "\\frac{19000}{2}",
+    ],
+)  # fmt: skip
+def test_numbers_are_read_however_they_are_dressed(said: str) -> None:
+    for sign, gold in (("", "9500"), ("-", "-9,500"), ("\u2212", "-9500"), ("\u2013", "-9500")):
+        if not sign or said[0] in "9\uff19":
+            assert marks_by_number(f"Answer_7: so 3.\nThe answer is {sign}{said}.", [gold], 7) == [True]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Answer6:", "Answer\\_6:", "Answer 6:", "Answer #6:", "Answer-6:", "**Answer 6:**", "**Answer_6**:",
+        "### Answer 6\n", "## **Answer\\_6**\n", "*Answer 6*:", "_Answer 6:_", "__Answer_6:__", "- Answer_6:",
+        "> **Answer 6**\n> ", "answer_6:", "ANSWER 6:", "6. Answer_6:", "Answer to Question 6:", "\uff21nswer_6\uff1a",
+        "\\textbf{Answer\\_6:}", "Answer 6.", "Answer_{6}:",
+    ],
+)  # fmt: skip
+def test_headers_are_read_however_they_are_written(header: str) -> None:
+    text = f"Answer_5: The answer is 1.\n{header} 2 + 3.\nThe answer is 5.\n{header.replace('6', '7')} The answer is 8."
+    assert marks_by_number(text, ["1", "5", "8"], 5) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "mention",
+    [
+        "As in Question_6 we halve 10.", "As in Answer_6 we halve 10.", "See Question_6: we halve 10.",
+        "(Answer_6: 10.)", "Question_6 gave 10.", "We use\nQuestion_6 and halve.", "Answer_6 gave 10.\n",
+        "By answer 6, 10.", "**Question 6** gave 10.", "Unlike Question_8 we halve.", "Halve. Question_8 will not.",
+    ],
+)  # fmt: skip
+def test_a_mention_within_an_answer_cuts_nothing(mention: str) -> None:
+    text = f"Answer_6:\nThe answer is 10.\nAnswer_7:\n{mention} The answer is 5.\nAnswer_8: The answer is 3."
+    assert marks_by_number(text, ["10", "5", "3"], 6) == [True] * 3
+
+
+def test_answers_on_one_line_and_questions_said_again() -> None:
+    line = "Answer_6: The answer is 10 Answer_7: The answer is 5. Answer_8 The answer is 3"
+    assert marks_by_number(line, ["10", "5", "3"], 6) == [True] * 3
+    text = "Answer_6: It is 10. Question_7: 9 of 12? Answer_7: It is 5.\nQuestion_8\n1 of 4?\nAnswer_8: It is 3."
+    assert marks_by_number(text, ["10", "5", "3"], 6) == [True] * 3
+    letters = ("$\\mathbf{B}$", "\\text{(B)}", "_B_", "option (B)", "B.", "\\boxed{\\text{B}}", "\uff22")
+    assert all(marks_by_number(f"Answer_6: The answer is {said}", ["B"], 6) == [True] for said in letters)
+
+
 def test_released_scorers_match_by_order() -> None:
     golds = ["18", "3", "1,234"]
     whole = "Answer_9:\nThe answer is 18.\n\nAnswer_10:\nThe answer is 3.\n\nAnswer_11:\nThe answer is 1,234."
@@ -209,7 +259,7 @@ def test_data_that_cannot_be_read_says_how_to_fetch_it(data: Path, tmp_path: Pat
     with pytest.raises(DataUnavailableError, match="7 questions, not 8"):
         read_groups(data, "csqa", 8)
     (data / "gsm8k" / "test.jsonl").write_text('{"question": "q"}\n')
-    with pytest.raises(DataUnavailableError, match=r"lacks 'answer'.*hf download"):
+    with pytest.raises(DataUnavailableError, match=r"test.jsonl, line 1 lacks 'answer'.*hf download"):
         read_groups(data, "gsm8k", 1)
     (data / "gsm8k" / "test.jsonl").write_text("no json\n")
     with pytest.raises(DataUnavailableError, match="cannot be read"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from longdecode.evals.storage import read_records
 from longdecode.evals.tasks.math import problems as math_data
 from longdecode.evals.tasks.math import suite as math
 from longdecode.evals.tasks.math.problems import INSTRUCTION, SETS, Problem, load_problems
-from longdecode.evals.tasks.registry import get_task, suite_tasks
+from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -34,8 +35,12 @@ ROWS: dict[str, dict[str, Any]] = {
         "modality": "Text-only", "is_multiple_answer": False, "unit": None, "answer_type": "Numerical", "error": "1e-1",
     },
     "minerva": {"question": "P", "answer": "4.5e33"},
+    "gsm8k": {"question": "P", "answer": "It is 2 * 3 = <<2*3=6>>6.\n#### 2,126"},
 }  # fmt: skip
-GOLDS = {"aime24": "025", "aime25": "25", "math500": "\\frac{1}{2}", "olympiadbench": "$2$", "minerva": "4.5e33"}
+GOLDS = {
+    "aime24": "025", "aime25": "25", "math500": "\\frac{1}{2}", "olympiadbench": "$2$", "minerva": "4.5e33",
+    "gsm8k": "2,126",
+}  # fmt: skip
 
 
 class Words:
@@ -103,11 +108,16 @@ def test_what_is_not_here_says_how_to_fetch_it(tmp_path: Path, monkeypatch: pyte
     write(tmp_path / "math500" / "test.jsonl", [{"problem": "P"}])
     with pytest.raises(DataUnavailableError, match="answer"):
         load_problems("math500", tmp_path)
+    write(tmp_path / "gsm8k" / "test.jsonl", [{"question": "P", "answer": "so it is many"}])
+    with pytest.raises(DataUnavailableError, match=r"no integer: 'so it is many'.*hf download .*openai/gsm8k"):
+        load_problems("gsm8k", tmp_path)
 
 
 def test_the_shipped_layout_is_read_whole(shared_data: Path) -> None:
-    sizes = {name: len(load_problems(name, shared_data)) for name in suite_tasks("math")}
-    assert sizes == {"aime24": 30, "aime25": 30, "math500": 500, "olympiadbench": 675, "minerva": 272}
+    sizes = {name: len(load_problems(name, shared_data)) for name in SETS}
+    assert sizes == {
+        "aime24": 30, "aime25": 30, "math500": 500, "olympiadbench": 675, "minerva": 272, "gsm8k": 1319,
+    }  # fmt: skip
     # Two sources of AIME 2025 differ in wording and agree in answers; the instruction is not part of the problem.
     found = load_problems("aime25", shared_data)
     assert found[0].text.endswith("$97_b.$") and found[0].gold == "70"
@@ -194,6 +204,80 @@ def test_a_model_without_a_chat_template_is_unsupported(tmp_path: Path, run: Cal
     assert [(r.status, r.sample_index) for r in run("b")] == [("unsupported", -1)]
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no such role') }}", "{% for m in messages %}", "{{ messages[0].content.parts() }}",
+        [{"name": "tool_use", "template": "{{ messages[0]['content'] }}"}, {"name": "rag", "template": "x"}],
+        [{"name": "tool_use"}], 5,
+    ],
+)  # fmt: skip
+def test_a_broken_chat_template_ends_its_cells_alone(
+    template: Any, tmp_path: Path, run: Callable[..., list[Record]]
+) -> None:
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (tmp_path / "chatty" / "tokenizer_config.json").write_text(json.dumps(settings))
+    (record,) = run("c")
+    assert (record.status, record.sample_index) == ("unsupported", -1)
+    assert record.reason and "chat template" in record.reason and "\n" not in record.reason
+
+
+def test_an_empty_file_stands_in_the_summary(tmp_path: Path, run: Callable[..., list[Record]]) -> None:
+    file = tmp_path / "data" / "math500" / "test.jsonl"
+    file.write_text("\n")
+    records = run("d")
+    assert [(r.status, r.sample_index) for r in records] == [("data_unavailable", -1)]
+    assert f"{file} is empty; fetch the set with `hf download" in str(records[0].reason)
+    row = summary.summarise(records, summary.Spread(0.95, 200, 0)).iloc[0]
+    assert (row["suite"], row["task"], row["status"], row["n"]) == ("math", "math500", "data_unavailable", 0)
+
+
+def test_a_set_without_samples_is_unavailable(
+    run: Callable[..., list[Record]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(math, "load_problems", lambda *given: [])
+    assert [(r.status, r.reason) for r in run("e")] == [("data_unavailable", "math500: its data has no sample")]
+
+
 def test_every_set_is_a_task_of_the_suite() -> None:
-    assert suite_tasks("math") == tuple(math_data.SETS) == ("aime24", "aime25", "math500", "olympiadbench", "minerva")
-    assert [get_task(name).samples_per_problem for name in suite_tasks("math")] == [16, 16, 1, 1, 1]
+    reasoned = ("aime24", "aime25", "math500", "olympiadbench", "minerva")
+    assert suite_tasks("math") == (*reasoned, "gsm8k", "math500_greedy") and default_tasks("math") == reasoned
+    assert set(math_data.SETS) == {*reasoned, "gsm8k"}
+    assert [get_task(name).samples_per_problem for name in suite_tasks("math")] == [16, 16, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("name", "most"), [("gsm8k", 512), ("math500_greedy", 2048)])
+def test_short_answers_are_greedy_and_bounded(name: str, most: int, tmp_path: Path) -> None:
+    row = {"gsm8k": {"question": "Q", "answer": "so\n#### 7"}, "math500_greedy": {"problem": "Q", "answer": "7"}}[name]
+    write(tmp_path / name.removesuffix("_greedy") / "test.jsonl", [row])
+    task = get_task(name, {"math": tmp_path})
+    assert (task.temperature, task.top_p, task.metric, task.chat, task.stop_at_eos) == (0, 1, "accuracy", True, True)
+    for context, tokens in ((16384, most), (100, 100 - 3 - len(f"Q{INSTRUCTION}".split()))):
+        (sample,) = task.samples(context, 5, 0, Words())  # type: ignore[arg-type]
+        assert (sample.max_new_tokens, sample.prompt) == (tokens, f"Q{INSTRUCTION}")
+    assert task.score(sample, "It is \\boxed{7}.", ()).value == 1
+    assert task.score(sample, "It is 7.", ()).value == task.score(sample, "\\boxed{8}", ()).value == 0
+
+
+def test_gsm8k_compares_numbers() -> None:
+    right = (
+        ("18", "18"), ("18", "\\$18"), ("18", "18.00"), ("18", "18 dollars per day"), ("2,125", "2125"), ("18", "€18"),
+        ("2125", "\\$2,125.00"), ("18", "18\\text{ eggs a day}"), ("20", "20\\%"), ("18", "x = 18"), ("-10", "-10"),
+        ("-10", "$-10$"), ("6", "12/2"), ("114200", "$114{,}200"),
+    )  # fmt: skip
+    wrong = (
+        ("10", "-10"), ("-10", "10"), ("18", "18.5"), ("18", "18, 19"), ("18", "1.8"), ("18", "\\sqrt{18}"),
+        ("24", "2,4"), ("18", "eighteen"), ("18", "sqrt(18)"), ("18", "18000"), ("18", ""),
+    )  # fmt: skip
+    with MathChecker() as checker:
+        task = math.MathTask("gsm8k", None, checker)
+        assert [pair for pair in right if not task.is_right(Problem("Q", pair[0]), pair[1])] == []
+        assert [pair for pair in wrong if task.is_right(Problem("Q", pair[0]), pair[1])] == []
+
+
+def test_gsm8k_s_own_answers_are_right(shared_data: Path) -> None:
+    found = load_problems("gsm8k", shared_data)
+    task = math.MathTask("gsm8k", None)
+    assert found[0].gold == "18" and all(task.is_right(problem, f"{problem.gold}.00") for problem in found)
+    others = [(one, other) for one, other in itertools.pairwise(found) if one.gold != other.gold]
+    assert len(others) > 1200 and not any(task.is_right(one, f"{other.gold}.00") for one, other in others)

@@ -48,7 +48,12 @@ def rows(file: Path) -> list[dict[str, Any]]:
         ("\\boxed{x = \\boxed{3}}", "x = \\boxed{3}"),
         ("\\boxed{12} wait, \\boxed{1", "12"),  # cut off within the last box
         ("the answer is 12", None),
-        ("\\boxed 5", None),
+        ("\\boxed 73", "73"),
+        ("$\\boxed 73$.", "73"),
+        ("So \\(\\boxed\\frac{1}{2}\\).", "\\frac{1}{2}"),
+        ("**\\boxed -3.** Done", "-3"),
+        ("\\boxed{12}, in a \\boxed environment, as in \\boxed{}", "12"),  # mentions
+        ("\\framebox[2cm]{5}", "5"),
         ("", None),
     ],
 )
@@ -60,7 +65,9 @@ def test_the_last_closed_box_is_the_answer(text: str, answer: str | None) -> Non
     ("text", "value"),
     [
         ("073", 73), ("$25$", 25), ("\\textbf{(073)}", 73), ("204.", 204), ("1{,}000", 1000), ("1,000", 1000),
-        ("-7", -7), ("0", 0), ("2,4", None), ("m+n", None), ("\\frac{8}{2}", None), ("3.5", None), ("9" * 5000, None),
+        ("-7", -7), ("0", 0), ("2,4", None), ("2\\,4", None), ("m+n", None), ("\u22127", -7),
+        ("\uff17\uff13", 73), ("1\\,000", 1000), ("1\u202f000", 1000), ("1,\\!000", 1000),
+        ("\\text{\\textbf{(073)}}", 73), ("{73}", 73), ("\\frac{8}{2}", None), ("3.5", None), ("9" * 5000, None),
     ],
 )  # fmt: skip
 def test_integers_are_read_as_contests_print_them(text: str, value: int | None) -> None:

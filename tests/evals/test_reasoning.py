@@ -16,11 +16,11 @@ import pytest
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets import livecodebench as data
-from longdecode.evals.datasets.livecodebench import FILES, CodeTest, prompt_text, read_problems
+from longdecode.evals.datasets.livecodebench import FILES, FOLDER, CodeTest, prompt_text, read_problems
 from longdecode.evals.sandbox import Limits, SandboxUnsupportedError, require_sandbox
+from longdecode.evals.scoring.choice_letter import chosen_letter
 from longdecode.evals.scoring.code_tests import extract_code, run_tests, same_output, same_result
-from longdecode.evals.tasks.gpqa.suite import chosen_letter
-from longdecode.evals.tasks.livecodebench import suite
+from longdecode.evals.tasks.code import suite
 from longdecode.evals.tasks.registry import get_task
 
 SHORT = Limits(cpu_seconds=1, wall_seconds=1.2, memory_bytes=300 << 20)
@@ -65,24 +65,25 @@ def release(tmp_path: Path) -> Path:
         "public_test_cases": json.dumps([{"input": "1\n[2]", "output": "[3]", "testtype": "functional"}]),
     }
     rows = {
-        FILES[0]: [row(0, "[]")], FILES[1]: [], FILES[2]: [row(1, "[]")],
+        FILES[0]: [row(0, "[]")], FILES[1]: [row(9, "[]", contest_date="2023-05-01")], FILES[2]: [row(1, "[]")],
         FILES[3]: [row(2, json.dumps(more))], FILES[4]: [row(3, packed(more)), row(4, "[]", **called)],
     }  # fmt: skip
+    (tmp_path / FOLDER).mkdir()
     for name, found in rows.items():
-        (tmp_path / name).write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in found))
+        (tmp_path / FOLDER / name).write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in found))
     return tmp_path
 
 
 def test_problems_of_the_window_and_their_tests(release: Path) -> None:
     problems = read_problems(release, *suite.WINDOW)
     assert [problem.question_id for problem in problems] == ["q2", "q3", "q4"]
-    assert len(read_problems(release)) == 5
+    assert len(read_problems(release)) == 6
     stdin = [CodeTest("1 2\n", "3\n"), CodeTest("2 2", "4")]
     assert [problem.tests() for problem in problems] == [stdin, stdin, [CodeTest("1\n[2]", "[3]")]]
     assert [problem.function for problem in problems] == [None, None, "add"]
     assert problems[0].prompt == prompt_text("Add. é\u20282", "") and "def add(" in problems[2].prompt
     assert str(release) not in repr(problems)  # the data's hash is the same wherever the files lie
-    (release / FILES[3]).write_text("{}\n")
+    (release / FOLDER / FILES[3]).write_text("{}\n")
     with pytest.raises(DataUnavailableError, match="has changed"):
         problems[0].tests()
 
@@ -125,17 +126,20 @@ def test_hostile_tests_are_refused(release: Path, tmp_path: Path, monkeypatch: p
         (nested, "cut off"),
         ("3", ""),
     ):
-        (release / FILES[4]).write_text(json.dumps(row(3, private)) + "\n")
+        (release / FOLDER / FILES[4]).write_text(json.dumps(row(3, private)) + "\n")
         with pytest.raises(DataUnavailableError, match=rf"tests of q3 cannot be read.*{why}"):
             read_problems(release, "2024-09-01")[0].tests()
     assert not (tmp_path / "planted").exists()
 
 
 def test_release_files_that_are_missing_or_broken(release: Path) -> None:
-    (release / FILES[2]).write_text('{"contest_date": 3}\n')
-    with pytest.raises(DataUnavailableError, match=r"test3.jsonl, line 1 is no problem.*hf download"):
+    (release / FOLDER / FILES[2]).write_text('{"contest_date": 3}\n')
+    with pytest.raises(DataUnavailableError, match=r"test3.jsonl, line 1 has 3 as 'contest_date'.*hf download"):
         read_problems(release)
-    (release / FILES[2]).unlink()
+    (release / FOLDER / FILES[2]).write_text("")
+    with pytest.raises(DataUnavailableError, match=r"test3.jsonl is empty; .*hf download"):
+        read_problems(release)
+    (release / FOLDER / FILES[2]).unlink()
     for source, why in ((release, "lacks test3.jsonl"), (None, "names no folder")):
         with pytest.raises(DataUnavailableError, match=why):
             read_problems(source)
@@ -148,10 +152,10 @@ def test_the_hub_gives_the_release_file_by_file(release: Path, monkeypatch: pyte
 
     def download(repo: str, name: str, *, repo_type: str) -> str:
         asked.append((repo, name, repo_type))
-        return str(release / name)
+        return str(release / FOLDER / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert [problem.question_id for problem in read_problems(Path("hub"))] == ["q0", "q1", "q2", "q3", "q4"]
+    assert [problem.question_id for problem in read_problems(Path("hub"))] == ["q0", "q9", "q1", "q2", "q3", "q4"]
     assert asked == [("livecodebench/code_generation_lite", name, "dataset") for name in FILES]
 
     def offline(*given: Any, **named: Any) -> Any:
@@ -209,7 +213,7 @@ def test_functions_are_called_and_cannot_see_what_is_expected() -> None:
 
 @pytest.mark.usefixtures("contained")
 def test_a_completion_is_marked_by_its_tests(release: Path) -> None:
-    task = get_task("livecodebench_v5", {"livecodebench": release})
+    task = get_task("livecodebench_v5", {"code": release})
     samples = task.samples(300, 9, 0, Words())  # type: ignore[arg-type]
     assert len(samples) == 12 and task.metric == "avg@4"
     good = "Thinking.\n```python\nprint(sum(map(int, input().split())))\n```\n"
@@ -226,7 +230,7 @@ def test_without_a_sandbox_the_cell_is_unsupported(release: Path, monkeypatch: p
 
     monkeypatch.setattr(suite, "require_sandbox", refuse)
     with pytest.raises(SandboxUnsupportedError, match="bwrap"):
-        get_task("livecodebench_v5", {"livecodebench": release}).samples(300, 1, 0, Words())  # type: ignore[arg-type]
+        get_task("livecodebench_v5", {"code": release}).samples(300, 1, 0, Words())  # type: ignore[arg-type]
 
 
 def test_gpqa_is_asked_with_choices_in_a_fixed_order(tmp_path: Path) -> None:
@@ -259,8 +263,30 @@ def test_letters_are_read_from_the_box_or_the_words() -> None:
         ("so \\boxed{B}", "B"), ("\\boxed{\\text{(C)}}", "C"), ("first \\boxed{A}, no: \\boxed{D) 3 m}", "D"),
         ("The answer is (B).", "B"), ("Answer: C", "C"), ("**Answer: A**", "A"), ("A nice day", None),
         ("\\boxed{42}", None), ("The answer is **D**", "D"), ("\\boxed{B", None),
+        # Boxes
+        ("\\boxed{\\textbf{B. 3 m}}", "B"), ("\\boxed{\\text{Option } D}", "D"), ("\\boxed{option (D)}", "D"),
+        ("\\boxed{\\mathbf{\\text{(D)}}}", "D"), ("\\boxed D.", "D"), ("\\fbox{ B }", "B"), ("\\boxed{3 m (B)}", "B"),
+        ("\\boxed{b}", "B"), ("\\boxed{\\text{B) }5 \\text{ A}}", "B"), ("\\boxed{\uff22}", "B"),
+        ("\\boxed{D} at \\boxed{3.2}", "D"), ("\\boxed{A}? No: \\boxed{3.2}. The answer is B", "B"),
+        # A letter that is a unit, a symbol or part of a formula
+        ("energy \\boxed{E_1 \\ll E_2}. **Answer: D**", "D"), ("\\boxed{3.2 \\text{ A}}. So the answer is B", "B"),
+        ("\\boxed{3.2 \\text{ A}}", None), ("\\boxed{A = 3}. The answer is (C)", "C"), ("\\boxed{C_6H_6}", None),
+        ("\\boxed{D \\approx 5}", "D"), ("\\boxed{\\text{A and B}}", None),
+        ("The answer is 3.2 A", None), ("The answer is C-H activation", None), ("The answer is E_1", None),
+        # Words
+        ("The correct option is D", "D"), ("answer is $\\mathbf{B}$", "B"), ("the answer is option (D)", "D"),
+        ("The correct choice is: **(C) 3 eV**", "C"), ("**Final Answer:** $\\text{C}$", "C"),
+        ("### Answer\n\n**D**", "D"),
+        ("the answer is therefore (A)", "A"), ("The answer must be D.", "D"), ("ANSWER: \uff24", "D"),
+        ("The answer is _B_", "B"), ("answer is \\(B\\)", "B"), ("Option D is correct", "D"),
+        ("I choose option D.", "D"),
+        ("It would therefore be (A), but the answer would then be C.", "C"),
+        ("thinking\n\n**(D)**", "D"), ("D", "D"), ("The answer is not A", None),
+        ("The answer is B. Another option is A.", "B"), ("The answer is A. No: the answer is C.", "C"),
     ):  # fmt: skip
         assert chosen_letter(text) == letter, text
+    for text in ("answer: " * 2000, "answer is " + " \n" * 20_000, "\\boxed{" + "(" * 20_000 + "}", "option " * 2000):
+        assert chosen_letter(text) is None  # in no time
 
 
 def test_gpqa_says_how_to_get_through_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,11 @@ from longdecode.engine.errors import ConfigError, DataUnavailableError, Unsuppor
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks, task_names
 
-GENERATED = [name for name in task_names() if name.startswith("mini_") and name != "mini_book_pg19"]
+GENERATED = [
+    name
+    for name in task_names()
+    if name.startswith("mini_") and name != "mini_book_pg19" and not name.endswith(("_decoded", "_prompt"))
+]
 LONGGEN = [*suite_tasks("mini_longgen"), *suite_tasks("mini_longgen_long")]
 CONTEXT = 3072
 

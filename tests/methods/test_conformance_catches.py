@@ -119,6 +119,13 @@ FAULTS = {
             self.budget_tokens -= self.runs > 2
             return super().make_method_state(cache)
     """,
+    "a_row_that_is_done_changes_no_other": """
+        def select(self, layer, q, state):
+            chosen = super().select(layer, q, state)
+            if chosen is not None and int(state.cache.positions.max()) >= state.cache.capacity:
+                chosen.counts = chosen.counts.clamp(max=3)
+            return chosen
+    """,
     "speculation_changes_no_token": """
         @property
         def draft(self):
@@ -175,8 +182,37 @@ def test_the_fault_is_caught(install: Callable[..., None], check: str) -> None:
 
 
 def test_every_check_has_a_fault() -> None:
-    names = {check.__name__ for check in conformance.CHECKS}
+    names = {check.__name__ for check in (*conformance.CHECKS, *conformance.SHAPE_CHECKS)}
     assert names - set(FAULTS) == {"graph_replay_equals_eager"}
+
+
+@pytest.mark.parametrize(
+    ("change", "shape"),
+    [
+        ("q = q.unflatten(1, (self.config.num_kv_heads, -1))[:, :, :2].flatten(1, 2)", "128, 8 query heads each"),
+        ("q = q * (self.config.head_dim / 32) ** 0.5", "128, 8 query heads each"),
+        ("q = torch.cat((q[:, :2], q[:, 2:].flip(1)), dim=1) if q.shape[1] == 9 else q", "64, 3 query heads each"),
+        ("q = q * (self.config.group_size > 1)", "16, 1 query heads each"),
+    ],
+    ids=["two heads a group", "another width", "nine heads", "one head a group"],
+)
+def test_other_heads_show_what_the_usual_ones_hide(install: Callable[..., None], change: str, shape: str) -> None:
+    """Faults that every check of the usual heads, which run first, passes."""
+    install(f"def select(self, layer, q, state):\n    {change}\n    return super().select(layer, q, state)\n")
+    with pytest.raises(GateError, match=f"reads_follow_the_rule with . KV heads of {shape}"):
+        conformance.check_method("faulty", "cpu", {})
+
+
+def test_rows_much_shorter_than_the_budget_show_what_others_hide(install: Callable[..., None]) -> None:
+    install("""
+        def select(self, layer, q, state):
+            chosen = super().select(layer, q, state)
+            if chosen is not None:
+                chosen.counts = chosen.counts - (chosen.counts < 8).long() * (chosen.counts > 1)
+            return chosen
+    """)
+    with pytest.raises(GateError, match="reads_follow_the_rule with .* row 1, .* 6 tokens, .* token . is not read"):
+        conformance.check_method("faulty", "cpu", {})
 
 
 @pytest.mark.parametrize("bug", PLANTED)

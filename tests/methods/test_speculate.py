@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from longdecode.engine.correction import Correction
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
@@ -243,6 +244,49 @@ def test_bad_drafters_are_refused() -> None:
         get_method("speculate").from_budget(48, CONFIG, drafter="speculate")
     with pytest.raises(ConfigError, match="quest has no parameter 'sinks'"):
         get_method("speculate").from_budget(48, CONFIG, drafter="quest", drafter_params={"sinks": 4})
+
+
+@pytest.mark.parametrize(
+    ("drafter", "params", "why"),
+    [
+        ("lychee", {"block_size": 16, "correction": "rewrite"}, "correction = 'rewrite' of lychee .* while drafting"),
+        ("lychee", {"block_size": 16, "correction_period": 8}, "correction_period = 8 of lychee .* while drafting"),
+        ("tidal", {"correction": "dense_step"}, "correction = 'dense_step' of tidal .* while drafting"),
+        ("lychee", {"mode": "token", "top_p": 0.5}, "top_p = 0.5 of lychee has no effect without strategy = 'top_p'"),
+        ("lychee", {"mode": "token", "block_size": 16}, "block_size = 16 of lychee .* without mode = 'block'"),
+        ("duo", {"roles_seed": 3}, "roles_seed = 3 of duo has no effect without roles = 'random'"),
+        ("selection_reuse", {"gate": 0.5}, "gate = 0.5 of selection_reuse .* without policy = 'cosine'"),
+        ("nosa", {"heads": "zero", "prefill": "dense"}, "prefill = 'dense' of nosa has no effect while drafting"),
+        ("infllm2", {"spare_slots": 2}, "spare_slots = 2 of infllm2 has no effect without offload = True"),
+    ],
+)
+def test_knobs_that_a_drafter_has_no_use_for_are_refused(drafter: str, params: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        get_method("speculate").from_budget(64, CONFIG, drafter=drafter, drafter_params=params)
+
+
+def test_a_drafter_that_corrects_its_cache_unasked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(get_method("quest"), "correction", Correction("rewrite"))
+    with pytest.raises(ConfigError, match="'quest' corrects its cache"):
+        get_method("speculate").from_budget(64, CONFIG, drafter="quest")
+
+
+def test_knobs_at_their_defaults_and_in_use_are_accepted() -> None:
+    for drafter, params in (
+        ("lychee", {"block_size": 16, "correction": "none", "correction_period": 32, "ratio": 0.7}),
+        ("lychee", {"mode": "token", "strategy": "top_p", "top_p": 0.5, "roles": "random", "roles_seed": 2}),
+        ("selection_reuse", {"policy": "cosine", "gate": 0.5}),
+        ("infllm2", {"offload": True, "spare_slots": 2, "prefetch": True, "overlap": True}),
+    ):
+        get_method("speculate").from_budget(64, CONFIG, drafter=drafter, drafter_params=params)
+
+
+def test_an_offloaded_drafter_writes_the_text_of_dense_decoding(
+    shallow: Decoder, ragged: list[Request], dense_texts: Callable
+) -> None:
+    params = {"offload": True, "spare_slots": 2, "prefetch": True, "overlap": True}
+    method = get_method("speculate").from_budget(64, shallow.config, drafter="infllm2", drafter_params=params)
+    assert texts(Generator(shallow).run(ragged, method)) == dense_texts(shallow, Sampling())
 
 
 def test_a_configuration_sets_the_drafters_knobs() -> None:

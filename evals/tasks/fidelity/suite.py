@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals.datasets.books import read_books
+from longdecode.evals.datasets.data_file import read_text
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.generated import sample_rng
 from longdecode.evals.tasks.windows import has_tokens, window
@@ -88,11 +89,15 @@ class Prose(Task):
             files = sorted(self.prose.rglob("*.txt")) if self.prose.is_dir() else [self.prose]
             if not files or not files[0].is_file():
                 raise DataUnavailableError(f"data.prose is {self.prose}: neither a text file nor a folder of *.txt")
-            return {file.stem: file.read_text(encoding="utf-8", errors="ignore") for file in files}
+            return {file.stem: read_text(file, _unreadable_prose) for file in files}
         try:
             return read_books(self.books, self.ids)
         except DataUnavailableError as error:
             raise DataUnavailableError(f"{error}; or set data.prose to a text of your own") from error
+
+
+def _unreadable_prose(why: str) -> DataUnavailableError:
+    return DataUnavailableError(f"{why}; set data.prose to a text of your own in UTF-8, or to a folder of them")
 
 
 class FidelityForced(Prose):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.generators.json_kv import EXAMPLES, KeyValueQuestion, json_kv
-from longdecode.evals.generators.ruler_question import largest_fitting, shrunk_to_fit
 from longdecode.evals.scoring.helmet import substring_exact_match
 from longdecode.evals.tasks.base import Sample, Score, Suite, Task
-from longdecode.evals.tasks.generated import sample_rng
+from longdecode.evals.tasks.generated import filling, sample_rng
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
@@ -45,7 +42,6 @@ class JsonKv(Task):
         Raises:
             UnsupportedCellError: not even the answered keys and the asked one fit.
         """
-        room = context_tokens - MAX_NEW_TOKENS
 
         def make(index: int, pairs: int) -> KeyValueQuestion:
             return json_kv(sample_rng(self.name, context_tokens, seed, index), pairs, index % DEPTHS / (DEPTHS - 1))
@@ -53,15 +49,7 @@ class JsonKv(Task):
         def tokens(made: KeyValueQuestion) -> int:
             return len(tokenizer.prompt_ids(made.prompt)) + len(tokenizer.encode(made.question))
 
-        def fits(made: KeyValueQuestion) -> bool:
-            return tokens(made) <= room
-
-        smallest = EXAMPLES + 1
-        try:
-            pairs = largest_fitting(lambda size: tokens(make(-1, size)), room, smallest)
-            made = [shrunk_to_fit(partial(make, index), pairs, smallest, fits) for index in range(count)]
-        except ValueError as error:
-            raise UnsupportedCellError(f"{self.name} does not fit {context_tokens} tokens: {error}") from error
+        made = filling(self, make, tokens, EXAMPLES + 1, count, context_tokens, MAX_NEW_TOKENS)
         return [
             Sample(index, question.prompt, question.question, MAX_NEW_TOKENS, None, question.value)
             for index, question in enumerate(made)
@@ -72,4 +60,4 @@ class JsonKv(Task):
         return Score(substring_exact_match(completion, sample.meta))
 
 
-SUITE = Suite({JsonKv.name: lambda data: JsonKv()})
+SUITE = Suite({JsonKv.name: lambda data: JsonKv()}, question="decoded")

@@ -62,7 +62,7 @@ class LongGenBench(Task):
     """
 
     suite = "longgenbench"
-    version = 1
+    version = 2
     kind: Literal["generate", "loss"] = "generate"
     metric = "accuracy"
     unit = "fraction"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from longdecode.evals.datasets.rows import RowSet, read_rows, unavailable
-from longdecode.evals.scoring.math_answer import final_answer
+from longdecode.evals.datasets.data_file import Row
+from longdecode.evals.datasets.rows import RowSet, read_rows
+from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Text after the problem (the wording of QwQ's and DeepSeek-R1's evaluations)."""
@@ -42,6 +42,7 @@ SETS: Mapping[str, RowSet] = {
         "Hothan/OlympiadBench", "91184b52131e7fc9455fef848035173aea8cc01a", "train", "OE_TO_maths_en_COMP",
     ),
     "minerva": RowSet("math", "minerva_math", ("test.jsonl",), "math-ai/minervamath", None, "test"),
+    "gsm8k": RowSet("math", "gsm8k", ("test.jsonl",), "openai/gsm8k", None, "test", "main"),
 }  # fmt: skip
 
 
@@ -56,30 +57,44 @@ def load_problems(name: str, data: Path | None) -> list[Problem]:
     Raises:
         DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
     """
-    rows = read_rows(SETS[name], data)
+    return [_problem(row, name == "gsm8k") for row in read_rows(SETS[name], data)]
+
+
+def _problem(row: Row, worked: bool) -> Problem:
+    """Read one row of any of the formats that the sets are published in."""
+    key = next((key for key in ("problem", "question", "prompt") if row.values.get(key)), None)
+    if key is None:
+        raise row.fault("lacks 'problem', 'question' or 'prompt'")
+    context = row.optional_text("context")
+    problem = row.text(key).removesuffix(INSTRUCTION)
+    gold = _worked_gold(row) if worked else _gold(row)
+    return Problem(f"{context}\n{problem}" if context else problem, gold, _tolerance(row))
+
+
+def _worked_gold(row: Row) -> str:
+    """Return the number that GSM8K puts after a worked solution and ``####``."""
+    gold = row.text("answer").rpartition("####")[2].strip()
+    if integer_answer(gold) is None:
+        raise row.fault(f"has an answer that ends in no integer: {gold[-40:]!r}")
+    return gold
+
+
+def _gold(row: Row) -> str:
+    if isinstance(row.values.get("final_answer"), list | tuple):
+        return ", ".join(row.texts("final_answer"))
+    for key in ("final_answer", "answer"):
+        if row.values.get(key) is not None:
+            return row.answer(key)
+    boxed = final_answer(row.optional_text("solution") or "")
+    if not boxed:
+        raise row.fault("lacks 'answer', 'final_answer' or a boxed 'solution'")
+    return boxed
+
+
+def _tolerance(row: Row) -> str | None:
+    stated = row.optional_text("error") or None
     try:
-        return [_problem(row) for row in rows]
-    except KeyError as error:
-        raise unavailable(SETS[name], f"a row of {name} in {data} has no {error}") from error
-
-
-def _problem(row: Mapping[str, Any]) -> Problem:
-    """One row of any of the formats that the sets are published in."""
-    text = next((row[key] for key in ("problem", "question", "prompt") if row.get(key)), None)
-    if text is None:
-        raise KeyError("problem, question or prompt")
-    context = row.get("context")
-    gold = _gold(row)
-    if not gold:
-        raise KeyError("answer, final_answer or boxed solution")
-    problem = str(text).removesuffix(INSTRUCTION)
-    return Problem(f"{context}\n{problem}" if context else problem, gold, row.get("error") or None)
-
-
-def _gold(row: Mapping[str, Any]) -> str | None:
-    final = row.get("final_answer")
-    if final is not None:
-        return final if isinstance(final, str) else ", ".join(map(str, final))
-    if row.get("answer") is not None:
-        return str(row["answer"]).strip()
-    return final_answer(str(row.get("solution") or ""))
+        _ = [float(part) for part in stated.split(",")] if stated else []
+    except ValueError:
+        raise row.fault(f"has {stated!r} as 'error'; numbers separated by commas are expected") from None
+    return stated

@@ -1,7 +1,8 @@
-"""Competition and university mathematics, answered by long reasoning and marked by equivalence: the suite ``math``."""
+"""Mathematics from school to university, marked by equivalence, by long reasoning or in short: the suite ``math``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,11 @@ OLYMPIAD_PRECISION = 1e-8
 MINERVA_RELATIVE = 1e-4
 """Relative difference of numbers that counts as equal; that of the harness which published this copy of the set."""
 
+SHORT = {"gsm8k": ("gsm8k", 512), "math500_greedy": ("math500", 2048)}
+"""Tasks that are decoded greedily, for models that do not reason at length: set, and most tokens of an answer."""
+_ONE_NUMBER = re.compile(r"[^\d\\(+\-.]*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?)[^\d\\]*")
+"""A number and the plain words around it: ``18 dollars per day``, ``€2,125.00``."""
+
 
 class MathTask(ReasoningTask):
     """One set of problems; a completion is right when its last box holds something equivalent to the gold answer.
@@ -27,21 +33,23 @@ class MathTask(ReasoningTask):
     does not end in time is neither right nor wrong.
 
     Args:
-        name: a key of ``problems.SETS``.
+        name: a key of ``problems.SETS`` or ``SHORT``.
         data: where the sets are, as ``load_problems`` takes it.
         checker: what compares answers; the process's shared one by default.
     """
 
     suite = "math"
-    version = 1
+    version = 2
 
     def __init__(self, name: str, data: Path | None, checker: MathChecker | None = None):
-        super().__init__(name, data, AIME_DRAWS if name in ("aime24", "aime25") else 1)
+        self.dataset, limit = SHORT.get(name, (name, None))
+        draws = AIME_DRAWS if name in ("aime24", "aime25") else 1
+        super().__init__(name, data, draws, greedy=limit is not None, most_new_tokens=limit)
         self._checker = checker
 
     def asked(self) -> list[tuple[str, Problem]]:
         """Return every problem with the instruction after it."""
-        return [(problem.text + INSTRUCTION, problem) for problem in load_problems(self.name, self.data)]
+        return [(problem.text + INSTRUCTION, problem) for problem in load_problems(self.dataset, self.data)]
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """1 where the last box holds the answer, else 0.
@@ -55,7 +63,7 @@ class MathTask(ReasoningTask):
     def is_right(self, problem: Problem, answer: str) -> bool:
         """Return whether an answer, as it stands in its box, is the problem's.
 
-        AIME's answers are integers and compared as such, whatever zeros lead them.
+        AIME's and GSM8K's answers are integers and compared as such, whatever zeros lead them.
 
         Raises:
             ScoreTimeoutError: the comparison did not end in time.
@@ -63,19 +71,28 @@ class MathTask(ReasoningTask):
         gold, given = integer_answer(problem.gold), integer_answer(answer)
         if gold is not None and given is not None and problem.tolerance is None:
             return gold == given
+        if self.dataset == "gsm8k" and gold is not None and (found := _ONE_NUMBER.fullmatch(answer)):
+            return float(found[1].replace(",", "")) == gold
         checker = self._checker or shared_checker()
-        return checker.equal(str(gold) if self.name.startswith("aime") else problem.gold, answer, self._rule(problem))
+        wanted = str(gold) if self.dataset in ("aime24", "aime25", "gsm8k") else problem.gold
+        return checker.equal(wanted, answer, self._rule(problem))
 
     def _rule(self, problem: Problem) -> Rule:
-        if self.name == "olympiadbench":
+        if self.dataset == "olympiadbench":
             stated = problem.tolerance
             precision = tuple(float(part) for part in stated.split(",")) if stated else (OLYMPIAD_PRECISION,)
             return Rule(absolute=precision, drop_units=True)
-        return Rule(relative=MINERVA_RELATIVE, drop_units=True) if self.name == "minerva" else Rule()
+        if self.dataset == "minerva":
+            return Rule(relative=MINERVA_RELATIVE, drop_units=True)
+        return Rule(drop_units=self.dataset == "gsm8k")
 
 
 def _task(name: str) -> Callable[[Data], Task]:
     return lambda data: MathTask(name, data.get("math"))
 
 
-SUITE = Suite({name: _task(name) for name in SETS}, data=("math",))
+SUITE = Suite(
+    {name: _task(name) for name in (*SETS, *SHORT)},
+    default=tuple(name for name in SETS if name not in SHORT),
+    data=("math",),
+)

@@ -37,5 +37,6 @@ SUITE = Suite(
         "mini_longgen_15": lambda data: MiniLonggen(15),
         "mini_longgen_30": lambda data: MiniLonggen(30),
         "mini_longgen_45": lambda data: MiniLonggen(45),
-    }
+    },
+    question="prompt",
 )

@@ -12,4 +12,4 @@ class MiniLonggenLong(MiniLonggen):
     suite = "mini_longgen_long"
 
 
-SUITE = Suite({"mini_longgen_90": lambda data: MiniLonggenLong(90)})
+SUITE = Suite({"mini_longgen_90": lambda data: MiniLonggenLong(90)}, question="prompt")

@@ -30,4 +30,6 @@ class MiniReason(EpisodeTask):
         return chain.marks(items, completion)
 
 
-SUITE = Suite({"mini_reason_8": lambda data: MiniReason(8), "mini_reason_16": lambda data: MiniReason(16)})
+SUITE = Suite(
+    {"mini_reason_8": lambda data: MiniReason(8), "mini_reason_16": lambda data: MiniReason(16)}, question="decoded"
+)

@@ -37,5 +37,6 @@ SUITE = Suite(
         "mini_recall_single": lambda data: MiniRecall("single"),
         "mini_recall_multikey": lambda data: MiniRecall("multikey"),
         "mini_recall_two_hop": lambda data: MiniRecall("two_hop"),
-    }
+    },
+    question="decoded",
 )

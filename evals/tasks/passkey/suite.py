@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.generators.passkey import QUESTION, passkey_text
-from longdecode.evals.generators.ruler_question import largest_fitting, shrunk_to_fit
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
-from longdecode.evals.tasks.generated import sample_rng
+from longdecode.evals.tasks.generated import filling, sample_rng
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
@@ -50,18 +47,17 @@ class Passkey(Task):
         Raises:
             UnsupportedCellError: not even one line of filler fits.
         """
-        # The original generates as many tokens as the key has digits: enough, whatever the tokenizer joins.
-        room = context_tokens - DIGITS - len(tokenizer.encode(QUESTION))
-
-        def fits(text: str) -> bool:
-            return len(tokenizer.prompt_ids(text)) <= room
-
+        asked = len(tokenizer.encode(QUESTION))
         keys = [self._key(sample_rng(self.name, context_tokens, seed, index)) for index in range(count)]
-        try:
-            lines = largest_fitting(lambda size: len(tokenizer.prompt_ids(self._text("1" * DIGITS, size))), room, 1)
-            texts = [shrunk_to_fit(partial(self._text, key), lines, 1, fits) for key in keys]
-        except ValueError as error:
-            raise UnsupportedCellError(f"{self.name} does not fit {context_tokens} tokens: {error}") from error
+
+        def make(index: int, lines: int) -> str:
+            return self._text(keys[index] if index >= 0 else "1" * DIGITS, lines)
+
+        def tokens(text: str) -> int:
+            return len(tokenizer.prompt_ids(text)) + asked
+
+        # The original generates as many tokens as the key has digits: enough, whatever the tokenizer joins.
+        texts = filling(self, make, tokens, 1, count, context_tokens, DIGITS)
         return [
             Sample(index, text, QUESTION, DIGITS, None, key)
             for index, (key, text) in enumerate(zip(keys, texts, strict=True))
@@ -84,4 +80,4 @@ def _task(depth: int) -> Callable[[Data], Task]:
     return lambda data: Passkey(depth)
 
 
-SUITE = Suite({f"passkey_depth_{depth}": _task(depth) for depth in DEPTHS})
+SUITE = Suite({f"passkey_depth_{depth}": _task(depth) for depth in DEPTHS}, question="decoded")

@@ -120,9 +120,12 @@ class Ruler(Task):
         except ValueError as error:
             raise UnsupportedCellError(f"{self.name} does not fit {context_tokens} tokens: {error}") from error
         return [
-            Sample(index, question.prompt, question.answer_prefix, self.max_new_tokens, None, question.answers)
+            Sample(
+                index, question.prompt, question.answer_prefix, self.max_new_tokens, None, question.answers,
+                question_chars=question.question_chars,
+            )
             for index, question in enumerate(questions)
-        ]
+        ]  # fmt: skip
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """The share of references that stand in the completion, or for questions on documents, whether any does."""
@@ -187,7 +190,9 @@ def ruler_suite(*, chat: bool) -> Suite:
     def task(kind: str) -> Callable[[Data], Task]:
         return lambda data: Ruler(kind, data.get("ruler"), chat=chat)
 
-    return Suite({f"ruler_{kind}{'_chat' * chat}": task(kind) for kind in RULER_TASKS}, data=("ruler",))
+    return Suite(
+        {f"ruler_{kind}{'_chat' * chat}": task(kind) for kind in RULER_TASKS}, data=("ruler",), question="prompt"
+    )
 
 
 SUITE = ruler_suite(chat=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,8 @@ def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, Sp
     method = get_method("nosa").from_budget(64, decoder.config, block_size=8, heads="random:1")
     generator, requests = Generator(decoder), bench._requests(384, 2)
     scored = spec_of(run_of()).scored
-    found = generator.decode(generator.prefill(requests, [method]), method)
+    prompt = replace(generator.prefill(requests, [method]), maker=method)
+    found = generator.decode(prompt, method)
     loss = -sum(sum(one.forced_logprobs[:scored]) for one in found) / (2 * scored)
     assert far.params["loss"] == pytest.approx(loss, abs=1e-6)
 

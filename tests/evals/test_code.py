@@ -1,0 +1,257 @@
+"""HumanEval, MBPP and derived contest tests: data in each form, programs read out of completions, checks that are run.
+
+``LONGDECODE_TEST_WHOLE=1`` runs every reference solution (three minutes); else twelve of a set run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.livecodebench import read_public_problems
+from longdecode.evals.sandbox import Limits, SandboxUnsupportedError, require_sandbox
+from longdecode.evals.scoring.code_tests import code_blocks, run_checks
+from longdecode.evals.tasks.base import Sample
+from longdecode.evals.tasks.code.functions import FunctionProblem, humaneval, mbpp, mbpp_full
+from longdecode.evals.tasks.code.suite import mark_by_checks, mark_by_tests
+from longdecode.evals.tasks.registry import describe, get_task, suite_tasks
+
+WHOLE = bool(os.environ.get("LONGDECODE_TEST_WHOLE"))
+SETS = {"humaneval": (humaneval, 164), "mbpp": (mbpp, 427), "mbpp_full": (mbpp_full, 974)}
+STUB = 'import math\n\n\ndef half(n: int) -> int:\n    """Half of n."""\n'
+HUMANEVAL = {
+    "task_id": "HumanEval/0", "prompt": STUB, "entry_point": "half", "canonical_solution": "    return n // 2\n",
+    "test": "def check(candidate):\n    assert candidate(8) == 4\n    assert candidate(3) == 1\n",
+}  # fmt: skip
+MBPP = {
+    "task_id": 9,
+    "code": "import math\ndef half(n):\n  return n // 2",
+    "test_list": ["assert half(8) == math.floor(4)"],
+}
+SANITIZED = MBPP | {"source_file": "f", "prompt": "Halve it.", "test_imports": ["import math"]}
+FULL = MBPP | {
+    "text": "Halve it.", "test_setup_code": "eight = half(16)\nimport math", "challenge_test_list": [],
+    "test_list": ["assert half(eight) == 4"],
+}  # fmt: skip
+
+
+@pytest.fixture
+def contained() -> None:
+    try:
+        require_sandbox()
+    except SandboxUnsupportedError as error:
+        pytest.skip(str(error))
+
+
+class Words:
+    """A tokenizer of words whose chat template adds three."""
+
+    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
+        assert chat
+        return tuple(range(len(text.split()) + 3))
+
+
+def problem(row: dict[str, Any], folder: Path) -> FunctionProblem:
+    """Read one row as the only one of its set."""
+    name = "humaneval" if "prompt" in row and "entry_point" in row else "mbpp" if "test_imports" in row else "mbpp_full"
+    file = {"humaneval": "HumanEval.jsonl", "mbpp": "sanitized-mbpp.json", "mbpp_full": "mbpp.jsonl"}[name]
+    (folder / name.removesuffix("_full")).mkdir(exist_ok=True)
+    (folder / name.removesuffix("_full") / file).write_text(json.dumps([row] if file.endswith("json") else row))
+    (found,) = SETS[name][0](folder)
+    return found
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_sets_are_read_whole(name: str, shared_data: Path) -> None:
+    read, size = SETS[name]
+    if not (shared_data / name.removesuffix("_full")).is_dir():
+        pytest.skip(f"no {name} in {shared_data}")
+    problems = read(shared_data)
+    assert len(problems) == len({one.task_id for one in problems}) == size
+    for one in problems:
+        assert (
+            one.stub.strip() or one.checks.strip().split("\n")[-1]
+        ) in one.prompt and one.reference not in one.prompt
+
+
+@pytest.mark.usefixtures("contained")
+@pytest.mark.parametrize("name", SETS)
+def test_reference_solutions_pass_and_early_exits_do_not(name: str, shared_data: Path) -> None:
+    if not (shared_data / name.removesuffix("_full")).is_dir():
+        pytest.skip(f"no {name} in {shared_data}")
+    failed = []
+    read, size = SETS[name]
+    for number, one in enumerate(read(shared_data)[:: 1 if WHOLE else size // 11]):
+        verdict = mark_by_checks(one, f"Like this:\n```python\n{one.stub}{one.reference}\n```\nDone.")
+        failed += [(one.task_id, verdict)] if verdict is None or not verdict.passed else []
+        if number % 12 == 0:
+            body = mark_by_checks(one, f"```python\ndef {one.names[0]}(*given, **named):\n    raise SystemExit(0)\n```")
+            assert body is not None and not body.passed
+    assert failed == []
+
+
+@pytest.mark.usefixtures("contained")
+def test_a_function_is_found_however_it_is_written(tmp_path: Path) -> None:
+    asked = problem(HUMANEVAL, tmp_path)
+    whole = "def half(n):\n    return n // 2"
+    for completion, passed in (
+        (f"```python\n{whole}\n```", True),
+        (f"First an example:\n```\nprint(half(3))\n```\nthen\n```py\n{whole}\n```\nand\n```\nhalf(2)\n```", True),
+        (whole, True),
+        (f"```python\n{whole}", True),  # the block is not closed
+        (f"1. So:\n   ```python\n   {whole.replace(chr(10), chr(10) + '   ')}\n   ```", True),
+        ("```python\nhalf = lambda n: n // 2\n```", True),
+        ("```python\nimport functools\n\n@functools.cache\ndef half(n):\n    return n // 2\n```", True),
+        ("```python\r\ndef half(n):\r\n    return n // 2\r\n```\r\n", True),
+        ("    return n // 2\n", True),
+        ("\n    return n // 2\n", True),
+        ("```python\n    return n // 2\n```", True),
+        ("```python\nreturn n // 2\n```", True),
+        ("```python\nm = n\n    return m // 2\n```", True),  # the first line lost its indentation
+        ("```python\nif n > 3:\n    return n // 2\nreturn 1\n```", True),
+        ("```python\nreturn math.floor(n / 2)\n```", True),  # the stub's imports are there
+        ("```python\ndef half(n):\n    return math.floor(n / 2)\n```", True),
+        (f"```python\nfrom __future__ import annotations\n{whole}\n```", True),
+        (f"```python\n{whole}\nif __name__ == '__main__':\n    raise SystemExit('asked')\n```", True),
+        (f"```python\n{whole}\nprint('noise')\n```", True),
+        ("```python\ndef half(n):\n    return n\n```", False),
+        ("```python\ndef half(n):\n    exit()\n```", False),
+        ("```python\nimport os\nos._exit(0)\n```", False),
+        ("```python\ndef half(n) return\n```", False),
+        ("```python\ndef halve(n):\n    return n // 2\n```", False),
+    ):
+        verdict = mark_by_checks(asked, completion)
+        assert verdict is not None and verdict.passed is passed, completion
+    for completion in ("", "I cannot.", "```python\n```", " Sure, half of n is n // 2."):
+        assert mark_by_checks(asked, completion) is None, completion
+
+
+@pytest.mark.usefixtures("contained")
+def test_mbpp_s_set_up_comes_after_the_program_and_imports_before_its_checks(tmp_path: Path) -> None:
+    for row in (SANITIZED, FULL):
+        asked = problem(row, tmp_path)
+        assert asked.names == ("half",) and "assert half(" in asked.prompt and "Halve it." in asked.prompt
+        right = mark_by_checks(asked, "```python\ndef half(n):\n    return n // 2\n```")
+        wrong = mark_by_checks(asked, "```python\ndef half(n):\n    return n / 3\n```")
+        assert right is not None and right.passed and wrong is not None and wrong.cause == "failed"
+        assert mark_by_checks(asked, "It is n // 2.") is None
+    loop = run_checks(("while True: pass",), "", Limits(cpu_seconds=1, wall_seconds=1.2))
+    assert (loop.passed, loop.cause, loop.tests_passed) == (False, "timeout", 0)
+
+
+def test_blocks_are_read_whole() -> None:
+    assert code_blocks("a\n```python\nx\n\ny\n```\nb\n```\nz") == ["x\n\ny\n", "z"]
+    assert code_blocks("use `x` or ```x``` here") == [] and code_blocks("```\n```") == [""]
+
+
+def test_packed_and_plain_files_and_the_hub_s_fields_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    plain = problem(HUMANEVAL, tmp_path)
+    (tmp_path / "humaneval" / "HumanEval.jsonl").unlink()
+    (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
+    assert humaneval(tmp_path) == [plain]
+    asked = []
+
+    def load(source: str, config: str | None, *, split: str, revision: str | None) -> list[dict[str, Any]]:
+        asked.append((source, config, split))
+        return [HUMANEVAL] if "humaneval" in source else [SANITIZED | {"task_id": n} for n in (11, 2)]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.chdir(tmp_path)
+    assert humaneval(Path("hub")) == [plain] and [one.task_id for one in mbpp(Path("hub"))] == ["2", "11"]
+    assert asked == [
+        ("openai/openai_humaneval", None, "test"),
+        ("google-research-datasets/mbpp", "sanitized", "train+test+validation+prompt"),
+    ]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_not_here_or_broken_says_how_to_fetch_it(name: str, tmp_path: Path) -> None:
+    read = SETS[name][0]
+    folder = tmp_path / name.removesuffix("_full")
+    folder.mkdir()
+    broken: dict[str, list[Any]] = {
+        "humaneval": [{"prompt": "x"}],
+        "mbpp": [SANITIZED | {"test_list": ["assert other()"]}],
+        "mbpp_full": [3],
+    }
+    rows = broken[name]
+    file = {"humaneval": "HumanEval.jsonl", "mbpp": "sanitized-mbpp.json", "mbpp_full": "mbpp.jsonl"}[name]
+    (folder / file).write_text(json.dumps(rows if file.endswith("json") else rows[0]))
+    broken = {"humaneval": "line 1 lacks 'entry_point'", "mbpp": "row 1 is problem '9'", "mbpp_full": "line 1 is 3"}[
+        name
+    ]
+    for source, why in ((None, "names no folder"), (tmp_path / "no", "no folder"), (tmp_path, broken)):
+        with pytest.raises(DataUnavailableError, match=rf"{why}.*hf download .*data\.code to code"):
+            read(source)
+    if name == "humaneval":
+        (folder / "HumanEval.jsonl.gz").write_bytes(b"no gzip")
+        with pytest.raises(DataUnavailableError, match="cannot be read"):
+            read(tmp_path)
+
+
+def test_functions_are_asked_greedily_in_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from longdecode.evals.tasks.code import suite
+
+    monkeypatch.setattr(suite, "require_sandbox", lambda: None)
+    (tmp_path / "humaneval").mkdir()
+    rows = [HUMANEVAL | {"task_id": f"HumanEval/{n}"} for n in range(9)]
+    (tmp_path / "humaneval" / "HumanEval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = get_task("humaneval", {"code": tmp_path})
+    assert (task.temperature, task.chat, task.stop_at_eos, task.metric, task.samples_per_problem) == (
+        0, True, True, "accuracy", 1,
+    )  # fmt: skip
+    some = task.samples(4096, 4, 7, Words())  # type: ignore[arg-type]
+    assert len({sample.meta.task_id for sample in some}) == 4 and {sample.max_new_tokens for sample in some} == {1024}
+    assert [s.meta for s in some] == [s.meta for s in task.samples(9000, 4, 7, Words())]  # type: ignore[arg-type]
+    assert task.score(some[0], "no program", ()).measures["answered"] == 0
+
+
+def test_the_suite_never_calls_derived_tests_livecodebench() -> None:
+    words = describe("code")["tasks"]
+    assert set(words) == set(suite_tasks("code"))
+    assert "LiveCodeBench" not in words["lcb_v5_public_derived"]
+    assert words["lcb_v5_public_derived"].startswith("Derived public tests")
+
+
+def test_derived_tests_need_both_files(tmp_path: Path) -> None:
+    for source, why in ((None, "names no folder"), (tmp_path, r"lacks \S+derived.jsonl and \S+qwq_\S+jsonl")):
+        with pytest.raises(DataUnavailableError, match=why):
+            read_public_problems(source)
+
+
+def test_derived_tests_join_the_published_prompts(shared_data: Path) -> None:
+    if not (shared_data / "livecodebench_public_tests").is_dir():
+        pytest.skip(f"no derived tests in {shared_data}")
+    problems = read_public_problems(shared_data)
+    assert len(problems) == 279 and sum(one.function is not None for one in problems) == 104
+    prompts: dict[str, str] = {}
+    for line in (shared_data / "livecodebench_v5" / "qwq_livecodebench_v5.jsonl").open(encoding="utf-8"):
+        prompts |= {(row := json.loads(line))["question_id"]: row["prompt"]}
+    assert {one.question_id: one.prompt for one in problems} == prompts
+    assert all(1 <= len(one.tests()) <= 6 for one in problems)
+
+
+@pytest.mark.usefixtures("contained")
+def test_published_solutions_get_their_known_verdicts(shared_data: Path) -> None:
+    file = shared_data / "livecodebench_public_tests" / "o1_mini_candidates.sample.jsonl"
+    if not file.is_file():
+        pytest.skip(f"no {file}")
+    problems = {one.question_id: one for one in read_public_problems(shared_data)}
+    candidates = [json.loads(line) for line in file.open(encoding="utf-8")]
+    for row in candidates[:: 1 if WHOLE else 6]:
+        verdict = mark_by_tests(problems[row["question_id"]], f"```python\n{row['code']}\n```")
+        passed = [*row["public_tests_passed"], False]
+        assert verdict is not None and verdict.tests_passed == passed.index(False)
+        assert verdict.passed == all(row["public_tests_passed"])
+        sample = Sample(0, "", "", 1, None, problems[row["question_id"]])
+        if row is candidates[0]:
+            task = get_task("lcb_v5_public_derived")
+            assert task.score(sample, f"```python\n{row['code']}\n```", ()).value == verdict.passed

@@ -1,0 +1,197 @@
+"""Data files gone wrong: every loader answers with one line that has the file, the line and the remedy."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets import livecodebench, longbench, longgenbench, ruler
+from longdecode.evals.datasets.books import read_books
+from longdecode.evals.tasks.fidelity.suite import Prose
+from longdecode.evals.tasks.gpqa.suite import GpqaDiamond
+from longdecode.evals.tasks.math.problems import load_problems
+
+LONGBENCH = {"input": "Who?", "context": "Café\u2028", "answers": ["Ann"], "all_classes": None}
+MATH = {"problem": "P é", "answer": "5"}
+GSM8K = {"question": "é?", "answer": "#### 5"}
+CSQA = {"question": "é?", "choices": {"label": ["A", "B"], "text": ["a", "b"]}, "answerKey": "B"}
+GPQA = {"Question": "é?", "Correct Answer": "r"} | {f"Incorrect Answer {i}": f"w{i}" for i in (1, 2, 3)}
+CODE = {
+    "question_id": "q", "question_content": "é", "starter_code": "", "contest_date": "2024-09-01", "metadata": "{}",
+    "public_test_cases": "[]", "private_test_cases": "[]",
+}  # fmt: skip
+LOADERS: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any]]] = {
+    "longbench": ("qasper.jsonl", LONGBENCH, lambda place: longbench.read_rows(place, "qasper", 9)),
+    "math": ("math500/test.jsonl", MATH, lambda place: load_problems("math500", place)),
+    "gsm8k": ("gsm8k/test.jsonl", GSM8K, lambda place: longgenbench.read_groups(place, "gsm8k", 1)),
+    "csqa": ("commonsense_qa/dev_rand_split.jsonl", CSQA, lambda place: longgenbench.read_groups(place, "csqa", 1)),
+    "gpqa": ("diamond/gpqa_diamond.jsonl", GPQA, lambda place: GpqaDiamond("gpqa_diamond", place, 1).asked()),
+    "livecodebench": (f"livecodebench/{livecodebench.FILES[0]}", CODE, livecodebench.read_problems),
+}
+"""Every loader of rows: its file, a row of it, and the call."""
+
+
+def lines(row: dict[str, Any], times: int = 3) -> bytes:
+    return (json.dumps(row, ensure_ascii=False) + "\n").encode() * times
+
+
+def refusal(name: str, place: Path, content: bytes) -> str:
+    """Return the one line with which a loader refuses a content of its file."""
+    file, row, load = LOADERS[name]
+    (place / file).parent.mkdir(parents=True, exist_ok=True)
+    if name == "livecodebench":
+        for other in livecodebench.FILES:
+            (place / "livecodebench" / other).write_bytes(lines(row))
+    (place / file).write_bytes(content)
+    with pytest.raises(DataUnavailableError) as found:
+        load(place)
+    text = str(found.value)
+    assert "\n" not in text and text.startswith(str(place / file)) and "fetch the " in text
+    return text.removeprefix(str(place / file))
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_rows_in_utf_8_are_read_with_or_without_a_mark(name: str, tmp_path: Path) -> None:
+    file, row, load = LOADERS[name]
+    refusal(name, tmp_path, b"")
+    (tmp_path / file).write_bytes(lines(row))
+    plain = load(tmp_path)
+    (tmp_path / file).write_bytes(b"\xef\xbb\xbf" + lines(row).replace(b"\n", b"\r\n\r\n"))
+    marked = load(tmp_path)
+    assert len(plain) == len(marked) >= 3
+    if name == "livecodebench":
+        assert [p.tests() for p in marked] == [[]] * len(plain)  # the places of its tests hold too
+    else:
+        assert plain == marked
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_rows_that_are_none_are_refused_by_line(name: str, tmp_path: Path) -> None:
+    row = LOADERS[name][1]
+    good = lines(row).decode()
+    array = json.dumps([row, row])
+    for content, said in (
+        (b"", " is empty"),
+        (b" \n\n", " is empty"),
+        (good.encode("utf-16"), ", line 1 is not UTF-8 but UTF-16; convert the file with `iconv -f UTF-16 -t UTF-8`"),
+        (good.encode("utf-32"), ", line 1 is not UTF-8 but UTF-32"),
+        (good.encode("utf-16-le"), ", line 1 is not UTF-8 but UTF-16LE"),
+        (good.encode("utf-16-be"), ", line 1 is not UTF-8 but UTF-16BE"),
+        (lines(row) + "é".encode("latin-1"), ", line 4 is not UTF-8 but most likely Latin-1; convert"),
+        (array.encode(), ", line 1 begins a JSON array; one object a line is expected: convert the file with `jq"),
+        (json.dumps([row], indent=1).encode(), ", line 1 begins a JSON array"),
+        (lines(row) + b"3\n", ", line 4 is 3; an object"),
+        (lines(row) + b"null\n", ", line 4 is null"),
+        (lines(row) + b'"text"\n', ', line 4 is "text"'),
+        (lines(row, 1) + b"{no json}\n", ", line 2 cannot be read as JSON"),
+        (b"[" * 100_000, ", line 1 "),
+        (b"{}\n", ", line 1 lacks '"),
+    ):
+        assert refusal(name, tmp_path, content).startswith(said), content[:40]
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_fields_of_another_type_are_refused_by_line(name: str, tmp_path: Path) -> None:
+    row = LOADERS[name][1]
+    for key, value in row.items():
+        if value is None or key.endswith("_test_cases"):
+            continue
+        for wrong in ([3], {"a": 1}, True, None):
+            text = refusal(name, tmp_path, lines(row, 1) + lines(row | {key: wrong}))
+            assert text.startswith(", line 2") and repr(key)[1:-1] in text, (key, wrong)
+
+
+def test_a_string_is_no_list_of_strings(tmp_path: Path) -> None:
+    for key, value in (("answers", "Paris"), ("answers", []), ("answers", ["a", 3]), ("all_classes", "Paris")):
+        text = refusal("longbench", tmp_path, lines(LONGBENCH | {key: value}))
+        assert text.startswith(f", line 1 has {json.dumps(value)} as '{key}'; a list of strings is expected; fetch")
+    choices = {"label": "AB", "text": ["a", "b"]}
+    assert "has \"AB\" as 'label'" in refusal("csqa", tmp_path, lines(CSQA | {"choices": choices}))
+    assert "as 'answerKey'" in refusal("csqa", tmp_path, lines(CSQA | {"answerKey": "E"}))
+    assert "no number after '####'" in refusal("gsm8k", tmp_path, lines(GSM8K | {"answer": "five"}))
+    assert "as 'error'" in refusal("math", tmp_path, lines(MATH | {"error": "a little"}))
+
+
+def test_csv_is_held_to_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "diamond" / "gpqa_diamond.csv"
+    file.parent.mkdir()
+    header = ",".join(GPQA)
+    for content, said in (
+        (b"", "is empty"),
+        (f"{header}\n".encode(), "has a header and no row"),
+        (f"{header}\nq,r,w1,w2,w3\nq,r,w1\n".encode(), "line 3 lacks 'Incorrect Answer 2'"),
+        (f"{header}\nq,r,w1,,w3\n".encode(), "line 2 has \"\" as 'Incorrect Answer 2'"),
+        (f"{header}\né,r,w1,w2,w3\n".encode("latin-1"), "line 2 is not UTF-8"),
+        (f"{header}\né,r,w1,w2,w3\n".encode("utf-16"), "line 1 is not UTF-8 but UTF-16"),
+        (b"a,b\n1,2\n", "line 2 lacks 'Question'"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(DataUnavailableError, match=f"{file.name},? .*{said}.*hf auth login"):
+            GpqaDiamond("gpqa_diamond", tmp_path, 1).asked()
+
+
+def test_mmlu_is_held_to_the_same(tmp_path: Path) -> None:
+    (tmp_path / "LongGenBench_MMLU_prompt.json").write_text(json.dumps({"anatomy": "lead\n\nQ: q\nA: a"}))
+    file = tmp_path / "anatomy_test.csv"
+    file.write_text("q,a,b,c,d,C\n")
+    assert len(longgenbench.read_groups(tmp_path, "mmlu", 1)) == 1
+    for content, said in ((b"", "is empty"), (b"q,a,b,C\n", "line 1 has 4 fields"), (b"\xe9,a,b,c,d,C\n", "not UTF-8")):
+        file.write_bytes(content)
+        with pytest.raises(DataUnavailableError, match=f"anatomy_test.csv.*{said}.*git clone"):
+            longgenbench.read_groups(tmp_path, "mmlu", 1)
+
+
+def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "data.zip"
+    for content in (b"", b"no archive"):
+        archive.write_bytes(content)
+        with pytest.raises(DataUnavailableError, match=r"data.zip is no zip archive.*curl"):
+            longbench.read_rows(tmp_path, "qasper", 1)
+    for content, said in ((b"", "is empty"), (lines(LONGBENCH).decode().encode("utf-16"), "line 1 is not UTF-8")):
+        with zipfile.ZipFile(archive, "w") as zipped:
+            zipped.writestr("data/qasper.jsonl", content)
+        with pytest.raises(DataUnavailableError, match=f"data.zip:data/qasper.jsonl,? {said}.*curl"):
+            longbench.read_rows(tmp_path, "qasper", 1)
+    archive.write_bytes(archive.read_bytes().replace(b"\xff\xfe", b"\xff\xfd"))  # its checksum is another's
+    with pytest.raises(DataUnavailableError, match=r"data.zip:data/qasper.jsonl.*curl"):
+        longbench.read_rows(tmp_path, "qasper", 1)
+
+
+def test_texts_and_documents_are_held_to_the_same(tmp_path: Path) -> None:
+    (tmp_path / "essays").mkdir()
+
+    def prose(place: Path) -> Any:
+        task = Prose.__new__(Prose)
+        task.prose = place / "essays"
+        return task._texts()
+
+    asks: list[tuple[str, Callable[[Path], Any]]] = [
+        ("essays/7.txt", lambda place: read_books(place, ("7",))),
+        ("essays/7.txt", ruler.essay_words),
+        ("essays/7.txt", prose),
+        ("nounlist.txt", ruler.common_vocabulary),
+        ("english_words.json", ruler.large_vocabulary),
+        ("squad.json", lambda place: ruler.read_questions(place, "squad")),
+        ("hotpotqa.json", lambda place: ruler.read_questions(place, "hotpotqa")),
+    ]
+    for file, ask in asks:
+        for content, said in (
+            (b"", "is empty"), ("text\né".encode("utf-16"), "line 1 is not UTF-8 but UTF-16"),
+            (b"text\n\xe9", "line 2 is not UTF-8 but most likely Latin-1"),
+        ):  # fmt: skip
+            (tmp_path / file).write_bytes(content)
+            ruler._load.cache_clear()
+            with pytest.raises(DataUnavailableError, match=f"{Path(file).name},? {said}.*(fetch|set data)"):
+                ask(tmp_path)
+        (tmp_path / file).unlink()
+    for file, content in (("squad.json", '{"data": []}'), ("hotpotqa.json", "[]")):
+        (tmp_path / file).write_text(content)
+        ruler._load.cache_clear()
+        with pytest.raises(DataUnavailableError, match="has no question"):
+            ruler.read_questions(tmp_path, file.removesuffix(".json"))
