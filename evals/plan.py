@@ -274,7 +274,7 @@ class Plan:
     @functools.cache  # noqa: B019
     def suite_code(self, suite: str, label: str | None = None) -> str:
         """Hash the code that can change a score of a suite under its labels, or under one."""
-        tasks = {type(get_task(name)).__module__ for name in self.run.suites[suite].tasks}
+        tasks = {get_task(name).code_module for name in self.run.suites[suite].tasks}
         labels = self.suite_labels[suite] if label is None else [label]
         methods = {self.run.methods[name].method for name in labels}
         return hash_texts(quality_code_hash(method, task) for method in sorted(methods) for task in sorted(tasks))
