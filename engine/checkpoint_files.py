@@ -1,4 +1,4 @@
-"""List the files of a checkpoint that its copy from the hub, its hash and a job's inputs must cover: one list for all."""
+"""List the files of a checkpoint that its copy from the hub, its hash and a job's inputs must cover."""
 
 from __future__ import annotations
 

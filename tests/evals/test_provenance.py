@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from longdecode.evals import provenance
 from longdecode.evals.hashing import hash_texts
+from longdecode.evals.plan import Plan
+from longdecode.evals.run_config import build_run_config
 
 
 def test_checkpoint_hash_follows_weights_and_tokenizer(byte_checkpoint: Path, tmp_path: Path) -> None:
@@ -140,3 +143,12 @@ def test_only_a_clean_commit_or_the_user_vouches_for_the_files(tmp_path: Path, m
         assert dirty(), "changed since the commit, whatever the variable says"
     finally:
         provenance.is_dirty.cache_clear()
+
+
+def test_a_job_waits_for_the_files_that_its_hash_covers(config_values: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    inputs = ("additional_chat_templates/rag.jinja", "chat_template.jinja", "model.safetensors", "tokenizer.model")
+    for name in (*inputs, "README.md"):
+        (tmp_path / name).write_text("")
+    run = build_run_config(config_values | {"models": {"tiny": {"path": str(tmp_path)}}}, "test.yaml")
+    assert Plan(run, tmp_path).model_files("tiny") == [str(tmp_path / name) for name in inputs]
