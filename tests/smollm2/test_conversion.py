@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from longdecode.engine.config_reader import resolve_checkpoint
+from longdecode.engine.disk import whole_folder
 from longdecode.engine.errors import CheckpointError, DataUnavailableError, StorageError
 from longdecode.smollm2 import convert, source
 from longdecode.smollm2.adaptor import merge, read_adaptor
-from longdecode.smollm2.files import whole_folder
 
 
 @pytest.fixture(autouse=True)
