@@ -46,7 +46,8 @@ def vocabulary() -> tuple[list[str], list[int], list[str]]:
 def mixed_lines(count: int) -> list[str]:
     """Lines of digits, code, CJK, emoji, combining accents, spaces and special tokens."""
     pools = (
-        "0123456789", "零一二三中文的是", "あいカキ漢字", "한국어", "😀👩‍👩‍👧🇩🇪👍🏽", "the in other", "ABCXYZ", "éèüñe\u0301a\u0308",
+        "0123456789", "零一二三中文的是", "あいカキ漢字", "한국어", "😀👩‍👩‍👧🇩🇪👍🏽", "the in other",
+        "ABCXYZ", "éèüñe\u0301a\u0308",
         "def f(x): return {}[]=+-*/<>\"'`#!@$%^&|\\;,._~", "\t  \n\r\u00a0\u3000\u200b", "привет", "مرحبا", "नमस्ते",
         "'s't'RE'll I'm",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where a GGUF file comes from, and one line for each way in which it does not come."""
+"""Sources of a GGUF file, and the one line for each way in which it does not come."""
 
 from __future__ import annotations
 
