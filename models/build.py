@@ -13,6 +13,7 @@ import resource
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -98,15 +99,20 @@ def lengthen(base: Path, model: BuiltModel, folder: Path) -> None:
     with whole_folder(folder) as fresh:
         for file in base.iterdir():
             if file.name != "config.json":
-                _share(file, fresh / file.name)
+                _share(file, fresh / file.name, folder)
         _write_json(fresh / "config.json", config)
 
 
-def _share(file: Path, target: Path) -> None:
-    """Link a file: hard within a file system, else symbolic; a file system without links gets a copy."""
-    for act in (os.link, os.symlink):
+def _share(file: Path, target: Path, place: Path) -> None:
+    """Link a file into ``target``, which moves to ``place``; a file system without links gets a copy.
+
+    Symbolic first: a workflow dates a finished output, and through a hard link it would date the base's file too and
+    remake all that was made of it. Relative, so that a cache may be mounted elsewhere.
+    """
+    relative = os.path.relpath(file.resolve(), place.parent.resolve() / place.name)
+    for link in (partial(os.symlink, relative), partial(os.link, file.resolve())):
         try:
-            return act(file.resolve(), target)
+            return link(target)
         except OSError:
             continue
     with writing(target, file.stat().st_size):

