@@ -13,9 +13,9 @@ from torch import Tensor
 
 from longdecode.adaptation.fork import TrainedHeads
 from longdecode.engine.config_reader import IMPORTANCE_FILE
+from longdecode.engine.disk import whole_folder
 from longdecode.identification.artefacts import write_csv, write_text
 from longdecode.smollm2.adaptor import merge
-from longdecode.smollm2.files import whole_folder
 
 CURVE_COLUMNS = ("step", "loss", "prose", "answers", "sure", "gamma", "seconds")
 """Losses in nats: of training documents, weighted; of held-out prose and answers. ``sure``: share of answer tokens

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, resolve_checkpoint
+from longdecode.engine.disk import whole_folder
 from longdecode.engine.errors import CheckpointError, LongDecodeError
 from longdecode.identification.artefacts import write_text
 from longdecode.methods.importance_heads import TRAIN_COMMAND, read_heads
-from longdecode.smollm2.files import whole_folder
 
 _ABOUT = "run.json"
 _CARD = "README.md"

@@ -45,7 +45,7 @@ def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> P
     """Return the local folder of a checkpoint, downloading a hub id's config and safetensors when needed.
 
     Args:
-        path_or_id: a local folder, a built model's name (``smollm2``), or a hub id such as ``Qwen/Qwen3-8B``.
+        path_or_id: a local folder, a built model's name (``smollm2-long``), or a hub id such as ``Qwen/Qwen3-8B``.
         revision: branch, tag or commit of a hub id; local folders have none.
 
     Raises:
@@ -58,8 +58,7 @@ def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> P
         return folder
     _refuse_odd_folder(folder, str(path_or_id))
     if built is not None:
-        target = built.name.replace("-", "_") if built.name in BUILT_MODELS else built / "model.safetensors"
-        raise CheckpointError(f"{path_or_id} is not built yet; `snakemake {target}` writes {built}")
+        raise CheckpointError(f"{path_or_id} is not built yet; `snakemake {built / 'model.safetensors'}` builds it")
     if not _HUB_ID.fullmatch(str(path_or_id)):
         raise CheckpointError(f"no checkpoint folder at {folder}, and the name is not a hub id either")
     from huggingface_hub import hf_hub_download, snapshot_download
@@ -72,8 +71,12 @@ def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> P
     except CheckpointError:
         raise
     except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        ours = [built for built in BUILT_MODELS if name.lower().rpartition("/")[2].startswith(built)]
+        instead = f"; {ours[0]} is built here without the hub, in 4 bits" if ours else ""
         raise CheckpointError(
-            f"{name!r} is not a local folder and could not be fetched from the hub: {type(error).__name__}: {error}"
+            f"{name!r} is not a local folder and could not be fetched from the hub: {type(error).__name__}: {reason}"
+            + instead
         ) from error
 
 

@@ -6,7 +6,11 @@ import os
 import re
 from pathlib import Path
 
-BUILT_MODELS = ("smollm2", "smollm2-long")
+BUILT_MODELS = (
+    "smollm2", "smollm2-long", "qwen2.5-coder-0.5b", "qwen2.5-coder-0.5b-yarn", "qwen2.5-coder-1.5b",
+    "qwen2.5-coder-1.5b-yarn",
+)  # fmt: skip
+"""Names of the models that ``models.build`` makes; ``models/sources.py`` says of what."""
 MINIATURE_SEED = re.compile(r"miniature-seed([0-9]+)")
 """Names of further miniatures, each trained from a seed of its own."""
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from longdecode.engine.config_reader import read_config, resolve_checkpoint
 from longdecode.engine.errors import CheckpointError, ConfigError, LongDecodeError, StorageError, UnsupportedCellError
-from longdecode.engine.model_cache import built_model
+from longdecode.engine.model_cache import BUILT_MODELS, built_model
+from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig
 
 
@@ -28,6 +29,9 @@ def look(run: RunConfig, made: Collection[str] = ()) -> None:
         if near := _misspelt(named.path):
             asked = f"no folder {named.path} here; nearest folder: {near} (of the hub's model of this name give a copy)"
             raise ConfigError(f"{run.source}: models.{model}: {asked}")
+        if _one_unknown_word(named.path):
+            unknown = unknown_name("model", named.path, BUILT_MODELS)
+            raise ConfigError(f"{run.source}: models.{model}: {unknown}, no folder here, and a hub id is org/name")
     for model, folder in _local_models(run, made):
         _blamed(run, f"models.{model}", partial(_config_and_tokenizer, folder))
     for label, spec in run.methods.items():
@@ -107,6 +111,12 @@ def _misspelt(path: str) -> str | None:
     beside = [folder.name for folder in Path().iterdir() if (folder / parts[1]).is_dir()]
     near = difflib.get_close_matches(parts[0], beside, n=1, cutoff=0.85)
     return f"{near[0]}/{parts[1]}" if near else None
+
+
+def _one_unknown_word(path: str) -> bool:
+    """Return whether a path is one word that is neither a built model nor here; hub ids have two."""
+    here = Path(path).expanduser()
+    return len(here.parts) == 1 and not (built_model(path) or here.exists() or here.is_symlink())
 
 
 def _config_and_tokenizer(folder: Path) -> None:

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from longdecode.engine.disk import whole_folder
 from longdecode.engine.errors import CheckpointError
 from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.smollm2.adaptor import write_adaptor
 from longdecode.smollm2.books import load_ids
 from longdecode.smollm2.documents import Library, Weights
-from longdecode.smollm2.files import whole_folder
 from longdecode.smollm2.recipe import RECIPE, Recipe, load_recipe
 
 Documents = list[tuple[np.ndarray, np.ndarray]]

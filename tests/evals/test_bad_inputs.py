@@ -285,6 +285,14 @@ def test_a_misspelt_folder_is_not_taken_for_a_model_of_the_hub(place: Path) -> N
         run(good.replace("miniature", "minature"))
 
 
+@pytest.mark.parametrize("word", ["qwen2.5-coder-1.5", "Qwen2.5-Coder-1.5B", "qwen2.5_coder_1.5b"])
+def test_one_word_that_is_no_model_is_refused_with_the_nearest(place: Path, word: str) -> None:
+    with pytest.raises(
+        LongDecodeError, match=rf"models\.tiny: unknown model '{word}'; nearest.*'qwen2\.5-coder-1\.5b'"
+    ):
+        run(BASE.replace("checkpoint", word))
+
+
 def test_a_read_only_place_is_named(place: Path) -> None:
     (place / "results").mkdir(mode=0o555)
     if os.access(place / "results", os.W_OK):  # root writes everywhere

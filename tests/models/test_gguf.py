@@ -1,0 +1,140 @@
+"""From a GGUF file to a checkpoint: the numbers that come out, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from longdecode.engine.config_reader import read_config
+from longdecode.engine.errors import CheckpointError
+from longdecode.evals.tokenizing import eos_ids
+from longdecode.models import gguf
+from longdecode.models.build import convert, lengthen
+from longdecode.models.check import largest_logit_difference, logit_difference
+from longdecode.models.sources import BuiltModel
+from tiny_gguf import SPECIAL, TinyGguf, vocabulary
+
+IDS = torch.arange(3, 40)[None]
+
+
+@torch.no_grad()
+def logits(folder: Path) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(IDS).logits
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "own_head"),
+    [("llama", "F16", False), ("llama", "Q8_0", True), ("qwen2", "Q8_0", True), ("qwen2", "Q4_1", False)],
+)
+def test_a_checkpoint_computes_what_its_file_holds(
+    tiny_gguf: Callable[..., TinyGguf],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    kind: str,
+    own_head: bool,
+) -> None:
+    tiny = tiny_gguf(family, kind, own_head)
+    monkeypatch.setattr(gguf, "CHUNK_ELEMENTS", 1000)  # many pieces a tensor, the last one shorter
+    convert(tiny.file, tiny.source, tmp_path)
+    with torch.no_grad():
+        expected = tiny.model(IDS).logits
+    assert expected.std() > 0.1
+    assert torch.allclose(logits(tmp_path), expected, atol=1e-4)
+    difference, layers = largest_logit_difference(tmp_path)
+    assert difference < 1e-4 and layers == 3
+    difference, layers = largest_logit_difference(tmp_path, checked_bytes=400_000)
+    assert difference < 1e-4 and 1 <= layers < 3
+
+
+def test_config_and_ends_are_the_release_s(tiny_gguf: Callable[..., TinyGguf], tmp_path: Path) -> None:
+    tiny = tiny_gguf()
+    convert(tiny.file, tiny.source, tmp_path)
+    config = read_config(tmp_path)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (3, 4, 2, 16)
+    assert config.tie_embeddings and config.qkv_bias and config.max_positions == 64
+    assert config.rms_norm_eps == pytest.approx(1e-5) and config.rope["rope_theta"] == 5e4
+    tokens = vocabulary()[0]
+    assert eos_ids(tmp_path) == {tokens.index("<|im_end|>"), tokens.index(SPECIAL[0])}
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_yarn_shares_weights_and_agrees_with_transformers_past_the_trained_length(
+    tiny_gguf: Callable[..., TinyGguf], tmp_path: Path
+) -> None:
+    tiny, base, longer = tiny_gguf(), tmp_path / "tiny", tmp_path / "tiny-yarn"
+    base.mkdir()
+    convert(tiny.file, tiny.source, base)
+    lengthen(base, BuiltModel("tiny-yarn", tiny.source, "tiny", yarn_factor=4.0), longer)
+    shared = longer / "model.safetensors"
+    assert shared.is_symlink() and shared.samefile(base / "model.safetensors")
+    before = shared.stat().st_mtime
+    os.utime(shared, (0, 0), follow_symlinks=False)  # as a workflow dates what a job made
+    assert (base / "model.safetensors").stat().st_mtime == before
+    assert read_config(longer).max_positions == 256
+    ids = [3 + 7 * at % 250 for at in range(200)]
+    assert logit_difference(longer, ids) < 1e-4
+    assert (logits(longer) - logits(base)).abs().max() > 1e-3  # YaRN changes short contexts too
+
+
+def test_a_file_system_without_symbolic_links_gets_hard_ones_or_copies(
+    tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: object) -> None:
+        raise OSError("links are not supported")
+
+    tiny, base = tiny_gguf(), tmp_path / "tiny"
+    base.mkdir()
+    convert(tiny.file, tiny.source, base)
+    model = BuiltModel("tiny-yarn", tiny.source, "tiny", yarn_factor=4.0)
+    monkeypatch.setattr("os.symlink", refused)
+    lengthen(base, model, tmp_path / "linked")
+    weights = tmp_path / "linked" / "model.safetensors"
+    assert not weights.is_symlink() and weights.samefile(base / "model.safetensors")
+    monkeypatch.setattr("os.link", refused)
+    lengthen(base, model, tmp_path / "copied")
+    weights = tmp_path / "copied" / "model.safetensors"
+    assert not weights.samefile(base / "model.safetensors")
+    assert weights.read_bytes() == (base / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "quantisation"), [("llama", "MOSTLY_Q8_0"), ("qwen2", "MOSTLY_Q4_K_M"), ("qwen3", "MOSTLY_F16")]
+)
+def test_another_architecture_or_quantisation_is_refused(
+    tiny_gguf: Callable[..., TinyGguf], architecture: str, quantisation: str
+) -> None:
+    file = tiny_gguf().file
+    reader = gguf.open_gguf(file)
+    with pytest.raises(CheckpointError, match=f"'qwen2'.*'MOSTLY_Q8_0'; expected '{architecture}', '{quantisation}'"):
+        gguf.check_header(reader, file, architecture, quantisation)
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    library = pytest.importorskip("gguf", reason="gguf reads the files")
+    file = tmp_path / "model.gguf"
+    for content in (b"", b"not a gguf file at all, but long enough to be read", b"GGUF\x03\0\0\0" + b"\xff" * 64):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match="not a readable GGUF"):
+            gguf.open_gguf(file)
+    file.unlink()
+    writer = library.GGUFWriter(file, "llama")
+    writer.add_tensor("blk.0.ssm_in.weight", torch.zeros(2, 32).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    reader = gguf.open_gguf(file)
+    with pytest.raises(CheckpointError, match="unknown"):
+        gguf.check_header(reader, file, "llama", "MOSTLY_Q4_1")
+    with pytest.raises(CheckpointError, match=r"lacks llama\.embedding_length"):
+        gguf.read_config(reader, file)
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ssm_in\.weight has no place"):
+        gguf.read_tensors(reader, file, torch.bfloat16)
