@@ -32,7 +32,6 @@ from longdecode.reporting import (
     verdicts,
     wording,
 )  # fmt: skip
-from longdecode.reporting.compact_html import column_names, column_rules, compact
 from longdecode.reporting.drafted import drafters
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
@@ -120,11 +119,11 @@ class _Build:
         self.matrix = matrix(results, results_dir, self.figures)
         self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, paged)
         self.common = self._common()
-        self.columns: set[str] = set()
 
     def everything(self) -> None:
         """Write every page."""
-        shutil.copyfile(_HERE / "templates" / "tables.js", self.folder / "tables.js")
+        for name in ("tables.js", "style.css"):
+            shutil.copyfile(_HERE / "templates" / name, self.folder / name)
         self._index()
         for suite in self.results.suites:
             self._suite(suite)
@@ -143,8 +142,6 @@ class _Build:
         self._provenance()
         self._data()
         self._figure_index()
-        style = (_HERE / "templates" / "style.css").read_text("utf-8")
-        (self.folder / "style.css").write_text(style + column_rules(self.columns, style), "utf-8")
 
     def _index(self) -> None:
         self._page(
@@ -373,8 +370,7 @@ class _Build:
 
     def _page(self, template: str, name: str, heading: str, description: str, **values: Any) -> None:
         page = self.environment.get_template(template)
-        text = compact(page.render(**self.common, page=name, heading=heading, description=description, **values))
-        self.columns |= column_names(text)
+        text = page.render(**self.common, page=name, heading=heading, description=description, **values)
         (self.folder / name).write_text(text, encoding="utf-8")
 
 

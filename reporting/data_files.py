@@ -15,7 +15,6 @@ WHAT = {
     "speed.csv": "Every timing: median, spread, ratio to Full, floor.",
     "along_generation.parquet": "Accuracy by question along long generations.",
     "loss_by_position.parquet": "Loss by position in the text.",
-    "shared.parquet": "What records share and refer to by number: prompt hashes, answers, provenance, whole columns.",
     "growth.csv": "Lines through step times: what each 1,024 tokens and each sequence add.",
     "breakeven.csv": "From which size on a method is faster than Full.",
     "breakdown.csv": "Parts of a step.",

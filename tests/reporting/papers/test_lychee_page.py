@@ -41,7 +41,7 @@ def page(paper_report: Path) -> str:
 
 def test_it_is_linked_and_every_link_of_it_resolves(paper_report: Path) -> None:
     for name in ("index.html", "method-lychee.html", "speed.html"):
-        assert "href=paper-lychee.html" in (paper_report / name).read_text(encoding="utf-8")
+        assert 'href="paper-lychee.html"' in (paper_report / name).read_text(encoding="utf-8")
     text = (paper_report / "paper-lychee.html").read_text(encoding="utf-8")
     anchors = set(re.findall(r' id="?([^"\s>]+)', text))
     assert len(anchors) == len(re.findall(r' id="?([^"\s>]+)', text)) > 15

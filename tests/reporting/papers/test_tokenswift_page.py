@@ -345,7 +345,7 @@ def test_the_report_has_both_pages_and_the_text(
     build_report(run / "config.yaml", run, tmp_path / "report")
     page = (tmp_path / "report" / "paper-tokenswift.html").read_text(encoding="utf-8")
     lossless = (tmp_path / "report" / "lossless.html").read_text(encoding="utf-8")
-    assert "must be fed" in lossless and "href=lossless.html" in page
+    assert "must be fed" in lossless and 'href="lossless.html"' in page
     assert "tokenswift_train --config profile=" in page and "0.452" in page
     (text,) = (tmp_path / "report" / "texts").glob("*.txt")
     assert text.read_text(encoding="utf-8").startswith("It was a dark night.") and text.name in page

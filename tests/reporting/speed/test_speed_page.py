@@ -119,7 +119,7 @@ def test_the_summary_names_device_ceiling_and_what_was_disturbed(speed: pd.DataF
 
 def test_the_page_has_ten_tables_at_most_and_a_list_of_contents(report: Path) -> None:
     text = (report / "speed.html").read_text(encoding="utf-8")
-    assert 0 < text.count("<table") <= 10 and "<ol class=contents>" in text
+    assert 0 < text.count("<table") <= 10 and '<ol class="contents">' in text
 
 
 def test_holes_are_holes(speed: pd.DataFrame, page: str) -> None:
