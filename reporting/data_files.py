@@ -80,7 +80,7 @@ def publish(made: Path, target: Path) -> None:
         (made / name).replace(target / name)
     pages = (
         "suite-*.html", "samples-*.html", "method-*.html", "paper-*.html", "traffic.html", "speed*.html",
-        "transfer.html", "fair-play.html", "lossless.html", "figures/*", "texts/*",
+        "fair-play.html", "figures/*", "texts/*",
     )  # fmt: skip
     ours = [path for pattern in pages for path in target.glob(pattern)]
     for path in ours:
