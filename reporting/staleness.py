@@ -49,11 +49,6 @@ def older(results: Results) -> list[str]:
     return measured_before(results.records, results.speed_records, results.ablations, results.text_files, results.gates)
 
 
-def older_scores(results: Results) -> list[str]:
-    """Say the same of a run's scores and gates alone."""
-    return measured_before(results.records, (), results.ablations, (), results.gates)
-
-
 def _older_labels(
     scores: Iterable[Record], times: Iterable[SpeedRecord], texts: Iterable[TextFile], gates: Iterable[GateRecord]
 ) -> dict[tuple[str, str], set[str]]:
