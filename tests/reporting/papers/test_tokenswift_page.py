@@ -26,7 +26,7 @@ from longdecode.reporting.papers.tokenswift.steps import composed, steps
 from longdecode.reporting.papers.tokenswift.tables import Mirror, one_text
 from longdecode.reporting.papers.tokenswift.texts import fulls, run_of, standing, value, written
 from longdecode.reporting.results import TextFile
-from longdecode.reporting.staleness import measured_before
+from longdecode.reporting.staleness import old_texts
 
 ROOT = Path(__file__).parents[3]
 MARKS = (20_480, 102_400)
@@ -196,9 +196,8 @@ def test_lossless_texts_in_float32_are_counted(folder: Path, tmp_path: Path) -> 
 
 def test_texts_of_other_code_are_named_as_such(folder: Path) -> None:
     (full,) = written(folder, label="full", sample_index=0)
-    (found,) = measured_before([], [], texts=[TextFile([full])])
-    assert "texts of full" in found
-    assert measured_before([], [], texts=[TextFile([_of_today(full, "full")])]) == []
+    assert old_texts(TextFile([full])) == [full]
+    assert old_texts(TextFile([_of_today(full, "full")])) == []
 
 
 def test_code_of_a_method_that_drafts_counts_as_code_of_the_text(folder: Path, tmp_path: Path) -> None:
@@ -208,10 +207,10 @@ def test_code_of_a_method_that_drafts_counts_as_code_of_the_text(folder: Path, t
     write_records(tmp_path / "matrix.parquet", texts, Record)
     stamped = stamped_drafters(tmp_path / "matrix.parquet")
     assert read_records(tmp_path / "matrix.parquet", Record) == texts and list(stamped) == ["quest"]
-    assert measured_before([], [], texts=[TextFile(texts, stamped)]) == []
+    assert old_texts(TextFile(texts, stamped)) == []
     for other in ({}, {"quest": "0" * 64}, {"tidal": stamped["quest"]}):
-        (found,) = measured_before([], [], texts=[TextFile(texts, other)])
-        assert "texts of quest+4 " in found
+        (found,) = old_texts(TextFile(texts, other))
+        assert found.label == "quest+4"
 
 
 def _of_today(record: Record, *writers: str) -> Record:

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from longdecode.evals.fairness import Standing
 from longdecode.reporting.environment import make_environment
-from longdecode.reporting.fair_play import FairPlay
+from longdecode.reporting.tuning_status import TuningStatus
 
 
-def play(*kinds: tuple[str, str]) -> FairPlay:
+def status(*kinds: tuple[str, str]) -> TuningStatus:
     standings = [Standing(label, "m", kind) for label, kind in kinds]  # type: ignore[arg-type]
-    return FairPlay([], standings, [], [], [], [])
+    return TuningStatus(standings)
 
 
 def test_labels_apart_are_named_once_by_their_kind() -> None:
-    found = play(("tidal", "untuned"), ("duo", "by hand"), ("tidal", "tuned"), ("quest", "tuned"))
+    found = status(("tidal", "untuned"), ("duo", "by hand"), ("tidal", "tuned"), ("quest", "tuned"))
     assert found.apart == [("untuned", ["tidal"]), ("set by hand", ["duo"])]
-    aside = replace(play(("tidal", "tuned")), aside=[Standing("tidal_7", "m", "untuned")])
+    aside = replace(status(("tidal", "tuned")), aside=[Standing("tidal_7", "m", "untuned")])
     assert aside.apart == [] and aside.label_of("tidal_7") == "untuned", "an ablation compares with no other method"
 
 
@@ -25,9 +25,9 @@ def test_every_page_names_them() -> None:
     page = make_environment().get_template("data.html")
     common = {
         "profile": "p", "page": "data.html", "heading": "Data", "description": "", "cite": "", "has_quality": True,
-        "has_speed": False, "data_line": "", "source": "", "model_count": 1, "first_model": "m",
+        "has_speed": False, "code": "", "data_line": "", "source": "", "model_count": 1, "first_model": "m",
         **dict.fromkeys(("files", "score_pages", "csv", "model_words", "papers", "suites", "families"), ()),
     }  # fmt: skip
-    text = page.render(**common, play=play(("tidal", "untuned"), ("quest", "tuned")))
+    text = page.render(**common, tuning=status(("tidal", "untuned"), ("quest", "tuned")))
     assert "<em>untuned</em> tidal." in text and "quest" not in text
-    assert "untuned" not in page.render(**common, play=play(("quest", "tuned")))
+    assert "untuned" not in page.render(**common, tuning=status(("quest", "tuned")))
