@@ -166,7 +166,7 @@ def test_a_lock_that_cannot_be_had_is_a_typed_error(locks: Path, monkeypatch: py
         pass
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with (
-        pytest.raises(LockError, match="No locks available; .* a file system with flock"),
+        pytest.raises(LockError, match=r"No locks available; .*with flock"),
         lease_gpu(CUDA, uuids=["a"]),
     ):
         pass
