@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import os
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longdecode.evals import manifest
 from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
 from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
@@ -359,3 +361,19 @@ def _subjects(results: Results) -> str:
 
 def _made(figures: Any) -> list[Figure]:
     return [figure for figure in figures if figure is not None]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Build the pages of a finished run from its results, without running anything."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("results", type=Path, help="a results folder, such as results/h200")
+    parser.add_argument("report", type=Path, help="where the pages go, such as reports/h200")
+    given = parser.parse_args(arguments)
+    manifest.require(given.results)
+    build_report(given.results / "config.yaml", given.results, given.report)
+    manifest.rewrite(given.report)
+    print(given.report / "index.html")
+
+
+if __name__ == "__main__":
+    main()
