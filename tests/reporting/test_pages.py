@@ -17,11 +17,12 @@ import yaml
 from matplotlib.figure import Figure
 
 from longdecode.engine.config_reader import read_config
+from longdecode.evals import manifest
 from longdecode.evals.hashing import speed_code_hash
 from longdecode.evals.storage import read_frame
 from longdecode.methods.registry import get_method
 from longdecode.reporting import families, staleness, traffic
-from longdecode.reporting.build import build_report
+from longdecode.reporting.build import build_report, main
 from longdecode.reporting.results import ReportError, load_results
 from longdecode.reporting.tables import score_table
 
@@ -360,3 +361,18 @@ def test_a_folder_without_results_is_refused(run_folder: Path, tmp_path: Path) -
     with pytest.raises(ReportError, match=r"summary\.csv"):
         build_report(run_folder / "config.yaml", tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_drawing")
+def test_pages_are_built_from_results_by_one_command_unless_a_file_was_changed(
+    make_run: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(methods=("full", "quest"), suites=("mini_recall",))
+    manifest.rewrite(folder)
+    main([str(folder), str(tmp_path / "pages")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "pages" / "index.html")
+    assert manifest.problems(tmp_path / "pages") == []
+    table = folder / "summary.csv"
+    table.write_text(table.read_text(encoding="utf-8").replace("quest", "other"), encoding="utf-8")
+    with pytest.raises(manifest.ManifestError, match=r"summary\.csv: changed"):
+        main([str(folder), str(tmp_path / "pages")])
