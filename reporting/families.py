@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,6 @@ import yaml
 
 from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
-from longdecode.reporting import wording
-from longdecode.reporting.nearest import ORACLE
 
 MOST_DRAWN = 9
 """Lines that a panel shows at most; with more methods, overviews draw the featured ones."""
@@ -38,14 +36,6 @@ def featured(labels: Sequence[str], kinds: Mapping[str, str], wanted: Sequence[s
     return frozenset(label for label in labels if label == kinds[label] and label in wanted)
 
 
-def apart(kinds: Collection[str]) -> str:
-    """Say which methods an overview of many leaves out and why; empty for a small one, or where one of them ran."""
-    left: Mapping[str, Any] = settings()["apart"]
-    if len(kinds) <= MOST_DRAWN or set(left["methods"]) & set(kinds):
-        return ""
-    return f"{wording.listing(left['methods'])}, which {left['words']}"
-
-
 def by_family(
     labels: Sequence[str], kinds: Mapping[str, str], titles: Mapping[str, str]
 ) -> list[tuple[str, list[str]]]:
@@ -57,10 +47,3 @@ def by_family(
     return [
         (titles.get(name, name.replace("_", " ").capitalize() or "Other"), mine) for name, mine in found.items() if mine
     ]
-
-
-def named(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Return each label's family by its title; the oracle, a limit and no rival, has none."""
-    rivals = {label: kind for label, kind in kinds.items() if kind != ORACLE}
-    grouped = by_family(list(rivals), rivals, settings()["families"])
-    return {label: family for family, mine in grouped for label in mine}

@@ -26,7 +26,9 @@ from longdecode.reporting.flips import Flips, Place, count_flips
 from longdecode.reporting.solved import full_does
 from longdecode.reporting.speed.measured import Speed, load_speed
 
-__all__ = ["ALL_TASKS", "REFERENCE_METHOD", "ReportError", "Results", "Topic", "load_results"]
+__all__ = ["ALL_TASKS", "ORACLE", "REFERENCE_METHOD", "ReportError", "Results", "Topic", "load_results"]
+ORACLE = "oracle_topk"
+"""The limit of choosing tokens: it reads every key to choose, so no one would run it."""
 _TEXT = ("suite", "task", "metric", "model", "method", "params", "budget", "unit", "status", "device", "revision")
 
 
@@ -295,20 +297,6 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
             for path in sorted((results_dir / "generation").rglob("*.parquet"))
         ],
     )
-
-
-def named_results(results: Results, key: str) -> Results | None:
-    """Return the results of the folder that a key of a run's configuration names; ``None`` without the key.
-
-    Raises:
-        ReportError: the folder holds no configuration, or nothing that ``load_results`` can read.
-    """
-    source = results.config.get(key)
-    if not source:
-        return None
-    if not (Path(source) / "config.yaml").is_file():
-        raise ReportError(f"{key}: {source} holds no results (no config.yaml); leave the key out")
-    return load_results(Path(source) / "config.yaml", Path(source))
 
 
 def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:

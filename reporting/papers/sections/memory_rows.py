@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.staleness import measured_before
+from longdecode.reporting.staleness import is_older
 from longdecode.reporting.wording import DASH, number, short_tokens
 
 EARLIER = "†"
@@ -64,7 +64,7 @@ def bench_rows(
     earlier = {
         tuple(getattr(record, name) for name in place)
         for record in inputs.results.speed_records
-        if record.bench == bench and measured_before((), (record,))
+        if record.bench == bench and is_older(record)
     }
     marks = [each in earlier for each in rows[list(place)].itertuples(index=False, name=None)]
     marked = pd.Series(marks, index=rows.index, name="earlier")
