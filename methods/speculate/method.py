@@ -82,7 +82,9 @@ def refuse_unused(drafter: AttentionMethod, given: Mapping[str, Any]) -> None:
             why = " and ".join(f"without {other} = {need!r}" for other, need in needed.items()) or "while drafting"
             raise ConfigError(f"speculate: drafter_params {knob} = {value!r} of {drafter.name} has no effect {why}")
     if drafter.correction is not None:
-        raise ConfigError(f"speculate: drafter = {drafter.name!r} corrects its cache, which has no effect while drafting")
+        raise ConfigError(
+            f"speculate: drafter = {drafter.name!r} corrects its cache, which has no effect while drafting"
+        )
 
 
 METHOD = Speculate
