@@ -79,7 +79,7 @@ class AttentionMethod(ABC):
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """All that the method's cache and reads depend on; two methods of equal settings decode each other's prompts."""
+        """All that cache and reads depend on; two methods of equal settings decode each other's prompts."""
         return type(self), self.config, self.params
 
     @property

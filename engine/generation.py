@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError, DeviceMemoryError

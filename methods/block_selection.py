@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -77,7 +78,10 @@ class BlockSelection(Offloadable, SelectivePrefill):
     """
 
     params: BlockParams
-    used_with = {knob: {"offload": True} for knob in ("spare_slots", "prefetch")}
+    used_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "spare_slots": {"offload": True},
+        "prefetch": {"offload": True},
+    }
     heads: ImportanceHeads | None = None
 
     def __init__(self, params: Any, config: ModelConfig, budget_tokens: int, by_importance: bool = False):

@@ -48,14 +48,16 @@ class Shape:
 
     @property
     def config(self) -> ModelConfig:
-        """Return ``CONFIG`` with these heads."""
+        """Return ``CONFIG`` with these heads and ``OTHER_LAYERS``."""
         heads = self.kv_heads * self.group
-        return replace(CONFIG, num_heads=heads, num_kv_heads=self.kv_heads, head_dim=self.head_dim)
+        layers = min(CONFIG.num_layers, OTHER_LAYERS)
+        return replace(CONFIG, num_layers=layers, num_heads=heads, num_kv_heads=self.kv_heads, head_dim=self.head_dim)
 
 
 OTHER_SHAPES = (Shape(1, 8, 128), Shape(3, 1, 16), Shape(3, 3, 64))
 """Heads that those of ``CONFIG`` do not stand for, checked over fewer steps and shorter prompts."""
-OTHER_STEPS = 3
+OTHER_STEPS = 2
+OTHER_LAYERS = 6
 LARGEST_BUDGET = 512
 """Budgets above this would take the tiny model too long."""
 SPIKES = 4

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -38,7 +39,7 @@ class Duo(BudgetedMethod):
     name: ClassVar[str] = "duo"
     Params: ClassVar[type] = DuoParams
     params: DuoParams
-    used_with = {"roles_seed": {"roles": "random"}}
+    used_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {"roles_seed": {"roles": "random"}}
 
     def __init__(self, params: DuoParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens)

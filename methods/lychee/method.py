@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -87,7 +88,7 @@ class Lychee(BudgetedMethod):
     Params: ClassVar[type] = LycheeParams
     params: LycheeParams
     between_steps = ("correction", "correction_period")
-    used_with = {
+    used_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "block_size": {"mode": "block"},
         "roles_seed": {"roles": "random"},
         **{knob: {"strategy": knob} for knob in ("ratio", "top_p", "threshold")},

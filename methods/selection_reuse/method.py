@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -57,7 +58,7 @@ class SelectionReuse(PagedMethod):
     name: ClassVar[str] = "selection_reuse"
     Params: ClassVar[type] = SelectionReuseParams
     params: SelectionReuseParams
-    used_with = {"gate": {"policy": "cosine"}}
+    used_with: ClassVar[Mapping[str, Mapping[str, Any]]] = {"gate": {"policy": "cosine"}}
 
     def pages_of(self, state: DecodeState) -> Pages:
         """Return the pages beside the choices."""

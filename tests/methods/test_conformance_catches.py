@@ -211,7 +211,7 @@ def test_rows_much_shorter_than_the_budget_show_what_others_hide(install: Callab
                 chosen.counts = chosen.counts - (chosen.counts < 8).long() * (chosen.counts > 1)
             return chosen
     """)
-    with pytest.raises(GateError, match="reads_follow_the_rule with .* row 1, .* 6 tokens, .* token . is not read"):
+    with pytest.raises(GateError, match=r"reads_follow_the_rule with .* row 1, .* 6 tokens, .* token . is not read"):
         conformance.check_method("faulty", "cpu", {})
 
 

@@ -59,7 +59,7 @@ def test_a_prompt_of_other_settings_is_refused(
     generator: Generator, one: AttentionMethod, other: AttentionMethod
 ) -> None:
     prompt = generator.prefill_for(REQUESTS, one)
-    with pytest.raises(ConfigError, match="budget of .* cannot decode a prompt that .* budget of"):
+    with pytest.raises(ConfigError, match=r"budget of .* cannot decode a prompt that .* budget of"):
         generator.decode(prompt, other)
 
 

@@ -225,3 +225,12 @@ def test_attention_received_is_the_same_in_slices_of_any_size(
     real = torch.arange(45) < torch.tensor(lengths)[:, None]
     expected = (given * real[:, None, :, None]).sum(dim=2).unflatten(1, (config.num_kv_heads, -1)).sum(dim=2)
     torch.testing.assert_close(observer.layer(0), expected)
+
+
+@pytest.mark.parametrize("size", [2, 4, 64])
+def test_snapkv_refuses_an_even_pooling_kernel(size: int, config: ModelConfig) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"snapkv: kernel_size = {size}; an odd number \(1, 3, 5, \.\.\.\) is needed"
+    ):
+        get_method("snapkv").from_budget(64, config, kernel_size=size)
+    get_method("snapkv").from_budget(64, config, kernel_size=size + 1)
