@@ -19,12 +19,16 @@ BOOKKEEPING = frozenset(
         "evals.gate_launches", "evals.generation.spec", "evals.hashing", "evals.identification_spec", "evals.journal",
         "evals.ledger", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
         "evals.storage", "evals.tasks.registry", "evals.throughput.spec", "methods.card", "methods.conformance",
-        "methods.conformance_bench", "methods.conformance_launches", "methods.conformance_rules", "methods.registry",
+        "methods.conformance_bench", "methods.conformance_card", "methods.conformance_launches",
+        "methods.conformance_model", "methods.conformance_rules", "methods.registry",
         "methods.rule",
     )
 )  # fmt: skip
 """Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
-GATE = ("conformance", "conformance_bench", "conformance_launches", "conformance_rules", "rule")
+GATE = (
+    "conformance", "conformance_bench", "conformance_card", "conformance_launches", "conformance_model",
+    "conformance_rules", "rule",
+)  # fmt: skip
 """Modules of the methods room that check a method."""
 _CODE_SUFFIXES = (".py", ".yaml", ".json")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +16,17 @@ from torch import Tensor
 
 from longdecode.engine.attention import Selection
 from longdecode.engine.decode_state import DecodeState
-from longdecode.engine.errors import ConfigError, GateError, UnsupportedCellError
+from longdecode.engine.errors import GateError
 from longdecode.engine.generation import Generator
 from longdecode.engine.sampling import Sampling
 from longdecode.kernels import dispatch
-from longdecode.methods.conformance_bench import OTHER_SHAPES, Bench, Shape, Trace, make_bench, run_step_without_values
+from longdecode.methods.conformance_bench import Bench, Trace, make_bench, run_step_without_values
+from longdecode.methods.conformance_card import (
+    bad_parameters_are_refused,
+    card_names_the_parameters,
+    the_rule_is_stated,
+)
+from longdecode.methods.conformance_model import OTHER_SHAPES, Shape
 from longdecode.methods.conformance_rules import reads_follow_the_rule, traffic_follows_the_rule
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method, load_card
@@ -104,45 +110,6 @@ def op_path(bench: Bench) -> frozenset[object]:
     finally:
         setattr(dispatch, "kernel_path", path)  # noqa: B010
     return frozenset(used)
-
-
-def card_names_the_parameters(bench: Bench) -> None:
-    """The card's knobs are the fields of ``Params``, with their defaults."""
-    params = get_method(bench.card.name).Params
-    have = {item.name: _default(item) for item in fields(params)}
-    said = {knob.name: knob.default for knob in bench.card.knobs}
-    if have != said:
-        raise GateError(f"the card lists the knobs {said}, Params has {have}")
-
-
-def bad_parameters_are_refused(bench: Bench) -> None:
-    """An unknown parameter, and a budget under the card's minimum, raise instead of being bent."""
-    method = get_method(bench.card.name)
-    budget = bench.whole_budget if bench.takes_budget else None
-    try:
-        method.from_budget(budget, bench.config, no_such_parameter=1)
-    except ConfigError:
-        pass
-    else:
-        raise GateError("an unknown parameter was accepted")
-    minimum = bench.card.limits.min_budget_tokens
-    if minimum is not None and minimum > 1:
-        try:
-            method.from_budget(minimum - 1, bench.config)
-        except UnsupportedCellError:
-            return
-        raise GateError(f"a budget of {minimum - 1} was accepted; the card's minimum is {minimum}")
-
-
-def the_rule_is_stated(bench: Bench) -> None:
-    """A rule states what the method reads, or the card gives the reason why none does."""
-    stated = bench.rule is not None
-    if stated != (bench.card.rule == "stated"):
-        have = "there is a rule.py" if stated else "there is no rule.py"
-        raise GateError(
-            f"the card says rule: {bench.card.rule} and {have}; state one (docs/adding-a-method.md), or say "
-            "rule: none with a rule_reason"
-        )
 
 
 def whole_budget_equals_full(bench: Bench) -> None:
@@ -400,14 +367,6 @@ def _run(
 
 def _setting(value: object) -> str:
     return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__name__
-
-
-def _default(item: Field[Any]) -> Any:
-    """Return a field's default as YAML has it."""
-    if item.default_factory is not MISSING:
-        return item.default_factory()
-    default = None if item.default is MISSING else item.default
-    return list(default) if isinstance(default, tuple) else default
 
 
 def _close(got: Tensor, want: Tensor, what: str) -> None:

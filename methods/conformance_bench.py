@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
@@ -23,47 +23,21 @@ from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.engine.token_block import WHOLE, BlockHeads
-from longdecode.engine.weights import random_decoder
 from longdecode.methods.card import Card
+from longdecode.methods.conformance_model import (
+    CONFIG,
+    LARGEST_BUDGET,
+    OTHER_STEPS,
+    SPIKE_EVERY,
+    SPIKES,
+    STEPS,
+    Shape,
+    other_lengths,
+    prompt_lengths,
+    spiked_decoder,
+)
 from longdecode.methods.registry import get_method, get_rule, load_card
 from longdecode.methods.rule import Rule
-
-CONFIG = ModelConfig(
-    family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=7,
-    num_heads=4, num_kv_heads=2, head_dim=32, max_positions=4096, rope={"rope_theta": 10_000.0},
-)  # fmt: skip
-STEPS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Heads of a tiny model: KV heads, query heads of each, numbers of a head."""
-
-    kv_heads: int
-    group: int
-    head_dim: int
-
-    def __str__(self) -> str:
-        return f"{self.kv_heads} KV heads of {self.head_dim}, {self.group} query heads each"
-
-    @property
-    def config(self) -> ModelConfig:
-        """Return ``CONFIG`` with these heads and ``OTHER_LAYERS``."""
-        heads = self.kv_heads * self.group
-        layers = min(CONFIG.num_layers, OTHER_LAYERS)
-        return replace(CONFIG, num_layers=layers, num_heads=heads, num_kv_heads=self.kv_heads, head_dim=self.head_dim)
-
-
-OTHER_SHAPES = (Shape(1, 8, 128), Shape(3, 1, 16), Shape(3, 3, 64))
-"""Heads that those of ``CONFIG`` do not stand for, checked over fewer steps and shorter prompts."""
-OTHER_STEPS = 2
-OTHER_LAYERS = 6
-LARGEST_BUDGET = 512
-"""Budgets above this would take the tiny model too long."""
-SPIKES = 4
-"""The first ids of the vocabulary: their keys stand out in every channel, by a vector of their own in every layer."""
-SPIKE_EVERY = 16
-"""Spikes stand in the last slot of pages of this size, so that bounds which leave it out rank pages wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,19 +292,7 @@ def make_inputs(
     """Make the tiny model and inputs for a budget."""
     config = CONFIG if shape is None else shape.config
     generator = torch.Generator().manual_seed(seed)
-    decoder = random_decoder(config, seed, device, dtype)
-    keys = slice(config.num_heads * config.head_dim, (config.num_heads + config.num_kv_heads) * config.head_dim)
-    decoder.weights.embedding.mul_(4)
-    decoder.weights.embedding[:, :SPIKES] = 0
-    decoder.weights.embedding[range(SPIKES), range(SPIKES)] = 2.0
-    for layer in decoder.weights.layers:
-        # Random projections attend almost evenly; sharper queries make what is read matter.
-        layer.qkv[: keys.start] *= 2
-        layer.qkv[:, :SPIKES] = 0
-        stand_out = 0.3 * torch.randn(keys.stop - keys.start, SPIKES, generator=generator).sign()
-        layer.qkv[keys, :SPIKES] = stand_out.to(layer.qkv)
-        for writes in (layer.o, layer.down):
-            writes[:SPIKES] = 0
+    decoder = spiked_decoder(config, seed, device, dtype, generator)
 
     def ids(length: int, start: int) -> Tensor:
         drawn = torch.randint(SPIKES, config.vocab_size, (length,), generator=generator)
@@ -344,19 +306,6 @@ def make_inputs(
     prompts = [ids(length, 0) for length in lengths]
     fed = torch.stack([ids(steps, length) for length in lengths])
     return Inputs(decoder, prompts, fed.to(device))
-
-
-def prompt_lengths(budget: int) -> tuple[int, ...]:
-    """Return the lengths of the prompts: a little under four budgets, one token over two, and a little under one.
-
-    So rows cross multiples of the budget while they decode, and one is barely longer than the budget.
-    """
-    return 4 * budget - 3, 2 * budget + 1, budget - 3
-
-
-def other_lengths(budget: int) -> tuple[int, ...]:
-    """Return the lengths with ``OTHER_SHAPES``: a page over the budget, and two that are much shorter than it."""
-    return budget + budget // 4 + 1, 5, 1
 
 
 def run_step_without_values(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.adaptation_spec import LocalitySpec
-from longdecode.methods.conformance_bench import CONFIG
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
 

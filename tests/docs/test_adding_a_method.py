@@ -11,7 +11,7 @@ import pytest
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.methods.conformance import check_method
-from longdecode.methods.conformance_bench import CONFIG
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, get_method, load_card, method_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-method.md"

@@ -16,7 +16,8 @@ from longdecode.evals.retrospection.job import ALL_LAYERS, MINUS, measured
 from longdecode.evals.retrospection.spec import RetrospectionSpec
 from longdecode.evals.retrospection.trace import PageChoices, chosen_and_next, record
 from longdecode.evals.run_config import build_run_config
-from longdecode.methods.conformance_bench import CONFIG, make_inputs
+from longdecode.methods.conformance_bench import make_inputs
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import get_method
 
 BATCH, HEADS, PAGES, STEPS, LAYERS = 2, 3, 12, 9, 2

@@ -13,7 +13,7 @@ from longdecode.engine.errors import CheckpointError, ConfigError, UnsupportedCe
 from longdecode.kernels.block_score import newest_first
 from longdecode.methods.block_plan import plan_blocks
 from longdecode.methods.block_selection import BlockSelection
-from longdecode.methods.conformance_bench import CONFIG
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.importance_heads import write_heads
 from longdecode.methods.registry import get_method, get_rule
 

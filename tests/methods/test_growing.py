@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from longdecode.methods import conformance
-from longdecode.methods.conformance_bench import CONFIG, make_bench
+from longdecode.methods.conformance_bench import make_bench
 from longdecode.methods.conformance_launches import Place, check_launches
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import get_method
 
 CHECKS = (

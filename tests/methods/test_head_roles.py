@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
-from longdecode.methods.conformance_bench import CONFIG
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.head_roles import RoleFile, read_role_file, resolve_roles, write_role_file
 
 LLAMA = dataclasses.replace(CONFIG, num_layers=32, num_heads=32, num_kv_heads=8)

@@ -14,7 +14,8 @@ from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.sampling import Sampling
-from longdecode.methods.conformance_bench import CONFIG, Inputs, make_inputs
+from longdecode.methods.conformance_bench import Inputs, make_inputs
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import get_method
 
 BUDGET = 64

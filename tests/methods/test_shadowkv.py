@@ -22,7 +22,7 @@ from longdecode.kernels import chunk_residency, low_rank_fetch, sparse_decode_at
 from longdecode.kernels.block_residency import BlockQueue
 from longdecode.kernels.low_rank_fetch import fetch_chunks
 from longdecode.kernels.rope import rotate
-from longdecode.methods.conformance_bench import CONFIG
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.shadowkv.cache import ShadowCache, ShadowPlan
 from longdecode.methods.shadowkv.method import ShadowKV
 

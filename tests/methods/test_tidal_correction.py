@@ -8,7 +8,8 @@ import torch
 from longdecode.engine.correction import Correction
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Request
-from longdecode.methods.conformance_bench import CONFIG, make_bench
+from longdecode.methods.conformance_bench import make_bench
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import get_method
 
 BUDGET = 8

@@ -16,7 +16,7 @@ from longdecode.engine.weights import random_decoder
 from longdecode.evals import sampled_steps
 from longdecode.evals.sampled_steps import whole_step
 from longdecode.evals.throughput.step_block import fill_cache
-from longdecode.methods.conformance_bench import CONFIG
+from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import get_method
 
 SWIFT = {"heads": "random:1", "ngrams": 4}
