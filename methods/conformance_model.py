@@ -1,4 +1,4 @@
-"""Make the tiny models that conformance runs a method on: heads, prompt lengths, weights in which some keys stand out."""
+"""Make the tiny models that conformance runs a method on: heads, prompt lengths, keys that stand out."""
 
 from __future__ import annotations
 
