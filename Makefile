@@ -20,7 +20,7 @@ export PYTHONPATH := $(CURDIR)/src
 # Jobs and tests start Python hundreds of times: what one start compiled is kept for the next, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest pack settle plan rehearse faults cluster-test container
+.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest settle plan rehearse faults cluster-test container
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,9 +63,6 @@ verify: $(STAMP) ## Check that results and pages of PROFILE are as they were wri
 
 manifest: $(STAMP) ## Write the manifests of PROFILE anew, for evidence that was put together by hand
 	$(BIN)/python -m longdecode.evals.manifest write $(wildcard results/$(PROFILE) reports/$(PROFILE))
-
-pack: $(STAMP) ## Pack the records of PROFILE for publishing: what samples share is kept once; they read back equal
-	$(BIN)/python -m longdecode.evals.pack results/$(PROFILE)
 
 settle: ## Date PROFILE's committed results in the order of their making (git keeps no times), so that a run adds to them
 	@find smollm2/weights miniature/weights $(wildcard heads/weights) -type f -exec touch -c -t 200001010000 {} +

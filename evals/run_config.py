@@ -173,9 +173,6 @@ class RunConfig:
     earlier_evidence: Annotated[
         Literal["refuse", "show"], Field(description="Results of other code than today's: refuse them, or show them.")
     ] = "refuse"
-    transfer_from: Annotated[typed.Folder | None, Field(description="Results of several models to compare.")] = None
-    fresh_from: Annotated[typed.Folder | None, Field(description="Results of the same forks on fresh prompts.")] = None
-    longer_from: Annotated[typed.Folder | None, Field(description="Results of forks with more training.")] = None
     data: Annotated[
         Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
     ] = field(default_factory=dict)

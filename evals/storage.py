@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from longdecode.engine.disk import writing
 from longdecode.evals.hashing import code_hash
 from longdecode.evals.records import BaseRecord, Provenance, RecordSchemaError, SpeedSample, load_record
-from longdecode.evals.shared_columns import expanded, expanded_stamps, write_parquet
 
 R = TypeVar("R", bound=BaseRecord)
 _FINGERPRINT, _SETTINGS, _DRAFTERS, _CHECKSUM = b"fingerprint", b"settings", b"drafters", b"checksum"
@@ -58,7 +57,7 @@ def write_records(
         stamps[name] = json.dumps(values, sort_keys=True).encode() if values else b""
     kept = {name: value for name, value in stamps.items() if value}
     with replacing(path, table.nbytes) as temporary:
-        write_parquet(stamped(table.replace_schema_metadata(kept)), temporary)
+        _write_parquet(_stamped(table.replace_schema_metadata(kept)), temporary)
 
 
 def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> list[R]:
@@ -90,15 +89,15 @@ def read_records(path: Path, kind: type[R], fingerprint: str | None = None) -> l
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read the rows and stamps of a file of records as they were written, packed or not.
+    """Read the rows and stamps of a file of records.
 
     Raises:
-        pyarrow.ArrowException: it is damaged, or the values that it shares with other files are missing.
+        pyarrow.ArrowException: it is damaged.
     """
-    return expanded(pq.read_table(path, page_checksum_verification=True, partitioning=None), path)
+    return pq.read_table(path, page_checksum_verification=True, partitioning=None)
 
 
-def stamped(table: pa.Table) -> pa.Table:
+def _stamped(table: pa.Table) -> pa.Table:
     """Return the table with a checksum over its rows beside the fingerprint and settings that it has."""
     stamps = table.schema.metadata or {}
     kept = {name: stamps[name] for name in _STAMPS if name in stamps}
@@ -109,7 +108,7 @@ def stamped_settings(path: Path) -> dict[str, Any] | None:
     """Return the settings that the records of a file were made under; ``None`` of a file that does not say.
 
     Raises:
-        RecordSchemaError: the file is not parquet, or the values that it shares with other files are missing.
+        RecordSchemaError: the file is not parquet.
     """
     return _stamp(path, _SETTINGS)
 
@@ -180,12 +179,7 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
     with replacing(path, int(frame.memory_usage(deep=True).sum())) as temporary:
         fractions = [name for name in frame.columns if pd.api.types.is_float_dtype(frame[name])]
         if path.suffix == ".parquet":
-            split = [name for name in fractions if 2 * frame[name].nunique() > len(frame)]
-            frame.astype(dict.fromkeys(fractions, "float32")).to_parquet(
-                temporary, index=False, compression="zstd", compression_level=19, write_statistics=False,
-                store_schema=False, use_dictionary=[name for name in frame.columns if name not in split],
-                column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
-            )  # fmt: skip
+            frame.astype(dict.fromkeys(fractions, "float32")).to_parquet(temporary, index=False, compression="zstd")
         else:
             written = frame.assign(**{name: frame[name].map(_shortened) for name in fractions})
             written.to_csv(temporary, index=False, float_format="%.9g", lineterminator="\n")
@@ -204,9 +198,20 @@ def _shortened(value: float) -> float:
     return round(value, max(0, DIGITS - 1 - math.floor(math.log10(abs(value)))))
 
 
+def _write_parquet(table: pa.Table, path: Path) -> None:
+    """Write a table and its stamps as zstd parquet with a checksum a page.
+
+    Column statistics and Arrow's copy of the schema are left out: files of records are small and read whole.
+    """
+    options = {"compression": "zstd", "compression_level": 19, "write_statistics": False, "store_schema": False}
+    with pq.ParquetWriter(path, table.schema, write_page_checksum=True, **options) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(table.schema.metadata or {})
+
+
 def _stamp(path: Path, name: bytes) -> dict[str, Any] | None:
     try:
-        stamps = expanded_stamps(pq.read_schema(path).metadata or {}, path)
+        stamps = pq.read_schema(path).metadata or {}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RecordSchemaError(f"{path}: not a parquet file of records ({_first_line(error)})") from error
     return json.loads(stamps[name]) if name in stamps else None

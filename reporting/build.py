@@ -28,22 +28,17 @@ from longdecode.reporting import (
     setups,
     tables,
     traffic_page,
-    transfer,
     verdicts,
     wording,
 )  # fmt: skip
-from longdecode.reporting.compact_html import column_names, column_rules, compact
-from longdecode.reporting.drafted import drafters
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
-from longdecode.reporting.lossless import LOSSLESS, matrix
 from longdecode.reporting.nearest import ORACLE
 from longdecode.reporting.papers.registry import PaperPage, papers_of
-from longdecode.reporting.printed_ranks import printed_rankings
-from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results, named_results
+from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
-from longdecode.reporting.staleness import older, older_scores
+from longdecode.reporting.staleness import older
 
 _HERE = Path(__file__).parent
 SHOWN_SAMPLES = 2
@@ -95,10 +90,10 @@ class _Build:
         self.results_dir = results_dir
         self.folder = folder
         self.kinds = _kinds(results)
-        others = {label: kind for label, kind in drafters(results.texts).items() if label not in self.kinds}
-        kinds = self.kinds | others
         words = families.settings()
-        drawn = looks(list(kinds), list(kinds.values()), REFERENCE_METHOD, CEILING_METHOD, ORACLE, words["hues"])
+        drawn = looks(
+            list(self.kinds), list(self.kinds.values()), REFERENCE_METHOD, CEILING_METHOD, ORACLE, words["hues"]
+        )
         self.figures = FigureWriter(folder, drawn)
         known = results.config.get("models") or {}
         self.models = {name: checkpoint.describe(name, known.get(name)) for name in results.models}
@@ -117,14 +112,13 @@ class _Build:
         self.source = os.path.relpath(results_dir.resolve(), folder.resolve()).replace(os.sep, "/")
         self.environment = environment.make_environment()
         paged = {label: self.kinds[label] for label in self.labels}
-        self.matrix = matrix(results, results_dir, self.figures)
         self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, paged)
         self.common = self._common()
-        self.columns: set[str] = set()
 
     def everything(self) -> None:
         """Write every page."""
-        shutil.copyfile(_HERE / "templates" / "tables.js", self.folder / "tables.js")
+        for name in ("tables.js", "style.css"):
+            shutil.copyfile(_HERE / "templates" / name, self.folder / name)
         self._index()
         for suite in self.results.suites:
             self._suite(suite)
@@ -133,18 +127,13 @@ class _Build:
         if self.results.has_quality:
             self._traffic()
             self._fair_play()
-            self._transfer()
         if self.results.speed is not None:
             self._speed(self.results.speed)
-        if self.matrix:
-            self._page("sections.html", "lossless.html", *LOSSLESS, sections=self.matrix)
         for paper in self.papers:
             self._paper(paper)
         self._provenance()
         self._data()
         self._figure_index()
-        style = (_HERE / "templates" / "style.css").read_text("utf-8")
-        (self.folder / "style.css").write_text(style + column_rules(self.columns, style), "utf-8")
 
     def _index(self) -> None:
         self._page(
@@ -165,22 +154,6 @@ class _Build:
         self._page(
             "fair-play.html", "fair-play.html", "Fair play", "What was tuned, with what effort and on what.",
             matched=setups.matched(self.results),
-        )  # fmt: skip
-
-    def _transfer(self) -> None:
-        main, known = self.main, self.results.config.get("models") or {}
-        own: transfer.Transfer | None = None
-        source = self.results.config.get("transfer_from")
-        if (other := named_results(self.results, "transfer_from")) is not None:
-            own = transfer.transfer(main, (), transfer.compared(main), printed_rankings())
-            main, known = other.without(other.ablations) if other.ablations else other, other.config["models"]
-        small = [name for name in main.models if checkpoint.describe(name, known.get(name)).miniature]
-        kinds = transfer.compared(main)
-        self._page(
-            "transfer.html", "transfer.html", "Transfer", "How alike models and contexts rank the methods.",
-            found=transfer.transfer(main, small, kinds, printed_rankings(), families.named(kinds)),
-            origin=source and main.profile, origin_folder=source, older=older_scores(main),
-            own=own, own_profile=self.results.profile, own_words=own and transfer.spread(own),
         )  # fmt: skip
 
     def _data(self) -> None:
@@ -348,8 +321,7 @@ class _Build:
             "with_page": set(self.labels),
             "has_quality": results.has_quality,
             "scored": len(results.models) if results.has_quality else 0,
-            "outside": tables.outside_methods([*self.kinds.values(), *drafters(results.texts).values()]),
-            "has_matrix": bool(self.matrix),
+            "outside": tables.outside_methods([*self.kinds.values(), *_drafters(results)]),
             "has_speed": results.speed is not None,
             "stale": older(results),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
@@ -373,8 +345,7 @@ class _Build:
 
     def _page(self, template: str, name: str, heading: str, description: str, **values: Any) -> None:
         page = self.environment.get_template(template)
-        text = compact(page.render(**self.common, page=name, heading=heading, description=description, **values))
-        self.columns |= column_names(text)
+        text = page.render(**self.common, page=name, heading=heading, description=description, **values)
         (self.folder / name).write_text(text, encoding="utf-8")
 
 
@@ -383,6 +354,12 @@ def _kinds(results: Results) -> dict[str, str]:
     scored = {label: results.kind(label) for label in results.labels}
     timed = {} if results.speed is None else {label: results.speed.kind(label) for label in results.speed.labels}
     return {**scored, **{label: kind for label, kind in timed.items() if label not in scored}}
+
+
+def _drafters(results: Results) -> set[str]:
+    """The registered methods that drafted any of the texts."""
+    labels = ((record, record.label.partition("+")[0]) for record in results.texts if "+" in record.label)
+    return {str(record.params.get("drafter", label)) for record, label in labels}
 
 
 def _subjects(results: Results) -> str:

@@ -15,7 +15,6 @@ WHAT = {
     "speed.csv": "Every timing: median, spread, ratio to Full, floor.",
     "along_generation.parquet": "Accuracy by question along long generations.",
     "loss_by_position.parquet": "Loss by position in the text.",
-    "shared.parquet": "What records share and refer to by number: prompt hashes, answers, provenance, whole columns.",
     "growth.csv": "Lines through step times: what each 1,024 tokens and each sequence add.",
     "breakeven.csv": "From which size on a method is faster than Full.",
     "breakdown.csv": "Parts of a step.",
@@ -81,7 +80,7 @@ def publish(made: Path, target: Path) -> None:
         (made / name).replace(target / name)
     pages = (
         "suite-*.html", "samples-*.html", "method-*.html", "paper-*.html", "traffic.html", "speed*.html",
-        "transfer.html", "fair-play.html", "lossless.html", "figures/*", "texts/*",
+        "fair-play.html", "figures/*", "texts/*",
     )  # fmt: skip
     ours = [path for pattern in pages for path in target.glob(pattern)]
     for path in ours:

@@ -12,7 +12,6 @@ import yaml
 from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
 from longdecode.reporting import wording
-from longdecode.reporting.nearest import ORACLE
 
 MOST_DRAWN = 9
 """Lines that a panel shows at most; with more methods, overviews draw the featured ones."""
@@ -57,10 +56,3 @@ def by_family(
     return [
         (titles.get(name, name.replace("_", " ").capitalize() or "Other"), mine) for name, mine in found.items() if mine
     ]
-
-
-def named(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Return each label's family by its title; the oracle, a limit and no rival, has none."""
-    rivals = {label: kind for label, kind in kinds.items() if kind != ORACLE}
-    grouped = by_family(list(rivals), rivals, settings()["families"])
-    return {label: family for family, mine in grouped for label in mine}

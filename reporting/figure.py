@@ -22,7 +22,6 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from longdecode.reporting.compact_svg import compact
 from longdecode.reporting.drawing import unit_note
 from longdecode.reporting.figure_data import write_data
 from longdecode.reporting.identity import DARK, FAINT, GRID, INK, MUTED, PAPER, Look
@@ -253,7 +252,7 @@ def _draw(
             _surround(canvas, grid, left, looks, layout.x_label)
         canvas.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     svg = _finish(path.read_text(encoding="utf-8"), title, alt)
-    path.write_text(compact(_with_views(svg, wide, narrow, moves), DARK), encoding="utf-8")
+    path.write_text(_with_views(svg, wide, narrow, moves), encoding="utf-8")
     return _pixels(wide), _pixels(narrow)
 
 
@@ -326,10 +325,20 @@ def _finish(svg: str, title: str, alt: str) -> str:
     svg = re.sub(r" font-family: [^;\"]*;", "", svg)
     head = (
         f'<title id="title">{escape(title)}</title>\n<desc id="desc">{escape(alt)}</desc>\n'
-        f"<style>text{{font-family:{_FONTS}}}</style>\n"
+        f"<style>text{{font-family:{_FONTS}}}{_night()}</style>\n"
     )
     opening = '<svg role="img" aria-labelledby="title desc" '
     return re.sub(r"<svg ([^>]*)>", lambda found: f"{opening}{found[1]}>\n{head}", svg, count=1)
+
+
+def _night() -> str:
+    """Return the rules that exchange light colours for dark ones in the styles that matplotlib writes."""
+    rules = (
+        f'[style*="{key}: {light}"]{{{key}:{night}!important}}'
+        for light, night in DARK.items()
+        for key in ("fill", "stroke")
+    )
+    return f"@media (prefers-color-scheme: dark){{{''.join(rules)}}}"
 
 
 __all__ = ["PAPER", "Figure", "FigureWriter", "Panel"]

@@ -14,7 +14,6 @@ from longdecode.reporting.family_grid import FamilyGrid, family_grid, suites_by_
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results
 from longdecode.reporting.speed import page as speed_page
-from longdecode.reporting.speed import targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +106,6 @@ def index_values(
         "unscored": list(results.config.get("suites") or {}),
         "matched": setups.matched(results),
         "setups": setups.timed_setups(results),
-        "targets": []
-        if boards or results.speed is None
-        else [verdict for verdict in targets.judge(results.speed, targets.TARGETS_PATH) if verdict.level != "absent"],
         "headlines": speed_page.headlines(main.speed, timed_name) if main.speed is not None else [],
         "speed": speed_page.facts(results.speed, timed_name) if results.speed is not None else None,
     }

@@ -296,20 +296,6 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
     )
 
 
-def named_results(results: Results, key: str) -> Results | None:
-    """Return the results of the folder that a key of a run's configuration names; ``None`` without the key.
-
-    Raises:
-        ReportError: the folder holds no configuration, or nothing that ``load_results`` can read.
-    """
-    source = results.config.get(key)
-    if not source:
-        return None
-    if not (Path(source) / "config.yaml").is_file():
-        raise ReportError(f"{key}: {source} holds no results (no config.yaml); leave the key out")
-    return load_results(Path(source) / "config.yaml", Path(source))
-
-
 def _records(config: Mapping[str, Any], folder: Path) -> list[Record]:
     """The records of the jobs that the configuration names: a narrower run beside an older one shows its own only."""
     small = config.get("jobs", "suite") != "suite"

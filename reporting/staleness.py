@@ -49,19 +49,6 @@ def older(results: Results) -> list[str]:
     return measured_before(results.records, results.speed_records, results.ablations, results.text_files, results.gates)
 
 
-def older_scores(results: Results) -> list[str]:
-    """Say the same of a run's scores and gates alone."""
-    return measured_before(results.records, (), results.ablations, (), results.gates)
-
-
-def older_in_short(results: Results) -> str:
-    """Name the evidence of a run that is of older code, each with its revision; empty where there is none."""
-    found = _older_labels(results.records, results.speed_records, results.text_files, results.gates)
-    return "; ".join(
-        f"{kind} of {_named(labels, results.ablations)} ({made[:7]})" for (kind, made), labels in sorted(found.items())
-    )
-
-
 def _older_labels(
     scores: Iterable[Record], times: Iterable[SpeedRecord], texts: Iterable[TextFile], gates: Iterable[GateRecord]
 ) -> dict[tuple[str, str], set[str]]:

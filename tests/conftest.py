@@ -91,7 +91,7 @@ _BYTE_SHAPE = {
 }
 
 
-TOGETHER = ("tests/reporting/papers/", "tests/reporting/test_readme_numbers.py", "tests/reporting/", "tests/workflow/")
+TOGETHER = ("tests/reporting/papers/", "tests/reporting/", "tests/workflow/")
 """Tests whose fixtures take seconds to make: with ``--dist loadgroup`` one worker has all tests of such a place."""
 
 

@@ -14,7 +14,6 @@ from longdecode.reporting import wording
 from longdecode.reporting.figure import Figure
 from longdecode.reporting.papers.pairs import Paired
 from longdecode.reporting.papers.published import PublishedFigure
-from longdecode.reporting.speed.targets import Verdict
 from longdecode.reporting.wording import number
 
 Level = Literal["shown", "estimate", "worse", "muted"]
@@ -121,15 +120,7 @@ class Cells:
     fold: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Targets and what was measured for each, as on the speed page."""
-
-    kind: ClassVar[str] = "targets"
-    rows: Sequence[Verdict]
-
-
-Block = Prose | Heading | Listing | MissingResult | Picture | Comparison | Cells | Targets
+Block = Prose | Heading | Listing | MissingResult | Picture | Comparison | Cells
 
 
 @dataclass(frozen=True, slots=True)

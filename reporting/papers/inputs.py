@@ -21,7 +21,6 @@ from longdecode.reporting.papers.published import Published
 from longdecode.reporting.papers.spec import PaperSpec
 from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results
 from longdecode.reporting.speed.measured import Speed
-from longdecode.reporting.speed.targets import Verdict
 
 MAIN_SHARE = 0.10
 MOST_RESAMPLES = 2000
@@ -46,10 +45,7 @@ class PaperInputs:
         writer: where figures go.
         about: a model, and perhaps a suite, to the end of a caption.
         timed: a timed model to its words and device.
-        targets: the speed targets that were set for this paper.
         pages: labels that have a page, and the registered method behind each.
-        fresh: the same of the run on fresh prompts that this one names, if it names one.
-        longer: the same of the run of forks with more training, likewise.
     """
 
     spec: PaperSpec
@@ -58,10 +54,7 @@ class PaperInputs:
     writer: FigureWriter
     about: Callable[[str, str | None], str]
     timed: Callable[[str], str]
-    targets: Sequence[Verdict]
     pages: Mapping[str, str]
-    fresh: PaperInputs | None = None
-    longer: PaperInputs | None = None
 
     @property
     def speed(self) -> Speed | None:

@@ -11,9 +11,8 @@ from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.published import Published
 from longdecode.reporting.papers.spec import PaperSpec
-from longdecode.reporting.results import Results, named_results
+from longdecode.reporting.results import Results
 from longdecode.reporting.speed import page as speed_page
-from longdecode.reporting.speed import targets as speed_targets
 
 _HERE = Path(__file__).parent
 
@@ -69,12 +68,8 @@ def papers_of(
         about: a model, and perhaps a suite, to the end of a caption on scores.
         name: a timed model to its name in words.
         pages: labels that have a page, and the registered method behind each.
-
-    Raises:
-        ReportError: the folder that ``fresh_from`` or ``longer_from`` names has no results.
     """
     speed = results.speed
-    others = {name: named_results(results, f"{name}_from") for name in ("fresh", "longer")}
 
     def timed(model: str) -> str:
         return "" if speed is None else speed_page.about(speed, model, name)
@@ -82,13 +77,7 @@ def papers_of(
     found = []
     for paper_name in paper_names():
         paper = load_paper(paper_name)
-        targets = [] if speed is None else speed_targets.judge(speed, paper=paper_name)
-        named = {
-            name: PaperInputs(paper, other, Path(results.config[f"{name}_from"]), writer, about, timed, [], pages)
-            for name, other in others.items()
-            if other is not None
-        }
-        inputs = PaperInputs(paper, results, folder, writer, about, timed, targets, pages, **named)
+        inputs = PaperInputs(paper, results, folder, writer, about, timed, pages)
         if paper.concerns(inputs):
             found.append(PaperPage(paper_name, paper, inputs))
     return found

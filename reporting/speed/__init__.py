@@ -1,1 +1,1 @@
-"""Report speed: the times, their figures, tables and targets."""
+"""Report speed: the times, their figures and tables."""

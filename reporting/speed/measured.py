@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,6 @@ class Speed:
     breakeven: pd.DataFrame
     breakdown: pd.DataFrame
     order: tuple[str, ...]
-    compared: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def models(self) -> list[str]:
@@ -170,8 +169,7 @@ def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
     """Read what was timed; ``None`` where nothing was. A timing without a good sample gets the status ``disturbed``.
 
     Args:
-        folder: a run's results, with ``speed.csv`` and perhaps ``growth.csv``, ``breakeven.csv``, ``breakdown.csv``,
-            and ``bench_compare.csv``, its steps in turn with those of the revision before.
+        folder: a run's results, with ``speed.csv`` and perhaps ``growth.csv``, ``breakeven.csv``, ``breakdown.csv``.
         order: method labels as the configuration lists them.
     """
     if not (folder / "speed.csv").exists():
@@ -193,7 +191,6 @@ def load_speed(folder: Path, order: Sequence[str]) -> Speed | None:
         extra["breakeven"],
         extra["breakdown"],
         tuple(order),
-        _frame(folder / "bench_compare.csv", ()),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,7 @@ import pandas as pd
 from longdecode.evals.records import SpeedRecord
 from longdecode.reporting import wording
 from longdecode.reporting.figure import Figure, FigureWriter
-from longdecode.reporting.speed import growth, parts, steps, tables, targets
+from longdecode.reporting.speed import growth, parts, steps, tables
 from longdecode.reporting.speed.measured import STEP_BENCHES, STOCK_LOOP, Speed, common_context
 
 PROBES = {
@@ -66,7 +65,6 @@ def speed_page(
     writer: FigureWriter,
     name: Callable[[str], str],
     main: Speed,
-    targets_path: Path = targets.TARGETS_PATH,
 ) -> dict[str, Any]:
     """Return everything the template ``speed.html`` shows.
 
@@ -75,11 +73,9 @@ def speed_page(
         writer: where figures go.
         name: a model's name in words.
         main: the same without ablations, for figures.
-        targets_path: the targets.
     """
     return {
         "speed": facts(speed, name),
-        "targets": targets.judge(speed, targets_path),
         "sections": [_steps(speed, main, writer, model, name) for model in speed.models],
         "kernels": [_kernels(speed, writer, model) for model in kernel_models(speed)],
         "probes": _probes(speed),

@@ -69,7 +69,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
         where.write_bytes(b"PAR1 half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(storage, "write_parquet", half)
+    monkeypatch.setattr(storage, "_write_parquet", half)
     with pytest.raises(OSError, match="disk full"):
         write_records(path, records[:1], Record)
     assert read_records(path, Record) == records
@@ -156,7 +156,7 @@ def test_a_full_disk_gives_one_line_with_path_and_bytes(
         where.write_bytes(b"PAR1 half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage, "write_parquet", full)
+    monkeypatch.setattr(storage, "_write_parquet", full)
     with pytest.raises(
         StorageError, match=r"r\.parquet could not be written: No space left.*; [\d,]+ bytes are needed"
     ):

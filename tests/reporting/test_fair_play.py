@@ -25,7 +25,7 @@ def test_every_page_names_them() -> None:
     page = make_environment().get_template("data.html")
     common = {
         "profile": "p", "page": "data.html", "heading": "Data", "description": "", "cite": "", "has_quality": True,
-        "has_speed": False, "has_matrix": False, "data_line": "", "source": "", "model_count": 1, "first_model": "m",
+        "has_speed": False, "data_line": "", "source": "", "model_count": 1, "first_model": "m",
         **dict.fromkeys(("files", "score_pages", "csv", "model_words", "papers", "suites", "families"), ()),
     }  # fmt: skip
     text = page.render(**common, play=play(("tidal", "untuned"), ("quest", "tuned")))

@@ -36,6 +36,6 @@ def test_provenance_and_the_method_page_name_the_folder(
     for path in (folder / "records").rglob("*/quest/*.parquet"):
         write_records(path, [r.model_copy(update={"method": "mine"}) for r in read_records(path, Record)], Record)
     provenance, method = pages()
-    row = f"mine<td><code>my-methods/mine</code><td><code>{folder_hash(own)}</code>"
+    row = f"<code>my-methods/mine</code></td><td><code>{folder_hash(own)}</code>"
     assert row in provenance and str(tmp_path) not in provenance
     assert "outside the repository, in the folder <code>my-methods/mine</code>" in method

@@ -34,7 +34,7 @@ IMPLIED = {
 """Open elements that a tag closes, as HTML has it."""
 LOADING = {("img", "src"), ("source", "srcset"), ("link", "href"), ("script", "src"), ("iframe", "src")}
 PAGES = [
-    "index", "traffic", "speed", "speed-tables", "transfer", "fair-play", "data", "provenance", "samples-mini-recall",
+    "index", "traffic", "speed", "speed-tables", "fair-play", "data", "provenance", "samples-mini-recall",
     "samples-mini-book",
     "samples-mini-longgen", "suite-mini-recall", "suite-mini-longgen", "suite-mini-book",
     "method-full", "method-oracle-topk", "method-streaming", "method-quest", "method-quest-script", "method-tidal",
@@ -223,29 +223,7 @@ def test_the_front_page_answers_first_and_says_what_is_missing(pages: dict[str, 
     assert words.index("How small can the budget be before") < words.index("What was run")
     assert "Missing: times of miniature" in words and "Cite this @software{" in words
     assert "takes no part in the search" not in words, "no budget of this run is in bytes"
-    assert "No miniature was scored in this run" in pages["transfer"].words()
     assert "names no tuning record for miniature" in pages["fair-play"].words()
-
-
-@pytest.mark.usefixtures("no_drawing")
-def test_transfer_compares_the_models_of_the_run_it_names(make_run: Callable, run_folder: Path, tmp_path: Path) -> None:
-    mine = make_run(("full", "quest"), ("mini_recall",))
-    config = yaml.safe_load((mine / "config.yaml").read_text(encoding="utf-8"))
-    target = tmp_path / "report"
-    for source in (run_folder, tmp_path / "nothing"):
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump(config | {"transfer_from": str(source)}), encoding="utf-8")
-        if source == run_folder:
-            build_report(path, mine, target)
-        else:
-            with pytest.raises(ReportError, match=r"transfer_from: .*nothing holds no results"):
-                build_report(path, mine, target)
-    words = (target / "transfer.html").read_text("utf-8")
-    assert "The records are those of profile <code>synthetic</code>" in words
-    assert "Measured before " in words and "scores of full, oracle_topk, quest" in words, (
-        "records of the other run, which no code of today made"
-    )
-    assert "mini_longgen" in words.split("<h1>")[1], "a suite that this run did not score"
 
 
 def test_evidence_of_other_code_says_what_it_was_measured_before(pages: dict[str, Page]) -> None:

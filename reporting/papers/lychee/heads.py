@@ -35,7 +35,6 @@ from longdecode.reporting.papers.printed import printed_only
 from longdecode.reporting.papers.published import PublishedFigure
 from longdecode.reporting.papers.sections import training
 from longdecode.reporting.papers.sections.heat_maps import heat, outlined
-from longdecode.reporting.papers.sections.targets import Gap
 from longdecode.reporting.wording import listing, number, slug
 
 PART = "heads"
@@ -115,13 +114,6 @@ def ablation(inputs: PaperInputs, model: str, longest: bool = False) -> Ablation
     whole = {label: found for label, found in samples.items() if found and (not full or set(found) == full)}
     kept = [item for item in labels if item.label in whole]
     return Ablation(model, budget, kept, whole) if budget is not None and len(kept) > 1 else None
-
-
-def minus_random(inputs: PaperInputs, model: str, longest: bool) -> Gap | None:
-    """Return learned roles minus random ones of the same number."""
-    one = ablation(inputs, model, longest)
-    found = None if one is None or not one.data else _paired(inputs, one, RANDOM, one.data[0])
-    return None if one is None or found is None else Gap(one.budget, found)
 
 
 def _paired(inputs: PaperInputs, found: Ablation, kind: str, data: str) -> pairs.Paired | None:

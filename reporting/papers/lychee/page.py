@@ -9,7 +9,7 @@ from typing import Any
 
 from longdecode.reporting.identity import HUES, Look
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.lychee.heads import heads, minus_random
+from longdecode.reporting.papers.lychee.heads import heads
 from longdecode.reporting.papers.published import PublishedFigure
 from longdecode.reporting.papers.sections.benchmarks import Benchmark
 from longdecode.reporting.papers.sections.claims import Claim, Claims
@@ -18,7 +18,6 @@ from longdecode.reporting.papers.sections.heat_maps import Overlap
 from longdecode.reporting.papers.sections.kernel import Kernel
 from longdecode.reporting.papers.sections.latency import Latency, correction
 from longdecode.reporting.papers.sections.method import configurations, method, note
-from longdecode.reporting.papers.sections.targets import QualityTarget, TargetTable, minus_full
 from longdecode.reporting.papers.sections.variants import Variants
 from longdecode.reporting.papers.spec import declare
 
@@ -76,13 +75,6 @@ CLAIMS = Claims(
     + [Claim("Times as fast, kernel over flash attention, all heads sparse, 128K, batch 8", "kernel", "ratio", BIG,
              partial(KERNEL.claimed, where=BIG))]
 )  # fmt: skip
-TARGETS = TargetTable(
-    (
-        QualityTarget("Miniature, {suites}, {budget}: HardKuma roles minus random ones, {where}", minus_random, 0.0,
-                      sure=True),
-        QualityTarget("Miniature, {suites}, {budget}: lychee minus Full, {where}", minus_full, None, -1.0),
-    )
-)  # fmt: skip
 LLAMA = {"model": "llama3-8b-1048k", "budget": "4096"}
 
 PAPER = declare(
@@ -95,7 +87,6 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method, configurations],
-        "targets": [TARGETS],
         "longbench": [Benchmark("longbench", "longbench", "checkpoint")],
         "miniature": [note, EqualBytes("miniature", ("longbench", "avg", LLAMA))],
         "ruler": [Benchmark("ruler", "ruler", "ruler", partial=True)],

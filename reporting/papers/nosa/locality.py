@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -13,11 +12,8 @@ from longdecode.reporting.papers.blocks import Block, Cells, Compared, Compariso
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.nosa.charts import BOUND, layers_figure
 from longdecode.reporting.papers.nosa.forks import forks
-from longdecode.reporting.speed.targets import Verdict
 
 _DRAWS = 2000
-TARGET, STRETCH = 3.0, 5.5
-"""Points of overlap over InfLLM-V2's that were asked of NOSA beforehand, with an interval above 0."""
 BLOCKS = 64
 """Blocks of a step: where one begins, the window moves and the bound lies one block lower."""
 
@@ -72,35 +68,6 @@ def lead(inputs: PaperInputs) -> Compared | None:
     """Return NOSA's lead over InfLLM-V2 with its interval, for the claims."""
     sides = _sides(inputs)
     return _gaps(inputs, *sides)[0] if sides else None
-
-
-def overlaps(inputs: PaperInputs) -> Mapping[str, tuple[str, str]]:
-    """Return the overlap of InfLLM-V2's fork and of NOSA's in per cent, and NOSA's lead in points, with intervals."""
-    sides = _sides(inputs)
-    if sides is None:
-        return {}
-    ours, theirs = (_row(inputs, "", rows) for rows in sides)
-    found = {"infllm2": theirs, "nosa": ours, "lead": _gaps(inputs, *sides)[0]}
-    return {name: (row.measured, row.interval) for name, row in found.items()}
-
-
-def target(inputs: PaperInputs) -> Verdict:
-    """Return the verdict on that lead, on forks of a small model."""
-    what = "Overlap of steps over InfLLM-V2's, forks of one checkpoint"
-    goals = (f"≥ {TARGET:g} points, interval above 0", f"≥ {STRETCH:g} points")
-    sides, row = _sides(inputs), lead(inputs)
-    if sides is None or row is None:
-        return Verdict(what, *goals, wording.DASH, "", "absent", "not measured")
-    value, low, _ = lead_of(*sides)
-    level, words = ("met", "target met") if value >= TARGET and low > 0 else ("missed", "missed")
-    if level == "met" and value >= STRETCH:
-        level, words = "stretch", "stretch target met"
-    return Verdict(what, *goals, f"{row.measured} points", row.interval, level, words)
-
-
-def lead_of(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[float, float, float]:
-    """Return a method's overlap minus another's with its interval over texts, in points, from rows of locality.csv."""
-    return mean_interval(_leads(ours, theirs, "gamma", "document").to_numpy())
 
 
 def _sides(inputs: PaperInputs) -> tuple[pd.DataFrame, pd.DataFrame] | None:

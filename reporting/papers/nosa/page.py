@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.nosa.forks import parts, quality, trainings
-from longdecode.reporting.papers.nosa.fresh import fresh
-from longdecode.reporting.papers.nosa.locality import lead, locality, target
-from longdecode.reporting.papers.nosa.longer import longer
+from longdecode.reporting.papers.nosa.locality import lead, locality
 from longdecode.reporting.papers.nosa.losses import books, heads
-from longdecode.reporting.papers.nosa.quality_targets import (
-    longer_near_full,
-    longer_over_rivals,
-    near_full,
-    over_rivals,
-)
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.equal_memory import EqualMemory
 from longdecode.reporting.papers.sections.method import method
 from longdecode.reporting.papers.sections.own_choices import OwnChoices
-from longdecode.reporting.papers.sections.targets import TargetTable, shown_by_tests
 from longdecode.reporting.papers.spec import declare
-from longdecode.reporting.speed.targets import Verdict
 
 THROUGHPUT = EqualMemory(
     "throughput", "speedups",
@@ -61,13 +49,6 @@ CLAIMS = Claims(
     ]
 )  # fmt: skip
 
-LOOK_UPS = ("mini_recall", "ruler", "mini_longgen")
-QUALITY: tuple[Callable[[PaperInputs], Verdict | None], ...] = (
-    *(partial(over_rivals, suite=suite) for suite in (*LOOK_UPS, "pg19_long")),
-    *(partial(near_full, suite=suite) for suite in LOOK_UPS),
-    *(partial(longer_over_rivals, suite=suite) for suite in (*LOOK_UPS, "pg19_long")),
-    *(partial(longer_near_full, suite=suite) for suite in LOOK_UPS),
-)
 
 PAPER = declare(
     __file__,
@@ -78,14 +59,8 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method],
-        "targets": [
-            TargetTable(own=(target, *QUALITY), apart=True, speed_part="throughput", own_part="quality"),
-            shown_by_tests,
-        ],
         "forks": [trainings],
         "quality": [quality],
-        "fresh": [fresh],
-        "longer": [longer],
         "books": [books],
         "heads": [heads],
         "parts": [parts],
@@ -95,6 +70,6 @@ PAPER = declare(
     },
     held={
         **dict.fromkeys(("throughput", "own_choices"), "offload"),
-        **dict.fromkeys(("forks", "quality", "fresh", "longer", "books", "heads", "parts", "locality"), "nosa"),
+        **dict.fromkeys(("forks", "quality", "books", "heads", "parts", "locality"), "nosa"),
     },
 )

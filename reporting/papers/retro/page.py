@@ -18,7 +18,6 @@ from longdecode.reporting.papers.retro.states import along, exposure, overlaps, 
 from longdecode.reporting.papers.retro.steps import claimed, steps
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.method import method
-from longdecode.reporting.papers.sections.targets import TargetTable
 from longdecode.reporting.papers.spec import declare
 
 CLAIMS = Claims(
@@ -43,7 +42,6 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method],
-        "targets": [TargetTable()],
         "longgenbench": [PrintedScores("longgenbench", LONGGEN, "checkpoint")],
         "gain": [gain_by_model],
         "gains": [gains],

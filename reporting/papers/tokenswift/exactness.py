@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
 from longdecode.evals.exact_texts import NAME as EXACT
-from longdecode.evals.records import Record
 from longdecode.evals.replay import MARGINS, NAME
 from longdecode.reporting import wording
 from longdecode.reporting.papers.blocks import Block, Cells, Prose
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.tokenswift.texts import fulls, longest, run_of, standing, value, written
-from longdecode.reporting.speed.targets import Verdict
 
-LENGTH, TARGET, STRETCH = 102_400, 1.3, 1.8
+LENGTH = 102_400
 
 
 def replay(folder: Path) -> list[dict[str, Any]]:
@@ -148,148 +143,3 @@ def _counted(row: Mapping[str, Any]) -> bool:
 def exact_texts(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of exact_texts.csv of a results folder, none where there is no such file."""
     return _rows(folder / EXACT)
-
-
-def same_texts(inputs: PaperInputs) -> Verdict:
-    """Return the verdict on texts that are to be plain decoding's, token for token."""
-    done = [row for row in exact_texts(inputs.folder) if row["status"] == "ok"]
-    if not done:
-        what = "Texts in float32 that equal plain decoding's"
-        return Verdict(what, "all", wording.DASH, wording.DASH, "", "absent", "not measured")
-    labels, models, samplers, batches = (
-        list(dict.fromkeys(str(row[name]) for row in done)) for name in ("label", "model", "sampler", "batch")
-    )
-    what = (
-        f"Texts of {min(row['tokens'] for row in done):,} tokens in float32 that equal plain decoding's: "
-        f"{len(labels)} writers on {wording.listing(models)}, drawn by {wording.listing(samplers)}, in batches of "
-        f"{wording.listing(batches)}"
-    )
-    same, every = (sum(int(row[name]) for row in done) for name in ("identical", "batch"))
-    level, words = ("met", "target met") if same == every else ("missed", "missed")
-    partly = sorted({_drafter(label) for label in labels} - _everyway(done))
-    if others := sum(
-        len(names.split(", ")) for _, names in _untried(inputs.results.config, exact_texts(inputs.folder))
-    ):
-        what += f"; {others} other settings of these writers were not tried"
-    if partly and level == "met":
-        words = "met where tried"
-        what += f"; {wording.listing(partly)} in some of these ways alone"
-    return Verdict(what, "all", wording.DASH, f"{same} of {every}", "", level, words)
-
-
-def _drafter(label: str) -> str:
-    return label.partition("+")[0]
-
-
-def _everyway(done: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the drafters that some label was tried of, on some model, by every sampler in every batch."""
-    tried = _ways(done)
-    ways = set().union(*tried.values())
-    return {_drafter(label) for (_, label), found in tried.items() if found == ways}
-
-
-def end_to_end(label: str, sampler: str) -> Callable[[PaperInputs], Verdict]:
-    """Return what judges the speedup of a label's text of 102,400 tokens over Full's in the same job.
-
-    Where such texts follow prompts of several lengths, the least speedup is judged.
-    """
-
-    def judge(inputs: PaperInputs) -> Verdict:
-        what = f"Text of {LENGTH:,} tokens end to end over Full in the same job, mode exact: {label}, {sampler}"
-        goals = (f"> {TARGET:g}×", f"> {STRETCH:g}×")
-        prompts = sorted({r.context for r in written(inputs.folder, label=label, task=sampler)})
-        texts = {prompt: _whole(inputs, label, sampler, prompt) for prompt in prompts}
-        speeds = {prompt: value(own, fulls(inputs.folder), "speedup", LENGTH) for prompt, own in texts.items()}
-        seen = {prompt: speed for prompt, speed in speeds.items() if speed is not None}
-        if not seen:
-            return Verdict(what, *goals, wording.DASH, "", "absent", "not measured")
-        prompt, least = min(seen.items(), key=lambda each: each[1].mean)
-        level, words = ("met", "target met") if least.mean > TARGET else ("missed", "missed")
-        if least.mean > STRETCH:
-            level, words = "stretch", "stretch target met"
-        own = texts[prompt]
-        again = fmean(r.measures["repeated_8"] for r in own)
-        after = f"after {prompt:,} tokens"
-        if len(seen) > 1:
-            after += f", the slowest of {len(seen)} lengths of prompt"
-        what = f"{what} ({own[0].model}; {after}; {100 * again:.0f}{wording.NARROW}% of its 8-grams stood before)"
-        spread = least.bounds(inputs.results.confidence)
-        return Verdict(what, *goals, f"{wording.number(least.mean, 2)}×", spread, level, words)
-
-    return judge
-
-
-def same_draws(inputs: PaperInputs) -> Verdict:
-    """Return how much of the longest text float32 draws alike, beside Full's own in the same number format."""
-    own, table = _whole(inputs), replay(inputs.folder)
-    what = "Tokens of the text with penalty that Full draws in float32 under the same noise; in brackets, of Full's own"
-    runs = {run_of(inputs.folder, r) for r in own}
-    label = own[0].label if own else ""
-    rows = {label: Counter[str](), "full": Counter[str]()}
-    for row in table:
-        if row["run"] in runs and row["label"] in rows:
-            seen = {name: row[name] for name in ("tokens", "drawn")}
-            rows[row["label"]].update(seen | {"beyond": row[f"beyond_{MARGINS[-1]:g}"]})
-    if not all(rows.values()):
-        return Verdict(what, wording.DASH, wording.DASH, wording.DASH, "", "absent", "not measured")
-    shown = f"{drawn(rows[label])} ({drawn(rows['full'])})"
-    what += f"; {rows[label]['beyond']} ({rows['full']['beyond']}) need an error of over {MARGINS[-1]:g} nats"
-    return Verdict(
-        what, wording.DASH, wording.DASH, shown, f"{label}, {rows[label]['tokens']:,} tokens", "recorded", "on record"
-    )
-
-
-def host_growth(inputs: PaperInputs) -> Verdict:
-    """Return by how much the host's memory grew along the text of full length where it grew most."""
-    what = f"Growth of the host's memory along a text of {LENGTH:,} tokens"
-    grown = [
-        (max(marks) - min(marks), max(marks), r)
-        for r in _full_length(inputs)
-        if (marks := [r.measures[name] for name in r.measures if name.endswith("_host_mib")])
-    ]
-    if not grown:
-        return Verdict(what, wording.DASH, wording.DASH, wording.DASH, "", "absent", "not measured")
-    most, size, r = max(grown, key=lambda each: each[0])
-    what += f", the most of {len(grown)}: {r.label}, {r.task}, after {r.context:,}"
-    shown = f"{wording.number(most, 1)} MiB"
-    return Verdict(what, wording.DASH, wording.DASH, shown, f"of {wording.number(size, 0)}", "recorded", "on record")
-
-
-def no_waits(inputs: PaperInputs) -> Verdict:
-    """Return how many texts of full length replayed every step from a CUDA graph, in which no step can wait."""
-    texts = _full_length(inputs)
-    what = f"Texts of {LENGTH:,} tokens whose every step is a CUDA graph, which cannot wait for the host"
-    if not texts:
-        return Verdict(what, "all", wording.DASH, wording.DASH, "", "absent", "not measured")
-    graphs = sum(bool(r.measures.get("cuda_graph")) for r in texts)
-    looks = min(int(r.measures.get("looks_every_steps", 0)) for r in texts)
-    what += f"; tokens counted every {looks} steps"
-    level, words = ("met", "target met") if graphs == len(texts) else ("missed", "missed")
-    return Verdict(what, "all", wording.DASH, f"{graphs} of {len(texts)}", "", level, words)
-
-
-def printed_law(inputs: PaperInputs) -> Verdict:
-    """Return the total variation of the printed rule, of several texts the one with the fewest positions."""
-    what = "Total variation of the printed rule from the target, 27 and 47 paths"
-    found = [r.measures for r in written(inputs.folder) if "tv_27" in r.measures]
-    if not found:
-        return Verdict(what, wording.DASH, wording.DASH, wording.DASH, "", "absent", "not measured")
-    m = min(found, key=lambda each: each["law_positions"])
-    what += f", at {int(m['law_positions']):,} positions of a text"
-    shown = " and ".join(wording.number(m[f"tv_{paths}"], 3) for paths in (27, 47))
-    bounds = " and ".join(wording.interval(m[f"tv_{paths}_low"], m[f"tv_{paths}_high"], 3) for paths in (27, 47))
-    return Verdict(what, wording.DASH, wording.DASH, shown, bounds, "recorded", "on record")
-
-
-def _full_length(inputs: PaperInputs) -> list[Record]:
-    return [r for r in written(inputs.folder) if r.measures["tokens"] == LENGTH and r.label != "full"]
-
-
-def _whole(
-    inputs: PaperInputs, label: str | None = None, sampler: str | None = None, prompt: int | None = None
-) -> list[Record]:
-    """Return the texts of full length after prompts of one length; what is left out is the printed tables'."""
-    stands = inputs.words("tables")["default"]
-    texts = written(inputs.folder, task=sampler or stands["sampler"], context=prompt or stands["prompt"])
-    found = standing(texts, label or stands["label"])
-    return [r for r in found if r.measures["tokens"] == LENGTH == longest(found)]

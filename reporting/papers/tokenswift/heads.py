@@ -14,16 +14,10 @@ from longdecode.reporting.figure import Figure, Layout, Words
 from longdecode.reporting.identity import HUES, Look
 from longdecode.reporting.papers.blocks import Block, Cells, Compared, Comparison, Picture, Prose, compared
 from longdecode.reporting.papers.inputs import PaperInputs
-from longdecode.reporting.papers.tokenswift.tables import PRINTED_MODEL, PRINTED_PROMPT
-from longdecode.reporting.papers.tokenswift.texts import longest, standing, value, written
-from longdecode.reporting.speed.targets import Verdict
+from longdecode.reporting.papers.tokenswift.tables import PRINTED_MODEL
 
 DRAWN_HEADS = (1, 2, 3)
 RANKS = (1, 2, 3)
-SHIPPED = ("chained", "zero")
-"""Kind and start of the heads in heads/weights."""
-_NEAR = 0.1
-"""Distance of alpha from print that the heads' stretch allows."""
 LOOKS = {
     ("chained", "zero"): Look("chained, zero", HUES[0], "", False, False),
     ("chained", "normal"): Look("chained, normal", HUES[0], "", True, False),
@@ -47,32 +41,6 @@ def heads(inputs: PaperInputs) -> list[Block]:
         Picture(_curves(inputs, found, words["about"])),
         Comparison(words["losses"], ("Heads of", "Head"), _last_losses(inputs, found), "nats"),
     ]
-
-
-def over_pairs(inputs: PaperInputs) -> Verdict:
-    """Return by how much the heads that ship beat the table of pairs, on the model where their least lead is least."""
-    what = "First guesses of heads 1, 2 and 3 on unseen books, points over a table of pairs"
-    place = {"model": PRINTED_MODEL, "prefill": PRINTED_PROMPT, "generated": 102_400, "method": "tokenswift"}
-    printed = inputs.published.figure("speedups", "alpha", **place)
-    assert printed is not None
-    goals = ("> 0", f"alpha of the text with penalty within {_NEAR:g} of {printed.value:g}")
-    leads = {}
-    for (model, kind, start), folder in _trained(inputs.folder).items():
-        if (kind, start) == SHIPPED:
-            table = pd.read_csv(folder / "accuracy.csv")
-            leads[model] = list(100 * (table["top1"] - table["pair_top1"]))
-    if not leads:
-        return Verdict(what, *goals, wording.DASH, "", "absent", "not measured")
-    model, least = min(leads.items(), key=lambda each: min(each[1]))
-    stands = inputs.words("tables")["default"]
-    own = standing(written(inputs.folder, task=stands["sampler"], context=stands["prompt"]), stands["label"])
-    alpha = value(own, {}, "alpha", longest(own))
-    level, words = ("met", "target met") if min(least) > 0 else ("missed", "missed")
-    if level == "met" and alpha is not None and abs(alpha.mean - printed.value) <= _NEAR:
-        level, words = "stretch", "stretch target met"
-    what += f" ({model}{', the least of ' + str(len(leads)) + ' models' if len(leads) > 1 else ''})"
-    bounds = "" if alpha is None else f"alpha {wording.number(alpha.mean, 2)}"
-    return Verdict(what, *goals, wording.listing([wording.number(lead, 1) for lead in least]), bounds, level, words)
 
 
 def _trained(folder: Path) -> dict[tuple[str, str, str], Path]:

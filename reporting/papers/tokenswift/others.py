@@ -12,7 +12,7 @@ from longdecode.reporting.papers.blocks import Block, Compared, Comparison, Pros
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.printed import printed_only
 from longdecode.reporting.papers.tokenswift.tables import compared_value
-from longdecode.reporting.papers.tokenswift.texts import fulls, longest, texts, value, written
+from longdecode.reporting.papers.tokenswift.texts import fulls, longest, value, written
 
 
 def others(inputs: PaperInputs) -> list[Block]:
@@ -29,8 +29,7 @@ def others(inputs: PaperInputs) -> list[Block]:
     qwen = printed_only(published, "qwen")
     unmeasured = [replace(row, reason=words["missing"]) for row in qwen.rows if not row.of[-1].endswith(" std")]
     table = replace(qwen, caption=words["qwen"], rows=unmeasured, fold=words["qwen"])
-    link = [Prose(words["matrix_link"])] if any("+" in r.label for r in texts(inputs.folder)) else []
-    return [Prose(words["text"]), *link, first, table, inputs.missing(words["missing"], "qwen")]
+    return [Prose(words["text"]), first, table, inputs.missing(words["missing"], "qwen")]
 
 
 def _other(inputs: PaperInputs, of: Sequence[str], figure: Any, words: Mapping[str, Any]) -> Compared:

@@ -6,21 +6,11 @@ from longdecode.reporting.papers.blocks import Compared
 from longdecode.reporting.papers.inputs import PaperInputs
 from longdecode.reporting.papers.sections.claims import Claim, Claims
 from longdecode.reporting.papers.sections.method import method
-from longdecode.reporting.papers.sections.targets import TargetTable
 from longdecode.reporting.papers.spec import declare
 from longdecode.reporting.papers.tokenswift.books import over_books
 from longdecode.reporting.papers.tokenswift.curves import minutes_drawn, ngrams_drawn
-from longdecode.reporting.papers.tokenswift.exactness import (
-    end_to_end,
-    exact,
-    host_growth,
-    no_waits,
-    printed_law,
-    replayed,
-    same_draws,
-    same_texts,
-)
-from longdecode.reporting.papers.tokenswift.heads import heads, over_pairs
+from longdecode.reporting.papers.tokenswift.exactness import exact, replayed
+from longdecode.reporting.papers.tokenswift.heads import heads
 from longdecode.reporting.papers.tokenswift.others import bound, others
 from longdecode.reporting.papers.tokenswift.rows import rows
 from longdecode.reporting.papers.tokenswift.runs import ngrams, prompts, released, unwritten
@@ -60,9 +50,6 @@ CLAIMS = Claims(
     ]
 )  # fmt: skip
 
-WHOLE = tuple(
-    end_to_end(label, sampler) for sampler in ("minp", "minp_plain") for label in ("tokenswift", "tokenswift_lean")
-)
 
 PAPER = declare(
     __file__,
@@ -74,7 +61,6 @@ PAPER = declare(
     parts={
         "claims": [CLAIMS],
         "method": [method],
-        "targets": [TargetTable(own=(same_texts, same_draws, printed_law, over_pairs, *WHOLE, host_growth, no_waits))],
         "quality": [quality, unwritten, exact, replayed],
         "prompts": [prompts],
         "books": [over_books],

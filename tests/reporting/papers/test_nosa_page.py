@@ -21,8 +21,7 @@ from longdecode.evals.storage import write_records, write_table
 from longdecode.reporting import verdicts, wording
 from longdecode.reporting.figure import FigureWriter
 from longdecode.reporting.identity import looks
-from longdecode.reporting.papers.blocks import Cells, Compared, Comparison, MissingResult
-from longdecode.reporting.papers.nosa.quality_targets import near_full, over_rivals
+from longdecode.reporting.papers.blocks import Compared, Comparison, MissingResult
 from longdecode.reporting.papers.registry import PaperPage, papers_of
 from longdecode.reporting.results import load_results
 from longdecode.reporting.wording import gap_interval, p_value
@@ -241,33 +240,7 @@ def test_locality_and_training_are_shown(whole: PaperPage) -> None:
     assert rows_of(shown[2])["nosa", "64 slots"].published == "3.58"
     (claim,) = [row for row in sections["claims"].blocks[1].rows if "Overlap" in row.of[0]]  # type: ignore[union-attr]
     assert claim.measured == "+5.0"
-    (target,) = [row for row in sections["targets"].blocks[1].rows if "Overlap" in row.what]  # type: ignore[union-attr]
-    assert (target.level, target.measured) == ("met", "+5.0 points")
     assert {"4.10 M", "3.1234", "95.5", "93.0"} <= set(texts(sections["forks"].blocks[1]))
-
-
-def test_quality_is_judged_by_the_closest_rival(whole: PaperPage) -> None:
-    sections = {section.anchor: section for section in whole.paper.sections(whole.inputs)}
-    _, table, *holes = sections["targets"].blocks
-    rows = {row.what.removeprefix("NOSA's fork minus "): row for row in table.rows}  # type: ignore[union-attr]
-    closest = rows["DMA's and each method without training, the closest: look-ups of ruler, infllm2"]
-    # 18 against 8 of 24 under InfLLM-V2 on the full fork, and 22 under full attention.
-    assert (closest.level, closest.measured) == ("met", f"+{100 * 10 / 24:.1f} points")
-    near = rows["the full fork with full attention: look-ups of ruler"]
-    assert near.level == "recorded" and near.measured.replace("\u2212", "-") == f"-{100 * 4 / 24:.1f} points"
-    assert rows["DMA's and each method without training, the closest: loss on books"].level == "absent"
-    assert [hole.command for hole in holes if isinstance(hole, MissingResult)] == [
-        "snakemake --cores 16 times_report --config profile=offload 'throughput={own_choices: null}'",
-        "snakemake --cores 8 nosa_locality all --config profile=nosa",
-    ]
-
-
-def test_a_loss_below_some_rivals_and_above_others_misses(tmp_path: Path, lychee_run: ModuleType,
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    for loss, level in ((3.2, "met"), (3.04, "missed")):
-        monkeypatch.setitem(LOSS, ("fork-full", "infllm2"), loss)
-        found = page(write_run(tmp_path / level, lychee_run, more=False))
-        assert over_rivals(found.inputs, "pg19_long").level == level
 
 
 def test_overviews_leave_out_models_on_which_only_full_runs(tmp_path: Path, lychee_run: ModuleType,
@@ -291,7 +264,7 @@ def test_holes_name_the_command_that_fills_them(tmp_path: Path, lychee_run: Modu
     }
     assert holes["forks"] == "snakemake --cores 8 nosa_train --config profile=nosa"
     assert holes["locality"] == "snakemake --cores 8 nosa_locality --config profile=nosa"
-    assert "throughput" in holes and "targets" in holes
+    assert "throughput" in holes
     assert np.isfinite(paper.published.tables["speedups"].rows[0]["ratio"])
 
 
@@ -320,8 +293,6 @@ def test_a_rival_at_the_budget_of_equal_reads_has_a_row_with_what_it_reads(
     (name,) = [of for of in rows_of(over_full) if "952" in of[1]]
     assert name == ("full", "infllm2, budget 952 tokens", "960")
     assert rows_of(lead)[name].measured == f"+{100 * 6 / 24:.1f}"
-    # The closest rival of all is the one that decides.
-    assert over_rivals(paper.inputs, "ruler").measured == f"+{100 * 6 / 24:.1f} points"
 
 
 def test_a_place_is_set_beside_the_full_fork_that_was_scored_there(
@@ -341,8 +312,6 @@ def test_a_place_is_set_beside_the_full_fork_that_was_scored_there(
     (row,) = [row for of, row in rows_of(over_full).items() if of[:2] == ("full_again", "infllm2")]
     assert row.measured == wording.number(-500 / 24, 1, signed=True)
     assert {of[:2] for of in rows_of(lead)} >= {("full", "infllm2"), ("full_again", "infllm2")}
-    assert over_rivals(paper.inputs, "ruler").measured == f"+{100 * 1 / 24:.1f} points"
-    assert near_full(paper.inputs, "ruler").what.endswith("ruler, full_again")
     (books,) = [b for b in sections["books"].blocks if isinstance(b, Comparison)]
     (row,) = [row for of, row in rows_of(books).items() if of[0] == "infllm2"]
     assert row.measured == wording.number(-0.08, 3, signed=True)
@@ -365,8 +334,6 @@ def test_a_part_that_the_other_run_holds_is_a_link_and_no_hole(whole: PaperPage)
         )
         claims = next(b for b in sections["claims"].blocks if isinstance(b, Comparison))
         assert [("Overlap" in row.of[0]) for row in claims.rows] == ([True] if profile == "nosa" else [False] * 3)
-        tests = next(b for b in sections["targets"].blocks if isinstance(b, Cells))
-        assert {"bound" in row[0] for row in tests.rows} == ({True, False} if profile == "nosa" else {False})
     assert "elsewhere" not in {section.anchor for section in whole.paper.sections(whole.inputs)}
 
 

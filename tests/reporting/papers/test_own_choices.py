@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.throughput.own_choices_spec import OwnChoicesPlace, OwnChoicesSpec
-from longdecode.reporting import readme_papers
 from longdecode.reporting.papers.blocks import Block, Cells, Comparison, MissingResult, Prose
 from longdecode.reporting.papers.nosa.page import OWN_CHOICES, PAPER, THROUGHPUT
 from longdecode.reporting.speed.measured import Speed, load_speed
@@ -185,7 +184,7 @@ def test_speed_page_names_forks_and_labels_of_both_tests(both: Speed) -> None:
     assert not before["read"] and before["models"] == ["nosa-8b"] and "1,024 tokens" not in before["budgets"]
 
 
-def test_other_tables_do_not_mix_both_tests(both: Speed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_tables_do_not_mix_both_tests(both: Speed) -> None:
     alone = both.table[both.table["bench"] != "own_choices"]
 
     def shown(table: pd.DataFrame) -> list[Block]:
@@ -194,10 +193,3 @@ def test_other_tables_do_not_mix_both_tests(both: Speed, monkeypatch: pytest.Mon
         return list(THROUGHPUT(inputs))
 
     assert shown(both.table) == shown(alone) and any(isinstance(block, Comparison) for block in shown(alone))
-    for other in ("_forks", "_own_choices"):
-        monkeypatch.setattr(readme_papers, other, lambda: "")
-    lines = []
-    for table in (alone, both.table):
-        monkeypatch.setattr(readme_papers, "_speed", lambda profile, table=table: table)
-        lines.append(readme_papers.paper_nosa())
-    assert lines[0] == lines[1] and "2 GiB" in lines[0]

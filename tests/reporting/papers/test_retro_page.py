@@ -273,7 +273,6 @@ def test_steps_are_medians_over_quests(page: str) -> None:
     steps_part = section(page, "Figure 6, time over Quest's step", "Every published figure")
     found = dict(re.findall(r"(\d) 128K 1 4,096 tokens (?:under 1|about 2) digests [SNR, ]+ ([+-][\d.]+)", steps_part))
     assert float(found["2"]) == pytest.approx(0.24, abs=0.1) and float(found["8"]) == pytest.approx(1.9, abs=0.1)
-    assert "window 2, 4,096 tokens, 128K, batch 1" in page  # the target
 
 
 def test_a_steps_parts_add_up_and_what_was_not_profiled_is_named(page: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from longdecode.reporting.speed import parts, tables
 from longdecode.reporting.speed.measured import Speed, load_speed
-from longdecode.reporting.speed.targets import judge
 
 ROW: dict[str, Any] = {
     "bench": "kernel", "model": "llama3-8b", "weights": "none", "subject": "hybrid_attention", "stage": "op",
@@ -42,16 +41,6 @@ def test_whole_heads_are_told_apart(speed: Speed) -> None:
     assert all([line.label for line in group.lines] == ["longdecode", "torch_flash"] for group in table.groups)
     assert [group.lines[1].more["ratio"] for group in table.groups] == ["8.00", "3.20", "1.07"]
     assert parts.bandwidth(speed, None, "llama3-8b", "") is None  # type: ignore[arg-type]
-
-
-def test_a_target_names_the_number_of_whole_heads(speed: Speed, tmp_path: Path) -> None:
-    path = tmp_path / "targets.yaml"
-    path.write_text(
-        "- what: Hybrid\n  where: {model: llama3-8b, subject: hybrid_attention, op_sizes: full_heads=0, batch: 8}\n"
-        '  against: torch_flash\n  target: ">= 7"\n  stretch: ">= 8.5"\n  unit: x\n'
-    )
-    (verdict,) = judge(speed, path)
-    assert (verdict.level, verdict.measured) == ("met", "8.00×")
 
 
 def test_a_run_without_hybrid_layers_is_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import yaml
 
 from longdecode.reporting.build import build_report
 from longdecode.reporting.speed.growth import breakeven_table
-from longdecode.reporting.speed.measured import load_speed
+from longdecode.reporting.speed.measured import farthest, load_speed
 from longdecode.reporting.speed.tables import decode_tables
 
 KEYS = ["model", "label", "stage", "budget", "context", "batch"]
@@ -119,7 +119,7 @@ def test_the_summary_names_device_ceiling_and_what_was_disturbed(speed: pd.DataF
 
 def test_the_page_has_ten_tables_at_most_and_a_list_of_contents(report: Path) -> None:
     text = (report / "speed.html").read_text(encoding="utf-8")
-    assert 0 < text.count("<table") <= 10 and "<ol class=contents>" in text
+    assert 0 < text.count("<table") <= 10 and '<ol class="contents">' in text
 
 
 def test_holes_are_holes(speed: pd.DataFrame, page: str) -> None:
@@ -273,4 +273,10 @@ def test_a_timing_without_a_good_sample_is_a_hole(speed_run: ModuleType, tmp_pat
     build_report(tmp_path / "config.yaml", tmp_path, tmp_path / "report")
     text = both(tmp_path / "report")
     assert "no number: disturbed" in text and "every sample was disturbed" in text
-    assert "not measured: disturbed" in text  # the targets at that place
+
+
+def test_of_many_batches_those_are_drawn_that_reach_the_longest_contexts() -> None:
+    sizes = [(1, 4096), (1, 524288), (4, 4096), (4, 131072), (8, 32768), (16, 4096), (16, 32768)]
+    rows = pd.DataFrame(sizes, columns=["batch", "context"])
+    assert farthest(rows, 3) == [1, 4, 8] and farthest(rows[rows["batch"] > 1], 1) == [4]
+    assert farthest(rows, 9)[-1] == 16 and farthest(rows[:0], 3) == []
