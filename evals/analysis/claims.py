@@ -65,8 +65,19 @@ def _row(name: str, paper: Declaration, claim: Claim, tables: Tables) -> dict[st
     return {
         "paper": name, "claim": claim.claim, "published": table.text(row, column), "conditions": claim.conditions,
         "like_for_like": found and found.value, "low": found and found.low, "high": found and found.high,
-        "unit": found.unit if found else table.unit, "best_variant": best and best.variant,
+        "unit": found.unit if found else table.unit, "best_variant": best and _variant(best, found),
         "best": best and best.value, "why": claim.why, "source": table.mark(row, column),
         "verdict": outcome(float(row[column]), claim, found, row.get("digits", table.digits)),
         "revision": found and found.row.get("revision"),
     }  # fmt: skip
+
+
+def _variant(best: Found, like: Found | None) -> str:
+    """Return a variant with the context and batch at which it is best, where they are not those of like for like."""
+    other = like.row if like else {}
+    places = [
+        f"{name} {int(best.row[name]):,}"
+        for name in ("context", "batch")
+        if not pd.isna(best.row.get(name)) and best.row[name] != other.get(name)
+    ]
+    return ", ".join([best.variant, *places])

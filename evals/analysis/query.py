@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from longdecode.engine.errors import LongDecodeError
 
@@ -39,6 +39,7 @@ class Query(BaseModel):
         longest: of several rows, take the one with the largest number in this column, and only then by ``where``.
         best: of several rows, take the one with the highest value, or the lowest.
         relative: a difference in per cent of b's value; of comparisons alone.
+        side: the score of a or b alone, which has no interval there; of comparisons alone.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,6 +49,13 @@ class Query(BaseModel):
     longest: str | None = None
     best: Literal["highest", "lowest"] | None = None
     relative: bool = False
+    side: Literal["a", "b"] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Query:
+        if (self.relative or self.side) and self.table != "comparisons":
+            raise ValueError(f"relative and side are of comparisons alone, not of {self.table}")
+        return self
 
     def narrowed(self, where: Where) -> Query:
         """Return the query with more values, or others."""
@@ -110,11 +118,11 @@ class Tables:
         rows = self.rows(query)
         if rows.empty:
             return None
-        value = _NUMBERS[query.table][0]
+        number = _NUMBERS[query.table][0]
         if query.longest:
             rows = rows[rows[query.longest] == rows[query.longest].max()]
         if query.best:
-            rows = rows.sort_values(value, ascending=query.best == "lowest", kind="stable").head(1)
+            rows = rows.sort_values(number, ascending=query.best == "lowest", kind="stable").head(1)
         for name, wanted in query.where.items():
             if isinstance(wanted, list) and len(rows) > 1:
                 shown = rows[name].map(_text)
@@ -124,10 +132,12 @@ class Tables:
             raise QueryError(f"{query.table}.csv: {query.where} fits {len(rows)} rows, which differ in {differing}")
         row = {str(name): each for name, each in rows.iloc[0].items()}
         scale, unit = _scale(query, row)
-        numbers = (scale * float(row[name]) for name in _NUMBERS[query.table])
+        value, low, high = (scale * float(row[name]) for name in _NUMBERS[query.table])
+        if query.side:
+            value, low, high = float(row[f"{query.side}_value"]), math.nan, math.nan
         n = row.get("n")
         samples = 0 if n is None or math.isnan(n) else int(n)
-        return Found(next(numbers), next(numbers), next(numbers), samples, unit, str(row[_VARIANT[query.table]]), row)
+        return Found(value, low, high, samples, unit, str(row[_VARIANT[query.table]]), row)
 
 
 def _scale(query: Query, row: Mapping[str, Any]) -> tuple[float, str]:

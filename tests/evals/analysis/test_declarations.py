@@ -52,7 +52,7 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
 
 def test_numbers_are_worded_as_in_print() -> None:
     paper = PAPERS["lychee"]
-    table, row, column = paper.printed(paper.claims[2])
+    table, row, column = paper.printed(paper.claims[3])
     assert (table.text(row, column), table.mark(row, column)) == ("up to 7.0", "digest A; digest B; digest C")
     longbench = paper.tables["longbench"]
     assert longbench.text(longbench.rows[3], "narrativeqa") == ""  # not found in print
