@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from longdecode.evals.analysis.declaration import Claim, Declaration
-from longdecode.evals.analysis.query import Found, Tables
+from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Tables
 
 COLUMNS = (
     "paper", "claim", "published", "like_for_like", "low", "high", "unit", "conditions", "best_variant", "best",
@@ -21,10 +21,10 @@ MOST_OF_IT = 0.5
 
 
 def claims_table(papers: Mapping[str, Declaration], tables: Tables) -> pd.DataFrame:
-    """Return a row for every claim of every paper; what was not run says so.
+    """Return a row for every claim of every paper; what was not run, or fits several rows, says so.
 
     Raises:
-        QueryError: a claim's query names an unknown column or several rows.
+        QueryError: a claim's query names an unknown column.
     """
     rows = [_row(name, paper, claim, tables) for name, paper in papers.items() for claim in paper.claims]
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -60,13 +60,17 @@ def outcome(printed: float, claim: Claim, found: Found | None, digits: int) -> O
 
 def _row(name: str, paper: Declaration, claim: Claim, tables: Tables) -> dict[str, Any]:
     table, row, column = paper.printed(claim)
-    found = tables.find(claim.like)
+    why = claim.why
+    try:
+        found = tables.find(claim.like)
+    except AmbiguousQueryError as error:
+        found, why = None, f"Not read: {error}."
     best = tables.find(claim.best) if claim.best else None
     return {
         "paper": name, "claim": claim.claim, "published": table.text(row, column), "conditions": claim.conditions,
         "like_for_like": found and found.value, "low": found and found.low, "high": found and found.high,
         "unit": found.unit if found else table.unit, "best_variant": best and _variant(best, found),
-        "best": best and best.value, "why": claim.why, "source": table.mark(row, column),
+        "best": best and best.value, "why": why, "source": table.mark(row, column),
         "verdict": outcome(float(row[column]), claim, found, row.get("digits", table.digits)),
         "revision": found and found.row.get("revision"),
     }  # fmt: skip

@@ -27,7 +27,11 @@ _TEXT = {"budget": str, "b_budget": str, "setting": str, "over_setting": str, "o
 
 
 class QueryError(LongDecodeError):
-    """A query that names a column its table does not have, or that leaves several rows."""
+    """A query that names a column its table does not have."""
+
+
+class AmbiguousQueryError(QueryError):
+    """A query that leaves several rows, none of which is the one."""
 
 
 class Query(BaseModel):
@@ -113,7 +117,8 @@ class Tables:
         """Return the number of the one row that fits; nothing where none does.
 
         Raises:
-            QueryError: a column is unknown, or several rows fit.
+            QueryError: a column is unknown.
+            AmbiguousQueryError: several rows fit.
         """
         rows = self.rows(query)
         if rows.empty:
@@ -129,7 +134,9 @@ class Tables:
                 rows = rows[shown == next(_text(each) for each in wanted if (shown == _text(each)).any())]
         if len(rows) > 1:
             differing = [name for name in rows.columns if rows[name].astype(str).nunique() > 1]
-            raise QueryError(f"{query.table}.csv: {query.where} fits {len(rows)} rows, which differ in {differing}")
+            raise AmbiguousQueryError(
+                f"{len(rows)} rows of {query.table}.csv fit; they differ in {', '.join(differing)}"
+            )
         row = {str(name): each for name, each in rows.iloc[0].items()}
         scale, unit = _scale(query, row)
         value, low, high = (scale * float(row[name]) for name in _NUMBERS[query.table])

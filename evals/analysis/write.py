@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from longdecode.evals.analysis.claims import claims_table
 from longdecode.evals.analysis.comparisons import comparisons_table
@@ -13,9 +16,8 @@ from longdecode.evals.analysis.measures import measures_table
 from longdecode.evals.analysis.query import Tables
 from longdecode.evals.analysis.tables import ANALYSIS_TABLES
 from longdecode.evals.manifest import listed, require, seal
-from longdecode.evals.record_files import record_files
+from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import load_run_config
 from longdecode.evals.storage import read_records, write_table
 from longdecode.evals.summary import Spread
 
@@ -34,22 +36,34 @@ def write_analysis(config_path: Path, results: Path, papers: Path) -> list[Path]
         ManifestError: a file changed since it was written.
         DeclarationError: a declaration contradicts itself.
         PairError: two variants were scored on different prompts.
-        QueryError: a claim names an unknown column or several rows.
+        QueryError: a claim names an unknown column.
     """
-    config = load_run_config(config_path)
+    config: dict[str, Any] = yaml.safe_load(config_path.read_text(encoding="utf-8")) or {}
     require(results, listed(results) - {results / name for name in ANALYSIS_TABLES})
     declared = load_declarations(papers)
     requests = [request for paper in declared.values() for request in paper.pairs]
     pools = {name: tasks for paper in declared.values() for name, tasks in paper.pools.items()}
-    spread = Spread(config.confidence, config.bootstrap_resamples, config.seed)
-    files = sorted(file.path(results / "records") for file in record_files(config))
-    records = [record for path in files if path.exists() for record in read_records(path, Record)]
+    spread = Spread(config.get("confidence", 0.95), config.get("bootstrap_resamples", 2000), config.get("seed", 0))
+    records = [record for path in _files(config, results / "records") for record in read_records(path, Record)]
     paths = [results / name for name in ANALYSIS_TABLES]
     write_table(paths[0], comparisons_table(records, requests, pools, spread))
     write_table(paths[1], measures_table(results, records, requests, pools, spread))
     write_table(paths[2], claims_table(declared, Tables.read(results)))
     seal(results, paths, config_path)
     return paths
+
+
+def _files(config: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Return the files of records that a configuration names; one with keys of an earlier revision names them too."""
+    small = config.get("jobs", "suite") != "suite"
+    named = (
+        RecordFile(model, label, suite, context).path(folder)
+        for model in config.get("models") or {}
+        for label in config.get("methods") or {}
+        for suite, spec in (config.get("suites") or {}).items()
+        for context in (spec["contexts"] if small else (None,))
+    )
+    return sorted(path for path in named if path.exists())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

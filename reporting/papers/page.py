@@ -10,12 +10,12 @@ from typing import Any
 import pandas as pd
 
 from longdecode.evals.analysis.declaration import Declaration, PaperFacts, PrintedTable, load_declarations
-from longdecode.evals.analysis.query import Found, Query, Tables
+from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, Tables
 from longdecode.reporting import wording
 from longdecode.reporting.wording import NARROW
 
 _DIGITS = {
-    "points": 1, "percent": 1, "times": 2, "ms": 2, "share": 2, "minutes": 1, "nats": 3, "nats/token": 3,
+    "points": 1, "percent": 1, "times": 2, "ms": 2, "share": 2, "minutes": 2, "nats": 3, "nats/token": 3,
     "nats/byte": 3,
 }  # fmt: skip
 
@@ -73,7 +73,7 @@ def paper_pages(results: Path) -> list[PaperPage]:
 
     Raises:
         DeclarationError: a declaration contradicts itself.
-        QueryError: a declaration's query names an unknown column or several rows.
+        QueryError: a declaration's query names an unknown column.
     """
     tables = Tables.read(results)
     claims = _read(results / "claims.csv")
@@ -113,7 +113,13 @@ def _table(name: str, table: PrintedTable, paper: Declaration, tables: Tables) -
         cells = []
         for column in table.columns:
             query = table.ours.query_of(printed, column) if table.ours else None
-            found = tables.find(query) if query and table.text(printed, column) else None
+            try:
+                found = tables.find(query) if query and table.text(printed, column) else None
+            except AmbiguousQueryError as error:
+                cells.append(
+                    Cell(table.text(printed, column), short_mark(table.mark(printed, column)), "?", str(error))
+                )
+                continue
             stands += [found] if found else []
             cells.append(_cell(table, printed, column, query, found))
         rows.append(([_key(paper, key, printed[key]) for key in table.keys], cells))

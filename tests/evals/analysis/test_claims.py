@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from longdecode.evals.analysis.claims import outcome
-from longdecode.evals.analysis.declaration import Claim
-from longdecode.evals.analysis.query import Found, Query, QueryError, Tables
+from longdecode.evals.analysis.claims import claims_table, outcome
+from longdecode.evals.analysis.declaration import Claim, load_declaration
+from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, QueryError, Tables
 
+PAPERS = Path(__file__).parents[3] / "reporting" / "papers"
 MEASURES = pd.DataFrame(
     {
         "measure": "alpha", "variant": ["a", "a", "b", "c"], "context": [4096, 4096, 4096, 8192],
@@ -53,7 +55,7 @@ def test_of_several_the_longest_the_best_or_the_one_named_first(tables: Tables) 
 
 
 def test_an_ambiguous_query_and_an_unknown_column_are_refused(tables: Tables) -> None:
-    with pytest.raises(QueryError, match=r"fits 2 rows, which differ in \['length'"):
+    with pytest.raises(AmbiguousQueryError, match=r"2 rows of measures.csv fit; they differ in length, value"):
         tables.find(query({"variant": "a"}))
     with pytest.raises(QueryError, match="has no column window"):
         tables.find(query({"window": 2}))
@@ -106,3 +108,13 @@ def found(value: float, low: float, high: float) -> Found:
 )
 def test_a_claim_of_2_7_times(bounds: tuple[float, float, float] | None, given: dict[str, Any], word: str) -> None:
     assert outcome(2.7, claim(**given), found(*bounds) if bounds else None, 1) == word
+
+
+def test_a_claim_that_fits_several_rows_is_not_read_and_says_why() -> None:
+    step = {"bench": "decode", "stage": "step", "model": "llama3-8b", "label": "lychee", "context": 131072, "batch": 1,
+            "budget": "4096"}  # fmt: skip
+    speed = pd.DataFrame([step | {"op_sizes": size, "subject": "lychee", "ratio": 1.6, "ratio_low": 1.5,
+                                  "ratio_high": 1.7, "n": 9} for size in ("a", "b")])  # fmt: skip
+    papers = {"lychee": load_declaration(PAPERS / "lychee.yaml")}
+    row = claims_table(papers, Tables({"speed": speed})).iloc[0]
+    assert row["verdict"] == "not run" and row["why"] == "Not read: 2 rows of speed.csv fit; they differ in op_sizes."
