@@ -15,6 +15,7 @@ from longdecode.evals.analysis.declaration import load_declarations
 from longdecode.evals.analysis.measures import measures_table
 from longdecode.evals.analysis.query import Tables
 from longdecode.evals.analysis.tables import ANALYSIS_TABLES
+from longdecode.evals.common_window import with_common_windows
 from longdecode.evals.manifest import listed, require, seal
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record
@@ -38,7 +39,7 @@ def write_analysis(config_path: Path, results: Path, papers: Path) -> list[Path]
         PairError: two variants were scored on different prompts.
         QueryError: a claim names an unknown column.
     """
-    config: dict[str, Any] = yaml.safe_load(config_path.read_text(encoding="utf-8")) or {}
+    config = with_common_windows(yaml.safe_load(config_path.read_text(encoding="utf-8")) or {})
     require(results, listed(results) - {results / name for name in ANALYSIS_TABLES})
     declared = load_declarations(papers)
     requests = [request for paper in declared.values() for request in paper.pairs]
