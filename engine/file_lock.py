@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import getpass
 import os
 import socket
-import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from filelock import Timeout, UnixFileLock
 
 from longdecode.engine.errors import LockError
 
@@ -26,10 +27,9 @@ class LockHeldError(LockError):
 
 
 class FileLock:
-    """An exclusive ``flock`` on a file; a context manager.
+    """A ``filelock.UnixFileLock`` that names its holder; a context manager.
 
-    The kernel drops it when the holder dies, so that nothing is left to clear. The file stays behind, because removing
-    it would let two processes hold two locks. A child process does not inherit it.
+    The kernel drops the lock when the holder dies, so that nothing is left to clear. The file stays behind.
 
     Args:
         path: the lock file; its folder exists.
@@ -38,8 +38,11 @@ class FileLock:
 
     def __init__(self, path: Path, *, shared: bool = False):
         self.path = path
-        self._mode = 0o666 if shared else 0o644
-        self._handle: int | None = None
+        self._doing = ""
+        # With a hook filelock never falls back to a lock that outlives its holder.
+        self._lock = UnixFileLock(
+            path, mode=0o666 if shared else 0o644, thread_local=False, poll_interval=0.02, on_acquired=self._sign
+        )
 
     def acquire(self, doing: str = "", wait_seconds: float = 0.0) -> None:
         """Take the lock, at once or within some time.
@@ -52,33 +55,21 @@ class FileLock:
             LockHeldError: another process holds it.
             LockError: the file cannot be opened, or its file system has no locks.
         """
+        self._doing = doing
         try:
-            handle = self._open()
-        except OSError as error:
-            raise LockError(f"the lock file {self.path} cannot be opened: {error.strerror}") from error
-        try:
-            _flock(handle, time.monotonic() + wait_seconds)
-        except BlockingIOError:
-            holder = os.pread(handle, _HOLDER_BYTES, 0).decode(errors="replace").strip()
-            os.close(handle)
+            self._lock.acquire(timeout=wait_seconds)
+        except Timeout:
+            holder = self.path.read_bytes()[:_HOLDER_BYTES].decode(errors="replace").strip()
             raise LockHeldError(self.path, holder or "an unnamed process") from None
         except OSError as error:
-            os.close(handle)
             raise LockError(
-                f"{self.path} cannot be locked: {error.strerror}; a file system with flock is needed there"
+                f"{self.path} cannot be locked: {error.strerror}; it must be a file that this user may write, on a "
+                "file system with flock"
             ) from error
-        try:
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{holder_text()}{f': {doing}' if doing else ''}\n".encode()[:_HOLDER_BYTES], 0)
-        except OSError:
-            pass  # a full disk: the lock holds without a name
-        self._handle = handle
 
     def release(self) -> None:
         """Give the lock back; does nothing where it is not held."""
-        if self._handle is not None:
-            os.close(self._handle)
-        self._handle = None
+        self._lock.release()
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -89,33 +80,15 @@ class FileLock:
     ) -> None:
         self.release()
 
-    def _open(self) -> int:
-        """Open the file without following a link; O_CREAT is left out where it exists, as a sticky folder may want."""
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        while True:
-            try:
-                return os.open(self.path, flags)
-            except FileNotFoundError:
-                pass
-            try:
-                handle = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, self._mode)
-            except FileExistsError:
-                continue
-            os.fchmod(handle, self._mode)  # whatever the umask is
-            return handle
+    def _sign(self, handle: int) -> None:
+        """Write the holder into the file; on a full disk the lock holds without a name."""
+        text = f"{_holder()}{f': {self._doing}' if self._doing else ''}\n"
+        with suppress(OSError):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, text.encode()[:_HOLDER_BYTES], 0)
 
 
-def _flock(handle: int, deadline: float) -> None:
-    while True:
-        try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.02)
-
-
-def holder_text() -> str:
+def _holder() -> str:
     """Name this process: id, user, host and the time."""
     try:
         user = getpass.getuser()

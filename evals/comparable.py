@@ -22,23 +22,18 @@ class SettingsError(LongDecodeError):
     """A file of results was made under other settings, code or data than those it would stand beside."""
 
 
-def require_same_settings(run: RunConfig, path: Path, wanted: Mapping[str, Any]) -> None:
+def require_same_settings(path: Path, wanted: Mapping[str, Any]) -> None:
     """Refuse a file that was made under other settings.
 
-    A file without a stamp is of an earlier version: refused too, unless the run shows earlier evidence. Of the places
-    of real data those count that the file's suite reads.
+    A file without a stamp is of an earlier version: refused too. Of the places of real data those count that the file's
+    suite reads.
 
     Raises:
         SettingsError: the message names the file, the setting and the remedy.
     """
     stamped = stamped_settings(path)
     if stamped is None:
-        if run.earlier_evidence == "refuse":
-            raise SettingsError(
-                f"{path}: made by an earlier version, without its settings; {_REMEDY}, or show it as it is "
-                "(earlier_evidence: show)"
-            )
-        return
+        raise SettingsError(f"{path}: made by an earlier version, without its settings; {_REMEDY}")
     for name in sorted(wanted):  # others in the stamp are of an earlier version, and change nothing today
         made = stamped.get(name)
         if name == "data" and made is not None:  # a stamp of an earlier version has the places of all suites
@@ -61,15 +56,15 @@ def require_comparable(run: RunConfig, found: Mapping[Path, Sequence[Record]]) -
     seen: dict[tuple[str, ...], tuple[str, Path]] = {}
     for path, records in found.items():
         for record in records:
-            if record.profile != run.profile and run.earlier_evidence == "refuse":
+            if record.profile != run.profile:
                 raise SettingsError(f"{path}: made by the profile {record.profile!r}, not {run.profile!r}; {_REMEDY}")
             if record.status != "ok":
                 continue
             origin = record.provenance
-            if run.earlier_evidence == "refuse" and origin.code_hash != _code_of(record.method, record.task):
+            if origin.code_hash != _code_of(record.method, record.task):
                 raise SettingsError(
                     f"{path}: {record.task} was scored with other code (revision {origin.revision[:12]}) than today's; "
-                    f"{_REMEDY}, or show it as it is (earlier_evidence: show)"
+                    f"{_REMEDY}"
                 )
             place = (record.model, record.task, str(record.context), str(record.seed))
             for what, key, value in (

@@ -170,9 +170,6 @@ class RunConfig:
         Literal["suite", "context", "cell"],
         Field(description="One job a model and suite, or one more a context, or one more a context and label."),
     ] = "suite"
-    earlier_evidence: Annotated[
-        Literal["refuse", "show"], Field(description="Results of other code than today's: refuse them, or show them.")
-    ] = "refuse"
     data: Annotated[
         Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
     ] = field(default_factory=dict)

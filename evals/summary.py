@@ -92,7 +92,7 @@ def write_summary(config_path: Path, records: Sequence[Path], output: Path) -> N
     for path in sorted(records):
         model, label, suite, context = known[path]
         wanted = quality_settings(narrowed(config, suite, context), model, suite, label)
-        comparable.require_same_settings(config, path, wanted)
+        comparable.require_same_settings(path, wanted)
         found[path] = read_records(path, Record)
     comparable.require_comparable(config, found)
     rows = [record for path in found for record in found[path]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import os
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longdecode.evals import manifest
 from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
 from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
@@ -20,25 +22,23 @@ from longdecode.reporting import (
     curves,
     data_files,
     environment,
-    fair_play,
     families,
     index,
     quality,
     samples,
-    setups,
     tables,
     traffic_page,
+    tuning_status,
     verdicts,
     wording,
 )  # fmt: skip
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
-from longdecode.reporting.nearest import ORACLE
 from longdecode.reporting.papers.page import PaperPage, paper_pages
-from longdecode.reporting.results import ALL_TASKS, REFERENCE_METHOD, Results, Topic, load_results
+from longdecode.reporting.results import ALL_TASKS, ORACLE, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
-from longdecode.reporting.staleness import older
+from longdecode.reporting.staleness import code_line
 
 _HERE = Path(__file__).parent
 SHOWN_SAMPLES = 2
@@ -107,7 +107,7 @@ class _Build:
         self.featured = families.featured(self.listed, self.kinds, words["featured"])
         self.families = families.by_family(self.listed, self.kinds, words["families"])
         self.suite_families = families.suite_families()
-        self.play = fair_play.fair_play(results, results_dir, self.suite_families)
+        self.tuning = tuning_status.tuning_status(results)
         self.reader = samples.SampleReader(results)
         self.source = os.path.relpath(results_dir.resolve(), folder.resolve()).replace(os.sep, "/")
         self.environment = environment.make_environment()
@@ -125,7 +125,6 @@ class _Build:
             self._method(label)
         if self.results.has_quality:
             self._traffic()
-            self._fair_play()
         if self.results.speed is not None:
             self._speed(self.results.speed)
         for paper in self.papers:
@@ -140,19 +139,11 @@ class _Build:
             f"{_subjects(self.main)} of {wording.listing(self.listed)} against full attention.",
             ablations=[label for label in self.labels if label in self.results.ablations],
             words={**self.suite_words, **self.task_words},
-            tuning=index.tuning_words(self.play),
-            role_words=index.role_words(self.play),
             texts=sorted(Counter(record.model for record in self.results.texts if record.status == "ok").items()),
             **index.index_values(
                 self.results, self.main, self.figures, self.models, self.featured, self.suite_families, self._about,
-                self._timed_name, self.play.short,
+                self._timed_name,
             ),
-        )  # fmt: skip
-
-    def _fair_play(self) -> None:
-        self._page(
-            "fair-play.html", "fair-play.html", "Fair play", "What was tuned, with what effort and on what.",
-            matched=setups.matched(self.results),
         )  # fmt: skip
 
     def _data(self) -> None:
@@ -284,6 +275,7 @@ class _Build:
         self._page(
             "provenance.html", "provenance.html", "Provenance", about,
             facts=tables.provenance_facts(records),
+            tuning_heads=tuning_status.HEADS,
             hashes=tables.hashes(records),
             record_count=len(records),
             started=(moments[0], moments[-1]) if moments else None,
@@ -313,7 +305,7 @@ class _Build:
             "families": self.families,
             "featured": self.featured,
             "papers": self.papers,
-            "play": self.play,
+            "tuning": self.tuning,
             "source": self.source,
             "csv": [name for name in ("summary.csv", "speed.csv") if (self.results_dir / name).exists()],
             "cite": data_files.citation(results),
@@ -322,7 +314,7 @@ class _Build:
             "scored": len(results.models) if results.has_quality else 0,
             "outside": tables.outside_methods([*self.kinds.values(), *_drafters(results)]),
             "has_speed": results.speed is not None,
-            "stale": older(results),
+            "code": code_line(results),
             "percent": f"{100 * results.confidence:g}{wording.NARROW}%",
             "model_words": list({**self.models, **self.timed}.values()),
             "data_line": data_files.data_line(
@@ -368,3 +360,19 @@ def _subjects(results: Results) -> str:
 
 def _made(figures: Any) -> list[Figure]:
     return [figure for figure in figures if figure is not None]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Build the pages of a finished run from its results, without running anything."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("results", type=Path, help="a results folder, such as results/h200")
+    parser.add_argument("report", type=Path, help="where the pages go, such as reports/h200")
+    given = parser.parse_args(arguments)
+    manifest.require(given.results)
+    build_report(given.results / "config.yaml", given.results, given.report)
+    manifest.rewrite(given.report)
+    print(given.report / "index.html")
+
+
+if __name__ == "__main__":
+    main()

@@ -78,11 +78,7 @@ def publish(made: Path, target: Path) -> None:
     for name in sorted(files, key=lambda path: path == Path("index.html")):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).replace(target / name)
-    pages = (
-        "suite-*.html", "samples-*.html", "method-*.html", "paper-*.html", "traffic.html", "speed*.html",
-        "fair-play.html", "figures/*", "texts/*",
-    )  # fmt: skip
-    ours = [path for pattern in pages for path in target.glob(pattern)]
+    ours = [path for pattern in ("*.html", "figures/*", "texts/*") for path in target.glob(pattern)]
     for path in ours:
         if path.relative_to(target) not in files:
             path.unlink()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import yaml
 
 from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
-from longdecode.reporting import wording
 
 MOST_DRAWN = 9
 """Lines that a panel shows at most; with more methods, overviews draw the featured ones."""
@@ -35,14 +34,6 @@ def featured(labels: Sequence[str], kinds: Mapping[str, str], wanted: Sequence[s
     if len(labels) <= MOST_DRAWN:
         return frozenset(labels)
     return frozenset(label for label in labels if label == kinds[label] and label in wanted)
-
-
-def apart(kinds: Collection[str]) -> str:
-    """Say which methods an overview of many leaves out and why; empty for a small one, or where one of them ran."""
-    left: Mapping[str, Any] = settings()["apart"]
-    if len(kinds) <= MOST_DRAWN or set(left["methods"]) & set(kinds):
-        return ""
-    return f"{wording.listing(left['methods'])}, which {left['words']}"
 
 
 def by_family(

@@ -1,20 +1,19 @@
-"""Draw the front page's chart: quality against measured speedup over Full, or against bytes where no time is known."""
+"""Draw the front page's chart: quality against measured speedup over Full."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from longdecode.evals.budgets import bytes_share
-from longdecode.reporting import drawing, nearest, quality
+from longdecode.reporting import drawing
 from longdecode.reporting.figure import Figure, FigureWriter, Layout, Words
 from longdecode.reporting.identity import MUTED, PAPER
-from longdecode.reporting.results import REFERENCE_METHOD, Results, Topic
+from longdecode.reporting.results import ORACLE, REFERENCE_METHOD, Results, Topic
 from longdecode.reporting.speed.measured import CEILING_METHOD, STEP, Speed
 from longdecode.reporting.verdicts import Grid
 from longdecode.reporting.wording import is_fraction, listing, plural, scale, short_tokens, slug, unit_label
@@ -27,17 +26,9 @@ _MOST = 12
 Families = Sequence[tuple[str, Sequence[Grid]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Pareto:
-    """The chart, and what is missing: all of it, or the times where it is drawn against bytes."""
-
-    figure: Figure | None
-    missing: str = ""
-
-
 def pareto(
     results: Results, writer: FigureWriter, model: str, about: str, families: Families, featured: Collection[str]
-) -> Pareto | None:
+) -> Figure | None:
     """Draw quality against the measured speedup over Full, of one model at one context and batch.
 
     Without a configuration that was scored and timed there is no chart. A mark is one method at one budget; a line
@@ -51,7 +42,7 @@ def pareto(
         model: whose scores.
         about: the end of the caption.
         families: the model's verdicts by family of suites.
-        featured: labels to draw where there are many; those that come nearest to Full somewhere are drawn too.
+        featured: labels to draw where there are many.
     """
     speed = results.speed
     pairs = _pairs(results, speed, model)
@@ -63,10 +54,9 @@ def pareto(
     hardest = [_hardest([grid.topic for grid in grids], found) for _, grids in families]
     topics = [topic for topic in hardest if topic is not None]
     if not topics:
-        return Pareto(None, f"the configurations of {model} that were timed have no score.")
+        return None
     if found["label"].nunique() > _MOST:
-        shown = {*featured, *nearest.leaders(results, [(topic, context) for topic in topics])}
-        found = found[found["label"].isin(shown)]
+        found = found[found["label"].isin(featured)]
     found = found.sort_values(["label", "share"])
     tables = [found[found["suite"].eq(topic.suite) & found["task"].eq(topic.task)] for topic in topics]
     oracles = [_oracle(results, topic, context, set(found["budget"])) for topic in topics]
@@ -97,53 +87,7 @@ def pareto(
         for label, look in writer.looks.items()
         if label in named
     ]
-    figure = writer.write(f"pareto-{slug(model)}", Words("pareto", about, fields), panels, data, layout, legend)
-    return Pareto(figure)
-
-
-def against_bytes(
-    results: Results, writer: FigureWriter, model: str, about: str, families: Families, featured: Collection[str]
-) -> Pareto:
-    """Draw quality against the bytes that a step reads, which every score has.
-
-    A family of suites has one panel: at the context asked for, else its longest, the topic that tells most cells apart.
-
-    Args:
-        results: without ablations.
-        writer: where the figure goes.
-        model: whose scores.
-        about: the end of the caption.
-        families: the model's verdicts by family of suites.
-        featured: labels that overviews show; those that come nearest to Full somewhere are drawn too.
-    """
-    places = []
-    for _, grids in families:
-        contexts = {context for grid in grids for context in grid.contexts}
-        context = ASKED_CONTEXT if ASKED_CONTEXT in contexts else max(contexts)
-        topics = [grid.topic for grid in grids if context in grid.contexts]
-        places.append((max(topics, key=lambda topic: results.rows_of(topic, context)["value"].nunique()), context))
-    limits = {label for label in results.labels if results.kind(label) in (REFERENCE_METHOD, nearest.ORACLE)}
-    shown = {*limits, *featured, *nearest.leaders(results, places)} - results.failed(model)
-    sizes = listing([short_tokens(context) for context in sorted({context for _, context in places})])
-    words = Words("pareto_bytes", about, {"size": f"{sizes} tokens"})
-    figure = quality.against_bytes(
-        results.without(set(results.labels) - shown), writer, f"pareto-bytes-{slug(model)}", words, places,
-        Layout("bytes read (% of Full), not time", panel_in=1.75),
-    )  # fmt: skip
-    named = model in ((results.config.get("throughput") or {}).get("decode") or {})
-    how = (
-        "" if named else f"name {model} under `throughput.decode` with the contexts and budgets that are scored, then "
-    )
-    said = f"times of {model}, so no method's speed is known. To add them: {how}"
-    speed = results.speed
-    if speed is not None and model in set(speed.table["model"]):
-        said = (
-            f"times of {model} at a context and budget at which it was scored, so quality and time stand apart. To add "
-            f"them: give `throughput.decode.{model}` contexts and budgets of the suites, then "
-        )
-    known = Path("config", f"{results.profile}.yaml").is_file()
-    which = f"--config profile={results.profile}" if known else "--configfile FILE"
-    return Pareto(figure, f"{said}`snakemake --cores 8 times {which}`, on a GPU that does nothing else.")
+    return writer.write(f"pareto-{slug(model)}", Words("pareto", about, fields), panels, data, layout, legend)
 
 
 def _pairs(results: Results, speed: Speed | None, model: str) -> pd.DataFrame:
@@ -174,7 +118,7 @@ def _pairs(results: Results, speed: Speed | None, model: str) -> pd.DataFrame:
 def _oracle(results: Results, topic: Topic, context: int, budgets: Collection[str]) -> pd.DataFrame:
     """The oracle at the largest of the budgets: what choosing tokens can reach at all; it is never timed."""
     rows = results.rows_of(topic, context)
-    rows = rows[(rows["kind"] == nearest.ORACLE) & (rows["status"] == "ok") & rows["budget"].isin(budgets)]
+    rows = rows[(rows["kind"] == ORACLE) & (rows["status"] == "ok") & rows["budget"].isin(budgets)]
     return rows.sort_values("share").tail(1)
 
 
@@ -182,7 +126,7 @@ def _left_out(results: Results, pairs: pd.DataFrame, model: str) -> str:
     """Name the methods that were scored on the model and have no mark."""
     failed = results.failed(model)
     scored = [label for label in results.labels if results.meant_for(label, model)]
-    real = [label for label in scored if results.kind(label) not in (REFERENCE_METHOD, nearest.ORACLE)]
+    real = [label for label in scored if results.kind(label) not in (REFERENCE_METHOD, ORACLE)]
     untimed = [label for label in real if label not in set(pairs["label"]) | failed]
     said = [f" Scored, not timed: {listing(untimed)}."] if untimed else []
     return "".join([*said, *([f" Correctness gate failed: {listing(sorted(failed))}."] if failed else [])])

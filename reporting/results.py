@@ -25,7 +25,9 @@ from longdecode.reporting.flips import Flips, Place, count_flips
 from longdecode.reporting.solved import full_does
 from longdecode.reporting.speed.measured import Speed, load_speed
 
-__all__ = ["ALL_TASKS", "REFERENCE_METHOD", "ReportError", "Results", "Topic", "load_results"]
+__all__ = ["ALL_TASKS", "ORACLE", "REFERENCE_METHOD", "ReportError", "Results", "Topic", "load_results"]
+ORACLE = "oracle_topk"
+"""The limit of choosing tokens: it reads every key to choose, so no one would run it."""
 _TEXT = ("suite", "task", "metric", "model", "method", "params", "budget", "unit", "status", "device", "revision")
 
 

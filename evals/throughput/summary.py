@@ -67,7 +67,7 @@ def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig, c
     """
     require(results_root(records[0]), records)
     for path in records:
-        require_same_settings(run, path, speed_settings(run, path.stem))
+        require_same_settings(path, speed_settings(run, path.stem))
     rows = [record for path in sorted(records) for record in read_records(path, SpeedRecord)]
     speed = speed_table(rows, run.confidence, run.bootstrap_resamples)
     correction = correction_table(speed)

@@ -87,7 +87,7 @@ VALUES: list[tuple[str, Any]] = [
     ("identification", {"runs": {"r": {"model": "other", "target_heads": 2, "contexts": [64]}}}),
     ("identification", {"runs": {"r": {"model": "tiny", "target_heads": 0, "contexts": [64]}}}),
     ("identification", {"runs": {"r": {"model": "tiny", "target_heads": 2, "contexts": [HUGE]}}}),
-    ("identification", {"runs": 5}), ("jobs", "many"), ("earlier_evidence", "yes"), ("seeds", 1), ("source", "x"),
+    ("identification", {"runs": 5}), ("jobs", "many"), ("seeds", 1), ("source", "x"),
 ]  # fmt: skip
 
 TEXTS = {

@@ -148,7 +148,7 @@ def test_records_of_other_code_data_or_weights_are_refused(finished: Any) -> Non
     unstamped = config_path.parent / "records" / "old.parquet"
     write_records(unstamped, found[last], Record)
     with pytest.raises(SettingsError, match=r"old\.parquet"):
-        comparable.require_same_settings(config, unstamped, quality_settings(config, "tiny", "mini_recall", "full"))
+        comparable.require_same_settings(unstamped, quality_settings(config, "tiny", "mini_recall", "full"))
 
 
 def test_only_data_that_a_suite_reads_tells_its_records_apart(finished: Any) -> None:
@@ -156,7 +156,7 @@ def test_only_data_that_a_suite_reads_tells_its_records_apart(finished: Any) -> 
     config_path, records = finished()
     values = yaml.safe_load(config_path.read_text())
     moved = build_run_config(values | {"data": {"pg19": "elsewhere"}}, "c")
-    comparable.require_same_settings(moved, records[0], quality_settings(moved, "tiny", "mini_recall", "full"))
+    comparable.require_same_settings(records[0], quality_settings(moved, "tiny", "mini_recall", "full"))
     assert quality_settings(moved, "tiny", "mini_recall", "full")["data"] == {}
     stamped = stamped_settings(records[0]) or {}
     books = config_path.parent / "records" / "books.parquet"
@@ -164,7 +164,7 @@ def test_only_data_that_a_suite_reads_tells_its_records_apart(finished: Any) -> 
     write_records(books, read_records(records[0], Record), Record, None, stamped | {"data": places})
     for place, refused in (("books", False), ("others", True)):
         with pytest.raises(SettingsError, match=r"with data .*books") if refused else nullcontext():
-            comparable.require_same_settings(moved, books, stamped | {"data": {"pg19": place}})
+            comparable.require_same_settings(books, stamped | {"data": {"pg19": place}})
 
 
 def test_small_jobs_give_the_records_of_large_ones(finished: Any, values: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from longdecode.methods.registry import method_names
 from longdecode.reporting import drawing
 from longdecode.reporting.identity import HUES, looks
-from longdecode.reporting.nearest import ORACLE
+from longdecode.reporting.results import ORACLE
 
 
 def test_methods_that_share_a_colour_differ_in_marker_and_line() -> None:
