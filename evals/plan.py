@@ -19,6 +19,7 @@ from longdecode.engine.disk import writing
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.file_lock import FileLock, LockHeldError
 from longdecode.engine.model_cache import built_model
+from longdecode.evals.analysis.tables import ANALYSIS_TABLES
 from longdecode.evals.fairness import tuned_labels
 from longdecode.evals.gate_launches import launches_of
 from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, quality_code_hash, speed_code_hash
@@ -150,6 +151,8 @@ class Plan:
         self.generation = [f"{self.results}/generation/{name}.parquet" for name in writing]
         self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.adaptation.runs.items()}
         self.locality = [f"{self.results}/locality.csv"] if run.adaptation.locality else []
+        self.declarations = sorted(str(path) for path in (root / "reporting" / "papers").glob("*.yaml"))
+        self.analysis = [f"{self.results}/{name}" for name in ANALYSIS_TABLES]
 
     def hold_profile(self) -> None:
         """Lock the profile for as long as this process lives: two runs of one name would mix their results.

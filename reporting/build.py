@@ -34,7 +34,7 @@ from longdecode.reporting import (
 )  # fmt: skip
 from longdecode.reporting.figure import Figure, FigureWriter
 from longdecode.reporting.identity import looks
-from longdecode.reporting.papers.registry import PaperPage, papers_of
+from longdecode.reporting.papers.page import PaperPage, paper_pages
 from longdecode.reporting.results import ALL_TASKS, ORACLE, REFERENCE_METHOD, Results, Topic, load_results
 from longdecode.reporting.speed import page as speed_page
 from longdecode.reporting.speed.measured import CEILING_METHOD, Speed
@@ -111,8 +111,7 @@ class _Build:
         self.reader = samples.SampleReader(results)
         self.source = os.path.relpath(results_dir.resolve(), folder.resolve()).replace(os.sep, "/")
         self.environment = environment.make_environment()
-        paged = {label: self.kinds[label] for label in self.labels}
-        self.papers = papers_of(results, results_dir, self.figures, self._about, self._timed_name, paged)
+        self.papers = paper_pages(results_dir)
         self.common = self._common()
 
     def everything(self) -> None:
@@ -247,8 +246,8 @@ class _Build:
 
     def _paper(self, page: PaperPage) -> None:
         self._page(
-            "paper.html", f"paper-{page.name}.html", page.title, page.paper.summary, paper=page.published.paper,
-            sections=page.paper.sections(page.inputs), variants=self._ablations_of(page.name, page.name),
+            "paper.html", f"paper-{page.name}.html", page.title, page.summary, paper=page,
+            variants=self._ablations_of(page.name, page.name),
         )  # fmt: skip
 
     def _speed(self, speed: Speed) -> None:

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -208,33 +207,15 @@ INSTRUMENT = {
 }
 
 
-@contextmanager
-def _drawn(prefix: str | None = None) -> Iterator[None]:
-    """Draw the figures whose names begin so, and leave the others empty."""
-    right = figure._draw
+@pytest.fixture
+def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave figures empty, for tests of words: drawing is more than half of a report's time."""
 
     def draw(path: Path, *rest: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-        if prefix is not None and path.name.startswith(prefix):
-            return right(path, *rest)
         path.write_text("<svg/>", encoding="utf-8")
         return (1, 1), (1, 1)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figure, "_draw", draw)
-        yield
-
-
-@pytest.fixture
-def no_drawing() -> Iterator[None]:
-    """Leave figures empty, for tests of words: drawing is more than half of a report's time."""
-    with _drawn():
-        yield
-
-
-@pytest.fixture(scope="session")
-def papers_drawn() -> Callable[[], AbstractContextManager[None]]:
-    """Maker of a context in which the figures of papers alone are drawn: ``report`` draws those of every run."""
-    return lambda: _drawn("paper-")
+    monkeypatch.setattr(figure, "_draw", draw)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from longdecode.evals.run_config import build_run_config, load_run_config
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_RULES = {
-    "write_config", "aggregate", "check_instrument", "require_instrument", "speed_summary", "report", "all",
+    "write_config", "aggregate", "check_instrument", "require_instrument", "speed_summary", "analyse", "report",
+    "all",
 }  # fmt: skip
 DECODE = {"random": {"contexts": [512], "batches": [1], "budgets": [64]}}
 

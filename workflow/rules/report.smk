@@ -7,6 +7,7 @@ rule report:
         instrument=f"{RESULTS}/instrument.json",
         passed=f"{RESULTS}/instrument.passed",
         speed=PLAN.speed_tables,
+        analysis=PLAN.analysis,
         identification=PLAN.role_files + PLAN.overlap,
         retrospection=PLAN.retrospection,
         generation=PLAN.generation,
@@ -32,6 +33,7 @@ rule times_report:
     input:
         config=f"{RESULTS}/config.yaml",
         speed=PLAN.speed_tables,
+        papers=PLAN.declarations,
     output:
         f"{REPORT}/index.html",
     log:
@@ -41,7 +43,7 @@ rule times_report:
     params:
         code=PLAN.folder_hash("reporting", "methods"),
     script:
-        "../scripts/build_report.py"
+        "../scripts/build_times_report.py"
 
 
 ruleorder: report > times_report

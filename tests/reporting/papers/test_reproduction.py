@@ -1,4 +1,4 @@
-"""The configurations that the reproduction note prints are ones that a run accepts, and its page names them."""
+"""The configurations that the reproduction note prints are ones that a run accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from longdecode.evals.run_config import load_run_config
-from longdecode.reporting.papers.lychee.page import PAPER
 
 NOTE = Path(__file__).parents[3] / "docs" / "reproduction-lychee.md"
 BLOCKS = re.findall(r"```yaml\n(.*?)```", NOTE.read_text(encoding="utf-8"), re.DOTALL)
@@ -21,9 +20,3 @@ def test_a_printed_configuration_is_accepted(text: str, tmp_path: Path) -> None:
     run = load_run_config(path)
     assert f"{run.profile}.yaml" in NOTE.read_text(encoding="utf-8")
     assert "lychee" in run.methods and "full" in run.methods
-
-
-def test_commands_of_holes_name_those_files() -> None:
-    commands = " ".join(PAPER.words["commands"].values())
-    files = set(re.findall(r"configfile (\S+\.yaml)", commands))
-    assert files == {f"{re.search(r'profile: (.*)', text)[1]}.yaml" for text in BLOCKS}  # type: ignore[index]

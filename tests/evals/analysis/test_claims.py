@@ -1,0 +1,120 @@
+"""Looking numbers up, and the one word for what came out of a claim."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from longdecode.evals.analysis.claims import claims_table, outcome
+from longdecode.evals.analysis.declaration import Claim, load_declaration
+from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, QueryError, Tables
+
+PAPERS = Path(__file__).parents[3] / "reporting" / "papers"
+MEASURES = pd.DataFrame(
+    {
+        "measure": "alpha", "variant": ["a", "a", "b", "c"], "context": [4096, 4096, 4096, 8192],
+        "length": [10, 20, 20, 1048576], "value": [0.1, 0.2, 0.3, None], "low": [0.0, 0.1, 0.2, None],
+        "high": [0.2, 0.3, 0.4, None], "n": [1, 2, 3, None], "unit": "share",
+    }
+)  # fmt: skip
+
+
+@pytest.fixture
+def tables() -> Tables:
+    return Tables({"measures": MEASURES})
+
+
+def query(where: dict[str, Any], **given: Any) -> Query:
+    return Query(table="measures", where=where, **given)
+
+
+def test_one_row_is_found_by_values_of_any_type(tables: Tables) -> None:
+    found = tables.find(query({"variant": "b", "context": 4096}))
+    assert found is not None and (found.value, found.low, found.high, found.n, found.unit) == (
+        0.3,
+        0.2,
+        0.4,
+        3,
+        "share",
+    )
+    assert tables.find(query({"variant": "b", "context": "4096"})) == found
+
+
+def test_of_several_the_longest_the_best_or_the_one_named_first(tables: Tables) -> None:
+    values = [
+        tables.find(query({"variant": "a"}, longest="length")),
+        tables.find(query({}, best="highest")),
+        tables.find(query({}, best="lowest")),
+        tables.find(query({"length": 20, "variant": ["z", "b", "a"]})),
+    ]
+    assert [found.value for found in values if found] == [0.2, 0.3, 0.1, 0.3]
+
+
+def test_an_ambiguous_query_and_an_unknown_column_are_refused(tables: Tables) -> None:
+    with pytest.raises(AmbiguousQueryError, match=r"2 rows of measures.csv fit; they differ in length, value"):
+        tables.find(query({"variant": "a"}))
+    with pytest.raises(QueryError, match="has no column window"):
+        tables.find(query({"window": 2}))
+
+
+def test_rows_without_a_number_and_missing_tables_are_nothing(tables: Tables) -> None:
+    assert tables.find(query({"variant": "c"})) is None
+    assert tables.find(Query(table="speed", where={"label": "full"})) is None
+
+
+def test_scores_are_shown_in_points_and_gains_relative_to_b() -> None:
+    summary = pd.DataFrame(
+        {"method": ["full"], "value": [0.5], "low": [0.4], "high": [0.6], "n": [9], "unit": "fraction"}
+    )
+    pairs = pd.DataFrame({"a": ["retro"], "b_value": [50.0], "difference": [5.0], "low": [-1.0], "high": [11.0],
+                          "n": [9], "unit": "points"})  # fmt: skip
+    both = Tables({"summary": summary, "comparisons": pairs})
+    score = both.find(Query(table="summary", where={"method": "full"}))
+    gain = both.find(Query(table="comparisons", where={"a": "retro"}, relative=True))
+    assert score is not None and (score.value, score.unit) == (50.0, "points")
+    assert gain is not None and (gain.value, gain.low, gain.high, gain.unit) == (10.0, -2.0, 22.0, "percent")
+
+
+def claim(**given: Any) -> Claim:
+    asked = {"claim": "c", "published": {}, "like": {"table": "speed"}, "conditions": "", "no_effect": 1}
+    return Claim.model_validate(asked | given)
+
+
+def found(value: float, low: float, high: float) -> Found:
+    return Found(value, low, high, 9, "times", "v", {})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "given", "word"),
+    [
+        (None, {}, "not run"),
+        ((2.8, 2.7, 2.9), {}, "reproduced"),
+        ((2.66, 2.6, 2.66), {}, "reproduced"),  # 2.7 as rounded in print
+        ((1.9, 1.86, 1.94), {}, "partly"),  # half of the way from 1 to 2.7
+        ((1.62, 1.61, 1.63), {}, "not"),
+        ((0.8, 0.7, 0.9), {}, "not"),
+        ((2.0, 0.9, 3.1), {}, "cannot tell"),
+        ((0.58, math.nan, math.nan), {}, "cannot tell"),
+        ((2.8, 2.7, 2.9), {"trainings": 1}, "cannot tell"),
+        ((2.8, 2.7, 2.9), {"comparable": False}, "not comparable"),
+        ((2.0, 1.9, 2.1), {"direction": "at_most"}, "reproduced"),
+        ((3.0, 2.9, 3.1), {"direction": "at_most"}, "not"),
+        ((2.7, 2.5, 2.9), {"direction": "at_most"}, "cannot tell"),
+    ],
+)
+def test_a_claim_of_2_7_times(bounds: tuple[float, float, float] | None, given: dict[str, Any], word: str) -> None:
+    assert outcome(2.7, claim(**given), found(*bounds) if bounds else None, 1) == word
+
+
+def test_a_claim_that_fits_several_rows_is_not_read_and_says_why() -> None:
+    step = {"bench": "decode", "stage": "step", "model": "llama3-8b", "label": "lychee", "context": 131072, "batch": 1,
+            "budget": "4096"}  # fmt: skip
+    speed = pd.DataFrame([step | {"op_sizes": size, "subject": "lychee", "ratio": 1.6, "ratio_low": 1.5,
+                                  "ratio_high": 1.7, "n": 9} for size in ("a", "b")])  # fmt: skip
+    papers = {"lychee": load_declaration(PAPERS / "lychee.yaml")}
+    row = claims_table(papers, Tables({"speed": speed})).iloc[0]
+    assert row["verdict"] == "not run" and row["why"] == "Not read: 2 rows of speed.csv fit; they differ in op_sizes."
