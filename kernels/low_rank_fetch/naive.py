@@ -23,7 +23,7 @@ class LowRankPrompt:
 
     ``factors`` ``[B, S, r]`` times ``basis`` ``[B, Hkv, r, D]`` are its keys before their rotation. ``cos`` and ``sin``
     ``[S, D / 2]`` belong to the positions, float32 (float64 for float64). ``values`` ``[B, Hkv, S, D]`` lie on the
-    device or in pinned host memory. ``chunk``: tokens in a chunk, of which there are ``S // chunk``.
+    device or in pinned host memory. ``chunk``: tokens in a chunk, of which there are ``S // chunk``, one at least.
     """
 
     factors: Tensor
@@ -35,8 +35,8 @@ class LowRankPrompt:
 
     @property
     def chunks(self) -> int:
-        """Whole chunks of a row."""
-        return self.factors.shape[1] // self.chunk
+        """Whole chunks of a row; one where it is shorter than a chunk, which nothing queues."""
+        return max(1, self.factors.shape[1] // self.chunk)
 
 
 def fetch_chunks(prompt: LowRankPrompt, k: Tensor, v: Tensor, queue: BlockQueue) -> None:
@@ -86,7 +86,8 @@ def _fetch(
     inside = torch.arange(size, device=k.device)
     lists, slots = sources // prompt.chunks, k.shape[2] // size
     row, head = lists // heads, lists % heads
-    tokens = (sources % prompt.chunks)[:, None] * size + inside
+    # Of an entry that is not queued nothing is kept, but it is read: a prompt may be shorter than a chunk.
+    tokens = ((sources % prompt.chunks)[:, None] * size + inside).clamp(max=prompt.factors.shape[1] - 1)
     places = (targets - lists * slots)[:, None] * size + inside
     wide = accumulator(k.dtype)
     plain = (prompt.factors[row[:, None], tokens].to(wide) @ prompt.basis[row, head].to(wide)).to(k.dtype)
