@@ -174,6 +174,9 @@ class RunConfig:
     tuning: TuningSpec | None = None
     common_window: CommonWindow | None = None
     allow_untuned: typed.Flag = False
+    pilot: Annotated[
+        typed.Flag, Field(description="Few prompts, nothing tuned: pages say so, and no number enters a verdict.")
+    ] = False
     source: SkipJsonSchema[str] = ""
 
     def budgets_of(self, label: str) -> tuple[Budget, ...]:

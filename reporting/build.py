@@ -300,6 +300,7 @@ class _Build:
         outcomes = Counter(check["outcome"] for check in checks or [])
         return {
             "profile": results.profile,
+            "pilot": bool(results.config.get("pilot")),
             "suites": results.suites,
             "labels": self.listed,
             "families": self.families,

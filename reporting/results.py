@@ -141,14 +141,25 @@ class Results:
 
     @property
     def ablations(self) -> frozenset[str]:
-        """Labels that the configuration runs on a part only (``suites`` or ``budgets`` of their own).
+        """Labels that run on a part only (``suites`` or ``budgets`` of their own) of what their method runs on whole.
 
-        They vary a method to learn about it, so they stand on its pages and not in overviews.
+        They vary a method to learn about it, so they stand on its pages and not in overviews. Where no label of the
+        method runs on everything, each part is all that there is of it.
         """
-        methods = self.config.get("methods") or {}
-        return frozenset(
-            label for label, spec in methods.items() if spec and (spec.get("suites") or spec.get("budgets"))
-        )
+        methods = {label: spec or {} for label, spec in (self.config.get("methods") or {}).items()}
+        kinds = {label: spec.get("method", label) for label, spec in methods.items()}
+
+        def is_part(label: str) -> bool:
+            return bool(methods[label].get("suites") or methods[label].get("budgets"))
+
+        def has_whole(label: str) -> bool:
+            whole = (other for other in methods if kinds[other] == kinds[label] and methods[other].get("suites") != [])
+            return any(not is_part(other) and self._share_a_model(other, label) for other in whole)
+
+        return frozenset(label for label in methods if is_part(label) and has_whole(label))
+
+    def _share_a_model(self, label: str, other: str) -> bool:
+        return any(self.meant_for(label, model) and self.meant_for(other, model) for model in self.models)
 
     def meant_for(self, label: str, model: str) -> bool:
         """Return whether the configuration runs a label on a model: a method may name its ``models``."""

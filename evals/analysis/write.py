@@ -26,7 +26,8 @@ from longdecode.evals.summary import Spread
 def write_analysis(config_path: Path, results: Path, papers: Path) -> list[Path]:
     """Write the tables to a results folder, each whole or not at all, and return their paths.
 
-    ``comparisons.csv`` and ``measures.csv`` come from records, ``claims.csv`` from all tables of the run.
+    ``comparisons.csv`` and ``measures.csv`` come from records, ``claims.csv`` from all tables of the run. A pilot's
+    comparisons have no verdict, and it speaks to no claim.
 
     Args:
         config_path: the run's configuration, for its cells, confidence, resamples and seed.
@@ -47,9 +48,11 @@ def write_analysis(config_path: Path, results: Path, papers: Path) -> list[Path]
     spread = Spread(config.get("confidence", 0.95), config.get("bootstrap_resamples", 2000), config.get("seed", 0))
     records = [record for path in _files(config, results / "records") for record in read_records(path, Record)]
     paths = [results / name for name in ANALYSIS_TABLES]
-    write_table(paths[0], comparisons_table(records, requests, pools, spread))
+    pilot = bool(config.get("pilot"))
+    compared = comparisons_table(records, requests, pools, spread)
+    write_table(paths[0], compared.assign(verdict=None) if pilot else compared)
     write_table(paths[1], measures_table(results, records, requests, pools, spread))
-    write_table(paths[2], claims_table(declared, Tables.read(results)))
+    write_table(paths[2], claims_table({} if pilot else declared, Tables.read(results)))
     seal(results, paths, config_path)
     return paths
 

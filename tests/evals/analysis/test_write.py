@@ -58,3 +58,12 @@ def test_records_that_changed_are_refused(results: Path) -> None:
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(manifest.ManifestError, match="changed since it was written"):
         write_analysis(results / "config.yaml", results, PAPERS)
+
+
+def test_a_pilot_is_judged_nowhere(results: Path) -> None:
+    config = results / "config.yaml"
+    config.write_text(config.read_text() + "\npilot: true\n")
+    manifest.rewrite(results)
+    comparisons, _, claims = (pd.read_csv(path) for path in write_analysis(config, results, PAPERS))
+    assert comparisons["difference"].notna().all() and comparisons["verdict"].isna().all()
+    assert claims.empty
