@@ -1,4 +1,4 @@
-"""Refuse configuration files and caches that Snakemake cannot use, before it does: its own answer is a traceback."""
+"""Refuse configuration files and caches that Snakemake cannot use, before it shows a traceback, and type its values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import argparse
 import difflib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.hashing import REPOSITORY
@@ -77,3 +80,12 @@ def _nearest(path: Path, root: Path) -> Path | None:
         return named, placed
 
     return max(sorted(known), key=likeness, default=None)
+
+
+def retyped(value: Any) -> Any:
+    """Give a value of ``--config`` the types of YAML: Snakemake passes what is inside a list or mapping as text."""
+    if isinstance(value, Mapping):
+        return {key: retyped(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [retyped(entry) for entry in value]
+    return yaml.safe_load(value) if isinstance(value, str) else value

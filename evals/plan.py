@@ -6,13 +6,11 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from longdecode.engine.checkpoint_files import prompt_files
 from longdecode.engine.disk import writing
@@ -48,15 +46,6 @@ def config_path(root: Path, profile: str) -> Path:
     if profile not in profiles:
         raise SystemExit(f"--config profile={profile}: {unknown_name('profile', profile, profiles)}")
     return root / "config" / f"{profile}.yaml"
-
-
-def retyped(value: Any) -> Any:
-    """Give a value of ``--config`` the types of YAML: Snakemake passes what is inside a list or mapping as text."""
-    if isinstance(value, Mapping):
-        return {key: retyped(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [retyped(entry) for entry in value]
-    return yaml.safe_load(value) if isinstance(value, str) else value
 
 
 def read_files(files: Iterable[str | Path]) -> None:

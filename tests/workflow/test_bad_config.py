@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from longdecode.evals.config_files import require_readable
-from longdecode.evals.plan import Plan, checked, config_path, retyped
+from longdecode.evals.config_files import require_readable, retyped
+from longdecode.evals.plan import Plan, checked, config_path
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = {"contexts": [1024], "samples": 2}

@@ -14,7 +14,8 @@ os.environ.update(
 )
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.plan import Plan, checked, config_path, read_files, retyped
+from longdecode.evals.config_files import retyped
+from longdecode.evals.plan import Plan, checked, config_path, read_files
 from longdecode.evals.preflight import check, look
 
 
