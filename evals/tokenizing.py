@@ -42,6 +42,12 @@ class TextTokenizer:
         """Token ids of ``text``, no special tokens added."""
         return self._encode(text, special=False)
 
+    def sole_token(self, text: str) -> int | None:
+        """The one token that ``text`` is, ``None`` where it takes several or is told as another text or as unknown."""
+        ids = self.encode(text)
+        is_itself = len(ids) == 1 and (self._known_ids.get(text) == ids[0] or text in self.decode(ids))
+        return ids[0] if is_itself else None
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``; special tokens are left out, bytes that are no text become U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -69,15 +75,20 @@ class TextTokenizer:
         """
         turn = [{"role": "user", "content": text}]
         try:
-            if self._chat is not None:
-                return str(self._chat.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+            filled = self._chat and str(
+                self._chat.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+            )
         except Exception as error:  # a template is a program: it raises whatever it likes, and so does reading it
             why = f"{type(error).__name__}: {_first_line(error)}"
             raise UnsupportedCellError(f"{self._folder}: its chat template cannot be filled in: {why}") from error
-        raise UnsupportedCellError(
-            f"{self._folder or 'this tokenizer'} has no chat template (tokenizer_config.json's chat_template, or "
-            "chat_template.jinja), which this task's prompts go through"
-        )
+        if self._chat is None:
+            raise UnsupportedCellError(
+                f"{self._folder or 'this tokenizer'} has no chat template (tokenizer_config.json's chat_template, or "
+                "chat_template.jinja), which this task's prompts go through"
+            )
+        if text.strip() not in filled:
+            raise UnsupportedCellError(f"{self._folder}: its chat template leaves out, or alters, the user's words")
+        return filled
 
     def special_id(self, name: str) -> int | None:
         """Id of a special token, such as ``eos_token``; ``None`` where the checkpoint names none that there is."""

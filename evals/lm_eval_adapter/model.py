@@ -81,8 +81,7 @@ class LongDecodeLM(TemplateLM):
         self.max_gen_toks = _whole("max_gen_toks", max_gen_toks, 1)
         self.decoded_context = _whole("decoded_context", decoded_context, 0)
         self.seed = _whole("seed", seed, 0)
-        if budget is not None:
-            _whole("budget", budget, 1)
+        budget = None if budget is None else _whole("budget", budget, 1)
         self.pretrained = pretrained
         folder = resolve_checkpoint(pretrained, revision)
         self._device = resolve_device(device or "auto")
@@ -219,7 +218,7 @@ class LongDecodeLM(TemplateLM):
 
     def _continued(self, context: Sequence[int], asked: Generation, index: int) -> Request:
         prompt, forced = self._split(context)
-        stops = {ids[0] for text in asked.until if len(ids := self.text.encode(text)) == 1}
+        stops = {token for text in asked.until if (token := self.text.sole_token(text)) is not None}
         noise = hashlib.sha256(f"{self.seed}/{index}".encode()).digest()
         return Request(
             prompt, asked.max_new_tokens, forced, self._eos_ids | stops,
