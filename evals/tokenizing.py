@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from longdecode.engine.config_reader import read_json
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 
 _SPECIAL_TOKENS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+"""Properties of an added token."""
 _ANSWER = "longdecode"
 """Stands for an assistant's words, to be found again in a filled-in template."""
 
@@ -176,17 +178,44 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         raise CheckpointError(f"{file} is a link that leads nowhere")
     if file.is_file():
         try:
-            return TextTokenizer(Tokenizer.from_file(str(file)), folder)
+            tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare exceptions of its own
             raise CheckpointError(f"{file}: not a tokenizer that can be read: {_first_line(error)}") from error
+        _add_declared(tokenizer, folder)
+        return TextTokenizer(tokenizer, folder)
     from transformers import AutoTokenizer  # seconds to import, so only where an older format needs it
 
     try:
-        return TextTokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder)
+        older = TextTokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder)
     except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"{folder}: no tokenizer.json and no other tokenizer that can be read: {_first_line(error)}"
         ) from error
+    if not older.encode("a text"):  # transformers makes an empty tokenizer of files that are not there
+        raise CheckpointError(f"{folder}: no tokenizer.json, and its tokenizer's vocabulary is missing or empty")
+    return older
+
+
+def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
+    """Add the tokens that files beside tokenizer.json declare and it lacks, as transformers does.
+
+    Raises:
+        CheckpointError: a token would get another id than the declared one.
+    """
+    declared: dict[str, tuple[int, dict[str, Any]]] = {}
+    for content, place in _read_if_there(folder / "added_tokens.json").items():
+        declared[content] = place, {"special": False}
+    decoder = _read_if_there(folder / "tokenizer_config.json").get("added_tokens_decoder")
+    for place, flags in (decoder if isinstance(decoder, dict) else {}).items():
+        declared[flags["content"]] = int(place), {k: v for k, v in flags.items() if k in _FLAGS}
+    for content, (place, flags) in sorted(declared.items(), key=lambda item: item[1][0]):
+        if tokenizer.token_to_id(content) is None:
+            tokenizer.add_tokens([AddedToken(content, **flags)])
+            if (given := tokenizer.token_to_id(content)) != place:
+                raise CheckpointError(
+                    f"{folder}: the token {content!r} is not in tokenizer.json, where {given} is the next id; "
+                    f"added_tokens.json or tokenizer_config.json says {place}"
+                )
 
 
 def eos_ids(folder: Path, tokenizer: TextTokenizer | None = None) -> frozenset[int]:

@@ -133,6 +133,32 @@ def test_special_tokens_as_objects_in_files_of_their_own(subword_checkpoint: Cal
     assert not eos_ids(folder)
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "added_tokens.json"])
+def test_tokens_declared_beside_tokenizer_json_are_added(file: str, subword_checkpoint: Callable[..., Path]) -> None:
+    folder = subword_checkpoint(chat_template=CHATML.replace("<|im_end|>", "<|stop|>"))
+    place = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    decoder = {"added_tokens_decoder": {str(place): {"content": "<|stop|>", "special": True, "normalized": False}}}
+    content = json.loads((folder / file).read_text()) | decoder if file.endswith("config.json") else {"<|stop|>": place}
+    (folder / file).write_text(json.dumps(content))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.library is not None
+    prompt = tokenizer.chat_text(TEXT)
+    assert place in tokenizer.encode(prompt) and place in eos_ids(folder)
+    assert list(tokenizer.encode(prompt)) == tokenizer.library.encode(prompt, add_special_tokens=False)
+    (folder / file).write_text((folder / file).read_text().replace(str(place), str(place + 7)))
+    with pytest.raises(
+        CheckpointError, match=rf"'<\|stop\|>' is not in tokenizer\.json, where {place} is .*{place + 7}"
+    ):
+        load_tokenizer(folder)
+
+
+def test_a_tokenizer_without_its_vocabulary_is_refused(subword_checkpoint: Callable[..., Path]) -> None:
+    folder = subword_checkpoint()
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="its tokenizer's vocabulary is missing or empty"):
+        load_tokenizer(folder)
+
+
 def test_what_a_tokenizers_last_user_cut_is_encoded_whole(subword_checkpoint: Callable[..., Path]) -> None:
     folder = subword_checkpoint(truncated=100)
     long = TEXT * 50
