@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +75,26 @@ class TextTokenizer:
         Raises:
             UnsupportedCellError: the checkpoint has no chat template, or one that cannot be filled in.
         """
-        turn = [{"role": "user", "content": text}]
+        return self.conversation([{"role": "user", "content": text}])
+
+    def conversation(self, turns: Sequence[Mapping[str, str]], *, continues: bool = False) -> str:
+        """Turns in the checkpoint's chat template, up to where the answer begins, or (``continues``) in the last turn.
+
+        Raises:
+            UnsupportedCellError: as of ``chat_text``; or the template leaves out the words of a user.
+        """
+        how = {"tokenize": False, "add_generation_prompt": not continues, "continue_final_message": continues}
         try:
-            filled = self._chat and str(
-                self._chat.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-            )
+            filled = None if self._chat is None else str(self._chat.apply_chat_template(list(turns), **how))
         except Exception as error:  # a template is a program: it raises whatever it likes, and so does reading it
             why = f"{type(error).__name__}: {_first_line(error)}"
             raise UnsupportedCellError(f"{self._folder}: its chat template cannot be filled in: {why}") from error
-        if self._chat is None:
+        if filled is None:
             raise UnsupportedCellError(
                 f"{self._folder or 'this tokenizer'} has no chat template (tokenizer_config.json's chat_template, or "
                 "chat_template.jinja), which this task's prompts go through"
             )
-        if text.strip() not in filled:
+        if any(turn["role"] == "user" and turn["content"].strip() not in filled for turn in turns):
             raise UnsupportedCellError(f"{self._folder}: its chat template leaves out, or alters, the user's words")
         return filled
 
@@ -202,12 +208,17 @@ def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
     Raises:
         CheckpointError: a token would get another id than the declared one.
     """
-    declared: dict[str, tuple[int, dict[str, Any]]] = {}
-    for content, place in _read_if_there(folder / "added_tokens.json").items():
-        declared[content] = place, {"special": False}
-    decoder = _read_if_there(folder / "tokenizer_config.json").get("added_tokens_decoder")
-    for place, flags in (decoder if isinstance(decoder, dict) else {}).items():
-        declared[flags["content"]] = int(place), {k: v for k, v in flags.items() if k in _FLAGS}
+    decoder = _read_if_there(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    try:
+        declared = {
+            content: (int(place), {"special": False})
+            for content, place in _read_if_there(folder / "added_tokens.json").items()
+        } | {
+            str(flags["content"]): (int(place), {flag: bool(flags[flag]) for flag in _FLAGS if flag in flags})
+            for place, flags in decoder.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{folder}: added_tokens.json or tokenizer_config.json names no tokens by id") from error
     for content, (place, flags) in sorted(declared.items(), key=lambda item: item[1][0]):
         if tokenizer.token_to_id(content) is None:
             tokenizer.add_tokens([AddedToken(content, **flags)])

@@ -148,15 +148,8 @@ class LongDecodeLM(TemplateLM):
         return list(ids if begun else first + ids)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation in the checkpoint's chat template."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                chat_history,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-            )
-        )
+        """A conversation in the checkpoint's chat template; see ``TextTokenizer.conversation``."""
+        return self.text.conversation(chat_history, continues=not add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Texts up to the first stop text, the end of text, or the number of tokens asked for."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from longdecode.engine.errors import CheckpointError
+from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 from longdecode.evals.generators.ruler_question import largest_fitting
 from longdecode.evals.lm_eval_adapter.model import LongDecodeLM
 from longdecode.evals.tasks.registry import get_task
@@ -97,6 +97,19 @@ def test_a_template_in_a_file_of_its_own_is_found(subword_checkpoint: Callable[.
     assert eos_ids(folder) == {token(folder, "<|eot_id|>")}
 
 
+def test_the_adapter_refuses_the_templates_that_suites_refuse(subword_checkpoint: Callable[..., Path]) -> None:
+    folder = subword_checkpoint(chat_template="{{ messages[0].content[0].text }}")
+    with pytest.raises(UnsupportedCellError, match="the user's words"):
+        adapter(folder).apply_chat_template([{"role": "user", "content": "a"}])
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(UnsupportedCellError, match="no chat template"):
+        adapter(folder).apply_chat_template([{"role": "user", "content": "a"}])
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}))
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "so it"}]
+    begun = adapter(folder).apply_chat_template(turns, add_generation_prompt=False)
+    assert begun.endswith("<|im_start|>assistant\nso it")
+
+
 @pytest.mark.parametrize(
     ("template", "ends"),
     [
@@ -150,6 +163,12 @@ def test_tokens_declared_beside_tokenizer_json_are_added(file: str, subword_chec
         CheckpointError, match=rf"'<\|stop\|>' is not in tokenizer\.json, where {place} is .*{place + 7}"
     ):
         load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("decoder", [[1], {"x": {"content": "<n>"}}, {"300": "<n>"}, {"300": {}}])
+def test_declared_tokens_of_another_form_are_refused(decoder: Any, subword_checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match="names no tokens by id"):
+        load_tokenizer(subword_checkpoint(added_tokens_decoder=decoder))
 
 
 def test_a_tokenizer_without_its_vocabulary_is_refused(subword_checkpoint: Callable[..., Path]) -> None:
