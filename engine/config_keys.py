@@ -25,13 +25,16 @@ _NO_ARITHMETIC = frozenset(
         "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version",
         # tokens, texts and labels
         "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "eos_token_id", "id2label", "label2id",
-        "pad_token_id", "prefix", "sep_token_id", "task_specific_params", "tokenizer_class", "unk_token_id",
+        "pad_token", "pad_token_id", "prefix", "sep_token_id", "task_specific_params", "tokenizer_class",
+        "unk_token_id",
         # lengths that other programs read
         "max_seq_len", "max_sequence_length", "model_max_length", "max_window_layers",
         # training, memory, form of the output
-        "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "chunk_size_feed_forward",
-        "finetuning_task", "gradient_checkpointing", "initializer_range", "is_decoder", "output_attentions",
-        "output_hidden_states", "problem_type", "return_dict", "torchscript", "use_bfloat16", "use_cache",
+        "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+        "_flash_attn_2_enabled", "attn_implementation", "chunk_size_feed_forward", "finetuning_task",
+        "gradient_checkpointing", "initializer_range", "is_decoder", "keys_to_ignore_at_inference",
+        "neftune_noise_alpha", "output_attentions", "output_hidden_states", "output_past", "problem_type",
+        "return_dict", "torchscript", "use_bfloat16", "use_cache",
         # generation defaults that old versions kept here; tasks and samplers set their own
         "bad_words_ids", "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
         "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "length_penalty",

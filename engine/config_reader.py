@@ -158,7 +158,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=_max_positions(trained, rope),
+        max_positions=_max_positions(trained, rope, source),
         rms_norm_eps=_positive(raw, "rms_norm_eps", source, 1e-6),
         tie_embeddings=bool(raw.get("tie_word_embeddings")),
         qkv_bias=family == "qwen2" or attention_bias,
@@ -228,11 +228,14 @@ def _one_rope(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
     return rope
 
 
-def _max_positions(trained: int, rope: Mapping[str, Any]) -> int:
+def _max_positions(trained: int, rope: Mapping[str, Any], source: str) -> int:
     """The longest context; published YaRN recipes leave ``max_position_embeddings`` at the length before scaling."""
     if rope["rope_type"] != "yarn":
         return trained
-    return max(trained, int(rope["factor"] * rope["original_max_position_embeddings"]))
+    longest, most = rope["factor"] * rope["original_max_position_embeddings"], _MOST["max_position_embeddings"]
+    if longest > most:
+        raise CheckpointError(f"{source}: rotary embedding: factor {rope['factor']:g} makes over {most:,} positions")
+    return max(trained, int(longest))
 
 
 def _positive_int(raw: Mapping[str, Any], key: str, source: str, default: int | None = None) -> int:

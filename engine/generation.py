@@ -170,6 +170,11 @@ class Generator:
             for ids in (request.prompt_ids, request.forced_ids):
                 if ids and not (min(ids) >= 0 and max(ids) < config.vocab_size):
                     raise ConfigError(f"request {row}: a token id is outside the vocabulary of {config.vocab_size}")
+            named = request.compared_ids
+            if named is not None and named.numel() and not (named.min() >= 0 and named.max() < config.vocab_size):
+                raise ConfigError(f"request {row}: compared_ids are outside the vocabulary of {config.vocab_size}")
+            if not 0 <= request.top_tokens <= config.vocab_size:
+                raise ConfigError(f"request {row}: top_tokens is {request.top_tokens}, not 0 to {config.vocab_size}")
 
 
 def _capacity(requests: Sequence[Request], methods: Sequence[AttentionMethod]) -> int:

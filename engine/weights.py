@@ -20,6 +20,7 @@ from longdecode.engine.model_config import ModelConfig
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 """Dtypes by their names in safetensors files; the others are not supported."""
 _INDEX = "model.safetensors.index.json"
+_MAY_BE_ABSENT = ("rotary_emb.inv_freq", "lm_head.weight")
 
 
 def load_decoder(
@@ -222,12 +223,17 @@ class _Reader:
         self.unread.discard(name)
 
     def _refuse_wrong_index(self) -> None:
-        """An index that names another file than the one a tensor lies in was written for other weights."""
+        """An index that names another file than the one a tensor lies in was written for other weights.
+
+        Tables of rotary embeddings, and a head that may be tied, were left out of files whose index names them.
+        """
         index = self.folder / _INDEX
         if not index.exists():
             return
         for name, file in _weight_map(index).items():
-            if file != IMPORTANCE_FILE and (name not in self.places or self.places[name].name != file):
+            if file == IMPORTANCE_FILE or (name not in self.places and name.endswith(_MAY_BE_ABSENT)):
+                continue
+            if name not in self.places or self.places[name].name != file:
                 raise CheckpointError(f"{index} names {file} for {name}, which that file does not hold")
 
     def refuse_unread(self) -> None:

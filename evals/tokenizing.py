@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from longdecode.engine.config_reader import read_json
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 
 _SPECIAL_TOKENS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+"""Properties of an added token."""
 _ANSWER = "longdecode"
 """Stands for an assistant's words, to be found again in a filled-in template."""
 
@@ -42,6 +44,12 @@ class TextTokenizer:
         """Token ids of ``text``, no special tokens added."""
         return self._encode(text, special=False)
 
+    def sole_token(self, text: str) -> int | None:
+        """The one token that ``text`` is, ``None`` where it takes several or is told as another text or as unknown."""
+        ids = self.encode(text)
+        is_itself = len(ids) == 1 and (self._known_ids.get(text) == ids[0] or text in self.decode(ids))
+        return ids[0] if is_itself else None
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``; special tokens are left out, bytes that are no text become U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -67,17 +75,28 @@ class TextTokenizer:
         Raises:
             UnsupportedCellError: the checkpoint has no chat template, or one that cannot be filled in.
         """
-        turn = [{"role": "user", "content": text}]
+        return self.conversation([{"role": "user", "content": text}])
+
+    def conversation(self, turns: Sequence[Mapping[str, str]], *, continues: bool = False) -> str:
+        """Turns in the checkpoint's chat template, up to where the answer begins, or (``continues``) in the last turn.
+
+        Raises:
+            UnsupportedCellError: as of ``chat_text``; or the template leaves out the words of a user.
+        """
+        how = {"tokenize": False, "add_generation_prompt": not continues, "continue_final_message": continues}
         try:
-            if self._chat is not None:
-                return str(self._chat.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+            filled = None if self._chat is None else str(self._chat.apply_chat_template(list(turns), **how))
         except Exception as error:  # a template is a program: it raises whatever it likes, and so does reading it
             why = f"{type(error).__name__}: {_first_line(error)}"
             raise UnsupportedCellError(f"{self._folder}: its chat template cannot be filled in: {why}") from error
-        raise UnsupportedCellError(
-            f"{self._folder or 'this tokenizer'} has no chat template (tokenizer_config.json's chat_template, or "
-            "chat_template.jinja), which this task's prompts go through"
-        )
+        if filled is None:
+            raise UnsupportedCellError(
+                f"{self._folder or 'this tokenizer'} has no chat template (tokenizer_config.json's chat_template, or "
+                "chat_template.jinja), which this task's prompts go through"
+            )
+        if any(turn["role"] == "user" and turn["content"].strip() not in filled for turn in turns):
+            raise UnsupportedCellError(f"{self._folder}: its chat template leaves out, or alters, the user's words")
+        return filled
 
     def special_id(self, name: str) -> int | None:
         """Id of a special token, such as ``eos_token``; ``None`` where the checkpoint names none that there is."""
@@ -165,17 +184,49 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         raise CheckpointError(f"{file} is a link that leads nowhere")
     if file.is_file():
         try:
-            return TextTokenizer(Tokenizer.from_file(str(file)), folder)
+            tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare exceptions of its own
             raise CheckpointError(f"{file}: not a tokenizer that can be read: {_first_line(error)}") from error
+        _add_declared(tokenizer, folder)
+        return TextTokenizer(tokenizer, folder)
     from transformers import AutoTokenizer  # seconds to import, so only where an older format needs it
 
     try:
-        return TextTokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder)
+        older = TextTokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), folder)
     except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"{folder}: no tokenizer.json and no other tokenizer that can be read: {_first_line(error)}"
         ) from error
+    if not older.encode("a text"):  # transformers makes an empty tokenizer of files that are not there
+        raise CheckpointError(f"{folder}: no tokenizer.json, and its tokenizer's vocabulary is missing or empty")
+    return older
+
+
+def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
+    """Add the tokens that files beside tokenizer.json declare and it lacks, as transformers does.
+
+    Raises:
+        CheckpointError: a token would get another id than the declared one.
+    """
+    decoder = _read_if_there(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
+    try:
+        declared = {
+            content: (int(place), {"special": False})
+            for content, place in _read_if_there(folder / "added_tokens.json").items()
+        } | {
+            str(flags["content"]): (int(place), {flag: bool(flags[flag]) for flag in _FLAGS if flag in flags})
+            for place, flags in decoder.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{folder}: added_tokens.json or tokenizer_config.json names no tokens by id") from error
+    for content, (place, flags) in sorted(declared.items(), key=lambda item: item[1][0]):
+        if tokenizer.token_to_id(content) is None:
+            tokenizer.add_tokens([AddedToken(content, **flags)])
+            if (given := tokenizer.token_to_id(content)) != place:
+                raise CheckpointError(
+                    f"{folder}: the token {content!r} is not in tokenizer.json, where {given} is the next id; "
+                    f"added_tokens.json or tokenizer_config.json says {place}"
+                )
 
 
 def eos_ids(folder: Path, tokenizer: TextTokenizer | None = None) -> frozenset[int]:

@@ -38,6 +38,14 @@ class Growth:
         return (lengths * self.share.numerator // self.share.denominator).clamp(min=self.floor)
 
 
+def exact_share(share: float) -> Fraction:
+    """Return a share as a ratio of whole numbers up to 10 ** 9, the nearest to its decimals: 0.15 is 3/20.
+
+    A length times such a number stays within 64 bits.
+    """
+    return Fraction(str(share)).limit_denominator(10**9)
+
+
 class BudgetedMethod(AttentionMethod):
     """An attention method that reads at most ``budget_tokens`` per KV head in the layers it governs.
 
@@ -49,7 +57,7 @@ class BudgetedMethod(AttentionMethod):
         super().__init__(params, config)
         self.budget_tokens = budget_tokens
         share = getattr(params, "share", None)
-        self.growth = None if share is None else Growth(budget_tokens, Fraction(str(share)))
+        self.growth = None if share is None else Growth(budget_tokens, exact_share(share))
 
     @property
     def settings(self) -> tuple[Any, ...]:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -23,6 +22,7 @@ from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import PrefillObserver
 from longdecode.engine.token_block import WHOLE, BlockHeads
+from longdecode.methods.budgeted import exact_share
 from longdecode.methods.card import Card
 from longdecode.methods.conformance_model import (
     CONFIG,
@@ -228,7 +228,7 @@ class Bench:
 
     def declared_budgets(self) -> list[list[int]]:
         """Return by step and row the budget in tokens; the small one, unless the parameters let it grow."""
-        share = Fraction(str(getattr(self.params, "share", None) or 0))
+        share = exact_share(getattr(self.params, "share", None) or 0)
         lengths = [[len(prompt) + step + 1 for prompt in self.prompts] for step in range(self.fed.shape[1])]
         return [[max(self.budget, math.floor(share * length)) for length in row] for row in lengths]
 

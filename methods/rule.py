@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longdecode.engine.model_config import ModelConfig
+from longdecode.methods.budgeted import exact_share
 
 Positions = Sequence[int]
 """Positions of tokens in the text, without duplicates, in any order."""
@@ -37,7 +37,7 @@ class Rule(ABC):
     def budget_at(self, kv_length: int) -> int:
         """Return the budget at so many cached tokens: that share of them where there is one, the declared at least."""
         share = getattr(self.params, "share", None)
-        return self.budget if share is None else max(self.budget, math.floor(Fraction(str(share)) * kv_length))
+        return self.budget if share is None else max(self.budget, math.floor(exact_share(share) * kv_length))
 
     def see_prompt(self, layer: int, queries: Tensor, keys: Tensor) -> None:  # noqa: B027 (optional hook)
         """See one layer of the dense prefill: queries ``[Hq, n, D]`` and keys ``[Hkv, n, D]``."""

@@ -85,6 +85,11 @@ RUNNABLE: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16", "layer_types": ["full_attention"] * 28, "model_type": "qwen3", "pad_token_id": None,
         "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "sliding_window": None,
     },
+    "a config with how it was trained and run": _LLAMA
+    | {
+        "_flash_attn_2_enabled": True, "keys_to_ignore_at_inference": ["past_key_values"], "neftune_noise_alpha": 5,
+        "output_past": True, "pad_token": "<pad>",
+    },
     "a config of early transformers": _LLAMA
     | {
         "add_cross_attention": False, "bad_words_ids": None, "chunk_size_feed_forward": 0, "diversity_penalty": 0.0,

@@ -14,6 +14,10 @@ from longdecode.evals.names import unknown_name
 
 T = TypeVar("T")
 
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_KINDS = {"do_sample": "true or false", "until": "a text or a list of texts"} | dict.fromkeys(
+    _LENGTHS, "a whole number"
+)
 _GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "min_p")
 
 
@@ -36,7 +40,10 @@ def read_generation(values: Mapping[str, Any], default_tokens: int) -> Generatio
     Raises:
         ConfigError: an argument that the engine does not implement, or a value out of range.
     """
-    given = dict(normalize_gen_kwargs(dict(values), default_tokens))
+    for name, value in values.items():
+        if name in (*_GENERATION, *_LENGTHS) and not _is_usable(name, value):
+            raise ConfigError(f"generation_kwargs: {name} is {value!r}, expected {_KINDS.get(name, 'a number')}")
+    given = dict(normalize_gen_kwargs({k: v for k, v in values.items() if v is not None}, default_tokens))
     for name in given:
         if name not in _GENERATION:
             raise ConfigError(f"generation_kwargs: {unknown_name('argument', name, _GENERATION)}")
@@ -47,6 +54,15 @@ def read_generation(values: Mapping[str, Any], default_tokens: int) -> Generatio
     temperature = 0.0 if greedy else float(given.get("temperature", 1.0))
     sampling = Sampling(temperature, float(given.get("top_p", 1.0)), float(given.get("min_p", 0.0)))
     return Generation(sampling, tokens, tuple(text for text in given["until"] if text))
+
+
+def _is_usable(name: str, value: Any) -> bool:
+    """Tell whether a value is of the kind that its name asks for; null is absent."""
+    if name == "do_sample" or value is None:
+        return isinstance(value, bool | None)
+    if name == "until":
+        return isinstance(value, str) or (isinstance(value, list) and all(isinstance(t, str | None) for t in value))
+    return isinstance(value, int if name in _LENGTHS else int | float) and not isinstance(value, bool)
 
 
 def cut_before(text: str, until: Sequence[str]) -> str:

@@ -81,8 +81,7 @@ class LongDecodeLM(TemplateLM):
         self.max_gen_toks = _whole("max_gen_toks", max_gen_toks, 1)
         self.decoded_context = _whole("decoded_context", decoded_context, 0)
         self.seed = _whole("seed", seed, 0)
-        if budget is not None:
-            _whole("budget", budget, 1)
+        budget = None if budget is None else _whole("budget", budget, 1)
         self.pretrained = pretrained
         folder = resolve_checkpoint(pretrained, revision)
         self._device = resolve_device(device or "auto")
@@ -149,15 +148,8 @@ class LongDecodeLM(TemplateLM):
         return list(ids if begun else first + ids)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation in the checkpoint's chat template."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                chat_history,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-            )
-        )
+        """A conversation in the checkpoint's chat template; see ``TextTokenizer.conversation``."""
+        return self.text.conversation(chat_history, continues=not add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Texts up to the first stop text, the end of text, or the number of tokens asked for."""
@@ -219,7 +211,7 @@ class LongDecodeLM(TemplateLM):
 
     def _continued(self, context: Sequence[int], asked: Generation, index: int) -> Request:
         prompt, forced = self._split(context)
-        stops = {ids[0] for text in asked.until if len(ids := self.text.encode(text)) == 1}
+        stops = {token for text in asked.until if (token := self.text.sole_token(text)) is not None}
         noise = hashlib.sha256(f"{self.seed}/{index}".encode()).digest()
         return Request(
             prompt, asked.max_new_tokens, forced, self._eos_ids | stops,

@@ -235,6 +235,7 @@ def test_a_feature_that_is_off_changes_nothing(changes: dict[str, Any]) -> None:
         ({"original_max_position_embeddings": 4096}, "original_max_position_embeddings is 4096"),
         ({"rope_scaling": LLAMA_31["rope_scaling"] | {"type": "yarn"}}, "type is 'yarn'"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": "no"}}, "truncate is 'no'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e308}}, r"factor 1e\+308 makes over"),
     ],
 )
 def test_what_cannot_be_told_is_refused(changes: dict[str, Any], words: str) -> None:

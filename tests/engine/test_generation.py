@@ -229,6 +229,22 @@ def test_malformed_requests_are_refused(decoder: Decoder) -> None:
             generator.prefill([request])
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"top_tokens": VOCAB + 1}, f"top_tokens is {VOCAB + 1}, not 0 to {VOCAB}"),
+        ({"top_tokens": -1}, "top_tokens is -1"),
+        ({"compared_ids": torch.tensor([[3, VOCAB]])}, f"compared_ids are outside the vocabulary of {VOCAB}"),
+        ({"compared_ids": torch.tensor([[-1]])}, "compared_ids are outside"),
+    ],
+)
+def test_tokens_to_compare_lie_in_the_vocabulary(
+    asked: dict[str, Any], words: str, decoder: Decoder, method: AttentionMethod
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Generator(decoder).run([Request((1, 2), 0, (3,), **asked)], method)
+
+
 def test_graphs_are_refused_without_cuda(decoder: Decoder) -> None:
     with pytest.raises(ConfigError, match="CUDA only"):
         Generator(decoder, cuda_graph=True)

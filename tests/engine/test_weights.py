@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +181,23 @@ def test_files_that_the_index_leaves_out_are_left_out(copied: Callable[[str], Pa
     save_file({"anything": torch.ones(1)}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors, and model\.safetensors\.index\.json names others"):
         load(folder)
+
+
+def test_an_index_may_name_what_its_files_left_out(copied: Callable[[str], Path]) -> None:
+    """Tables of rotary embeddings, and a head: where it is not tied, its absence is named."""
+    folder = copied("qwen2")
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    shard = content["weight_map"]["lm_head.weight"]
+    content["weight_map"]["model.layers.0.self_attn.rotary_emb.inv_freq"] = shard
+    index.write_text(json.dumps(content))
+    load(folder)
+    save_file({k: v for k, v in load_file(folder / shard).items() if k != "lm_head.weight"}, folder / shard)
+    with pytest.raises(CheckpointError, match=r"has no tensor 'lm_head\.weight'"):
+        load(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    load(folder)
 
 
 def test_a_tensor_in_two_shards_is_named_with_both(copied: Callable[[str], Path]) -> None:

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import lm_eval.tasks
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from longdecode.engine.errors import ConfigError, ContextLimitError, GateError
@@ -250,5 +252,39 @@ def test_generation_arguments() -> None:
     assert drawn.until == ("a",)
     with pytest.raises(ConfigError, match=r"'top_k'.*'top_p'"):
         read_generation({"top_k": 5}, 32)
+    assert read_generation({"until": [None], "temperature": None, "max_gen_toks": None}, 32).max_new_tokens == 32
     assert cut_before("one two three", ["three", "two", "four"]) == "one "
     assert list(batches([3, 9, 5, 1, 7], ["a", "b", "a", "a", "b"], 2)) == [[2, 0], [3], [1, 4]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("do_sample", "false", "true or false"), ("temperature", "hot", "a number"), ("top_p", True, "a number"),
+        ("max_gen_toks", 1.5, "a whole number"), ("max_new_tokens", "many", "a whole number"),
+        ("until", 5, "a text or a list of texts"), ("until", ["a", 5], "a text or a list of texts"),
+    ],
+)  # fmt: skip
+def test_generation_arguments_of_another_kind_are_refused(name: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is .*, expected {words}"):
+        read_generation({"do_sample": True, name: value}, 32)
+
+
+def test_a_budget_may_come_as_text(byte_checkpoint: Path) -> None:
+    made = LongDecodeLM(str(byte_checkpoint), method="streaming", budget="16", device="cpu", gate=False)  # type: ignore[arg-type]
+    assert made.method.budget_tokens == 16  # type: ignore[attr-defined]
+
+
+def test_a_stop_text_that_the_tokenizer_tells_as_another_ends_nothing_by_its_token(
+    byte_checkpoint: Path, tmp_path: Path
+) -> None:
+    """A tokenizer that lowers case tells Q as q, and what it does not know as unknown."""
+    folder = Path(shutil.copytree(byte_checkpoint, tmp_path / "lower"))
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "[SEP]": 1, "q": 2, "?": 3}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(["[UNK]", "[SEP]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    made = LongDecodeLM(str(folder), device="cpu", gate=False)
+    asked = read_generation({"until": ["Q", "\u2600", "[SEP]", "?"]}, 4)
+    assert made._continued([2, 2], asked, 0).stop_ids == {1, 3}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from longdecode.engine.errors import CheckpointError
+from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 from longdecode.evals.generators.ruler_question import largest_fitting
 from longdecode.evals.lm_eval_adapter.model import LongDecodeLM
 from longdecode.evals.tasks.registry import get_task
@@ -97,6 +97,19 @@ def test_a_template_in_a_file_of_its_own_is_found(subword_checkpoint: Callable[.
     assert eos_ids(folder) == {token(folder, "<|eot_id|>")}
 
 
+def test_the_adapter_refuses_the_templates_that_suites_refuse(subword_checkpoint: Callable[..., Path]) -> None:
+    folder = subword_checkpoint(chat_template="{{ messages[0].content[0].text }}")
+    with pytest.raises(UnsupportedCellError, match="the user's words"):
+        adapter(folder).apply_chat_template([{"role": "user", "content": "a"}])
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(UnsupportedCellError, match="no chat template"):
+        adapter(folder).apply_chat_template([{"role": "user", "content": "a"}])
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}))
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "so it"}]
+    begun = adapter(folder).apply_chat_template(turns, add_generation_prompt=False)
+    assert begun.endswith("<|im_start|>assistant\nso it")
+
+
 @pytest.mark.parametrize(
     ("template", "ends"),
     [
@@ -131,6 +144,38 @@ def test_special_tokens_as_objects_in_files_of_their_own(subword_checkpoint: Cal
     assert eos_ids(folder) == {token(folder, "</s>")}
     (folder / "special_tokens_map.json").write_text('{"eos_token": "of another vocabulary"}')
     assert not eos_ids(folder)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "added_tokens.json"])
+def test_tokens_declared_beside_tokenizer_json_are_added(file: str, subword_checkpoint: Callable[..., Path]) -> None:
+    folder = subword_checkpoint(chat_template=CHATML.replace("<|im_end|>", "<|stop|>"))
+    place = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    decoder = {"added_tokens_decoder": {str(place): {"content": "<|stop|>", "special": True, "normalized": False}}}
+    content = json.loads((folder / file).read_text()) | decoder if file.endswith("config.json") else {"<|stop|>": place}
+    (folder / file).write_text(json.dumps(content))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.library is not None
+    prompt = tokenizer.chat_text(TEXT)
+    assert place in tokenizer.encode(prompt) and place in eos_ids(folder)
+    assert list(tokenizer.encode(prompt)) == tokenizer.library.encode(prompt, add_special_tokens=False)
+    (folder / file).write_text((folder / file).read_text().replace(str(place), str(place + 7)))
+    with pytest.raises(
+        CheckpointError, match=rf"'<\|stop\|>' is not in tokenizer\.json, where {place} is .*{place + 7}"
+    ):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("decoder", [[1], {"x": {"content": "<n>"}}, {"300": "<n>"}, {"300": {}}])
+def test_declared_tokens_of_another_form_are_refused(decoder: Any, subword_checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match="names no tokens by id"):
+        load_tokenizer(subword_checkpoint(added_tokens_decoder=decoder))
+
+
+def test_a_tokenizer_without_its_vocabulary_is_refused(subword_checkpoint: Callable[..., Path]) -> None:
+    folder = subword_checkpoint()
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="its tokenizer's vocabulary is missing or empty"):
+        load_tokenizer(folder)
 
 
 def test_what_a_tokenizers_last_user_cut_is_encoded_whole(subword_checkpoint: Callable[..., Path]) -> None:

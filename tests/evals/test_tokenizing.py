@@ -73,6 +73,14 @@ def test_a_chat_template_goes_around_the_text_and_brings_its_own_special_tokens(
     assert tokenizer.prompt_ids("a b", chat=True) == (3, 5, 1, 2, 4, 6)
 
 
+@pytest.mark.parametrize("template", ["{{ messages[0].content[0].text }}", "{{ messages[0].content | upper }}", "Hi."])
+def test_a_template_without_the_users_words_is_refused(template: str, word_checkpoint: Path) -> None:
+    """Such as one that expects a list of parts, text and images: the question would be missing from the prompt."""
+    (word_checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(UnsupportedCellError, match="leaves out, or alters, the user's words"):
+        load_tokenizer(word_checkpoint).chat_text("a b")
+
+
 def test_a_model_without_chat_template_is_refused(word_checkpoint: Path) -> None:
     with pytest.raises(UnsupportedCellError, match=f"{word_checkpoint} has no chat template"):
         load_tokenizer(word_checkpoint).prompt_ids("a", chat=True)

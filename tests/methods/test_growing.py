@@ -42,12 +42,18 @@ def test_layers_of_streaming_that_keep_everything() -> None:
     conformance.reads_follow_the_rule(make_bench("streaming", "cpu", {"dense_layers": 2}, dtype=torch.float64, seed=1))
 
 
-@pytest.mark.parametrize("share", [0.15, 0.1, 1.0])
+@pytest.mark.parametrize("share", [0.15, 0.1, 1.0, 1 / 3, 0.12345678901234568])
 def test_the_device_and_the_host_agree_to_the_token(share: float) -> None:
     method = get_method("quest").from_budget(256, CONFIG, share=share)
-    lengths = torch.arange(1, 9000)
+    lengths = torch.tensor([*range(1, 9000), 131_072, 1 << 28])
     assert method.growth is not None and method.growth.of(lengths).tolist() == [
         method.budget_at(n) for n in lengths.tolist()
     ]
     # Decimal shares are exact: 0.15 of 2,000 tokens is 300, also where the binary product is a little less.
-    assert method.budget_at(20_000) == round(share * 20_000)
+    assert method.budget_at(20_000) == pytest.approx(share * 20_000, abs=1)
+    assert get_method("quest").from_budget(256, CONFIG, share=0.15).budget_at(2_000) == 300
+
+
+def test_a_share_of_next_to_nothing_leaves_the_floor() -> None:
+    method = get_method("quest").from_budget(256, CONFIG, share=1e-300)
+    assert method.growth is not None and method.growth.of(torch.tensor([1 << 28])).tolist() == [256]
