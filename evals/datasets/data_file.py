@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"), (codecs.BOM_UTF16_LE, "UTF-16"),
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )  # fmt: skip
+_GZIP = b"\x1f\x8b"
+_NULS_OF_UTF16 = 10
+"""More than a tenth of zero bytes is UTF-16: JSON's own characters and digits are ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Row:
         value = self.value(key)
         if not isinstance(value, str):
             raise self.fault(f"has {shown(value)} as {key!r}; a string is expected")
+        if not is_unicode(value):
+            raise self.fault(f"has half of a surrogate pair in {key!r}, which is no Unicode text")
         return value
 
     def optional_text(self, key: str) -> str | None:
@@ -53,16 +59,22 @@ class Row:
         return None if self.values.get(key) is None else self.text(key)
 
     def answer(self, key: str) -> str:
-        """Return a string, or a number as it is written; neither may be empty."""
+        """Return a string that is not empty, or a finite number as it is written."""
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
             raise self.fault(f"has {shown(value)} as {key!r}; a string or a number is expected")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.fault(f"has {shown(value)} as {key!r}; a finite number is expected")
         return str(value).strip()
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a field that must be a list of strings, and not an empty one."""
         value = self.value(key)
-        if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str) for item in value):
+        if (
+            not isinstance(value, list | tuple)
+            or not value
+            or not all(isinstance(item, str) and is_unicode(item) for item in value)
+        ):
             raise self.fault(f"has {shown(value)} as {key!r}; a list of strings is expected")
         return tuple(value)
 
@@ -161,6 +173,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be encoded; JSON's escapes may leave half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def one_line(error: BaseException) -> str:
     """Return an error's message on one line, cut short; its type where it has none."""
     return " ".join(str(error).split())[:300] or type(error).__name__
@@ -175,8 +196,10 @@ def _bytes(file: Path, remedy: Remedy) -> bytes:
 
 def _decoded(raw: bytes, name: str, remedy: Remedy, line: int = 1) -> str:
     """Return UTF-8 as text, without a byte order mark; ``line`` is the number of the first line."""
+    if raw.startswith(_GZIP):
+        raise remedy(f"{name} is packed with gzip; unpack it with `gunzip`, or fetch it again")
     encoding = next((encoding for mark, encoding in _MARKS if raw.startswith(mark)), None)
-    if encoding is None and b"\0" in raw:
+    if encoding is None and raw.count(0) * _NULS_OF_UTF16 > len(raw):
         encoding = "UTF-16BE" if raw.startswith(b"\0") else "UTF-16LE"
     if encoding is None:
         try:

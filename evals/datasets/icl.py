@@ -87,7 +87,7 @@ def _rows(place: RowSet, source: Path | None) -> Iterable[Row]:
 def _trec_rows(file: Path, remedy: Remedy) -> list[Row]:
     """Read TREC's own lines, ``COARSE:fine question``; the original is in Latin-1."""
     rows = []
-    for number, line in enumerate(file.read_text(encoding="latin-1").splitlines(), 1):
+    for number, line in enumerate(file.read_text(encoding="latin-1").split("\n"), 1):
         label, _, text = line.partition(" ")
         if text:
             values = {"text": text, "coarse_label": label.partition(":")[0], "fine_label": label}

@@ -111,8 +111,11 @@ def _csqa(row: Row) -> Question:
         stem = asked.text("stem")
         labels, texts = tuple(c.text("label") for c in inner), tuple(c.text("text") for c in inner)
     gold = row.text("answerKey")
-    if len(labels) != len(texts) or gold not in labels:
-        raise row.fault(f"has choices {', '.join(labels)} with {len(texts)} texts, and {gold!r} as 'answerKey'")
+    if labels != tuple(LETTERS[: len(texts)]) or gold not in labels:
+        raise row.fault(
+            f"has choices {', '.join(labels)} with {len(texts)} texts, and {gold!r} as 'answerKey'; letters from A to "
+            "E, one a text, are expected"
+        )
     listed = " ".join(f"({label}) {text}" for label, text in zip(labels, texts, strict=True))
     return Question(f"{stem}\n{listed}\n", gold)
 

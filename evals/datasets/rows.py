@@ -81,6 +81,11 @@ def _from_file(place: RowSet, file: Path) -> list[Row]:
         (_, names), *table = csv_table(file, remedy)
         if not table:
             raise remedy(f"{file} has a header and no row")
+        for where, values in table:
+            if len(values) > len(names):
+                raise remedy(
+                    f"{where} has {len(values)} fields and the header {len(names)}; a text with a comma needs quotes"
+                )
         return [Row(dict(zip(names, values, strict=False)), where, remedy) for where, values in table]
     if file.suffix == ".json":
         return _from_array(json_document(file, remedy), file, remedy)

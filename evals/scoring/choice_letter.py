@@ -7,10 +7,11 @@ import re
 from longdecode.evals.scoring.math_answer import box_contents
 from longdecode.evals.scoring.plain_text import plain
 
-# A letter is no choice where it is part of a formula (``A = 3``, ``C-H``, ``B_1``).
+# A letter is no choice where it is part of a formula (``A = 3``, ``C-H``, ``B_1``), or one of two (``B or C.``).
 _LETTER = (
     r"(?:\(\s*(?P<{0}_in>[A-Da-d])\s*\)|(?:\[\s*(?P<{0}_at>[A-D])\s*\]|\{{?\s*(?P<{0}>[A-D])\b)"
     r"(?![_^\u2032{{(=+]|[-/]\w|\s*(?:[=<>+^~\u2248\u2192\u226a\u226b\u2264\u2265]|\\(?!text|boxed|quad)[A-Za-z])))"
+    r"(?![)\]}}]?\s*(?:[,&]|\b(?:and|or)\b)\s*\(?[A-D]\b\)?\W{{0,3}}(?:\Z|\n))"
 )
 _NOUN = r"(?:answer|option|choice|letter|selection|statement)"
 _SURE_NOUN = rf"(?:answer|(?:correct|right|best|final)\s+{_NOUN})"
@@ -44,8 +45,9 @@ _BOXED = re.compile(
     rf"{_LETTER.format('said')}(?!\s+(?:and|or)\b)"
 )
 _WITHIN_BOX = re.compile(rf"(?i:\b(?:{_NOUN}|so|thus|hence)\b)\W{{0,9}}{_LETTER.format('said')}|\((?P<other>[A-D])\)")
-_FIRST = re.compile(r"\W{0,9}(?P<said>[A-D])\b(?![-/]\w|\s+(?:and|or)\b)")
+_FIRST = re.compile(r"\W{0,9}(?P<said>[A-D])\b(?![-/]\w|\s+(?:and|or)\b|\s*[,&]\s*[A-D]\b\W{0,3}\Z)")
 _BLANK = re.compile(r"\s+")
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _LONE = re.compile(r"\W*(?P<said>[A-Da-d])\W*")
 
 
@@ -57,6 +59,7 @@ def chosen_letter(completion: str) -> str | None:
     the like count, the last of them behind the last box with a choice; else that box; and where there is none, weaker
     wordings ("option D is correct", a last line that is a letter) and a formula in the last box that begins with one.
     """
+    completion = _TAG.sub(lambda tag: "\n" if tag[1] else "answer: ", completion)
     boxes = box_contents(completion)
     chosen = [(letter, end) for content, end in boxes if (letter := _boxed_letter(content)) is not None]
     if chosen and chosen[-1][1] == boxes[-1][1]:

@@ -56,7 +56,11 @@ for _file in {files!r}:
     exec(compile(open(_file, encoding="utf-8").read(), _file, "exec"), _module.__dict__)
 _os.write(_out, _token.encode())
 """
-_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[^\n`]*\n(?P<code>.*?)(?:^(?: {0,3}|(?P=indent))(?P=fence)|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+"""A fence that stands deeper than its opening one, in a docstring, closes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def extract_code(completion: str) -> str | None:
 
 def code_blocks(completion: str) -> list[str]:
     """Return all fenced blocks of a completion; the last may be open to the completion's end."""
-    return _BLOCK.findall(completion)
+    return [block["code"] for block in _BLOCK.finditer(completion)]
 
 
 def run_checks(parts: Sequence[str], checks: str, limits: Limits = LIMITS) -> Verdict:

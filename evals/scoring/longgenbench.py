@@ -22,7 +22,7 @@ _SCOPE_LETTER = re.compile(r"Answer_\d+:\s*.*?answer is \((.*?)\)")
 def marks_by_number(completion: str, golds: Sequence[str], first: int) -> list[bool | None]:
     """Mark the answer to each question: right, wrong, or ``None`` where there is none that can be read.
 
-    Of several answers with one number the first counts. Numbers are compared as numbers.
+    Of several answers with one number the first that can be read counts. Numbers are compared as numbers.
 
     Args:
         completion: the generation.
@@ -31,7 +31,8 @@ def marks_by_number(completion: str, golds: Sequence[str], first: int) -> list[b
     """
     given = numbered_answers(completion)
     read = [read_letter if gold.isalpha() else read_number for gold in golds]
-    found = [how(given.get(first + index, "")) for index, how in enumerate(read)]
+    read_each = ([how(text) for text in given.get(first + index, ())] for index, how in enumerate(read))
+    found = [next((answer for answer in answers if answer is not None), None) for answers in read_each]
     wanted = [how(gold) for how, gold in zip(read, golds, strict=True)]
     return [None if answer is None else answer == gold for answer, gold in zip(found, wanted, strict=True)]
 

@@ -2,7 +2,8 @@
 
 Accepted headers: ``Answer_6:`` and its kin (``Answer 6``, ``Answer6:``, ``Answer\\_6:``, ``Answer #6.``, ``Answer to
 Question 6:``), bold, as a heading or in a list. A header stands at the beginning of a line, or behind a sentence with a
-colon of its own; "as in Question_6 we halve" is a mention and cuts nothing.
+colon of its own; "as in Question_6 we halve" is a mention and cuts nothing. A question's options written out again
+are no choice, and "A" before a word is an article.
 """
 
 from __future__ import annotations
@@ -27,23 +28,29 @@ _REFERRING = re.compile(
     re.IGNORECASE,
 )
 _SAID = re.compile(r"answer is:?(.*)", re.IGNORECASE)
+_VERB = r"(?:is|was|are|were|has|does|would|could|can|cannot|may|must|should|says?|because|since|as|and|or)\b"
+_OPTION = re.compile(rf"(?<![\w(])\(?([A-E])[).:](?=\s+(?!{_VERB})\S)")
+"""An option as a question lists it, its letter and its text; "(A) is too small" is a reason."""
+_LEAST_LISTED = 3
+_OPTIONS_END = re.compile(r"\n|\([A-E]\)|\Z")
+_LETTER = rf"(?<!\w\.)(?<![°\w–-])(?:[B-E]|A(?![ \t]+(?!{_VERB})[A-Za-z]))(?![\w=–-]|\.\w)"
 _NUMBER = re.compile(r"-?\d[\d,]{0,99}(?:\.\d{1,99})?(?:/\d{1,99})?|-?\.\d{1,99}")
 
 
-def numbered_answers(completion: str) -> dict[int, str]:
-    """Return the first answer given under each number, in plain text, from its header to the next header."""
+def numbered_answers(completion: str) -> dict[int, list[str]]:
+    """Return the answers given under each number, in order and in plain text, each from its header to the next."""
     text = plain(completion)
     headers: list[re.Match[str]] = []
-    answered: dict[int, str] = {}
+    answered: dict[int, list[str]] = {}
     for label in _LABEL.finditer(text):
         if _is_header(label, text, headers[-1].end() if headers else 0, answered):
             headers.append(label)
             if _is_answer(label):
-                answered.setdefault(int(label["number"]), "")
+                answered.setdefault(int(label["number"]), [])
     ends = [*(header.start() for header in headers[1:]), len(text)]
-    for header, end in reversed([*zip(headers, ends, strict=False)]):  # so that the first one stays
+    for header, end in zip(headers, ends, strict=False):
         if _is_answer(header):
-            answered[int(header["number"])] = text[header.end() : end]
+            answered[int(header["number"])].append(text[header.end() : end])
     return answered
 
 
@@ -59,14 +66,31 @@ def read_number(text: str) -> Fraction | None:
 
 
 def read_letter(text: str) -> str | None:
-    """Return the letter that follows the last "answer is", else the last in parentheses, else the last by itself."""
+    """Return the letter that follows the last "answer is", else the last in parentheses, else the last by itself.
+
+    The options of a question are passed over where they are written out again.
+    """
     said = _SAID.findall(text)
-    for place, pattern, at in (
-        (said[-1] if said else "", r"\(?\b([A-E])\b\)?", 0), (text, r"\(([A-E])\)", -1), (text, r"\b([A-E])\b", -1)
-    ):  # fmt: skip
-        if found := re.findall(pattern, place):
-            return found[at]
-    return None
+    if found := re.findall(r"\(?\b([A-E])\b\)?", said[-1] if said else ""):
+        return found[0]
+    rest = _without_options(text)
+    found = re.findall(r"\(([A-E])\)", rest) or re.findall(_LETTER, rest)
+    return found[-1] if found else None
+
+
+def _without_options(text: str) -> str:
+    """Cut runs of three options and more (``(A) ... (B) ... (C) ...``), with the text of the last to its line's end."""
+    kept, end = [], 0
+    run: list[re.Match[str]] = []
+    for option in [*_OPTION.finditer(text), None]:
+        if option is not None and option[1] == "ABCDE"[len(run) : len(run) + 1]:
+            run.append(option)
+            continue
+        if len(run) >= _LEAST_LISTED:
+            kept.append(text[end : run[0].start()])
+            end = _OPTIONS_END.search(text, run[-1].end()).start()  # type: ignore[union-attr]
+        run = [option] if option is not None and option[1] == "A" else []
+    return "".join([*kept, text[end:]])
 
 
 def _is_answer(label: re.Match[str]) -> bool:

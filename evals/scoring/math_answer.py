@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from longdecode.evals.scoring.plain_text import plain
 
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])(?:\[[^\]]*\])*")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])(?:\[[^\[\]]*\])*")
 _BRACE = re.compile(r"\s*\{")
+_UNESCAPED = re.compile(r"\\.|[{}]", re.DOTALL)
+"""A brace, or a character behind a backslash that is passed over."""
 _BARE = re.compile(r"[ \t]*(?=\(?[-+\u2212]?(?:\d|\.\d|\\(?!boxed|fbox|framebox)[A-Za-z])|[A-Za-z](?![A-Za-z]))")
 """The beginning of an answer that stands behind a box's command without braces; a word is none."""
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -28,16 +31,17 @@ def box_contents(text: str) -> list[tuple[str, int]]:
     """Return the content of each closed box that holds something, with the place where the box ends."""
     found: list[tuple[str, int]] = []
     end = 0
+    closings = _closing_braces(text)
     for box in _BOX.finditer(text):
         if box.start() < end:
             continue  # within the box before
         content: str | None = None
         if opening := _BRACE.match(text, box.end()):
-            closing = _closing_brace(text, opening.end() - 1)
+            closing = closings.get(opening.end() - 1)
             if closing is not None:
                 content, end = text[opening.end() : closing], closing + 1
         elif bare := _BARE.match(text, box.end()):
-            end = _bare_end(text, bare.end())
+            end = _bare_end(text, bare.end(), closings)
             content = text[bare.end() : end].rstrip(".,;:!?*")
         if content is not None and content.strip():
             found.append((content.strip(), end))
@@ -57,28 +61,25 @@ def integer_answer(answer: str) -> int | None:
     return int(undressed) if len(undressed) <= 32 and _INTEGER.fullmatch(undressed) else None
 
 
-def _closing_brace(text: str, opening: int) -> int | None:
-    """Return where the brace opened at ``opening`` is closed; escaped braces do not count."""
-    depth = 0
-    at = opening
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2
-            continue
-        depth += (text[at] == "{") - (text[at] == "}")
-        if depth == 0:
-            return at
-        at += 1
-    return None
+def _closing_braces(text: str) -> dict[int, int]:
+    """Return where each brace is closed, by where it is opened; escaped braces do not count."""
+    closings: dict[int, int] = {}
+    open_at: list[int] = []
+    for brace in _UNESCAPED.finditer(text):
+        if brace[0] == "{":
+            open_at.append(brace.start())
+        elif brace[0] == "}" and open_at:
+            closings[open_at.pop()] = brace.start()
+    return closings
 
 
-def _bare_end(text: str, start: int) -> int:
+def _bare_end(text: str, start: int, closings: Mapping[int, int]) -> int:
     """Return where an answer without braces of its own ends."""
     at = start
     while (
         at < len(text) and not text[at].isspace() and text[at] not in "$}" and text[at : at + 2] not in ("\\)", "\\]")
     ):
-        closing = _closing_brace(text, at) if text[at] == "{" else at
+        closing = closings.get(at) if text[at] == "{" else at
         if closing is None:
             break
         at = closing + 1

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from longdecode.evals.scoring.math_answer import final_answer
-from longdecode.evals.scoring.plain_text import folded
+from longdecode.evals.scoring.plain_text import folded, plain
 
 OFFICIAL_SLACK = 1.01
 """OlympiadBench's judge takes a difference of 1.01 times the stated precision for equal, so that rounding of the very
@@ -30,13 +30,15 @@ _SPACE = r"(?:~|\\[,;:! ]|\s)*"
 _DEGREES = rf"{_SPACE}\^?{_SPACE}\{{?{_SPACE}\\circ{_SPACE}\}}?"
 _POWER_OF_TEN = rf"{_SPACE}\\(?:times|cdot){_SPACE}10{_SPACE}\^{_SPACE}(?:\{{[-+\d ]+\}}|\d)"
 _UPRIGHT_UNIT = rf"{_SPACE}\\(?:mathrm|text|textrm|operatorname|rm)\s*\{{.*"
-_WORD_UNIT = r"(?:~|\\[,;:! ]|\s)+[A-Za-zµΩÅ]{1,12}"
+_WORD_UNIT = r"(?:~|\\[,;:! ]|\s)+(?:[A-Za-zµΩÅ]{1,12}|(?:[kcdm]?m|in|inches|ft|feet|yd|mi)\s*\^\s*\{?[23]\}?)"
 _UNIT_AFTER_NUMBER = re.compile(
     rf"(?P<number>[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:{_POWER_OF_TEN})?)"
     rf"(?:(?:{_DEGREES})?{_UPRIGHT_UNIT}|{_DEGREES}|{_WORD_UNIT})",
     re.DOTALL,
 )
 """A number and its unit: degrees, upright letters, or one plain word after a space; ``3x`` and ``3\\pi`` have none."""
+_SEVERAL = re.compile(r"\d[^\d\\=]*(?:\band\b|[A-Za-z][^\d\\=]*[,;])[^\d\\=]*\d")
+"""Two numbers with words between them, ``3 hours and 5 minutes``; math-verify reads the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def equivalent(gold: str, answer: str, rule: Rule | None = None) -> bool:
     rule = rule or Rule()
     gold, answer = _plain(_undressed(gold)), _undressed(answer)
     if rule.drop_units and _number(gold) is not None:
+        if _SEVERAL.search(plain(answer)):
+            return False
         answer = _without_unit(answer)
     answer = _plain(answer)
     if rule.absolute or rule.relative:

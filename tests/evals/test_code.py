@@ -8,7 +8,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import time
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -145,6 +147,22 @@ def test_mbpp_s_set_up_comes_after_the_program_and_imports_before_its_checks(tmp
     assert (loop.passed, loop.cause, loop.tests_passed) == (False, "timeout", 0)
 
 
+def test_a_program_is_found_in_any_fence_and_in_none(tmp_path: Path) -> None:
+    code = "import math\n\n\ndef half(n):\n    return math.floor(n / 2)\n\n\nprint(half(4))\n"
+    asked = [problem(row, tmp_path) for row in (HUMANEVAL, SANITIZED)]
+    for text in (
+        f"~~~python\n{code}~~~\n", f"````python\n{code}````\n",
+        f"Here it is:\n\n{code}\nThis halves it. Then it prints.\n",
+        f"{code}\nNote that half(5) is 2.", code, f"1. So:\n   ```\n{indent(code, '   ')}   ```\n",
+    ):  # fmt: skip
+        assert [one.program(text)[-1].strip() for one in asked] == [code.strip()] * 2  # type: ignore[index]
+    quoted = code.replace("    return", '    """As\n    ```\n    half(4)\n    ```\n    """\n    return')
+    assert code_blocks(f"```python\n{quoted}```\nDone.") == [quoted]
+    start = time.perf_counter()
+    assert asked[1].program("def x\n\t\n" * 20_000 + "!" * 9) is None
+    assert time.perf_counter() - start < 2
+
+
 def test_blocks_are_read_whole() -> None:
     assert code_blocks("a\n```python\nx\n\ny\n```\nb\n```\nz") == ["x\n\ny\n", "z"]
     assert code_blocks("use `x` or ```x``` here") == [] and code_blocks("```\n```") == [""]
@@ -195,6 +213,14 @@ def test_what_is_not_here_or_broken_says_how_to_fetch_it(name: str, tmp_path: Pa
         (folder / "HumanEval.jsonl.gz").write_bytes(b"no gzip")
         with pytest.raises(DataUnavailableError, match="cannot be read"):
             read(tmp_path)
+
+
+def test_a_function_that_nothing_can_define_is_refused_by_line(tmp_path: Path) -> None:
+    for name in ("half(", "", "third"):
+        with pytest.raises(DataUnavailableError, match=r"line 1 has .* as 'entry_point'"):
+            problem(HUMANEVAL | {"entry_point": name}, tmp_path)
+    with pytest.raises(DataUnavailableError, match="row 1 is problem '\u00b2'"):
+        problem(SANITIZED | {"task_id": "\u00b2"}, tmp_path)
 
 
 def test_functions_are_asked_greedily_in_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import zipfile
 from collections.abc import Callable
@@ -96,6 +97,25 @@ def test_rows_that_are_none_are_refused_by_line(name: str, tmp_path: Path) -> No
         assert refusal(name, tmp_path, content).startswith(said), content[:40]
 
 
+def test_values_that_no_answer_can_equal_are_refused_by_line(tmp_path: Path) -> None:
+    for value in ("NaN", "-Infinity", "1e999"):
+        assert "a finite number is expected" in refusal(
+            "math", tmp_path, b'{"problem": "P", "answer": %s}' % value.encode()
+        )
+    for error in ("nan", "-1", "0.1,inf", "x"):
+        assert "line 1 has" in refusal("math", tmp_path, lines(MATH | {"error": error}))
+    for labels, key in (("12", "1"), ("AA", "A"), ("AF", "F"), ("BA", "A"), ("AB", "C")):
+        row = CSQA | {"choices": {"label": list(labels), "text": ["a", "b"]}, "answerKey": key}
+        assert "letters from A to E" in refusal("csqa", tmp_path, lines(row))
+
+
+def test_what_is_no_text_is_refused_by_line(tmp_path: Path) -> None:
+    half = b'{"problem": "a \\ud800", "answer": "5"}'
+    assert ", line 1 has half of a surrogate pair" in refusal("math", tmp_path, half)
+    assert ", line 1 cannot be read as JSON" in refusal("math", tmp_path, lines(MATH).replace(b"P", b"\0", 1))
+    assert " is packed with gzip" in refusal("math", tmp_path, gzip.compress(lines(MATH)))
+
+
 @pytest.mark.parametrize("name", LOADERS)
 def test_fields_of_another_type_are_refused_by_line(name: str, tmp_path: Path) -> None:
     row = LOADERS[name][1]
@@ -129,6 +149,7 @@ def test_csv_is_held_to_the_same(tmp_path: Path) -> None:
         (f"{header}\nq,r,w1,,w3\n".encode(), "line 2 has \"\" as 'Incorrect Answer 2'"),
         (f"{header}\né,r,w1,w2,w3\n".encode("latin-1"), "line 2 is not UTF-8"),
         (f"{header}\né,r,w1,w2,w3\n".encode("utf-16"), "line 1 is not UTF-8 but UTF-16"),
+        (f"{header}\nWho, when?,r,w1,w2,w3\n".encode(), "line 2 has 6 fields and the header 5"),
         (b"a,b\n1,2\n", "line 2 lacks 'Question'"),
     ):
         file.write_bytes(content)

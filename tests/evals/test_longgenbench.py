@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,38 @@ def test_answers_on_one_line_and_questions_said_again() -> None:
     assert marks_by_number(text, ["10", "5", "3"], 6) == [True] * 3
     letters = ("$\\mathbf{B}$", "\\text{(B)}", "_B_", "option (B)", "B.", "\\boxed{\\text{B}}", "\uff22")
     assert all(marks_by_number(f"Answer_6: The answer is {said}", ["B"], 6) == [True] for said in letters)
+
+
+@pytest.mark.parametrize(
+    ("said", "letter"),
+    [
+        ("Which is wet?\n(A) sand (B) soup (C) salt (D) stone (E) silk", None),
+        ("Which is wet?\nA) sand\nB) soup\nC) salt\nD) stone", None),
+        ("Which is wet?\nA: sand B: soup C: salt. I say (B).", "B"),
+        ("(A) sand (B) soup (C) salt (D) stone\n\n(B) soup", "B"),
+        ("(A) sand (B) soup (C) salt (D) stone. (B)", "B"),
+        ("(A) sand (B) soup (C) salt. The answer is (B).", "B"),
+        ("(A) is dry, (B) is dry too, so (C) it must be.", "C"),
+        ("Wet or not: (B) soup", "B"),
+        ("B: soup", "B"),
+        ("A higher share of water.", None),
+        ("A", "A"),
+        ("A is right.", "A"),
+        ("At 15°C, in 300 B.P., by a C-H bond.", None),
+    ],
+)
+def test_options_written_out_again_are_no_choice(said: str, letter: str | None) -> None:
+    for gold in "ABCDE":
+        wanted = None if letter is None else letter == gold
+        assert marks_by_number(f"Answer_6:\n{said}\n\nAnswer_7: D.", [gold, "D"], 6) == [wanted, True]
+
+
+def test_an_answer_behind_its_question_under_one_number_is_read() -> None:
+    text = "Answer_6:\nWet?\n(A) sand (B) soup (C) salt\n\nAnswer_6: Soup is. The answer is (B).\n\nAnswer_6: (C)"
+    assert marks_by_number(text, ["B"], 6) == [True]
+    start = time.perf_counter()
+    marks_by_number("Answer_6: " + "(A) x (B) y " * 20_000, ["C"], 6)
+    assert time.perf_counter() - start < 2
 
 
 def test_released_scorers_match_by_order() -> None:

@@ -54,11 +54,19 @@ def rows(file: Path) -> list[dict[str, Any]]:
         ("**\\boxed -3.** Done", "-3"),
         ("\\boxed{12}, in a \\boxed environment, as in \\boxed{}", "12"),  # mentions
         ("\\framebox[2cm]{5}", "5"),
+        ("\\boxed{\\{1\\}} \\\\\\boxed{\\{2} \\boxed{{3}", "\\{2"),  # escaped braces, and one that is not closed
         ("", None),
     ],
 )
 def test_the_last_closed_box_is_the_answer(text: str, answer: str | None) -> None:
     assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize("loop", ["\\boxed{", "\\boxed{\\text{", "\\boxed[", "\\boxed[a]{", "\\boxed 1{"])
+def test_a_loop_of_open_boxes_is_read_in_time(loop: str) -> None:
+    start = time.perf_counter()
+    final_answer("\\boxed{7} " + loop * 20_000)
+    assert time.perf_counter() - start < 2
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,9 @@ def test_letters_are_read_from_the_box_or_the_words() -> None:
         ("I choose option D.", "D"),
         ("It would therefore be (A), but the answer would then be C.", "C"),
         ("thinking\n\n**(D)**", "D"), ("D", "D"), ("The answer is not A", None),
+        ("Answer: (B) or (C)", None), ("\\boxed{A, C}", None), ("The answer is A, B.", None),
+        ("<answer>B</answer>", "B"),
+        ("The answer is B, and A is not.", "B"), ("The answer is B\n\nC is wrong", "B"),
         ("The answer is B. Another option is A.", "B"), ("The answer is A. No: the answer is C.", "C"),
     ):  # fmt: skip
         assert chosen_letter(text) == letter, text

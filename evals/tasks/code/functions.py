@@ -21,6 +21,13 @@ MBPP = RowSet(
 )  # fmt: skip
 _BODY = re.compile(r"\s*^(?: {2,}|\t)\S", re.MULTILINE)
 """The beginning of a bare function body: an indented line."""
+_UNFENCED = re.compile(
+    r"^(?:(?:from|import|def|class|async def)\s|@).*\n?"
+    r"(?:(?:[ \t].*|[ \t]*|[#@)\]}\"'].*|(?:from|import|def|class|async|if|for|while|try|with)\b.*"
+    r"|\w+\s*[=(.\[].*)(?:\n|\Z))*",
+    re.MULTILINE,
+)
+"""A program among sentences: from its first definition or import to the line before a sentence."""
 MBPP_FULL = RowSet("code", "mbpp", ("mbpp.jsonl",), "google-research-datasets/mbpp", None, _MBPP_SPLITS, "full")
 
 
@@ -54,7 +61,8 @@ class FunctionProblem:
         names = "|".join(self.names)
         defines = re.compile(rf"^(?:(?:(?:async\s+)?def|class)\s+(?:{names})\b|(?:{names})\s*=[^=])", re.MULTILINE)
         blocks = [dedent(block) for block in code_blocks(completion)]
-        code = next((block for block in [*blocks, completion] if defines.search(block)), None)
+        unfenced = [] if blocks else [found[0] for found in _UNFENCED.finditer(completion)]
+        code = next((block for block in [*blocks, *unfenced, completion] if defines.search(block)), None)
         if code is not None:
             return (f"{self.stub}\n    pass\n", code) if self.stub else (code,)
         body = blocks[0] if blocks else completion if _BODY.match(completion) else ""
@@ -97,6 +105,8 @@ def _read(place: RowSet, source: Path | None, problem: Callable[[Row], FunctionP
 
 def _humaneval(row: Row) -> FunctionProblem:
     stub, name = row.text("prompt"), row.text("entry_point")
+    if not name.isidentifier() or re.search(rf"\bdef\s+{name}\b", stub) is None:
+        raise row.fault(f"has {name!r} as 'entry_point', which is no function of its 'prompt'")
     prompt = (
         "Complete this Python function. Answer with one code block that holds the whole function and the imports that "
         f"it needs.\n\n```python\n{stub.strip()}\n```\n"
@@ -118,7 +128,7 @@ def _mbpp(row: Row) -> FunctionProblem:
     checks = "\n".join([*imports, row.optional_text("test_setup_code") or "", shown, ""])
     defined = re.findall(r"^(?:def|class)\s+(\w+)", reference, re.MULTILINE)
     names = tuple(name for name in dict.fromkeys(defined) if re.search(rf"\b{name}\b", checks))
-    if not names or not number.isdigit():
+    if not names or not number.isdecimal():
         raise row.fault(f"is problem {number!r}, which has no number or checks nothing that its reference defines")
     return FunctionProblem(number, prompt, names, "", checks, reference)
 

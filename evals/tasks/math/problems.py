@@ -94,7 +94,9 @@ def _gold(row: Row) -> str:
 def _tolerance(row: Row) -> str | None:
     stated = row.optional_text("error") or None
     try:
-        _ = [float(part) for part in stated.split(",")] if stated else []
+        parts = [float(part) for part in stated.split(",")] if stated else []
     except ValueError:
-        raise row.fault(f"has {stated!r} as 'error'; numbers separated by commas are expected") from None
+        parts = [-1.0]
+    if not all(0 <= part < float("inf") for part in parts):
+        raise row.fault(f"has {stated!r} as 'error'; numbers from 0, separated by commas, are expected")
     return stated

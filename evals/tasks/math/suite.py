@@ -9,6 +9,7 @@ from pathlib import Path
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 from longdecode.evals.scoring.math_checker import MathChecker, shared_checker
 from longdecode.evals.scoring.math_equivalence import Rule
+from longdecode.evals.scoring.plain_text import plain
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.math.problems import INSTRUCTION, SETS, Problem, load_problems
 from longdecode.evals.tasks.reasoning import ReasoningTask
@@ -23,7 +24,7 @@ MINERVA_RELATIVE = 1e-4
 SHORT = {"gsm8k": ("gsm8k", 512), "math500_greedy": ("math500", 2048)}
 """Tasks that are decoded greedily, for models that do not reason at length: set, and most tokens of an answer."""
 _ONE_NUMBER = re.compile(r"[^\d\\(+\-.]*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?)[^\d\\]*")
-"""A number and the plain words around it: ``18 dollars per day``, ``€2,125.00``."""
+"""A number and the plain words around it: ``18 dollars per day``, ``\\text{18 apples}``, ``€2,125.00``."""
 
 
 class MathTask(ReasoningTask):
@@ -71,7 +72,7 @@ class MathTask(ReasoningTask):
         gold, given = integer_answer(problem.gold), integer_answer(answer)
         if gold is not None and given is not None and problem.tolerance is None:
             return gold == given
-        if self.dataset == "gsm8k" and gold is not None and (found := _ONE_NUMBER.fullmatch(answer)):
+        if self.dataset == "gsm8k" and gold is not None and (found := _ONE_NUMBER.fullmatch(plain(answer))):
             return float(found[1].replace(",", "")) == gold
         checker = self._checker or shared_checker()
         wanted = str(gold) if self.dataset in ("aime24", "aime25", "gsm8k") else problem.gold
