@@ -137,7 +137,7 @@ def test_longbench_v2_says_what_it_lacks(tmp_path: Path, tokenizer: TextTokenize
     (tmp_path / "data.json").write_text('[{"question": "Q", "choice_A": "a", "answer": "A"}]')
     for source, why in (
         (None, "names no folder"),
-        (tmp_path, "none of LongBench v2: KeyError"),
+        (tmp_path, "row 1 lacks 'choice_B'"),
         (tmp_path / "x", "no f"),
     ):
         with pytest.raises(DataUnavailableError, match=rf"{why}.*hf download .*LongBench-v2.*data\.longbench_v2"):

@@ -24,8 +24,8 @@ def test_labels_apart_are_named_once_by_their_kind() -> None:
 def test_every_page_names_them() -> None:
     page = make_environment().get_template("data.html")
     common = {
-        "profile": "p", "page": "data.html", "heading": "Data", "description": "", "cite": "", "has_quality": True,
-        "has_speed": False, "code": "", "data_line": "", "source": "", "model_count": 1, "first_model": "m",
+        "pilot": False, "profile": "p", "page": "data.html", "heading": "Data", "description": "", "cite": "",
+        "has_quality": True, "has_speed": False, "code": "", "data_line": "", "source": "", "model_count": 1, "first_model": "m",
         **dict.fromkeys(("files", "score_pages", "csv", "model_words", "papers", "suites", "families"), ()),
     }  # fmt: skip
     text = page.render(**common, tuning=status(("tidal", "untuned"), ("quest", "tuned")))
