@@ -25,7 +25,8 @@ def test_every_page_names_them() -> None:
     page = make_environment().get_template("data.html")
     common = {
         "pilot": False, "profile": "p", "page": "data.html", "heading": "Data", "description": "", "cite": "",
-        "has_quality": True, "has_speed": False, "code": "", "data_line": "", "source": "", "model_count": 1, "first_model": "m",
+        "has_quality": True, "has_speed": False, "code": "", "data_line": "", "source": "", "model_count": 1,
+        "first_model": "m",
         **dict.fromkeys(("files", "score_pages", "csv", "model_words", "papers", "suites", "families"), ()),
     }  # fmt: skip
     text = page.render(**common, tuning=status(("tidal", "untuned"), ("quest", "tuned")))
