@@ -65,7 +65,7 @@ manifest: $(STAMP) ## Write the manifests of PROFILE anew, for evidence that was
 	$(BIN)/python -m longdecode.evals.manifest write $(wildcard results/$(PROFILE) reports/$(PROFILE))
 
 settle: ## Date PROFILE's committed results in the order of their making (git keeps no times), so that a run adds to them
-	@find smollm2/weights miniature/weights $(wildcard heads/weights) -type f -exec touch -c -t 200001010000 {} +
+	@find models/smollm2-long models/miniature/weights $(wildcard models/draft_heads) -type f -exec touch -c -t 200001010000 {} +
 	@for rooms in "identification tuning heads" gate "records speed retrospection generation"; do \
 		sleep 1; for room in $$rooms; do find results/$(PROFILE)/$$room -type f -exec touch -c {} + 2>/dev/null || true; done; done
 

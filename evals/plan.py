@@ -184,7 +184,7 @@ class Plan:
         """Files that rules of this run make and that its configuration names, and forks that another is to train."""
         forks = (f"{path}/model.safetensors" for path in sorted(self._forks))
         heads = [f"{self.results}/heads/{model}/{made}/heads.json" for model in self.run.models for made in HEADS]
-        shipped = (f"heads/weights/{model}/heads.json" for model in self.run.models)
+        shipped = (f"models/draft_heads/{model}/heads.json" for model in self.run.models)
         return [*self.role_files, *forks, *heads, *shipped]
 
     @cached_property
@@ -305,7 +305,7 @@ class Plan:
     @cached_property
     def adaptation_code(self) -> str:
         """Hash of the code that can change a fork or its locality."""
-        return self.folder_hash("adaptation", "engine", "methods") if self.forks or self.locality else ""
+        return self.folder_hash("training/forks", "engine", "methods") if self.forks or self.locality else ""
 
     def folder_hash(self, *folders: str) -> str:
         """Hash the files in folders of the project, weights that ship left out."""
@@ -316,7 +316,7 @@ class Plan:
     @cached_property
     def identification_code(self) -> str:
         """Hash of the code that can change roles or overlaps."""
-        return self.folder_hash("identification", "engine") if self.role_files or self.overlap else ""
+        return self.folder_hash("training/roles", "engine") if self.role_files or self.overlap else ""
 
     def retrospection_settings(self, model: str) -> str:
         """Return all settings that a model's retrospection depends on."""

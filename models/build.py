@@ -74,7 +74,7 @@ def convert(file: Path, source: Source, folder: Path, adaptor: Path | None = Non
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": ends if ends[1:] else ends[0]}
     tensors = read_tensors(reader, file, torch.float32 if adaptor else torch.bfloat16)
     if adaptor:
-        from longdecode.smollm2.adaptor import merge, read_adaptor
+        from longdecode.training.long_context.adaptor import merge, read_adaptor
 
         factors, scale, changes = read_adaptor(adaptor)
         tensors = {
@@ -142,7 +142,7 @@ def _require_room(source: Source, found: Found, folder: Path) -> None:
 
 
 def _shipped_adaptor() -> Path:
-    from longdecode.smollm2.adaptor import SHIPPED
+    from longdecode.training.long_context.adaptor import SHIPPED
 
     return SHIPPED
 

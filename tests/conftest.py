@@ -195,7 +195,7 @@ def byte_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers whose tokens are bytes, in transformers' format."""
     from safetensors.torch import save_file
 
-    from longdecode.miniature.tokenizer import byte_tokenizer
+    from longdecode.training.miniature.tokenizer import byte_tokenizer
 
     folder = tmp_path_factory.mktemp("byte_llama")
     generator = torch.Generator().manual_seed(SEED)

@@ -44,7 +44,7 @@ from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.offloaded_cache import OffloadedCache
 from longdecode.methods.shadowkv.cache import ShadowCache
-from longdecode.smollm2.books import manifest
+from longdecode.training.long_context.books import manifest
 
 _STRIDE = 0.6180339887498949
 """Of the room that a book has for windows, from one window's start to the next: spreads any number of them."""

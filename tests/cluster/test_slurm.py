@@ -64,7 +64,7 @@ def test_tiny_on_slurm_has_the_rows_of_a_local_run(tmp_path: Path, slurm: Callab
     local, cluster = tmp_path / "local", tmp_path / "cluster"
     for folder in (local, cluster):
         folder.mkdir()
-        (folder / "miniature").symlink_to(ROOT / "miniature")
+        (folder / "models").symlink_to(ROOT / "models")
     reference = os.environ.get("LONGDECODE_TINY_RESULTS")
     if reference is None:
         subprocess.run(snakemake(local, "--cores", "8", "--resources", "gpu=1"), check=True)
@@ -100,14 +100,14 @@ def test_tiny_on_slurm_has_the_rows_of_a_local_run(tmp_path: Path, slurm: Callab
 def test_the_generic_profile_on_slurm_queues_a_killed_job_again(tmp_path: Path, slurm: Callable[[str], None]) -> None:
     config = tmp_path / "trial.yaml"
     suite = {"contexts": [1024], "samples": 24, "batch": 1, "tasks": ["mini_recall_single"]}
-    values = {"profile": "trial", "device": "cpu", "models": {"miniature": {"path": "miniature/weights"}}}
+    values = {"profile": "trial", "device": "cpu", "models": {"miniature": {"path": "models/miniature/weights"}}}
     values |= {"methods": {"full": {}, "quest": {}}, "budgets": [0.25], "suites": {"mini_recall": suite}}
     config.write_text(yaml.safe_dump(values))
     summary = "results/trial/summary.csv"
 
     def command(folder: Path, *arguments: str) -> list[str]:
         folder.mkdir()
-        for name in ("miniature", "profiles"):
+        for name in ("models", "profiles"):
             (folder / name).symlink_to(ROOT / name)
         places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder), "--configfile", str(config)]
         return [sys.executable, "-m", "snakemake", *places, *arguments, "--", summary]

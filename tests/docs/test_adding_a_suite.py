@@ -33,7 +33,7 @@ def test_the_page_s_suite_is_found_and_scored(monkeypatch: pytest.MonkeyPatch, t
     values = {
         "profile": "p",
         "device": "cpu",
-        "models": {"mini": {"path": str(ROOT / "miniature" / "weights")}},
+        "models": {"mini": {"path": str(ROOT / "models" / "miniature" / "weights")}},
         "methods": {"full": {}},
         "budgets": [0.5],
         "suites": {"copy_back": {"contexts": [128], "samples": 1}},

@@ -16,7 +16,7 @@ from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tasks.windows import has_tokens, window
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
-MINIATURE = Path(__file__).resolve().parents[2] / "miniature" / "weights"
+MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 # Prompt, forced text, expected items and length of sample 2 at seed 0, as the records of results/h200 were made from.
 BEFORE = {
     ("mini_recall_single", 2048): "5e240dec450ecdc1", ("mini_recall_single", 16384): "939e83a958afa08a",

@@ -277,11 +277,11 @@ def test_damaged_checkpoints(place: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_misspelt_folder_is_not_taken_for_a_model_of_the_hub(place: Path) -> None:
-    shutil.move(place / "checkpoint", place / "miniature" / "weights")
-    good = BASE.replace("checkpoint", "miniature/weights")
+    shutil.move(place / "checkpoint", place / "models" / "miniature" / "weights")
+    good = BASE.replace("checkpoint", "models/miniature/weights")
     assert good != BASE
     run(good)
-    with pytest.raises(LongDecodeError, match="no folder minature/weights here; nearest folder: miniature/weights"):
+    with pytest.raises(LongDecodeError, match="no folder minature/weights here; nearest folder: models/miniature/weights"):
         run(good.replace("miniature", "minature"))
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def values(**more: Any) -> dict[str, Any]:
     return {
         "profile": "trial",
-        "models": {"miniature": {"path": str(ROOT / "miniature" / "weights")}},
+        "models": {"miniature": {"path": str(ROOT / "models" / "miniature" / "weights")}},
         "methods": {"full": {}, "tova": {}, "tidal": {"by_model": {"miniature": {"recent_tokens": 8}}},
                     "streaming": {}},
         "budgets": [0.25],

@@ -16,7 +16,7 @@ from longdecode.evals.run_config import build_run_config
 from longdecode.evals.storage import read_records
 from longdecode.methods.registry import get_method
 
-MINIATURE = Path(__file__).parents[2] / "miniature" / "weights"
+MINIATURE = Path(__file__).parents[2] / "models" / "miniature" / "weights"
 
 
 @pytest.mark.parametrize("name", ["quest", "streaming", "tidal", "duo"])

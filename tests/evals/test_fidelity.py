@@ -26,7 +26,7 @@ from longdecode.evals.tasks.pg19_long.suite import repeated
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer
 from longdecode.methods.registry import get_method
-from longdecode.miniature import tokenizer as miniature_tokenizer
+from longdecode.training.miniature import tokenizer as miniature_tokenizer
 
 
 def byte_tokenizer() -> TextTokenizer:

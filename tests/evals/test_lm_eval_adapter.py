@@ -31,7 +31,7 @@ from longdecode.evals.lm_eval_adapter.arguments import batches, cut_before, read
 from longdecode.evals.lm_eval_adapter.model import LongDecodeLM
 from longdecode.evals.tasks.registry import get_task
 
-WEIGHTS = Path(__file__).resolve().parents[2] / "miniature" / "weights"
+WEIGHTS = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 CONTEXT = 320
 TASKS = {
     "recall_written": """

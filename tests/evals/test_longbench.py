@@ -279,7 +279,7 @@ def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pyte
     values = {
         "profile": "real",
         "device": "cpu",
-        "models": {"mini": {"path": str(ROOT / "miniature" / "weights")}},
+        "models": {"mini": {"path": str(ROOT / "models" / "miniature" / "weights")}},
         "methods": {"full": {}},
         "budgets": [0.5],
         "suites": {"longbench": suite},
@@ -292,7 +292,7 @@ def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pyte
     for record, line in zip(records, (tmp_path / "data" / "qmsum.jsonl").open(encoding="utf-8"), strict=False):
         assert (record.metric, record.data_source, len(record.output_ids or ())) == ("rouge_l", "real", 48)
         sample = get_task("longbench_qmsum", {"longbench": tmp_path / "data"}).samples(
-            2048, 2, 0, load_tokenizer(ROOT / "miniature" / "weights")
+            2048, 2, 0, load_tokenizer(ROOT / "models" / "miniature" / "weights")
         )[record.sample_index]
         assert sample.meta[0] == tuple(json.loads(line)["answers"])
         assert record.score == get_task("longbench_qmsum").score(sample, record.output_text or "", ()).value

@@ -26,7 +26,7 @@ from longdecode.evals.tasks.question import Reasked, encoded
 from longdecode.evals.tasks.registry import describe, folder_of, get_suite, get_task, suite_names, suite_tasks
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
-MINIATURE = Path(__file__).resolve().parents[2] / "miniature" / "weights"
+MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 TRIMMING = (
     "<s>{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}[end]{% endfor %}"
     "{% if add_generation_prompt %}[bot]{% endif %}"

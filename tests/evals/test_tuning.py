@@ -30,7 +30,7 @@ from longdecode.evals.tuning_spec import (
 from longdecode.methods.registry import load_card
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = ROOT / "miniature" / "tuning.json"
+SHIPPED = ROOT / "models" / "miniature" / "tuning.json"
 CONTEXT = 768
 TASKS = ["tuning_lookup_20"]
 
@@ -38,7 +38,7 @@ TASKS = ["tuning_lookup_20"]
 def values(**more: Any) -> dict[str, Any]:
     return {
         "profile": "trial", "device": "cpu", "dtype": "float32",
-        "models": {"miniature": {"path": str(ROOT / "miniature" / "weights")}},
+        "models": {"miniature": {"path": str(ROOT / "models" / "miniature" / "weights")}},
         "methods": {"full": {}, "streaming": {}, "tidal": {}},
         "budgets": [0.25],
         "suites": {"mini_recall": {"contexts": [256], "samples": 1, "tasks": ["mini_recall_single"]}},
@@ -134,7 +134,7 @@ def _prompt(run: RunConfig) -> str:
     from longdecode.evals.fairness import prompt_hash
     from longdecode.evals.tokenizing import load_tokenizer
 
-    tokenizer = load_tokenizer(ROOT / "miniature" / "weights")
+    tokenizer = load_tokenizer(ROOT / "models" / "miniature" / "weights")
     return prompt_hash(get_task("mini_recall_single").samples(256, 1, run.seed, tokenizer)[0])
 
 
@@ -205,7 +205,7 @@ def test_a_knob_of_the_model_that_was_not_tuned_along_is_untuned_and_another_var
     by_hand = standing_of("lychee", tuned | {"retrieval_heads": 3}, "lychee", "miniature", known)
     assert (by_hand.kind, by_hand.reason) == ("untuned", "retrieval_heads = 3, tuned with None")
     roles = standing_of("lychee", tuned | {"roles": "other.json"}, "lychee", "miniature", known)
-    assert roles.kind == "tuned" and roles.reason.startswith("roles = 'other.json', tuned with 'miniature/roles")
+    assert roles.kind == "tuned" and roles.reason.startswith("roles = 'other.json', tuned with 'models/miniature/roles")
 
 
 def test_a_label_that_names_every_suite_stands_beside_the_others(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_label_that_names_every_suite_stands_beside_the_others(tmp_path: Path)
 
 
 def test_a_label_is_not_judged_on_a_model_that_it_does_not_run_on() -> None:
-    weights = {"path": str(ROOT / "miniature" / "weights")}
+    weights = {"path": str(ROOT / "models" / "miniature" / "weights")}
     methods = {"full": {}, "tidal": {"by_model": {"other": {"reselect_layer": 4}}},
                "streaming": {"models": ["miniature"]}}  # fmt: skip
     require_fair(build_run_config(values(models={"miniature": weights, "other": weights}, methods=methods, tuning=None),
@@ -295,7 +295,7 @@ def test_the_shipped_record_is_of_the_shipped_model_and_chooses_what_scored_most
     from longdecode.evals.provenance import checkpoint_hash
 
     known = read_tuning(SHIPPED)
-    assert known.model_hash == checkpoint_hash(ROOT / "miniature" / "weights")
+    assert known.model_hash == checkpoint_hash(ROOT / "models" / "miniature" / "weights")
     for method, tuned in known.methods.items():
         scores = {repr(trial.setting): trial.value or 0.0 for trial in tuned.trials}
         assert set(tuned.chosen) == {knob.name for knob in load_card(method).tuned_knobs}

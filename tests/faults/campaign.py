@@ -63,8 +63,8 @@ class Campaign:
     """
 
     def __init__(self, place: Path, seed: int):
-        from longdecode.miniature.checkpoint import save_checkpoint
-        from longdecode.miniature.model import Miniature, MiniatureShape
+        from longdecode.training.miniature.checkpoint import save_checkpoint
+        from longdecode.training.miniature.model import Miniature, MiniatureShape
 
         torch.set_num_threads(1)  # a forked job would wait for ever for threads that only its parent has
         self.random = random.Random(seed)

@@ -31,7 +31,7 @@ CONFIG = ModelConfig(
     family="llama", vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4, num_kv_heads=2,
     head_dim=16, max_positions=4096, rope={"rope_theta": 10_000.0},
 )  # fmt: skip
-MINIATURE = Path(__file__).resolve().parents[2] / "miniature" / "weights"
+MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 METHODS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "tokenswift": ("tokenswift", 40, {"heads": "random:1", "ngrams": 6}),
     "tokenswift_lag": ("tokenswift", 56, {"heads": "random:1", "ngrams": 3, "tree": "2,2", "ngram_lag": 4}),

@@ -51,7 +51,7 @@ def _require(name: str) -> None:
 
 
 def test_smollm2_writes_sense(built: Callable[[str], Path]) -> None:
-    from longdecode.smollm2.running import Request, answer, full_generator
+    from longdecode.training.long_context.running import Request, answer, full_generator
 
     folder = built("smollm2")
     tokenizer = load_tokenizer(folder)

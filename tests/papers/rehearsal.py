@@ -156,7 +156,7 @@ class Rehearsal:
         return [record for file in files for record in read_records(file, Record)]
 
     def _train_heads(self, config: RunConfig) -> None:
-        """Train draft heads by a recipe of this size; heads/recipe.yaml has the paper's, for a GPU."""
+        """Train draft heads by a recipe of this size; training/draft_heads/recipe.yaml has the paper's, for a GPU."""
         recipe = self.place / "recipe.yaml"
         recipe.write_text(yaml.safe_dump({"default": RECIPE}))
         for model, spec in config.models.items():
@@ -165,7 +165,7 @@ class Rehearsal:
             sets = sorted(str(path.parent.relative_to(folder)) for path in named if folder in path.parents)
             if sets:
                 self._do(
-                    "longdecode.heads.train", "--model", spec.path, "--name", model, "--sets", *sets,
+                    "longdecode.training.draft_heads.train", "--model", spec.path, "--name", model, "--sets", *sets,
                     "--books", str(config.data["pg19"]), "--recipe", str(recipe), "--device", "cpu",
                     "--output", str(folder),
                 )  # fmt: skip

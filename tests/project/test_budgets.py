@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYOUT = frozenset(
     (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 )
-TRAINED = ("models", "identification", "heads", "adaptation", "miniature", "smollm2")
+TRAINED = ("models", "training")
 BUDGETS: dict[tuple[str, ...], int] = {
     ("engine",): 3_400,
     ("kernels",): 7_600,

@@ -254,7 +254,7 @@ def test_reads_of_a_score_table_are_bytes_with_the_selectors(run_folder: Path, p
 
 def test_the_traffic_page_says_whose_selector_reads_kept_keys_again(pages: dict[str, Page]) -> None:
     """At equal bytes such a method keeps fewer tokens than a window, because of these kernels and not of its idea."""
-    config = read_config(Path(__file__).parents[2] / "miniature" / "weights")
+    config = read_config(Path(__file__).parents[2] / "models" / "miniature" / "weights")
     for name in ("h2o", "tova"):
         bytes_ = get_method(name).from_budget(256, config).traffic(4096, 2)
         assert 2 * bytes_.metadata_bytes == bytes_.kv_bytes

@@ -18,7 +18,7 @@ from longdecode.reporting.excerpts import pieces, shown, spans
 from longdecode.reporting.results import Results, load_results
 from longdecode.reporting.samples import PromptMismatchError, SampleReader, Side
 
-WEIGHTS = Path(__file__).parents[2] / "miniature" / "weights"
+WEIGHTS = Path(__file__).parents[2] / "models" / "miniature" / "weights"
 TASK, CONTEXT, SEED = "mini_longgen_15", 1024, 7
 EVIL = "<script>alert(1)</script>\x00\x1b[31m\u202e"
 

@@ -24,7 +24,7 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def setup_of(model: str, params: str, budget: str, tokens: int, context: int, kind: str = "lychee") -> Setup | None:
-    config = {"models": {"miniature": {"path": "miniature/weights"}}}
+    config = {"models": {"miniature": {"path": "models/miniature/weights"}}}
     row = {"model": model, "params": params, "budget": budget, "budget_tokens": tokens, "context": context}
     found = setups(
         Results("p", config, "", EMPTY, EMPTY, EMPTY, [], frozenset(), None),
@@ -35,7 +35,7 @@ def setup_of(model: str, params: str, budget: str, tokens: int, context: int, ki
 
 
 def test_what_is_scored_and_what_is_timed_differ_and_say_so() -> None:
-    roles = '{"roles": "miniature/roles/hardkuma.json", "block_size": 16, "sink_tokens": 16, "recent_tokens": 32}'
+    roles = '{"roles": "models/miniature/roles/hardkuma.json", "block_size": 16, "sink_tokens": 16, "recent_tokens": 32}'
     scored = setup_of("miniature", roles, "0.1", 205, 2048)
     timed = setup_of("llama3-8b", "{}", "4096", 4096, 131072)
     assert scored == Setup(16 / 48, 16, 0.1) and timed == Setup(32 / 256, 64, 0.03125)
@@ -71,7 +71,7 @@ def test_budgets_in_tokens_and_in_bytes_that_came_to_one_run_are_one_row() -> No
             "subject": "streaming", "params": "{}", "context": 131072, "batch": 1, "ratio": 1.4, "ratio_low": 1.4,
             "ratio_high": 1.4}  # fmt: skip
     steps = pd.DataFrame([step | {"budget": str(n), "budget_tokens": n} for n in (65536, 32768)])
-    config = {"models": {"miniature": {"path": "miniature/weights"}}}
+    config = {"models": {"miniature": {"path": "models/miniature/weights"}}}
     summary = pd.DataFrame([place | row for row in rows])
     results = Results("p", config, "", summary, EMPTY, EMPTY, [], frozenset(), None, speed=SimpleNamespace(table=steps))
     found = matched(results)
@@ -97,7 +97,7 @@ def test_layers_that_read_everything_count_as_whole_heads() -> None:
 def test_a_built_model_is_found_where_it_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LONGDECODE_CACHE", str(tmp_path))
     (tmp_path / "smollm2-long").mkdir()
-    shutil.copy(ROOT / "miniature/weights/config.json", tmp_path / "smollm2-long")
+    shutil.copy(ROOT / "models/miniature/weights/config.json", tmp_path / "smollm2-long")
     row = {"model": "s", "params": "{}", "budget": "1024", "budget_tokens": 1024, "context": 32768, "kind": "quest"}
     config = {"models": {"s": {"path": "smollm2-long"}}}
     results = Results("p", config, "", EMPTY, EMPTY, EMPTY, [], frozenset(), None)

@@ -32,7 +32,7 @@ def _environment() -> dict[str, str]:
 @pytest.fixture
 def command(tmp_path: Path) -> Command:
     """Maker of a Snakemake command line whose results land in the test's folder, the shipped model and roles beside."""
-    (tmp_path / "miniature").symlink_to(ROOT / "miniature")
+    (tmp_path / "models").symlink_to(ROOT / "models")
 
     def make(*arguments: str, profile: str = "default") -> list[str]:
         places = ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
@@ -81,7 +81,7 @@ def write_config(tmp_path: Path) -> Callable[..., Path]:
         values: dict[str, Any] = {
             "profile": "trial",
             "device": "cpu",
-            "models": {"random": {"path": "miniature/weights"}},
+            "models": {"random": {"path": "models/miniature/weights"}},
             "methods": {"full": {}, "quest": {}},
             "budgets": [0.25, 0.5],
             "suites": {"mini_recall": {"contexts": [1024], "samples": 4, "batch": 1, "tasks": ["mini_recall_single"]}},

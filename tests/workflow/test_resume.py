@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from longdecode.miniature.checkpoint import save_checkpoint
-from longdecode.miniature.model import Miniature, MiniatureShape
+from longdecode.training.miniature.checkpoint import save_checkpoint
+from longdecode.training.miniature.model import Miniature, MiniatureShape
 
 pytestmark = pytest.mark.slow
 SUMMARY = "results/trial/summary.csv"

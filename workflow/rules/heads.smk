@@ -3,7 +3,7 @@ from longdecode.evals.plan import HEADS
 UNSHIPPED = [
     name
     for name in RUN.models
-    if not Path(f"heads/weights/{name}/heads.json").is_file()
+    if not Path(f"models/draft_heads/{name}/heads.json").is_file()
 ]
 
 
@@ -42,19 +42,19 @@ rule train_heads:
         revision=lambda wildcards: RUN.models[wildcards.model].revision,
         books=str(RUN.data["pg19"]) if RUN.data.get("pg19") else None,
         device=RUN.device,
-        code=PLAN.folder_hash("heads"),
+        code=PLAN.folder_hash("training/draft_heads"),
     script:
         "../scripts/train_heads.py"
 
 
 rule ship_heads:
-    """Copy a model's TokenSwift heads to heads/weights, in bfloat16 and with a card; what is there already stays."""
+    """Copy a model's TokenSwift heads to models/draft_heads, in bfloat16 and with a card; what is there already stays."""
     input:
         f"{RESULTS}/heads/{{model}}/chained/zero/heads.json",
     output:
-        "heads/weights/{model}/heads.json",
-        "heads/weights/{model}/heads.safetensors",
-        "heads/weights/{model}/README.md",
+        "models/draft_heads/{model}/heads.json",
+        "models/draft_heads/{model}/heads.safetensors",
+        "models/draft_heads/{model}/README.md",
     log:
         f"{RESULTS}/logs/heads/{{model}}-shipped.log",
     wildcard_constraints:

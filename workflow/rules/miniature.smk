@@ -14,7 +14,7 @@ rule miniature_train:
         gpu=1,
     params:
         books=RUN.data.get("pg19"),
-        code=PLAN.folder_hash("miniature"),
+        code=PLAN.folder_hash("training/miniature"),
     script:
         "../scripts/train_miniature.py"
 
@@ -22,7 +22,7 @@ rule miniature_train:
 rule miniature_seed:
     """Train one more miniature from another seed, to 8,192 tokens (a GPU; some two minutes on an H200): a model `{path: miniature-seed1}` asks for it."""
     input:
-        plan=str(ROOT / "miniature" / "curriculum-8k.yaml"),
+        plan=str(ROOT / "training" / "miniature" / "curriculum-8k.yaml"),
     output:
         f"{cache_root()}/miniature-seed{{seed,[0-9]+}}/model.safetensors",
     log:
@@ -34,6 +34,6 @@ rule miniature_seed:
         gpu=1,
     params:
         books=RUN.data.get("pg19"),
-        code=PLAN.folder_hash("miniature"),
+        code=PLAN.folder_hash("training/miniature"),
     script:
         "../scripts/train_miniature.py"

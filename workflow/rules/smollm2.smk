@@ -1,6 +1,6 @@
 # The module that reads the adaptor imports torch, which planning does without.
-SHIPPED = ROOT / "smollm2" / "weights"
-SMOLLM2_CODE = PLAN.folder_hash("smollm2")
+SHIPPED = ROOT / "models" / "smollm2-long"
+SMOLLM2_CODE = PLAN.folder_hash("training/long_context")
 TRAINED = Path("results/smollm2/adaptor")
 ADAPTOR = [
     str((SHIPPED if SHIPPED.is_dir() else TRAINED) / name)

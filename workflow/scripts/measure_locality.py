@@ -5,7 +5,7 @@ from pathlib import Path
 from job_log import logged
 
 with logged(snakemake):
-    from longdecode.adaptation.locality import measure_locality
+    from longdecode.training.forks.locality import measure_locality
     from longdecode.evals.run_config import build_run_config, granted
 
     config = granted(build_run_config(snakemake.config, "configuration", check_params=False), snakemake.resources.gpu)

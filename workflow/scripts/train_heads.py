@@ -6,8 +6,8 @@ from job_log import logged
 
 with logged(snakemake):
     from longdecode.engine.config_reader import resolve_checkpoint
-    from longdecode.heads.recipe import STARTS, load_recipe
-    from longdecode.heads.train import train_heads
+    from longdecode.training.draft_heads.recipe import STARTS, load_recipe
+    from longdecode.training.draft_heads.train import train_heads
 
     asked = snakemake.wildcards
     train_heads(

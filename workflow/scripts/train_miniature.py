@@ -6,7 +6,7 @@ from pathlib import Path
 from job_log import logged
 
 with logged(snakemake):
-    from longdecode.miniature.train import main
+    from longdecode.training.miniature.train import main
 
     books = snakemake.params.books or "emozilla/pg19"
     target = Path(snakemake.output[0]).parent

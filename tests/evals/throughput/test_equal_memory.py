@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from longdecode.adaptation.traces import EMPTY, Trace
+from longdecode.training.forks.traces import EMPTY, Trace
 from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
 from longdecode.engine.weights import random_decoder
 from longdecode.evals import gate

@@ -47,7 +47,7 @@ def run_of(**changes: Any) -> RunConfig:
     }  # fmt: skip
     values = {
         "profile": "own", "device": "cpu", "dtype": "float32", "seed": 1, "budgets": [64], "methods": METHODS,
-        "models": {"miniature": {"path": str(ROOT / "miniature/weights")}},
+        "models": {"miniature": {"path": str(ROOT / "models/miniature/weights")}},
         "suites": {"mini_recall": {"contexts": [256], "samples": 1}}, "throughput": {"own_choices": settings},
     }  # fmt: skip
     return build_run_config(values, "test")
@@ -103,7 +103,7 @@ def test_rows_are_windows_of_text_that_do_not_depend_on_the_batch() -> None:
 def test_losses_are_those_of_plain_decoding(timed: dict[str, SpeedRecord]) -> None:
     """Steps timed in blocks are one generation: every label's loss is the engine's on the same words."""
     bench = bench_of(run_of())
-    decoder = load_decoder(ROOT / "miniature/weights", device=CPU, dtype=torch.float32)
+    decoder = load_decoder(ROOT / "models/miniature/weights", device=CPU, dtype=torch.float32)
     scored = spec_of(run_of()).scored
     for label, spec in run_of().methods.items():
         budget = 64 if spec.takes_budget else None
@@ -139,7 +139,7 @@ def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, Sp
     assert 0 < far.params["miss_rate"] < 1 and far.params["loss"] != own.params["loss"]
     # The same prompt read by full attention, then NOSA's steps on it.
     bench = bench_of(run_of())
-    decoder = load_decoder(ROOT / "miniature/weights", device=CPU, dtype=torch.float32)
+    decoder = load_decoder(ROOT / "models/miniature/weights", device=CPU, dtype=torch.float32)
     method = get_method("nosa").from_budget(64, decoder.config, block_size=8, heads="random:1")
     generator, requests = Generator(decoder), bench._requests(384, 2)
     scored = spec_of(run_of()).scored
@@ -187,7 +187,7 @@ def test_the_plan_makes_models_and_gates_first() -> None:
     assert launches_of(run, "far")["miniature"].context == 384
     assert [m for m, labels in run.throughput.timed_on().items() if "shadow" in labels] == ["miniature"]
     files = Plan(run, ROOT).timed_files("own_choices")
-    assert any(path.endswith("miniature/weights/model.safetensors") for path in files)
+    assert any(path.endswith("models/miniature/weights/model.safetensors") for path in files)
 
 
 def test_a_fork_that_another_run_is_to_train_is_asked_for_by_the_jobs_that_need_it(

@@ -1,0 +1,55 @@
+"""The shipped checkpoint: small, loadable by ``transformers``, and what the trainer's own forward pass computes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from longdecode.training.miniature.model import Miniature, MiniatureShape
+from longdecode.training.miniature.tokenizer import END_OF_TEXT_ID, byte_tokenizer
+
+WEIGHTS = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
+
+
+def test_weights_fit_sixteen_mebibytes_and_the_parameter_limit() -> None:
+    assert (WEIGHTS / "model.safetensors").stat().st_size <= 16 * 2**20
+    with safe_open(WEIGHTS / "model.safetensors", "pt") as tensors:
+        names = list(tensors.keys())
+        assert sum(tensors.get_tensor(name).numel() for name in names) <= 8_390_000
+        assert {tensors.get_tensor(name).dtype for name in names} == {torch.bfloat16}
+
+
+def test_config_on_disk_is_the_trainers() -> None:
+    assert json.loads((WEIGHTS / "config.json").read_text()) == MiniatureShape().config_json()
+
+
+def test_transformers_loads_it_and_agrees_with_the_trainer() -> None:
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    reference = LlamaForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS)
+    text = "The old mill stood [kxqz=4821] by the river.\n? kxqz\nkxqz=4821\n"
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    assert ids[0].tolist() == list(text.encode())
+    trainer = Miniature(MiniatureShape(), compiled=False)
+    state = {name: value for name, value in reference.state_dict().items() if name != "lm_head.weight"}
+    trainer.load_state_dict(state)
+    with torch.no_grad():
+        expected, got = reference(ids).logits, trainer(ids)
+    # The trainer multiplies in bfloat16: eight bits of mantissa over twelve layers.
+    assert (expected - got).norm() / expected.norm() < 0.03
+    answer = text.index("4821\n")
+    assert expected[0, answer - 1 : answer + 3].argmax(-1).tolist() == list(b"4821")
+
+
+@pytest.mark.parametrize("text", ["plain", "[abcd=0123] \n? ", "caf\u00e9 \u4e2d\n\t"])
+def test_tokens_are_bytes(text: str) -> None:
+    for tokenizer in (byte_tokenizer(), Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))):
+        assert tokenizer.encode(text).ids == list(text.encode())
+        assert tokenizer.decode(list(text.encode())) == text
+        assert tokenizer.token_to_id("<|endoftext|>") == END_OF_TEXT_ID

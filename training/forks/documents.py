@@ -1,0 +1,71 @@
+"""Training and held-out documents of a fork: a function of seed, step and row alone, so that training resumes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from longdecode.engine.errors import DataUnavailableError
+from longdecode.engine.file_lock import FileLock
+from longdecode.evals.adaptation_spec import AdaptationRun
+from longdecode.evals.tokenizing import load_tokenizer
+
+_WAIT_SECONDS = 600.0
+
+Document = tuple[np.ndarray, np.ndarray]
+"""Ids ``[length]`` int64 and their weights in the loss ``[length]`` float32; answers weigh most."""
+Maker = Callable[[random.Random, int, float], Document]
+"""Make a document of a length, a look-up with a certain probability."""
+
+
+def makers(run: AdaptationRun, folder: Path, data: Mapping[str, Any], scratch: Path) -> tuple[Maker, Maker]:
+    """Return makers of training and of held-out documents.
+
+    Args:
+        run: settings.
+        folder: the checkpoint, for its tokenizer.
+        data: folders of data sets by name; books are ``pg19``.
+        scratch: folder for the books' token ids.
+
+    Raises:
+        DataUnavailableError: the books are not there.
+    """
+    return _miniature() if run.data == "miniature" else _books(folder, data.get("pg19"), scratch)
+
+
+def _books(folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Maker]:
+    from longdecode.training.forks.lookups import ForkLibrary
+    from longdecode.training.long_context.books import load_ids, tokenise
+    from longdecode.training.long_context.documents import Weights
+
+    if not books:
+        raise DataUnavailableError("data.pg19 names no folder of books; training/long_context/books.yaml lists those needed")
+    ids = scratch / "books.npz"
+    scratch.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(scratch / "books.lock")  # forks that train side by side share one file
+    lock.acquire("writes the books' ids", wait_seconds=_WAIT_SECONDS)
+    try:
+        if not ids.is_file():
+            tokenise(Path(books), folder, ids)
+    finally:
+        lock.release()
+    tokenizer, weights = load_tokenizer(folder), Weights(0.3, 4.0)
+    train, unseen = (ForkLibrary(load_ids(ids, split), tokenizer, weights) for split in ("train", "unseen"))
+    return train.document, unseen.document
+
+
+def _miniature() -> tuple[Maker, Maker]:
+    """Look-ups, and generated stories in place of books; held-out ones are drawn with seeds of their own."""
+    from longdecode.training.miniature.documents import Library, document
+
+    library = Library(None)
+
+    def make(rng: random.Random, length: int, lookups: float) -> Document:
+        ids, weights = document(rng, {"lookups": lookups, "story": 1 - lookups}, length, library)
+        return ids.astype(np.int64), weights
+
+    return make, make

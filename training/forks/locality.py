@@ -1,0 +1,155 @@
+"""Measure what consecutive steps share on real text: overlap by layer and head, union, misses by slots; keep traces."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longdecode.training.forks.traces import EMPTY, Trace
+from longdecode.engine.attention import Selection
+from longdecode.engine.config_reader import resolve_checkpoint
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.device import resolve_device, resolve_dtype
+from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
+from longdecode.engine.generation import Generator, Request
+from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.engine.weights import load_decoder
+from longdecode.evals.adaptation_spec import LocalitySpec
+from longdecode.evals.datasets.books import read_books
+from longdecode.evals.generators.narrative import narrative
+from longdecode.evals.run_config import RunConfig
+from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+from longdecode.training.roles.artefacts import write_csv
+from longdecode.methods.prompt_selection import SelectivePrefill
+from longdecode.methods.registry import get_method
+from longdecode.training.long_context.books import manifest
+
+_TRACED = 2
+"""Documents whose traces are kept; a replay repeats them."""
+_DIGITS = 4
+"""Significant digits of a figure; over documents it spreads by 0.003 and more."""
+STATISTICS = ("gamma", "gamma_free", "worst", "union")
+"""Mean overlap of a step with the one before, over all blocks and over those not forced; its minimum; share of the
+blocks that all steps together read."""
+
+
+def columns(spec: LocalitySpec) -> tuple[str, ...]:
+    """Return the columns of locality.csv."""
+    misses = (f"misses_{slots}" for slots in spec.slots)
+    place = ("label", "model", "method", "text", "context", "budget", "document", "layer", "head", "steps")
+    return (*place, *STATISTICS, *misses)
+
+
+def record(method: SelectivePrefill, generator: Generator, requests: Sequence[Request]) -> np.ndarray:
+    """Decode the forced tokens of some requests and return the blocks read, ``[steps, L, B, H, K]`` uint16.
+
+    Raises:
+        UnsupportedCellError: a block number does not fit 16 bits.
+    """
+    made: list[Tensor] = []
+    choose = method.select
+
+    def recorded(layer: int, q: Tensor, state: DecodeState) -> Selection | None:
+        chosen = choose(layer, q, state)
+        assert chosen is not None
+        ids = chosen.indices.masked_fill(
+            torch.arange(chosen.indices.shape[2], device=q.device) >= chosen.counts[..., None], EMPTY
+        )
+        made.append(ids.to(torch.int32))  # stays on the device: a copy would wait for each layer
+        return chosen
+
+    setattr(method, "select", recorded)  # noqa: B010 - a method of an instance
+    try:
+        generator.run(requests, method)
+    finally:
+        del vars(method)["select"]
+    ids = torch.stack(made).cpu().numpy()
+    if ids.max() > EMPTY:
+        raise UnsupportedCellError(f"block {ids.max():,} in a trace; block numbers up to {EMPTY - 1:,} are recorded")
+    return ids.astype(np.uint16).reshape(-1, method.config.num_layers, *ids.shape[1:])
+
+
+def measure_locality(config: RunConfig, output: Path, device: str | None = None) -> None:
+    """Write locality.csv, and a trace a label beside it in ``traces/``.
+
+    Raises:
+        ConfigError: the configuration asks for none, or a label's method selects nothing.
+        LongDecodeError: a model or its text cannot be loaded.
+    """
+    spec = config.adaptation.locality
+    if spec is None:
+        raise ConfigError(f"{config.source}: no locality is configured (key 'adaptation.locality')")
+    rows: list[list[Any]] = []
+    with lease_gpu(resolve_device(device or config.device)) as target:
+        for label, model in spec.labels.items():
+            folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
+            decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
+            method = get_method(config.methods[label].method).from_budget(
+                spec.budget, decoder.config, **config.methods[label].params_of(model)
+            )
+            if not isinstance(method, SelectivePrefill):
+                raise ConfigError(f"{config.source}: {label} reads no listed blocks, so that nothing overlaps")
+            text, requests = requests_of(spec, load_tokenizer(folder), config.data.get("pg19"))
+            about = {
+                "label": label, "model": model, "method": method.name, "text": text, "context": spec.context,
+                "budget": spec.budget, "block_size": method.list_block, "forced": list(method.forced),
+            }  # fmt: skip
+            ids = record(method, Generator(decoder, cuda_graph=False), requests)
+            Trace(ids[:, :, :_TRACED], about).write(output.parent / "traces" / f"{label}.npz")
+            rows += locality_rows(spec, Trace(ids, about, target))
+    write_csv(output, columns(spec), rows, _DIGITS)
+
+
+def requests_of(spec: LocalitySpec, tokenizer: TextTokenizer, books: Path | None) -> tuple[str, list[Request]]:
+    """Return what the text is, and requests whose prompt and forced tokens are consecutive text.
+
+    Raises:
+        DataUnavailableError: too few books are long enough.
+    """
+    need = spec.context + spec.steps + 1
+    texts: Iterable[str]
+    if books is None:
+        drawn = (random.Random(f"locality {number}") for number in range(spec.samples))
+        texts, kind = (narrative(rng, need * 8, 0).prompt for rng in drawn), "generated"
+    else:
+        texts, kind = read_books(books, manifest()["unseen"]).values(), "books"
+    found = list(_long_enough(texts, tokenizer, need, spec.samples))
+    if len(found) < spec.samples:
+        raise DataUnavailableError(f"{books}: {len(found)} books of {need:,} tokens, {spec.samples} are needed")
+    cut = spec.context
+    return kind, [Request(tuple(ids[:cut]), 0, tuple(ids[cut:])) for ids in found]
+
+
+def locality_rows(spec: LocalitySpec, trace: Trace) -> list[list[Any]]:
+    """Return the rows of one label, one a document, layer and head."""
+    about = [trace.about[name] for name in ("label", "model", "method", "text", "context", "budget")]
+    whole = trace.overlaps()
+    tables = [whole.mean(axis=0), trace.free_overlaps().mean(axis=0), whole.min(axis=0), trace.union()]
+    # A method that lists tokens has no slots to speak of.
+    misses = trace.misses(spec.slots) if trace.about["block_size"] > 1 else [None] * len(spec.slots)
+    steps, layers, documents, heads, _ = trace.ids.shape
+    return [
+        [
+            *about, document, layer, head, steps, *(round(float(table[layer, document, head]), 5) for table in tables),
+            *("" if table is None else round(float(table[layer, document, head]), 5) for table in misses),
+        ]
+        for document, layer, head in np.ndindex(documents, layers, heads)
+    ]  # fmt: skip
+
+
+def _long_enough(texts: Iterable[str], tokenizer: TextTokenizer, need: int, samples: int) -> Iterator[list[int]]:
+    """Yield the first ``need`` tokens of up to ``samples`` texts that have as many."""
+    found = 0
+    for text in texts:
+        if found == samples:
+            return
+        ids = list(tokenizer.encode(text[: need * 12]))
+        if len(ids) >= need:
+            found += 1
+            yield ids[:need]

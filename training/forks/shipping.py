@@ -1,0 +1,102 @@
+"""Take a fork's importance heads out of it, and lay them beside a checkpoint.
+
+``python -m longdecode.training.forks.shipping --help``. The heads are kilobytes; a fork's low-rank factors are megabytes
+and stay where they were trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, resolve_checkpoint
+from longdecode.engine.disk import whole_folder
+from longdecode.engine.errors import CheckpointError, LongDecodeError
+from longdecode.training.roles.artefacts import write_text
+from longdecode.methods.importance_heads import TRAIN_COMMAND, read_heads
+
+_ABOUT = "run.json"
+_CARD = "README.md"
+
+
+def ship(fork: Path, output: Path) -> None:
+    """Write a fork's importance heads, their card and what they were trained with.
+
+    Args:
+        fork: a folder that ``nosa_train`` wrote.
+        output: a new folder, or one to be replaced.
+
+    Raises:
+        CheckpointError: the fork has no importance heads, or is not finished.
+    """
+    adaptor = fork / "adaptor"
+    if missing := [name for name in (IMPORTANCE_FILE, _ABOUT, _CARD) if not (adaptor / name).is_file()]:
+        raise CheckpointError(f"{adaptor} has no {', '.join(missing)}; a finished fork of nosa or dma is needed")
+    read_heads(adaptor / IMPORTANCE_FILE, read_config(fork / "model"))
+    run = json.loads((adaptor / _ABOUT).read_text(encoding="utf-8"))["settings"]
+    trained = (adaptor / _CARD).read_text(encoding="utf-8")
+    with whole_folder(output) as fresh:
+        shutil.copyfile(adaptor / IMPORTANCE_FILE, fresh / IMPORTANCE_FILE)
+        shutil.copyfile(adaptor / _ABOUT, fresh / _ABOUT)
+        write_text(
+            fresh / _CARD,
+            f"{trained}\n## What is here\n\n"
+            f"`{IMPORTANCE_FILE}`: the importance heads alone, for `{run['attention']}` with `heads: model` once they "
+            f"lie beside the weights of `{run['model']}`:\n\n"
+            "```bash\n"
+            f"python -m longdecode.training.forks.shipping attach {output} {run['model']} build/{run['model']}-heads\n"
+            "```\n\n"
+            "The low-rank factors and norms that were trained together with them are not here; "
+            f"`{TRAIN_COMMAND}` makes the whole fork. Scores of the fork do not hold for the heads on the checkpoint "
+            "as it was.\n",
+        )
+
+
+def attach(heads: Path, checkpoint: Path, output: Path) -> None:
+    """Write a checkpoint's folder with importance heads beside the weights, which are linked.
+
+    Args:
+        heads: a folder that ``ship`` wrote.
+        checkpoint: folder of the checkpoint that they were trained for.
+        output: a new folder, or one to be replaced; a configuration may name it as a model's path.
+
+    Raises:
+        CheckpointError: there are no heads, or they are of another shape.
+    """
+    read_heads(heads / IMPORTANCE_FILE, read_config(checkpoint))
+    with whole_folder(output) as fresh:
+        for file in checkpoint.iterdir():
+            if file.is_file() and file.name != IMPORTANCE_FILE:
+                (fresh / file.name).symlink_to(file.resolve())
+        shutil.copyfile(heads / IMPORTANCE_FILE, fresh / IMPORTANCE_FILE)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m longdecode.training.forks.shipping", description=__doc__)
+    acts = parser.add_subparsers(dest="act", required=True)
+    one = acts.add_parser("ship", help="take the heads out of a fork")
+    one.add_argument("fork", type=Path, help="such as results/nosa/forks/smollm2-long/nosa")
+    two = acts.add_parser("attach", help="lay heads beside a checkpoint's weights")
+    two.add_argument("heads", type=Path)
+    two.add_argument("checkpoint", help="folder, or a checkpoint that this project builds, such as smollm2-long")
+    for each in (one, two):
+        each.add_argument("output", type=Path)
+    asked = parser.parse_args(arguments)
+    try:
+        if asked.act == "ship":
+            ship(asked.fork, asked.output)
+        else:
+            attach(asked.heads, resolve_checkpoint(asked.checkpoint, None), asked.output)
+    except LongDecodeError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    print(asked.output)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

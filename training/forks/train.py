@@ -1,0 +1,296 @@
+"""Continue a dense checkpoint with sparse attention, resumably: ``python -m longdecode.training.forks.train --help``.
+
+Low-rank factors, norms and importance heads are trained, each fork from the same checkpoint on the same documents. The
+output is a small adaptor and the checkpoint with it merged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from longdecode.training.forks.artefacts import CURVE_COLUMNS, OVERLAP_COLUMNS, write_fork
+from longdecode.training.forks.documents import Document, Maker, makers
+from longdecode.training.forks.fork import load_fork
+from longdecode.engine.config_reader import resolve_checkpoint
+from longdecode.engine.device import device_name, resolve_device
+from longdecode.engine.errors import CheckpointError, ConfigError, LongDecodeError
+from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals import provenance
+from longdecode.evals.adaptation_spec import AdaptationRun
+from longdecode.evals.names import unknown_name
+from longdecode.evals.run_config import RunConfig, load_run_config
+
+_CLIP = 1.0
+_SAVE_SECONDS = 60.0
+_EAGER_STEPS = 3
+"""Steps before a step is captured: the optimizer's state and what kernels compile exist by then."""
+
+
+class Trainer:
+    """One fork in training: model, optimizer and history; ``fit`` goes on from where a state file left it."""
+
+    def __init__(self, run: AdaptationRun, folder: Path, device: torch.device):
+        self.run, self.device = run, device
+        self.model, self.fork = load_fork(run, folder, device)
+        self.factors = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        heads = dict(self.fork.heads.named_parameters()) if self.fork.heads else {}
+        groups = [{"params": list(self.factors.values()), "factor": 1.0}]
+        if heads:
+            groups.append({"params": list(heads.values()), "factor": run.importance_factor})
+        self.trained = self.factors | {f"importance.{name}": p for name, p in heads.items()}
+        cuda = device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=run.lr, weight_decay=0.0, betas=(0.9, 0.95), fused=cuda, capturable=cuda
+        )
+        self.curve: list[list[float]] = []
+        self.overlaps: list[list[float]] = []
+
+    def fit(self, train: Maker, held_out: Maker, state: Path) -> None:
+        """Train to the last step.
+
+        Args:
+            train: makes documents.
+            held_out: makes documents that no step sees.
+            state: file that a killed run goes on from.
+
+        Raises:
+            CheckpointError: the file belongs to other settings.
+        """
+        done, spent = self._restore(state)
+        clock, saved = time.monotonic() - spent, time.monotonic()
+        losses: list[Tensor] = []
+        advance = CapturedStep(self.advance) if self.device.type == "cuda" else self.advance
+        rates = [torch.zeros((), device=self.device) for _ in self.optimizer.param_groups]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate  # as a tensor: a captured step reads it anew
+        for step, documents in _prefetched(self.run, train, done):
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                rate.fill_(self.run.lr * group["factor"] * self._share(step))
+            losses.append(advance(*self._moved(documents)))
+            last = step + 1 == self.run.steps
+            if last or (step + 1) % self.run.log_every == 0:
+                seconds = time.monotonic() - clock
+                self._log(step + 1, torch.stack(losses).mean().item(), held_out, seconds)
+                losses = []
+                # Between two log entries a state would split the mean of the losses.
+                if last or time.monotonic() - saved > _SAVE_SECONDS:
+                    self._save(state, step + 1, seconds)
+                    saved = time.monotonic()
+
+    def advance(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Take a step on documents ``[R, T]`` int64 with weights ``[R, T]``; return its loss."""
+        loss, _ = self.loss(tokens, weights)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(list(self.trained.values()), _CLIP)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def loss(self, tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean of the documents' weighted losses, and the losses ``[R, T - 1]`` of their tokens.
+
+        All documents go through the model at once, and nothing waits for the device.
+        """
+        weights = weights[:, 1:]
+        causal = self.model.base_model.model
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            hidden = causal.model(tokens[:, :-1], use_cache=False).last_hidden_state
+            rows = zip(hidden, tokens[:, 1:], strict=True)
+            losses = torch.stack([_token_losses(causal.lm_head.weight, *row) for row in rows])
+        means = (losses * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-6)
+        return means.mean(), losses
+
+    def _moved(self, documents: Sequence[Document]) -> list[Tensor]:
+        """Return ids and weights of documents on the device, ``[R, T]`` each."""
+        tensors = [torch.from_numpy(np.stack(part)) for part in zip(*documents, strict=True)]
+        # From pinned memory: a copy from other memory would wait for all that the device has still to do.
+        return [x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x for x in tensors]
+
+    def _share(self, step: int) -> float:
+        """Return the share of the peak rate: a linear rise, then a cosine down to a tenth."""
+        rise = min(1.0, (step + 1) / self.run.warmup)
+        return rise * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / self.run.steps)))
+
+    @torch.no_grad()
+    def _log(self, step: int, loss: float, held_out: Maker, seconds: float) -> None:
+        """Add to the history: losses on held-out prose and answers, answers known for sure, overlap by layer."""
+        found: dict[str, list[Tensor]] = {"prose": [], "answers": [], "sure": []}
+        self.fork.watched = []
+        for number in range(self.run.held_out):
+            for kind, lookups in (("prose", 0.0), ("answers", 1.0)):
+                document = held_out(random.Random(f"held out {self.run.seed} {number}"), self.run.length + 1, lookups)
+                tokens, weights = self._moved([document])
+                _, losses = self.loss(tokens, weights)
+                weights = weights[:, 1:]
+                mine = losses[weights == weights.max()] if kind == "answers" else losses
+                found[kind].append(mine.mean())
+                if kind == "answers":
+                    found["sure"].append((mine < math.log(2)).float().mean())
+        watched, self.fork.watched = self.fork.watched, None
+        means = [torch.stack(values).mean().item() for values in found.values()]
+        by_layer: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for layer, whole, free in watched:
+            by_layer.setdefault(layer, []).append((whole, free))
+        for layer, pairs in sorted(by_layer.items()):
+            heads = [torch.stack(part).mean(dim=0).tolist() for part in zip(*pairs, strict=True)]
+            shares = enumerate(zip(*heads, strict=True))
+            self.overlaps += [[step, layer, head, *(round(x, 4) for x in both)] for head, both in shares]
+        gamma = [torch.stack([pair[0].mean() for _, *pair in watched]).mean().item()] if watched else [math.nan]
+        self.curve.append([step, loss, *means, *gamma, seconds])
+        entry = dict(zip(CURVE_COLUMNS, self.curve[-1], strict=True))
+        print(f"{self.run.name}: " + ", ".join(f"{k} {v:.4g}" for k, v in entry.items()), file=sys.stderr, flush=True)
+
+    def _restore(self, file: Path) -> tuple[int, float]:
+        if not file.is_file():
+            return 0, 0.0
+        state = torch.load(file, map_location=self.device, weights_only=True)
+        if state["run"] != repr(self.run):
+            raise CheckpointError(f"{file} belongs to other settings; remove it to start anew")
+        for name, parameter in self.trained.items():
+            parameter.data.copy_(state["trained"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.curve, self.overlaps = state["curve"], state["overlaps"]
+        return int(state["step"]), float(state["seconds"])
+
+    def _save(self, file: Path, step: int, seconds: float) -> None:
+        partial = file.with_suffix(".partial")
+        state = {
+            "step": step, "seconds": seconds, "run": repr(self.run), "curve": self.curve, "overlaps": self.overlaps,
+            "trained": {name: p.data for name, p in self.trained.items()}, "optimizer": self.optimizer.state_dict(),
+        }  # fmt: skip
+        torch.save(state, partial)
+        partial.replace(file)
+
+
+class CapturedStep:
+    """A training step as a CUDA graph: the first few run eagerly, the next is captured, and from then on replayed."""
+
+    def __init__(self, advance: Callable[[Tensor, Tensor], Tensor]):
+        self._advance = advance
+        self._taken = 0
+        self._stream = torch.cuda.Stream()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, Tensor]
+        self._loss: Tensor
+
+    def __call__(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Take a step; shapes are those of the first call."""
+        self._taken += 1
+        if self._taken <= _EAGER_STEPS:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                loss = self._advance(tokens, weights)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            return loss
+        if self._graph is None:
+            self._inputs = tokens.clone(), weights.clone()
+            torch.cuda.empty_cache()  # the graph's memory is its own
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._stream):
+                self._loss = self._advance(*self._inputs)
+        for held, given in zip(self._inputs, (tokens, weights), strict=True):
+            held.copy_(given)
+        self._graph.replay()
+        return self._loss.clone()
+
+
+def train_fork(
+    run: AdaptationRun, folder: Path, device: torch.device, output: Path, sources: tuple[Maker, Maker]
+) -> None:
+    """Train one fork and write its adaptor, history and merged checkpoint to ``output``; see ``artefacts``."""
+    output.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(run, folder, device)
+    trainer.fit(*sources, output / "state.pt")
+    about = {
+        "settings": asdict(run),
+        "base_hash": provenance.checkpoint_hash(folder),
+        "device": device_name(device),
+        "revision": provenance.revision(),
+        "dirty": provenance.is_dirty(),
+        "versions": provenance.versions(),
+        "last": dict(zip(CURVE_COLUMNS, trainer.curve[-1], strict=True)),
+    }
+    histories = {"curve": (CURVE_COLUMNS, trainer.curve), "overlap": (OVERLAP_COLUMNS, trainer.overlaps)}
+    write_fork(output, folder, trainer.model, trainer.fork.heads, histories, about)
+    (output / "state.pt").unlink(missing_ok=True)
+
+
+def run_planned(config: RunConfig, name: str, output: Path, device: str | None = None) -> None:
+    """Train one fork of a configuration.
+
+    Raises:
+        ConfigError: there is no such fork; the message gives the nearest name.
+        LongDecodeError: the model or its data cannot be loaded.
+    """
+    runs = config.adaptation.runs
+    if name not in runs:
+        raise ConfigError(f"{config.source}: {unknown_name('fork', name, runs)}")
+    run, model = runs[name], config.models[runs[name].model]
+    folder = resolve_checkpoint(model.path, model.revision)
+    with lease_gpu(resolve_device(device or config.device)) as target:
+        sources = makers(run, folder, config.data, output.parent)
+        train_fork(run, folder, target, output, sources)
+
+
+def _token_losses(head: Tensor, hidden: Tensor, wanted: Tensor) -> Tensor:
+    """Return the loss of each token, ``[T]`` float32; logits of one row are held, and made again for the gradient."""
+
+    def losses(hidden: Tensor) -> Tensor:
+        return F.cross_entropy((hidden.to(head.dtype) @ head.T).float(), wanted, reduction="none")
+
+    if not torch.is_grad_enabled():
+        return losses(hidden)
+    made: Tensor = checkpoint(losses, hidden, use_reentrant=False, preserve_rng_state=False)
+    return made
+
+
+def _prefetched(run: AdaptationRun, make: Maker, first: int) -> Iterator[tuple[int, list[Document]]]:
+    """Make each step's documents while the one before is trained on."""
+
+    def documents(step: int) -> list[Document]:
+        drawn = [random.Random(f"{run.seed} {step} {row}") for row in range(run.rows)]
+        return [make(rng, run.length + 1, run.lookups) for rng in drawn]
+
+    with ThreadPoolExecutor(1) as pool:
+        coming = [pool.submit(documents, step) for step in range(first, min(first + 2, run.steps))]
+        for step in range(first, run.steps):
+            ready = coming.pop(0).result()
+            if step + 2 < run.steps:
+                coming.append(pool.submit(documents, step + 2))
+            yield step, ready
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train the forks asked for, one after another."""
+    parser = argparse.ArgumentParser(prog="python -m longdecode.training.forks.train", description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("config/nosa.yaml"), help="a configuration file")
+    parser.add_argument("--forks", help="names of forks, with commas between (default: all)")
+    parser.add_argument("--device", help="instead of the configuration's")
+    asked = parser.parse_args(arguments)
+    try:
+        config = load_run_config(asked.config)
+        for name in asked.forks.split(",") if asked.forks else config.adaptation.runs:
+            model = config.adaptation.runs[name].model if name in config.adaptation.runs else ""
+            run_planned(config, name, Path("results") / config.profile / "forks" / model / name, asked.device)
+    except LongDecodeError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

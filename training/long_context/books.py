@@ -1,0 +1,74 @@
+"""Public-domain books as token ids: ``python -m longdecode.training.long_context.books --books FOLDER --model FOLDER --output FILE``.
+
+The file is all that training needs of the books: a compressed npz of uint16 ids, ``train/<id>`` and ``unseen/<id>``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from longdecode.engine.errors import DataUnavailableError
+from longdecode.evals.datasets.books import read_books
+
+MANIFEST = Path(__file__).resolve().parent / "books.yaml"
+Split = Literal["train", "unseen"]
+
+
+def manifest() -> Mapping[Split, Sequence[str]]:
+    """Return the ids of the books of each split."""
+    raw = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
+    return {split: [str(book) for book in raw[split]] for split in ("train", "unseen")}
+
+
+def tokenise(source: Path, model: Path, output: Path) -> None:
+    """Write the ids of all books of the manifest."""
+    from longdecode.evals.tokenizing import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    splits: tuple[Split, ...] = ("train", "unseen")
+    arrays: dict[str, Any] = {
+        f"{split}/{book}": np.array(tokenizer.encode(text), dtype=np.uint16)
+        for split in splits
+        for book, text in read_books(source, manifest()[split]).items()
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(f"{output.name}.partial.npz")
+    np.savez_compressed(partial, **arrays)
+    partial.replace(output)
+
+
+def load_ids(file: Path, split: Split) -> dict[str, np.ndarray]:
+    """Return the ids of a split's books, ``[tokens]`` int64 by book id.
+
+    Raises:
+        DataUnavailableError: the file is not there.
+    """
+    if not file.is_file():
+        raise DataUnavailableError(
+            f"no {file}; `python -m longdecode.training.long_context.books --books FOLDER --model FOLDER --output {file}` writes it"
+        )
+    with np.load(file) as arrays:
+        names = [name for name in arrays.files if name.startswith(f"{split}/")]
+        return {name.partition("/")[2]: arrays[name].astype(np.int64) for name in names}
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--books", type=Path, required=True, help="folder with <id>.txt or PG-19's parquet, or a hub id"
+    )
+    parser.add_argument("--model", type=Path, required=True, help="folder with the tokenizer")
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    tokenise(options.books, options.model, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Train the long-context adaptor, resumably: ``python -m longdecode.training.long_context.train --help``.
+
+Low-rank factors on every linear layer and all norms are trained by peft over a frozen model with a raised rotary base.
+A document is a function of seed, step and row alone, so that a killed run goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from longdecode.engine.disk import whole_folder
+from longdecode.engine.errors import CheckpointError
+from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.training.long_context.adaptor import write_adaptor
+from longdecode.training.long_context.books import load_ids
+from longdecode.training.long_context.documents import Library, Weights
+from longdecode.training.long_context.recipe import RECIPE, Recipe, load_recipe
+
+Documents = list[tuple[np.ndarray, np.ndarray]]
+
+
+def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, device: torch.device) -> Path:
+    """Train from the last checkpoint in ``output``, or from the start, and write the adaptor there.
+
+    Returns:
+        The adaptor's folder, ``output / "adaptor"``.
+
+    Raises:
+        CheckpointError: the saved state belongs to another recipe.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(recipe.seed)
+    model = lengthened_model(recipe, model_folder, device)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(
+        trained.values(), lr=1e-4, weight_decay=0.0, betas=(0.9, 0.95), fused=device.type == "cuda"
+    )
+    first = _restore(output / "state.pt", recipe, trained, optimizer, device)
+    answers: list[Tensor] = []
+    prose: list[Tensor] = []
+    clock = time.monotonic()
+    for step, documents in _prefetched(recipe, library, first):
+        stage, done = recipe.stage_at(step)
+        _set_checkpointing(model, stage.length >= recipe.checkpointing_from)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate_at(step)
+        for ids, weights in documents:
+            loss, answered = document_loss(model, ids, weights, recipe.loss_slice, device)
+            (loss / len(documents)).backward()
+            (prose if answered is None else answers).append(loss.detach() if answered is None else answered)
+        torch.nn.utils.clip_grad_norm_(list(trained.values()), recipe.gradient_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if (done + 1) % 20 == 0 or done + 1 == stage.steps:
+            entry = {"step": step + 1, "length": stage.length, "prose": _mean(prose), "answers": _mean(answers)}
+            _log(output, entry | {"seconds": round(time.monotonic() - clock, 1)})
+            answers, prose = [], []
+        if (step + 1) % recipe.save_every_steps == 0 and step + 1 < recipe.total_steps:
+            _save(output / "state.pt", step + 1, recipe, trained, optimizer)
+    folder = output / "adaptor"
+    with whole_folder(folder) as fresh:
+        write_adaptor(fresh, model, recipe.rope_theta, recipe.max_positions)
+    return folder
+
+
+def lengthened_model(recipe: Recipe, folder: Path, device: torch.device) -> Any:
+    """Return the peft model with the recipe's rotary base; what is trained is float32."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    config.rope_parameters["rope_theta"] = recipe.rope_theta
+    config.max_position_embeddings = recipe.max_positions
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    base = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, attn_implementation="sdpa")
+    lora = LoraConfig(
+        r=recipe.rank, lora_alpha=recipe.alpha, target_modules="all-linear", lora_dropout=0.0, modules_to_save=["norm"]
+    )
+    model = get_peft_model(base.to(device), lora)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    model.train()
+    return model
+
+
+def document_loss(
+    model: Any, ids: np.ndarray, weights: np.ndarray, slice_tokens: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Return the weighted mean loss of one document, and that of its answers where it has some."""
+    tokens = torch.from_numpy(ids).to(device)
+    weight = torch.from_numpy(weights[1:]).to(device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        losses = token_losses(model.base_model.model, tokens, slice_tokens)
+    loss = (losses * weight).sum() / weight.sum()
+    answers = weight > 1
+    return loss, losses.detach()[answers].mean() if weights.max() > 1 else None
+
+
+def token_losses(causal_model: Any, tokens: Tensor, slice_tokens: int) -> Tensor:
+    """Return the loss of each token of ``tokens`` ``[T]`` but the first, ``[T - 1]`` float32.
+
+    The logits of ``slice_tokens`` positions are held at once, and computed again for the gradient.
+    """
+    hidden = causal_model.model(tokens[None, :-1], use_cache=False).last_hidden_state[0]
+    head = causal_model.lm_head.weight
+
+    def piece(h: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy((h @ head.T).float(), wanted, reduction="none")
+
+    pairs = zip(hidden.split(slice_tokens), tokens[1:].split(slice_tokens), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([piece(h.to(head.dtype), wanted) for h, wanted in pairs])
+    return torch.cat([checkpoint(piece, h, wanted, use_reentrant=False) for h, wanted in pairs])
+
+
+def _prefetched(recipe: Recipe, library: Library, first: int) -> Iterator[tuple[int, Documents]]:
+    """Make each step's documents while the one before is trained on."""
+
+    def make(step: int) -> Documents:
+        stage, _ = recipe.stage_at(step)
+        return [
+            library.document(random.Random(f"{recipe.seed} {step} {row}"), stage.length, stage.lookups)
+            for row in range(stage.rows)
+        ]
+
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(make, first) if first < recipe.total_steps else None
+        for step in range(first, recipe.total_steps):
+            assert coming is not None
+            documents = coming.result()
+            if step + 1 < recipe.total_steps:
+                coming = pool.submit(make, step + 1)
+            yield step, documents
+
+
+def _set_checkpointing(model: Any, wanted: bool) -> None:
+    causal = model.base_model.model
+    if wanted and not causal.is_gradient_checkpointing:
+        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    elif not wanted and causal.is_gradient_checkpointing:
+        causal.gradient_checkpointing_disable()
+
+
+def _restore(
+    file: Path, recipe: Recipe, trained: dict[str, Any], optimizer: torch.optim.Optimizer, device: torch.device
+) -> int:
+    if not file.is_file():
+        return 0
+    state = torch.load(file, map_location=device, weights_only=True)
+    if state["recipe"] != repr(recipe):
+        raise CheckpointError(f"{file} belongs to another recipe; remove it to start anew")
+    for name, parameter in trained.items():
+        parameter.data.copy_(state["trained"][name])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["rng"].cpu())
+    return int(state["step"])
+
+
+def _save(file: Path, step: int, recipe: Recipe, trained: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    partial = file.with_suffix(".partial")
+    state = {
+        "step": step,
+        "recipe": repr(recipe),
+        "trained": {name: parameter.data for name, parameter in trained.items()},
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.get_rng_state(),
+    }
+    torch.save(state, partial)
+    partial.replace(file)
+
+
+def _mean(losses: list[Tensor]) -> float | None:
+    return round(torch.stack(losses).mean().item(), 4) if losses else None
+
+
+def _log(output: Path, entry: dict[str, Any]) -> None:
+    line = json.dumps(entry)
+    print(line, flush=True)
+    with (output / "log.jsonl").open("a", encoding="utf-8") as log:
+        log.write(line + "\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder of SmolLM2 as released")
+    parser.add_argument("--books", type=Path, required=True, help="npz that longdecode.training.long_context.books wrote")
+    parser.add_argument("--output", type=Path, required=True, help="folder for state, log and adaptor")
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(arguments)
+    recipe = load_recipe(options.recipe)
+    weights = Weights(recipe.text_weight, recipe.answer_weight)
+    library = Library(load_ids(options.books, "train"), load_tokenizer(options.model), weights)
+    print(train(recipe, options.model, library, options.output, torch.device(options.device)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The training plan: stages of growing length, read from YAML."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from longdecode.engine.errors import ConfigError
+from longdecode.training.miniature.documents import KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Steps at sequence lengths drawn anew each step, with the share of each kind of document."""
+
+    lengths: tuple[int, ...]
+    steps: int
+    mixture: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """Everything that decides what the trained weights are, the device's rounding aside."""
+
+    seed: int
+    tokens_per_step: int
+    learning_rate: float
+    final_learning_rate: float
+    warmup_steps: int
+    weight_decay: float
+    gradient_clip: float
+    checkpoint_every_steps: int
+    validate_every_steps: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def total_steps(self) -> int:
+        """Steps over all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, the trained model's limit."""
+        return max(length for stage in self.stages for length in stage.lengths)
+
+    def stage_at(self, step: int) -> Stage:
+        """The stage that a step belongs to."""
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage
+            step -= stage.steps
+        raise IndexError("step lies past the last stage")
+
+    def length_at(self, step: int) -> int:
+        """The sequence length of a step."""
+        return random.Random(f"{self.seed} {step} length").choice(self.stage_at(step).lengths)
+
+    def rows_at(self, step: int) -> int:
+        """Sequences in a step."""
+        return max(1, self.tokens_per_step // self.length_at(step))
+
+    def learning_rate_at(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to the final rate."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        span = self.learning_rate - self.final_learning_rate
+        return self.final_learning_rate + span * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def load_curriculum(path: Path) -> Curriculum:
+    """Read a curriculum.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a mixture names an unknown kind of document.
+    """
+    raw: dict[str, Any] = yaml.safe_load(path.read_text())
+    try:
+        stages = tuple(Stage(**{**stage, "lengths": tuple(stage["lengths"])}) for stage in raw.pop("stages"))
+        curriculum = Curriculum(**raw, stages=stages)
+    except (AttributeError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    for stage in stages:
+        unknown = set(stage.mixture) - set(KINDS)
+        if unknown:
+            raise ConfigError(f"{path}: unknown kinds of document {sorted(unknown)}; known are {sorted(KINDS)}")
+    return curriculum

@@ -1,0 +1,180 @@
+"""Train the miniature, resumably: ``python -m longdecode.training.miniature.train --output DIR [--books FOLDER]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from longdecode.engine.device import resolve_device
+from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.training.miniature.books import book_folder
+from longdecode.training.miniature.checkpoint import save_checkpoint
+from longdecode.training.miniature.curriculum import Curriculum, load_curriculum
+from longdecode.training.miniature.documents import Library, document
+from longdecode.training.miniature.model import Miniature, MiniatureShape
+from longdecode.training.miniature.validation import validate
+
+
+class StepBatches(Dataset[tuple[Tensor, Tensor]]):
+    """Item ``step`` is the whole batch of that step: a function of seed and step alone, so that training resumes."""
+
+    def __init__(self, curriculum: Curriculum, library: Library):
+        self.curriculum = curriculum
+        self.library = library
+
+    def __len__(self) -> int:
+        return self.curriculum.total_steps
+
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        mixture, length = self.curriculum.stage_at(step).mixture, self.curriculum.length_at(step)
+        rows = [
+            document(random.Random(f"{self.curriculum.seed} {step} {row}"), mixture, length + 1, self.library)
+            for row in range(self.curriculum.rows_at(step))
+        ]
+        ids = torch.from_numpy(np.stack([row[0] for row in rows]))
+        return ids, torch.from_numpy(np.stack([row[1] for row in rows]))
+
+
+def train(curriculum: Curriculum, output: Path, library: Library, device: torch.device, workers: int) -> Path:
+    """Train from the last checkpoint in ``output`` (or from scratch) and write the finished checkpoint there.
+
+    Returns:
+        The folder of the finished checkpoint, ``output / "weights"``.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(curriculum.seed)
+    torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 64  # two compiled functions serve every stage, with and without gradients
+    shape = replace(MiniatureShape(), max_position_embeddings=curriculum.longest)
+    model = Miniature(shape, compiled=device.type == "cuda").to(device)
+    optimizer = _optimizer(model, curriculum, device)
+    state_path = output / "state.pt"
+    first = _restore(state_path, model, optimizer, device)
+    clock = time.monotonic()
+    for step, (ids, weights) in enumerate(_batches(curriculum, library, first, workers), start=first):
+        for group in optimizer.param_groups:
+            group["lr"] = curriculum.learning_rate_at(step)
+        ids, weights = ids.to(device, torch.int64, non_blocking=True), weights.to(device, non_blocking=True)
+        loss = _loss(model, ids, weights)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), curriculum.gradient_clip)
+        optimizer.step()
+        done = step + 1
+        if done % curriculum.validate_every_steps == 0 or done == curriculum.total_steps:
+            lengths = (
+                sorted(set(curriculum.stages[-1].lengths)) if done == curriculum.total_steps else [ids.shape[1] - 1]
+            )
+            for length in lengths:
+                items = validate(model, length, curriculum.tokens_per_step, device)
+                seconds = round(time.monotonic() - clock, 1)
+                _log(
+                    output,
+                    {"step": done, "length": length, "loss": round(loss.item(), 4), "items": items, "seconds": seconds},
+                )
+        if done % curriculum.checkpoint_every_steps == 0:
+            _save_state(state_path, done, model, optimizer)
+    folder = output / "weights"
+    folder.mkdir(exist_ok=True)
+    (folder / "README.md").write_text(_card(curriculum, output / "log.jsonl"), encoding="utf-8")
+    save_checkpoint(model, folder)
+    return folder
+
+
+def _card(curriculum: Curriculum, log: Path) -> str:
+    """Return the checkpoint's card: how it was trained, and what it solved at the end by length."""
+    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    last = {entry["length"]: entry for entry in entries if entry["step"] == curriculum.total_steps}
+    names = list(dict.fromkeys(name for entry in last.values() for name in entry["items"]))
+    rows = [["tokens", *names], ["---"] * (len(names) + 1)]
+    rows += [[f"{length:,}", *(f"{last[length]['items'].get(name, '')}" for name in names)] for length in sorted(last)]
+    plan = "; ".join(f"{stage.steps} at {', '.join(map(str, stage.lengths))}" for stage in curriculum.stages)
+    return (
+        f"# A miniature, seed {curriculum.seed}\n\nTrained in {curriculum.total_steps:,} steps of "
+        f"{curriculum.tokens_per_step:,} bytes, by length: {plan}. Its limit is the longest, {curriculum.longest:,} "
+        "tokens. `models/miniature/weights/README.md` describes the architecture and the data.\n\n"
+        "Items answered right under teacher forcing, on generated text:\n\n"
+        + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        + "\n"
+    )
+
+
+def _loss(model: Miniature, ids: Tensor, weights: Tensor) -> Tensor:
+    logits = model(ids[:, :-1])
+    losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    w = weights[:, 1:].flatten()
+    return (losses * w).sum() / w.sum().clamp_min(1.0)
+
+
+def _optimizer(model: Miniature, curriculum: Curriculum, device: torch.device) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": curriculum.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=curriculum.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
+
+
+def _batches(curriculum: Curriculum, library: Library, first: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    steps = range(first, curriculum.total_steps)
+    loader = DataLoader(
+        StepBatches(curriculum, library), batch_size=None, sampler=steps, num_workers=workers,
+        prefetch_factor=4 if workers else None, pin_memory=torch.cuda.is_available(),
+    )  # fmt: skip
+    return iter(loader)
+
+
+def _restore(path: Path, model: Miniature, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location=device, weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])
+
+
+def _save_state(path: Path, step: int, model: Miniature, optimizer: torch.optim.Optimizer) -> None:
+    partial = path.with_suffix(".partial")
+    torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, partial)
+    partial.replace(path)
+
+
+def _log(output: Path, entry: dict[str, Any]) -> None:
+    line = json.dumps(entry)
+    print(line, flush=True)
+    with (output / "log.jsonl").open("a") as log:
+        log.write(line + "\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line of the trainer."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--curriculum", type=Path, default=Path(__file__).resolve().parent / "curriculum.yaml")
+    parser.add_argument("--output", type=Path, required=True, help="folder for state, log and the finished weights")
+    parser.add_argument(
+        "--books", default=None, help="local folder of *.txt books, or a hub dataset id such as emozilla/pg19"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=None, help="in the place of the curriculum's")
+    options = parser.parse_args(arguments)
+    curriculum = load_curriculum(options.curriculum)
+    if options.seed is not None:
+        curriculum = replace(curriculum, seed=options.seed)
+    library = Library(book_folder(options.books) if options.books else None)
+    with lease_gpu(resolve_device(options.device)) as device:
+        print(train(curriculum, options.output, library, device, options.workers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""HotpotQA's distractor set as training data: gold documents among others, the answer as target."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.engine.generation import Generator, Request
+from longdecode.evals.tokenizing import TextTokenizer
+from longdecode.training.roles.data.batch import SampleSource, TargetSample
+from longdecode.methods.registry import get_method
+
+FILE = "hotpot_dev_distractor_v1.json"
+FETCH = f"curl -O http://curtis.ml.cmu.edu/datasets/hotpot/{FILE}"
+CLOSED_BOOK_TOKENS = 20
+_CLOSED_BOOK_BATCH = 32
+_MAX_QUESTIONS_MIXED = 10_000
+"""Questions whose documents may fill one context: an end for a file whose documents are all gold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question: ``gold`` documents hold the facts, ``others`` distract; each document is ``(title, text)``."""
+
+    question: str
+    answer: str
+    gold: tuple[tuple[str, str], ...]
+    others: tuple[tuple[str, str], ...]
+
+
+def read_hotpotqa(source: str) -> list[Question]:
+    """Read the distractor set's development questions.
+
+    Args:
+        source: the official json file, a folder that holds it, or the id of a hub dataset in the layout of
+            ``hotpotqa/hotpot_qa``.
+
+    Raises:
+        DataUnavailableError: none of these, or a file in another format; the message says how to fetch it.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        path = path / FILE
+    if path.is_file():
+        try:
+            return [_question(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataUnavailableError(
+                f"{path} is not in the format of {FILE}: {type(error).__name__}: {error}; fetch it with: {FETCH}"
+            ) from error
+    if Path(source).expanduser().is_dir() or Path(source).is_absolute() or source.endswith(".json"):
+        raise DataUnavailableError(f"there is no {path}; fetch it with: {FETCH}")
+    try:
+        from datasets import load_dataset
+
+        rows = load_dataset(source, "distractor", split="validation")
+        return [_question(_official(row)) for row in rows]
+    except Exception as error:
+        raise DataUnavailableError(
+            f"'{source}' is neither a local file nor a hub dataset that can be read from here ({error}); fetch: {FETCH}"
+        ) from error
+
+
+class HotpotQA(SampleSource):
+    """Gold documents and random others up to the context's length, then the question; the answer's tokens count.
+
+    Args:
+        first_answer: also count the last token of the question, whose output predicts the answer's first.
+
+    Source: Yang et al. 2018 (arXiv 1809.09600) for the data; the released LycheeDecode code for its use here.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, questions: Sequence[Question], first_answer: bool):
+        if not questions:
+            raise UnsupportedCellError("hotpotqa: no questions are left")
+        self.tokenizer = tokenizer
+        self.questions = questions
+        self.first_answer = first_answer
+
+    def sample(self, rng: random.Random, context_tokens: int) -> TargetSample:
+        """One sample whose context has at most ``context_tokens`` tokens.
+
+        Raises:
+            UnsupportedCellError: no question has gold documents that fit.
+        """
+        for chosen in rng.sample(range(len(self.questions)), len(self.questions)):
+            made = self._sample(rng, self.questions[chosen], context_tokens)
+            if made is not None:
+                return made
+        raise UnsupportedCellError(f"hotpotqa: no question's documents fit a context of {context_tokens} tokens")
+
+    def _sample(self, rng: random.Random, question: Question, context_tokens: int) -> TargetSample | None:
+        encode = self.tokenizer.encode
+        opening = self.tokenizer.first_ids + encode("Answer the question from these passages.\n\n")
+        asking = encode(f"Question: {question.question}\nAnswer:")
+        answer = encode(f" {question.answer}")
+        documents = [encode(_passage(document)) for document in question.gold]
+        room = context_tokens - len(opening) - len(asking) - sum(map(len, documents))
+        if room < 0:
+            return None
+        for document in self._distractors(rng, question):
+            passage = encode(_passage(document))
+            if len(passage) > room:
+                break
+            documents.append(passage)
+            room -= len(passage)
+        rng.shuffle(documents)
+        context = opening + tuple(token for document in documents for token in document) + asking
+        kept = len(context) - int(self.first_answer)
+        return TargetSample(context[:kept], context[kept:] + answer)
+
+    def _distractors(self, rng: random.Random, question: Question) -> Iterator[tuple[str, str]]:
+        yield from question.others
+        titles = {title for title, _ in question.gold}
+        for _ in range(_MAX_QUESTIONS_MIXED):
+            other = rng.choice(self.questions)
+            yield from (document for document in (*other.gold, *other.others) if document[0] not in titles)
+
+
+def without_closed_book(
+    questions: Sequence[Question], decoder: Decoder, tokenizer: TextTokenizer, wanted: int
+) -> list[Question]:
+    """The first ``wanted`` questions that the model does not answer without any passage (20 tokens, greedy)."""
+    generator = Generator(decoder)
+    method = get_method("full").from_budget(None, decoder.config)
+    kept: list[Question] = []
+    for first in range(0, len(questions), _CLOSED_BOOK_BATCH):
+        if len(kept) >= wanted:
+            break
+        group = questions[first : first + _CLOSED_BOOK_BATCH]
+        prompts = [tokenizer.prompt_ids(f"Question: {question.question}\nAnswer:") for question in group]
+        requests = [Request(prompt, CLOSED_BOOK_TOKENS) for prompt in prompts]
+        texts = [tokenizer.decode(completion.output_ids) for completion in generator.run(requests, method)]
+        kept += [asked for asked, text in zip(group, texts, strict=True) if not answered(asked.answer, text)]
+    return kept[:wanted]
+
+
+def answered(answer: str, text: str) -> bool:
+    """Return whether a text holds the answer, whatever its case."""
+    return answer.lower() in text.lower()
+
+
+def _question(row: dict[str, Any]) -> Question:
+    """One row of the official file; a title in ``supporting_facts`` makes a document gold."""
+    gold_titles = {title for title, _ in row["supporting_facts"]}
+    documents = [(str(title), "".join(sentences)) for title, sentences in row["context"]]
+    return Question(
+        str(row["question"]),
+        str(row["answer"]),
+        tuple(document for document in documents if document[0] in gold_titles),
+        tuple(document for document in documents if document[0] not in gold_titles),
+    )
+
+
+def _official(row: dict[str, Any]) -> dict[str, Any]:
+    """The hub's columns in the official file's layout."""
+    facts, context = row["supporting_facts"], row["context"]
+    return {
+        "question": row["question"],
+        "answer": row["answer"],
+        "supporting_facts": list(zip(facts["title"], facts["sent_id"], strict=True)),
+        "context": list(zip(context["title"], context["sentences"], strict=True)),
+    }
+
+
+def _passage(document: tuple[str, str]) -> str:
+    return f"{document[0]}\n{document[1].strip()}\n\n"

@@ -1,0 +1,56 @@
+"""Make the source of a run's samples from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.evals.identification_spec import IdentificationRun
+from longdecode.evals.tokenizing import TextTokenizer
+from longdecode.training.roles.data.batch import SampleSource
+from longdecode.training.roles.data.hotpotqa import FETCH, HotpotQA, read_hotpotqa, without_closed_book
+from longdecode.training.roles.data.miniature import MiniPasskey, MiniTwoHop
+from longdecode.training.roles.data.passkey import Passkey, book_haystack, generated_haystack
+from longdecode.training.miniature.books import book_folder
+
+
+def sample_source(
+    run: IdentificationRun, decoder: Decoder, tokenizer: TextTokenizer, data: Mapping[str, Path | None]
+) -> SampleSource:
+    """Return the samples that a run trains on.
+
+    Args:
+        data: the configuration's ``data``: ``hotpotqa`` and ``pg19`` (books for passkeys).
+
+    Raises:
+        DataUnavailableError: the data is not here; the message says how to fetch it.
+        UnsupportedCellError: the miniature's data on a model whose tokens are not bytes.
+    """
+    first_answer = run.objective != "code"
+    if run.data == "hotpotqa":
+        if not data.get("hotpotqa"):
+            raise DataUnavailableError(
+                f"run {run.name}: the configuration's data.hotpotqa is not set; fetch: {FETCH} and set it to the file"
+            )
+        questions = read_hotpotqa(str(data["hotpotqa"]))
+        kept = without_closed_book(questions, decoder, tokenizer, run.steps * run.batch)
+        return HotpotQA(tokenizer, kept, first_answer)
+    if run.data == "passkey":
+        if run.haystack == "books":
+            if not data.get("pg19"):
+                raise DataUnavailableError(
+                    f"run {run.name}: haystack is 'books' and the configuration's data.pg19 is not set; set it to a "
+                    "folder of *.txt books or to a hub id such as emozilla/pg19"
+                )
+            hay = book_haystack(tokenizer, book_folder(str(data["pg19"])), run.contexts[1])
+        else:
+            hay = generated_haystack(tokenizer)
+        return Passkey(tokenizer, hay, run.questions, run.passkey_words)
+    if not tokenizer.byte_level:
+        raise UnsupportedCellError(
+            f"run {run.name}: {run.data} needs a model whose tokens are bytes, which {run.model} is not; its data is "
+            "passkey or hotpotqa"
+        )
+    return MiniPasskey(run.questions) if run.data == "mini_passkey" else MiniTwoHop(first_answer)

@@ -1,0 +1,156 @@
+"""Train gates on the distance from the teacher, under a constraint on the number of heads that retrieve."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longdecode.training.roles.gated_model import GatedModel
+from longdecode.training.roles.gates import HeadGates
+
+LAMBDA_START, LAMBDA_MIN, LAMBDA_MAX = 2.0, 1e-12, 20.0
+EMA = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One step's loss and its parts, all scalars on the device; ``distill`` is in the objective's own units."""
+
+    total: Tensor
+    distill: Tensor
+    constraint: Tensor
+
+
+class Objective(ABC):
+    """A loss over gates. ``lagrange`` is the multiplier, a scalar on the device; nothing here waits for the host."""
+
+    lagrange: Tensor
+    rate: float = 0.0
+    """Of the multiplier, a step; 0 where it is a constant."""
+
+    @abstractmethod
+    def distance(self, model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:
+        """Distillation loss of final hidden states ``[B, T, H]``, a float32 scalar."""
+
+    @abstractmethod
+    def loss(self, distill: Tensor, gates: HeadGates) -> Loss:
+        """Add the constraint to the distillation loss."""
+
+    def ascend(self, loss: Loss) -> None:  # noqa: B027 (not every objective has a multiplier)
+        """Move the multiplier after a step."""
+
+
+class PaperObjective(Objective):
+    """``min over gates, max over lambda >= 0 of L + lambda (E ||z||_0 - N) / n``, ``L`` on logits.
+
+    ``L`` is the squared error of the logits, summed over the vocabulary and averaged over targets and samples, in
+    units of ``reference``: a checkpoint's logits have a scale of their own, and with it ``lambda`` and its rate mean
+    the same everywhere. ``n`` is the number of gates, which only rescales ``lambda``. The multiplier starts at 0 and
+    follows plain gradient ascent.
+
+    Args:
+        first_layer: layers below it are left out of the constraint (layer 0 always retrieves).
+        target: ``N``, heads that may be on from that layer up.
+        rate: of the ascent, per step.
+        reference: ``L`` with every gate at 0, a scalar.
+
+    Source: LycheeDecode (arXiv 2602.04541), the training objective; the scaling is this project's.
+    """
+
+    def __init__(self, first_layer: int, target: int, rate: float, reference: Tensor):
+        self.first_layer = first_layer
+        self.target = target
+        self.rate = rate
+        self.reference = reference
+        self.lagrange = torch.zeros((), device=reference.device)
+
+    def distance(self, model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:
+        """See the class."""
+        return logit_error(model, student, teacher)
+
+    def loss(self, distill: Tensor, gates: HeadGates) -> Loss:
+        """See the class."""
+        on = gates.p_nonzero()[self.first_layer :]
+        constraint = (on.sum() - self.target) / on.numel()
+        return Loss(distill / self.reference + self.lagrange * constraint, distill, constraint)
+
+    def ascend(self, loss: Loss) -> None:
+        """One step up the gradient, which is the constraint's value."""
+        self.lagrange.add_(self.rate * loss.constraint.detach()).clamp_(min=0.0)
+
+
+class CodeObjective(Objective):
+    """The released training code's objective: hidden states, a one-sided hinge, a multiplier that only grows.
+
+    ``L + lambda c`` with ``L`` the squared error of the final hidden states, averaged over the hidden width and over
+    targets, and ``c = relu(mean P(z != 0) - target)`` whose value is replaced by its moving average (0.9) while its
+    gradient stays that of the current step; ``lambda`` is multiplied by ``exp(rate c)`` up to 20.
+
+    Args:
+        target: heads that may be on, as a share of all gates, layer 0's included.
+        rate: 0.001 in the released code.
+
+    Source: LycheeDecode's released code (HITsz-TMG/TMGNLP, LycheeDecode/, revision 95c3d2c).
+    """
+
+    def __init__(self, first_layer: int, target: float, rate: float, device: torch.device):
+        self.first_layer = first_layer
+        self.target = target
+        self.rate = rate
+        self.lagrange = torch.full((), LAMBDA_START, device=device)
+        self.average: Tensor | None = None
+
+    def distance(self, model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:
+        """See the class."""
+        return hidden_error(student, teacher)
+
+    def loss(self, distill: Tensor, gates: HeadGates) -> Loss:
+        """See the class."""
+        excess = torch.relu(gates.p_nonzero()[self.first_layer :].mean() - self.target)
+        now = excess.detach()
+        self.average = now if self.average is None else EMA * self.average + (1 - EMA) * now
+        constraint = excess + (self.average - now)
+        return Loss(distill + self.lagrange * constraint, distill, constraint)
+
+    def ascend(self, loss: Loss) -> None:
+        """Multiply; the constraint is never negative, so the multiplier never falls."""
+        growth = torch.exp(self.rate * loss.constraint.detach())
+        self.lagrange.mul_(growth).clamp_(LAMBDA_MIN, LAMBDA_MAX)
+
+
+class L1Objective(Objective):
+    """DuoAttention's: ``L + weight mean(z)``, ``L`` the squared error of the final hidden states.
+
+    Args:
+        first_layer: gates below it are left out.
+        weight: 0.05 in DuoAttention.
+
+    Source: DuoAttention (arXiv 2410.10819), section 2.2 and its released code.
+    """
+
+    def __init__(self, first_layer: int, weight: float, device: torch.device):
+        self.first_layer = first_layer
+        self.lagrange = torch.full((), weight, device=device)
+
+    def distance(self, model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:
+        """See the class."""
+        return hidden_error(student, teacher)
+
+    def loss(self, distill: Tensor, gates: HeadGates) -> Loss:
+        """See the class."""
+        # Without noise a draw is the parameter itself, for which p_nonzero has no gradient.
+        constraint = gates.sample(gates.score()[None])[0, self.first_layer :].abs().mean()
+        return Loss(distill + self.lagrange * constraint, distill, constraint)
+
+
+def logit_error(model: GatedModel, student: Tensor, teacher: Tensor) -> Tensor:
+    """Squared error of the logits summed over the vocabulary, mean over ``[B, T]``; float32 scalar."""
+    return (model.logits(student) - model.logits(teacher)).square().sum(dim=-1).mean()
+
+
+def hidden_error(student: Tensor, teacher: Tensor) -> Tensor:
+    """Squared error of hidden states averaged over their width, mean over ``[B, T]``; float32 scalar."""
+    return (student.float() - teacher.float()).square().mean()

@@ -1,0 +1,152 @@
+"""Measure the overlap of adjacent layers' top tokens, head by head, at decode steps with full attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.attention import AttentionMethod, DecodeState, Selection
+from longdecode.engine.config_reader import resolve_checkpoint
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.device import resolve_device, resolve_dtype
+from longdecode.engine.errors import ConfigError
+from longdecode.engine.generation import Generator
+from longdecode.engine.kv_cache import KVCache
+from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.request import Request
+from longdecode.engine.weights import load_decoder
+from longdecode.evals.identification_spec import OverlapSpec
+from longdecode.evals.run_config import RunConfig
+from longdecode.evals.tasks.registry import get_task
+from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+from longdecode.training.roles.artefacts import write_csv
+
+COLUMNS = ("model", "task", "context", "k_tokens", "layer", "head_kind", "head", "mean_overlap", "n")
+"""``head_kind`` is ``kv`` or ``query``: a KV head scores with its group's mean query, a query head with its own."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """Sums of overlaps ``[K, L, Hkv + Hq]`` float64, the top sets of the layer below, and steps seen."""
+
+    sums: Tensor
+    below: list[Tensor]
+    count: Tensor
+
+
+class OverlapProbe(AttentionMethod):
+    """Full attention that compares each layer's top tokens with those of the layer below.
+
+    The overlap of two sets of ``k`` tokens is the share of one that the other holds.
+    """
+
+    name: ClassVar[str] = "overlap_probe"
+    Params: ClassVar[type] = tuple
+
+    def __init__(self, sizes: tuple[int, ...], config: ModelConfig):
+        super().__init__((), config)
+        self.sizes = sizes
+        self.record: _Record | None = None
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> OverlapProbe:
+        """A probe of one size.
+
+        Raises:
+            ConfigError: no size is given.
+        """
+        if budget_tokens is None or overrides:
+            raise ConfigError("overlap_probe takes the size of its sets and nothing else")
+        return cls((budget_tokens,), config)
+
+    def make_method_state(self, cache: KVCache) -> _Record:
+        """Empty sums."""
+        config = self.config
+        shape = (len(self.sizes), config.num_layers, config.num_kv_heads + config.num_heads)
+        sums = torch.zeros(shape, dtype=torch.float64, device=cache.device)
+        self.record = _Record(sums, [], torch.zeros((), dtype=torch.float64, device=cache.device))
+        return self.record
+
+    def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection | None:
+        """Compare, and read everything."""
+        record: _Record = state.method_state
+        sets = self._top_sets(q, state.dense.keys(layer), state.kv_lengths)
+        if layer:
+            for row, (upper, lower, size) in enumerate(zip(sets, record.below, self.sizes, strict=True)):
+                shared = (upper & lower).sum(dim=-1).double() / size
+                record.sums[row, layer] += (shared * state.active[:, None]).sum(dim=0)
+        else:
+            record.count += state.active.sum()
+        record.below = sets
+        return None
+
+    def _top_sets(self, q: Tensor, keys: Tensor, visible: Tensor) -> list[Tensor]:
+        """Membership ``[B, Hkv + Hq, S]`` of each size's set, KV heads first."""
+        batch, kv_heads, total, dim = keys.shape
+        logits = q.float().reshape(batch, kv_heads, -1, dim) @ keys.float().transpose(-1, -2)
+        unseen = torch.arange(total, device=q.device) >= visible[:, None, None]
+        # Slots that no token has been written to may hold anything, NaN included.
+        scores = torch.cat((logits.mean(dim=2), logits.flatten(1, 2)), dim=1).masked_fill(unseen, -torch.inf)
+        order = scores.topk(max(self.sizes), dim=-1).indices
+        empty = torch.zeros_like(scores, dtype=torch.bool)
+        return [empty.scatter(-1, order[..., :size], True) for size in self.sizes]
+
+
+def overlap_rows(spec: OverlapSpec, decoder: Decoder, tokenizer: TextTokenizer) -> list[list[Any]]:
+    """Rows in the order of ``COLUMNS``: one a context, size, upper layer and head; ``n`` counts (sample, step) pairs.
+
+    Raises:
+        UnsupportedCellError: the task does not fit a context or the model.
+        ConfigError: a set is larger than what a step sees.
+    """
+    rows: list[list[Any]] = []
+    task = get_task(spec.task)
+    for context in spec.contexts:
+        requests = [
+            Request(tokenizer.encode(s.prompt), spec.steps, tokenizer.encode(s.forced))
+            for s in task.samples(context, spec.samples, spec.seed, tokenizer)
+        ]
+        shortest = min(len(request.prompt_ids) for request in requests)
+        if max(spec.k) > shortest:
+            raise ConfigError(f"overlap: k = {max(spec.k)}; prompts of {spec.task} at {context} have {shortest} tokens")
+        probe = OverlapProbe(spec.k, decoder.config)
+        Generator(decoder, cuda_graph=False).run(requests, probe)
+        rows += _rows(spec, context, probe)
+    return rows
+
+
+def measure_overlap(config: RunConfig, output: Path, device: str | None = None) -> None:
+    """Write overlap.csv for a configuration.
+
+    Raises:
+        ConfigError: the configuration asks for none.
+        LongDecodeError: as for ``overlap_rows``; or the model cannot be loaded.
+    """
+    spec = config.identification.overlap
+    if spec is None:
+        raise ConfigError(f"{config.source}: no overlap is configured (key 'identification.overlap')")
+    target = resolve_device(device or config.device)
+    model = config.models[spec.model]
+    folder = resolve_checkpoint(model.path, model.revision)
+    decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
+    write_csv(output, COLUMNS, overlap_rows(spec, decoder, load_tokenizer(folder)))
+
+
+def _rows(spec: OverlapSpec, context: int, probe: OverlapProbe) -> list[list[Any]]:
+    record = probe.record
+    if record is None:
+        raise RuntimeError("the probe has not been run")
+    count = int(record.count)
+    means = (record.sums / count).tolist()
+    heads = [("kv", head) for head in range(probe.config.num_kv_heads)]
+    heads += [("query", head) for head in range(probe.config.num_heads)]
+    return [
+        [spec.model, spec.task, context, size, layer, kind, head, means[row][layer][place], count]
+        for row, size in enumerate(spec.k)
+        for layer in range(1, probe.config.num_layers)
+        for place, (kind, head) in enumerate(heads)
+    ]

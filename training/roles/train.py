@@ -1,0 +1,132 @@
+"""``python -m longdecode.training.roles.train``: learn head roles and write them with their history."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from longdecode.engine.config_reader import resolve_checkpoint
+from longdecode.engine.device import device_name, resolve_device, resolve_dtype
+from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.engine.weights import load_decoder
+from longdecode.evals import provenance
+from longdecode.evals.identification_spec import IdentificationRun
+from longdecode.evals.names import unknown_name
+from longdecode.evals.run_config import RunConfig, load_run_config
+from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.training.roles.artefacts import write_artefacts
+from longdecode.training.roles.data.sources import sample_source
+from longdecode.training.roles.roles import projected
+from longdecode.training.roles.trainer import Trainer
+from longdecode.methods.head_roles import RoleFile
+
+
+def train_roles(
+    run: IdentificationRun,
+    folder: Path,
+    device: torch.device,
+    out_dir: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    data: Mapping[str, Path | None] | None = None,
+) -> None:
+    """Train one run and write roles.json, curve.csv, gates.csv and run.json below ``out_dir``, the roles last.
+
+    Deterministic for a seed, a device and a dtype: samples, gate noise and schedule depend on nothing else.
+
+    Args:
+        folder: the checkpoint.
+        dtype: of the frozen weights; left out, bfloat16 on CUDA and float32 elsewhere. Gates and losses are float32.
+        data: places of ``hotpotqa`` and ``pg19``, where the run needs them.
+
+    Raises:
+        ConfigError, ContextLimitError, UnsupportedCellError: the run does not fit the model.
+        DataUnavailableError: its data is not here.
+    """
+    started = time.perf_counter()
+    dtype = dtype or resolve_dtype("auto", device)
+    decoder = load_decoder(folder, device=device, dtype=dtype)
+    trainer = Trainer(run, decoder, sample_source(run, decoder, load_tokenizer(folder), data or {}))
+    history = trainer.fit()
+    scores = trainer.gates.score().tolist()
+    for layer in range(run.first_role_layer):
+        scores[layer] = [1.0] * len(scores[layer])  # never learned: these heads retrieve by rule
+    roles = projected(scores, run.target_heads, run.first_role_layer)
+    over = sum(value > 0.5 for row in scores for value in row)
+    about = {
+        "name": run.name,
+        "kind": run.role_kind,
+        "data": run.data,
+        "seed": run.seed,
+        "objective": run.objective,
+        "settings": asdict(run) | {"gate_rate": run.gate_rate, "lagrange_rate": trainer.objective.rate},
+        "model": run.model,
+        "model_hash": provenance.checkpoint_hash(folder),
+        "device": device_name(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "revision": provenance.revision(),
+        "dirty": provenance.is_dirty(),
+        "versions": provenance.versions(),
+        "seconds": round(time.perf_counter() - started, 1),
+        "heads": {"target": run.target_heads, "over_threshold": over, "stored": sum(map(sum, roles))},
+    }
+    brief = {name: about[name] for name in ("name", "data", "seed", "objective", "model_hash", "revision", "heads")}
+    file = RoleFile(
+        model=run.model,
+        layers=decoder.config.num_layers,
+        kv_heads=decoder.config.num_kv_heads,
+        kind=run.role_kind,
+        scores=[[float(f"{value:.6g}") for value in row] for row in scores],
+        roles=[[int(role) for role in row] for row in roles],
+        run=brief,
+    )
+    write_artefacts(out_dir, file, history.curve, history.gates, about)
+
+
+def run_planned(config: RunConfig, name: str, out_dir: Path, device: str | None = None) -> None:
+    """Train one run of a configuration.
+
+    Raises:
+        ConfigError: there is no such run; the message gives the nearest name.
+        LongDecodeError: as for ``train_roles``; or the model cannot be loaded.
+    """
+    runs = config.identification.runs
+    if name not in runs:
+        raise ConfigError(f"{config.source}: {unknown_name('identification run', name, runs)}")
+    model = config.models[runs[name].model]
+    folder = resolve_checkpoint(model.path, model.revision)
+    with lease_gpu(resolve_device(device or config.device)) as target:
+        train_roles(runs[name], folder, target, out_dir, dtype=resolve_dtype(config.dtype, target), data=config.data)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train the runs asked for, one after another."""
+    parser = argparse.ArgumentParser(prog="python -m longdecode.training.roles.train", description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("config/h200.yaml"), help="a configuration file")
+    parser.add_argument("--runs", help="names of runs, with commas between (default: all)")
+    parser.add_argument("--out", type=Path, help="folder (default: results/<profile>/identification/<model>)")
+    parser.add_argument("--device", help="instead of the configuration's")
+    asked = parser.parse_args(arguments)
+    try:
+        config = load_run_config(asked.config)
+        runs = config.identification.runs
+        for name in asked.runs.split(",") if asked.runs else runs:
+            model = runs[name].model if name in runs else ""
+            folder = (asked.out or Path("results") / config.profile / "identification" / model) / name
+            run_planned(config, name, folder, asked.device)
+            print(folder / "roles.json")
+    except LongDecodeError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
