@@ -281,7 +281,9 @@ def test_a_misspelt_folder_is_not_taken_for_a_model_of_the_hub(place: Path) -> N
     good = BASE.replace("checkpoint", "models/miniature/weights")
     assert good != BASE
     run(good)
-    with pytest.raises(LongDecodeError, match="no folder minature/weights here; nearest folder: models/miniature/weights"):
+    with pytest.raises(
+        LongDecodeError, match="no folder minature/weights here; nearest folder: models/miniature/weights"
+    ):
         run(good.replace("miniature", "minature"))
 
 

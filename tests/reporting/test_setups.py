@@ -35,7 +35,9 @@ def setup_of(model: str, params: str, budget: str, tokens: int, context: int, ki
 
 
 def test_what_is_scored_and_what_is_timed_differ_and_say_so() -> None:
-    roles = '{"roles": "models/miniature/roles/hardkuma.json", "block_size": 16, "sink_tokens": 16, "recent_tokens": 32}'
+    roles = (
+        '{"roles": "models/miniature/roles/hardkuma.json", "block_size": 16, "sink_tokens": 16, "recent_tokens": 32}'
+    )
     scored = setup_of("miniature", roles, "0.1", 205, 2048)
     timed = setup_of("llama3-8b", "{}", "4096", 4096, 131072)
     assert scored == Setup(16 / 48, 16, 0.1) and timed == Setup(32 / 256, 64, 0.03125)

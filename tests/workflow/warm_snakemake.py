@@ -24,7 +24,15 @@ def warm() -> None:
     """Import what checks a configuration, and hash what a plan asks for: both are kept, and forked."""
     values = yaml.safe_load((ROOT / "config" / "demo.yaml").read_text())
     plan = Plan(build_run_config(values, "demo"), ROOT)
-    for room in ("evals", "reporting", "training/roles", "training/long_context", "training/draft_heads", "training/miniature", "training/forks"):
+    for room in (
+        "evals",
+        "reporting",
+        "training/roles",
+        "training/long_context",
+        "training/draft_heads",
+        "training/miniature",
+        "training/forks",
+    ):
         plan.folder_hash(room)
     for suite in values["suites"]:
         plan.suite_code(suite)

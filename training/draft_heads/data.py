@@ -11,8 +11,8 @@ from torch import Tensor
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.tokenizing import TextTokenizer
-from longdecode.training.miniature.books import book_folder
 from longdecode.training.long_context.books import manifest
+from longdecode.training.miniature.books import book_folder
 
 UNSEEN_EVERY = 10
 """Of a folder without any book that the project sets aside, every tenth one in order of names, the first among them, is

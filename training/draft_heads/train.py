@@ -33,10 +33,10 @@ from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.weights import load_decoder, model_hash
 from longdecode.evals.provenance import revision
 from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.methods.draft_heads import DraftHeads, write_heads
 from longdecode.training.draft_heads.data import Books, PairTable
 from longdecode.training.draft_heads.loss import frozen_head_loss
 from longdecode.training.draft_heads.recipe import RECIPE, STARTS, Recipe, Start, load_recipe
-from longdecode.methods.draft_heads import DraftHeads, write_heads
 
 RANKS = ("top1", "top2", "top3")
 

@@ -43,7 +43,9 @@ def _books(folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Make
     from longdecode.training.long_context.documents import Weights
 
     if not books:
-        raise DataUnavailableError("data.pg19 names no folder of books; training/long_context/books.yaml lists those needed")
+        raise DataUnavailableError(
+            "data.pg19 names no folder of books; training/long_context/books.yaml lists those needed"
+        )
     ids = scratch / "books.npz"
     scratch.mkdir(parents=True, exist_ok=True)
     lock = FileLock(scratch / "books.lock")  # forks that train side by side share one file

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longdecode.training.forks.traces import EMPTY, Trace
 from longdecode.engine.attention import Selection
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decode_state import DecodeState
@@ -25,10 +24,11 @@ from longdecode.evals.datasets.books import read_books
 from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
-from longdecode.training.roles.artefacts import write_csv
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
+from longdecode.training.forks.traces import EMPTY, Trace
 from longdecode.training.long_context.books import manifest
+from longdecode.training.roles.artefacts import write_csv
 
 _TRACED = 2
 """Documents whose traces are kept; a replay repeats them."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, resolve_checkpoint
 from longdecode.engine.disk import whole_folder
 from longdecode.engine.errors import CheckpointError, LongDecodeError
-from longdecode.training.roles.artefacts import write_text
 from longdecode.methods.importance_heads import TRAIN_COMMAND, read_heads
+from longdecode.training.roles.artefacts import write_text
 
 _ABOUT = "run.json"
 _CARD = "README.md"

@@ -22,9 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from longdecode.training.forks.artefacts import CURVE_COLUMNS, OVERLAP_COLUMNS, write_fork
-from longdecode.training.forks.documents import Document, Maker, makers
-from longdecode.training.forks.fork import load_fork
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import CheckpointError, ConfigError, LongDecodeError
@@ -33,6 +30,9 @@ from longdecode.evals import provenance
 from longdecode.evals.adaptation_spec import AdaptationRun
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
+from longdecode.training.forks.artefacts import CURVE_COLUMNS, OVERLAP_COLUMNS, write_fork
+from longdecode.training.forks.documents import Document, Maker, makers
+from longdecode.training.forks.fork import load_fork
 
 _CLIP = 1.0
 _SAVE_SECONDS = 60.0

@@ -158,7 +158,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; write all results to one JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of the lengthened model")
-    parser.add_argument("--books", type=Path, default=None, help="npz of longdecode.training.long_context.books; none: no losses")
+    parser.add_argument(
+        "--books", type=Path, default=None, help="npz of longdecode.training.long_context.books; none: no losses"
+    )
     parser.add_argument("--output", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=12)

@@ -198,7 +198,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder of SmolLM2 as released")
-    parser.add_argument("--books", type=Path, required=True, help="npz that longdecode.training.long_context.books wrote")
+    parser.add_argument(
+        "--books", type=Path, required=True, help="npz that longdecode.training.long_context.books wrote"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for state, log and adaptor")
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.layer_weights import LayerWeights
-from longdecode.training.roles.token_sets import SparseBranch, causal_mask, chosen_sets, streaming_mask
 from longdecode.kernels.rms_norm.naive import rms_norm
 from longdecode.kernels.rope.naive import apply_rope
 from longdecode.kernels.silu_mul.naive import silu_mul
+from longdecode.training.roles.token_sets import SparseBranch, causal_mask, chosen_sets, streaming_mask
 
 _TINY = 1e-30
 

@@ -21,11 +21,11 @@ from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.methods.head_roles import RoleFile
 from longdecode.training.roles.artefacts import write_artefacts
 from longdecode.training.roles.data.sources import sample_source
 from longdecode.training.roles.roles import projected
 from longdecode.training.roles.trainer import Trainer
-from longdecode.methods.head_roles import RoleFile
 
 
 def train_roles(

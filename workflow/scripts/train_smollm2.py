@@ -17,7 +17,9 @@ with logged(snakemake):
             "results/smollm2/adaptor at models/smollm2-long, or name the model smollm2 (8,192 tokens), which needs none"
         )
     if not snakemake.params.books:
-        raise DataUnavailableError("data.pg19 names no folder of books; training/long_context/books.yaml lists those needed")
+        raise DataUnavailableError(
+            "data.pg19 names no folder of books; training/long_context/books.yaml lists those needed"
+        )
     model, output = Path(snakemake.input.model).parent, Path(snakemake.output[0]).parents[1]
     ids = output / "books.npz"
     if not ids.is_file():

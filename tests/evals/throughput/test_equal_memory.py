@@ -12,7 +12,6 @@ import pytest
 import torch
 import yaml
 
-from longdecode.training.forks.traces import EMPTY, Trace
 from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
 from longdecode.engine.weights import random_decoder
 from longdecode.evals import gate
@@ -25,6 +24,7 @@ from longdecode.evals.throughput.measure import measure_speed
 from longdecode.evals.throughput.models import shape_config
 from longdecode.evals.throughput.replayed import replay
 from longdecode.evals.throughput.wandering import Turnover, share_kept, wander
+from longdecode.training.forks.traces import EMPTY, Trace
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[3]

@@ -20,13 +20,13 @@ from longdecode.engine.generation import Generator, Request
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+from longdecode.methods.draft_heads import load_heads, write_heads
+from longdecode.methods.registry import get_method
 from longdecode.training.draft_heads.data import Books, PairTable
 from longdecode.training.draft_heads.loss import frozen_head_loss
 from longdecode.training.draft_heads.recipe import STARTS, Recipe, load_recipe
 from longdecode.training.draft_heads.ship import ship
 from longdecode.training.draft_heads.train import HeadTrainer, pairs, train_heads
-from longdecode.methods.draft_heads import load_heads, write_heads
-from longdecode.methods.registry import get_method
 
 MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 SMALL = {"steps": 6, "sequences": 3, "at_once": 2, "length": 48, "warmup_steps": 2, "loss_slice": 50, "save_every": 2}

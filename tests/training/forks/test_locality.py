@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from longdecode.training.forks.locality import columns, locality_rows, record
-from longdecode.training.forks.traces import EMPTY, Trace
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import random_decoder
@@ -18,6 +16,8 @@ from longdecode.evals.adaptation_spec import LocalitySpec
 from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
+from longdecode.training.forks.locality import columns, locality_rows, record
+from longdecode.training.forks.traces import EMPTY, Trace
 
 
 def shuffled(rng: random.Random, steps: int, blocks: int, read: int) -> np.ndarray:

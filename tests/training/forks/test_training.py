@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from longdecode.training.forks import train as training
-from longdecode.training.forks.documents import Document, Maker, makers
-from longdecode.training.forks.shipping import attach, ship
-from longdecode.training.forks.train import Trainer, train_fork
 from longdecode.engine.errors import CheckpointError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.adaptation_spec import AdaptationRun
 from longdecode.methods.nosa.method import Nosa
 from longdecode.methods.registry import get_method
+from longdecode.training.forks import train as training
+from longdecode.training.forks.documents import Document, Maker, makers
+from longdecode.training.forks.shipping import attach, ship
+from longdecode.training.forks.train import Trainer, train_fork
 from longdecode.training.miniature.checkpoint import save_checkpoint
 from longdecode.training.miniature.model import Miniature, MiniatureShape
 

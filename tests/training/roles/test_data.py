@@ -16,13 +16,13 @@ from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+from longdecode.methods.registry import get_method
+from longdecode.training.miniature.tokenizer import byte_tokenizer
 from longdecode.training.roles.data.batch import context_lengths
 from longdecode.training.roles.data.hotpotqa import FILE, HotpotQA, Question, read_hotpotqa, without_closed_book
 from longdecode.training.roles.data.miniature import MiniPasskey, MiniTwoHop
 from longdecode.training.roles.data.passkey import NATO, Passkey, book_haystack, generated_haystack
 from longdecode.training.roles.data.sources import sample_source
-from longdecode.methods.registry import get_method
-from longdecode.training.miniature.tokenizer import byte_tokenizer
 
 RUN = IdentificationRun("r", "tiny", 4, (256, 512), steps=2)
 

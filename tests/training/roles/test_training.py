@@ -13,12 +13,12 @@ import torch
 from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.identification_spec import IdentificationRun
+from longdecode.methods.head_roles import read_role_file, resolve_roles
 from longdecode.training.roles.artefacts import CURVE_COLUMNS, FILES, GATE_COLUMNS
 from longdecode.training.roles.data.miniature import MiniPasskey
 from longdecode.training.roles.roles import projected
 from longdecode.training.roles.train import main, train_roles
 from longdecode.training.roles.trainer import Trainer
-from longdecode.methods.head_roles import read_role_file, resolve_roles
 
 CPU = torch.device("cpu")
 RUN = IdentificationRun(

@@ -13,8 +13,8 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.evals.tokenizing import TextTokenizer
-from longdecode.training.roles.data.batch import SampleSource, TargetSample
 from longdecode.methods.registry import get_method
+from longdecode.training.roles.data.batch import SampleSource, TargetSample
 
 FILE = "hotpot_dev_distractor_v1.json"
 FETCH = f"curl -O http://curtis.ml.cmu.edu/datasets/hotpot/{FILE}"

@@ -9,11 +9,11 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.evals.tokenizing import TextTokenizer
+from longdecode.training.miniature.books import book_folder
 from longdecode.training.roles.data.batch import SampleSource
 from longdecode.training.roles.data.hotpotqa import FETCH, HotpotQA, read_hotpotqa, without_closed_book
 from longdecode.training.roles.data.miniature import MiniPasskey, MiniTwoHop
 from longdecode.training.roles.data.passkey import Passkey, book_haystack, generated_haystack
-from longdecode.training.miniature.books import book_folder
 
 
 def sample_source(
