@@ -1,0 +1,26 @@
+"""Every planted fault can still be planted: its text occurs once, and its test exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("plant", Path(__file__).with_name("plant.py"))
+assert spec is not None and spec.loader is not None
+plant = importlib.util.module_from_spec(spec)
+sys.modules["plant"] = plant
+spec.loader.exec_module(plant)
+
+
+@pytest.mark.parametrize("fault", plant.load_faults([]), ids=lambda fault: f"{fault.file}: {fault.why}")
+def test_the_fault_can_be_planted(fault: Any) -> None:
+    assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.find) == 1
+    assert fault.replace != fault.find and fault.why
+    file, *names = fault.test.split("::")
+    source = (ROOT / file).read_text(encoding="utf-8")
+    assert names and all(f" {name.split('[')[0]}" in source for name in names)
