@@ -27,9 +27,9 @@ from longdecode.evals.storage import read_records, write_table
 
 ALL_TASKS = "all"
 COLUMNS = (
-    "suite", "task", "metric", "model", "method", "params", "budget", "budget_tokens", "context", "batch", "n", "value",
-    "low", "high", "unit", "status", "device", "revision", "data_source", "diff_to_full", "diff_low", "diff_high",
-    "p_holm", "kv_tokens_read", "kv_tokens_read_sparse", "kv_bytes_per_step", "metadata_bytes_per_step",
+    "suite", "task", "metric", "model", "method", "variant", "params", "budget", "budget_tokens", "context", "batch",
+    "n", "value", "low", "high", "unit", "status", "device", "revision", "data_source", "diff_to_full", "diff_low",
+    "diff_high", "p_holm", "kv_tokens_read", "kv_tokens_read_sparse", "kv_bytes_per_step", "metadata_bytes_per_step",
     "n_timeout", "truncated",
 )  # fmt: skip
 """Columns of every summary; each further measure of the records, times aside, has a column after these."""
@@ -220,8 +220,9 @@ def _identity(cell: Cell, found: Sequence[Record]) -> dict[str, Any]:
     first = found[0]
     row: dict[str, Any] = dict.fromkeys((*COLUMNS, "p_value"))
     row |= {
-        "suite": cell.suite, "task": cell.task, "metric": first.metric, "model": cell.model, "method": cell.label,
-        "params": json.dumps(first.params, sort_keys=True), "budget": cell.budget, "budget_tokens": first.budget_tokens,
+        "suite": cell.suite, "task": cell.task, "metric": first.metric, "model": cell.model, "method": first.method,
+        "variant": cell.label, "params": json.dumps(first.params, sort_keys=True),
+        "budget": cell.budget, "budget_tokens": first.budget_tokens,
         "context": cell.context, "batch": cell.batch, "n": len(_scored(found)), "unit": first.unit,
         "n_timeout": sum(map(_is_unscored, found)), "status": _status(found),
         "device": _joined(r.provenance.device for r in found),

@@ -76,11 +76,11 @@ def measured_times(speed_csv: Path) -> StepTimes:
     Raises:
         ConfigError: the table has too few steps, or no prefill.
     """
-    frame = pd.read_csv(speed_csv, low_memory=False)
+    frame = pd.read_csv(speed_csv, low_memory=False).rename(columns={"label": "variant"})
     rows = frame[(frame["bench"] == "decode") & (frame["model"] == MEASURED_MODEL) & (frame["status"] == "ok")]
     rows = rows.dropna(subset=["median_us"])
     steps, prefills = rows[rows["stage"] == "step"].dropna(subset=["bytes_min"]), rows[rows["stage"] == "prefill"]
-    prefills = prefills[(prefills["label"] == "full") & (prefills["batch"] == 1)]
+    prefills = prefills[(prefills["variant"] == "full") & (prefills["batch"] == 1)]
     if len(steps) < 3 or prefills.empty:
         raise ConfigError(f"{speed_csv}: no steps and prefills of {MEASURED_MODEL} to plan with")
     slope, start = np.polyfit(steps["bytes_min"], steps["median_us"] * 1e-6, 1)

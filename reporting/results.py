@@ -29,7 +29,20 @@ from longdecode.reporting.speed.measured import Speed, load_speed
 __all__ = ["ALL_TASKS", "ORACLE", "REFERENCE_METHOD", "ReportError", "Results", "Topic", "load_results"]
 ORACLE = "oracle_topk"
 """The limit of choosing tokens: it reads every key to choose, so no one would run it."""
-_TEXT = ("suite", "task", "metric", "model", "method", "params", "budget", "unit", "status", "device", "revision")
+_TEXT = (
+    "suite",
+    "task",
+    "metric",
+    "model",
+    "method",
+    "variant",
+    "params",
+    "budget",
+    "unit",
+    "status",
+    "device",
+    "revision",
+)
 
 
 class ReportError(LongDecodeError):
@@ -277,7 +290,9 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
     speed = load_speed(results_dir, list(config.get("methods") or {}))
     if speed is None and not summary_path.exists():
         raise ReportError(f"{summary_path}: no summary to report, nor speed.csv; run the target that writes one first")
-    summary = _curves(summary_path) if summary_path.exists() else pd.DataFrame(columns=list(COLUMNS))
+    summary = (
+        _curves(summary_path) if summary_path.exists() else pd.DataFrame(columns=[n for n in COLUMNS if n != "variant"])
+    )
     if summary.empty and speed is None:
         raise ReportError(f"{summary_path}: the summary has no row")
     records = _records(config, results_dir / "records")
@@ -354,7 +369,8 @@ def _curves(path: Path) -> pd.DataFrame:
         raise ReportError(f"{path}: missing; it is written beside summary.csv")
     if path.suffix == ".parquet":
         return read_frame(path).astype({"budget_tokens": "Int64"})
-    return pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
+    table = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
+    return table.drop(columns="method").rename(columns={"variant": "method"}) if "variant" in table else table
 
 
 def _mixed(rows: pd.DataFrame) -> bool:

@@ -22,7 +22,7 @@ _NUMBERS: Mapping[str, tuple[str, str, str]] = {
     "comparisons": ("difference", "low", "high"),
     "measures": ("value", "low", "high"),
 }
-_VARIANT = {"summary": "method", "speed": "label", "comparisons": "a", "measures": "variant"}
+_VARIANT = {"summary": "variant", "speed": "variant", "comparisons": "a", "measures": "variant"}
 _TEXT = {"budget": str, "b_budget": str, "setting": str, "over_setting": str, "op_sizes": str, "params": str}
 
 
@@ -90,7 +90,9 @@ class Tables:
         """Read summary.csv, speed.csv, comparisons.csv and measures.csv of a results folder, those that exist."""
         return cls(
             {
-                name: pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=[""], low_memory=False)
+                name: pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=[""], low_memory=False).rename(
+                    columns={"subject": "method", "label": "variant"}
+                )
                 for name in _NUMBERS
                 if (path := folder / f"{name}.csv").is_file()
             }

@@ -144,7 +144,7 @@ def _cell(
 def _stands(found: Sequence[Found]) -> str:
     """Say which variants, models, contexts and revisions our numbers are of."""
     said = []
-    for name, heads in (("", ("method", "label", "variant", "a")), ("model", ("model",)), ("context", ("context",)),
+    for name, heads in (("", ("variant", "a")), ("model", ("model",)), ("context", ("context",)),
                         ("budget", ("budget",)), ("revision", ("revision",))):  # fmt: skip
         values = [str(f.row[head]) for f in found for head in heads if head in f.row and not pd.isna(f.row[head])]
         if distinct := list(dict.fromkeys(value.removesuffix(".0") for value in values)):

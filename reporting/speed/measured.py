@@ -230,6 +230,8 @@ def at(rows: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
 
 def _read(path: Path) -> pd.DataFrame:
     table = pd.read_csv(path, dtype=dict.fromkeys(_TEXT, object), keep_default_na=False, na_values=[""])
+    if "variant" in table:
+        table = table.rename(columns={"method": "subject", "variant": "label"})
     return table.assign(budget=table["budget"].fillna("full"))
 
 

@@ -63,17 +63,17 @@ def test_an_ambiguous_query_and_an_unknown_column_are_refused(tables: Tables) ->
 
 def test_rows_without_a_number_and_missing_tables_are_nothing(tables: Tables) -> None:
     assert tables.find(query({"variant": "c"})) is None
-    assert tables.find(Query(table="speed", where={"label": "full"})) is None
+    assert tables.find(Query(table="speed", where={"variant": "full"})) is None
 
 
 def test_scores_are_shown_in_points_and_gains_relative_to_b() -> None:
     summary = pd.DataFrame(
-        {"method": ["full"], "value": [0.5], "low": [0.4], "high": [0.6], "n": [9], "unit": "fraction"}
+        {"variant": ["full"], "value": [0.5], "low": [0.4], "high": [0.6], "n": [9], "unit": "fraction"}
     )
     pairs = pd.DataFrame({"a": ["retro"], "b_value": [50.0], "difference": [5.0], "low": [-1.0], "high": [11.0],
                           "n": [9], "unit": "points"})  # fmt: skip
     both = Tables({"summary": summary, "comparisons": pairs})
-    score = both.find(Query(table="summary", where={"method": "full"}))
+    score = both.find(Query(table="summary", where={"variant": "full"}))
     gain = both.find(Query(table="comparisons", where={"a": "retro"}, relative=True))
     assert score is not None and (score.value, score.unit) == (50.0, "points")
     assert gain is not None and (gain.value, gain.low, gain.high, gain.unit) == (10.0, -2.0, 22.0, "percent")
@@ -111,9 +111,9 @@ def test_a_claim_of_2_7_times(bounds: tuple[float, float, float] | None, given: 
 
 
 def test_a_claim_that_fits_several_rows_is_not_read_and_says_why() -> None:
-    step = {"bench": "decode", "stage": "step", "model": "llama3-8b", "label": "lychee", "context": 131072, "batch": 1,
-            "budget": "4096"}  # fmt: skip
-    speed = pd.DataFrame([step | {"op_sizes": size, "subject": "lychee", "ratio": 1.6, "ratio_low": 1.5,
+    step = {"bench": "decode", "stage": "step", "model": "llama3-8b", "variant": "lychee", "context": 131072,
+            "batch": 1, "budget": "4096"}  # fmt: skip
+    speed = pd.DataFrame([step | {"op_sizes": size, "method": "lychee", "ratio": 1.6, "ratio_low": 1.5,
                                   "ratio_high": 1.7, "n": 9} for size in ("a", "b")])  # fmt: skip
     papers = {"lychee": load_declaration(PAPERS / "lychee.yaml")}
     row = claims_table(papers, Tables({"speed": speed})).iloc[0]

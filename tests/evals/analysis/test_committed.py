@@ -29,8 +29,8 @@ def nosa() -> pd.DataFrame:
 def test_differences_to_full_are_those_of_the_summary(nosa: pd.DataFrame) -> None:
     summary = pd.read_csv(ROOT / "results" / "nosa" / "summary.csv", low_memory=False)
     summary = summary[summary["diff_to_full"].notna()]
-    ours = nosa[(nosa["b"] == "full") & (nosa["b_model"] == nosa["model"])].rename(columns={"a": "method"})
-    both = summary.merge(ours, on=["model", "suite", "task", "context", "batch", "method", "budget"])
+    ours = nosa[(nosa["b"] == "full") & (nosa["b_model"] == nosa["model"])].rename(columns={"a": "variant"})
+    both = summary.merge(ours, on=["model", "suite", "task", "context", "batch", "variant", "budget"])
     scale = np.where(both["unit_y"] == "points", 0.01, 1)
     tasks = both["task"] != "all"  # a suite's mean leaves out the tasks that Full cannot do
     assert len(both) == len(summary) > 100
@@ -81,7 +81,7 @@ def test_measures_are_those_that_pages_showed() -> None:
 
 def test_over_its_reference_a_step_has_the_ratio_of_the_speed_table() -> None:
     speed = pd.read_csv(ROOT / "results" / "offload" / "speed.csv", low_memory=False)
-    speed = speed[(speed["label"] == "nosa_offload") & (speed["stage"] == "step")]
+    speed = speed[(speed["variant"] == "nosa_offload") & (speed["stage"] == "step")]
     from longdecode.evals.analysis.pairs import PairRequest
 
     found = measures_table(
