@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.engine.generation import Generator, Request
+from longdecode.engine.weights import load_decoder
 from longdecode.evals.tokenizing import eos_ids, load_tokenizer
+from longdecode.methods.registry import get_method
 from longdecode.models.build import build, lengthen
 from longdecode.models.check import logit_difference
 from longdecode.models.download import look, obtained
@@ -51,8 +54,6 @@ def _require(name: str) -> None:
 
 
 def test_smollm2_writes_sense(built: Callable[[str], Path]) -> None:
-    from longdecode.training.long_context.running import Request, answer, full_generator
-
     folder = built("smollm2")
     tokenizer = load_tokenizer(folder)
     assert tokenizer.encode(" 4821  7") == tokenizer.encode(" ") + tuple(
@@ -60,7 +61,9 @@ def test_smollm2_writes_sense(built: Callable[[str], Path]) -> None:
     ) + tokenizer.encode("  ") + tokenizer.encode("7")
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 8192
     prompt = tokenizer.prompt_ids("What is the capital of France?", chat=True)
-    (completion,) = answer(full_generator(folder, "cpu", torch.float32), [Request(prompt, 12)])
+    decoder = load_decoder(folder, device="cpu", dtype=torch.float32)
+    full = get_method("full").from_budget(None, decoder.config)
+    (completion,) = Generator(decoder).run([Request(prompt, 12)], full)
     assert "Paris" in tokenizer.decode(completion.output_ids)
 
 

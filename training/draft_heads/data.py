@@ -22,7 +22,7 @@ never trained on."""
 class Books:
     """Books of a folder as token ids: ``train`` and ``unseen``, each at least ``length + 1`` tokens long.
 
-    Books that ``training/long_context/books.yaml`` sets aside, from which the prompts of long generations come, are unseen.
+    Books that ``training/long_context/books.yaml`` sets aside are unseen: prompts of long generations come from them.
 
     Args:
         source: a folder of ``*.txt`` books, or the id of a hub data set; ``None`` where the configuration names none.

@@ -1,4 +1,4 @@
-"""Copy trained draft heads to where a release has them: ``python -m longdecode.training.draft_heads.ship TRAINED FOLDER``.
+"""Copy trained draft heads to where a release has them: ``python -m longdecode.training.draft_heads.ship FILE FOLDER``.
 
 Tensors become bfloat16, what every method makes of them on a GPU anyway, so that runs from a copy are those from the
 original; the card says what they are.
@@ -6,14 +6,13 @@ original; the card says what they are.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from longdecode.engine.errors import CheckpointError
 from longdecode.methods.draft_heads import DraftHeads, HeadsFile, read_description, write_heads
+from longdecode.training.files import run_commands
 
 PAPER = "200 steps of 983,040 tokens, 197 million in all, 5e-3 (table 9)"
 _CARD = """# Draft heads of {model}: {count} {kind} heads
@@ -80,14 +79,5 @@ def _card(file: HeadsFile, folder: Path) -> str:
     )  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trained", type=Path, help="heads.json of a training")
-    parser.add_argument("folder", type=Path, help="such as models/draft_heads/<model>")
-    given = parser.parse_args(arguments)
-    ship(given.trained, given.folder)
-
-
 if __name__ == "__main__":
-    main()
+    run_commands(ship)

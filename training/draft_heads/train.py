@@ -10,7 +10,6 @@ Source: TokenSwift (arXiv 2502.18890), section 3.1 and table 9; Cai et al. 2024,
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,6 @@ from longdecode.engine.attention import DenseAttention
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_device, resolve_dtype
-from longdecode.engine.errors import CheckpointError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.prefill import WholePrompt
 from longdecode.engine.token_block import TokenBlock
@@ -37,6 +35,7 @@ from longdecode.methods.draft_heads import DraftHeads, write_heads
 from longdecode.training.draft_heads.data import Books, PairTable
 from longdecode.training.draft_heads.loss import frozen_head_loss
 from longdecode.training.draft_heads.recipe import RECIPE, STARTS, Recipe, Start, load_recipe
+from longdecode.training.files import load_state, save_state, write_csv
 
 RANKS = ("top1", "top2", "top3")
 
@@ -72,8 +71,12 @@ class HeadTrainer:
             )
         self.curves: dict[Start, list[dict[str, float]]] = {start: [] for start in starts}
         self.step = 0
-        if state.is_file():
-            self._restore()
+        if saved := load_state(state, self.about, decoder.device):
+            self.step = saved["step"]
+            for (start, heads), own in zip(self.sets.items(), saved["sets"], strict=True):
+                self.curves[start] = own["curve"]
+                heads.load_state_dict(own["heads"])
+                self.optimizers[start].load_state_dict(own["optimizer"])
 
     def fit(self, stop: int | None = None) -> None:
         """Train up to the recipe's last step, or up to step ``stop``."""
@@ -88,7 +91,11 @@ class HeadTrainer:
                     self.curves[start].append({"step": self.step, **row})
                     print(json.dumps({"set": str(start), "step": self.step, **row, "seconds": seconds}), flush=True)
             if self.step % recipe.save_every == 0:
-                self._save()
+                sets = [
+                    {"curve": self.curves[s], "heads": h.state_dict(), "optimizer": self.optimizers[s].state_dict()}
+                    for s, h in self.sets.items()
+                ]
+                save_state(self.state, self.about, step=self.step, sets=sets)
 
     @torch.no_grad()
     def accuracy(self) -> dict[Start, list[dict[str, Any]]]:
@@ -171,26 +178,6 @@ class HeadTrainer:
         normed = decoder.forward(block, state, DenseAttention((), decoder.config))
         return state.residual.float(), normed.float()
 
-    def _save(self) -> None:
-        self.state.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.state.with_suffix(".partial")
-        sets = [
-            {"curve": self.curves[start], "heads": heads.state_dict(), "optimizer": self.optimizers[start].state_dict()}
-            for start, heads in self.sets.items()
-        ]
-        torch.save({"about": self.about, "step": self.step, "sets": sets}, partial)
-        partial.replace(self.state)
-
-    def _restore(self) -> None:
-        saved = torch.load(self.state, map_location=self.decoder.device, weights_only=True)
-        if saved["about"] != self.about:
-            raise CheckpointError(f"{self.state} belongs to another training; remove it")
-        self.step = saved["step"]
-        for (start, heads), own in zip(self.sets.items(), saved["sets"], strict=True):
-            self.curves[start] = own["curve"]
-            heads.load_state_dict(own["heads"])
-            self.optimizers[start].load_state_dict(own["optimizer"])
-
 
 def pairs(heads: DraftHeads, before: Tensor, after: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each head the states ``[N, H]`` that the LM head reads and the tokens ``[N]`` that they must name.
@@ -240,25 +227,14 @@ def train_heads(
         accuracy = trainer.accuracy()
     for start, heads in trainer.sets.items():
         own = output / str(start)
-        write_rows(own / "curve.csv", trainer.curves[start])
-        write_rows(own / "accuracy.csv", accuracy[start])
+        for name, rows in (("curve", trainer.curves[start]), ("accuracy", accuracy[start])):
+            write_csv(own / f"{name}.csv", list(rows[0]), [list(row.values()) for row in rows])
         run: dict[str, Any] = {"init": start.init, "recipe": recipe.model_dump(mode="json"), "revision": revision()}
         run |= {"books": len(books.train), "unseen_books": len(books.unseen), "device": device_name(target)}
         run |= {"tokens": recipe.steps * recipe.sequences * recipe.length}
         run |= {"loss": trainer.curves[start][-1], "accuracy": accuracy[start]}
         write_heads(own / "heads.json", heads, model, model_hash(folder), run)
     trainer.state.unlink(missing_ok=True)
-
-
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a table, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    partial.replace(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from longdecode.engine.config_reader import IMPORTANCE_FILE
 from longdecode.engine.disk import whole_folder
+from longdecode.training.files import write_csv, write_text
 from longdecode.training.forks.fork import TrainedHeads
 from longdecode.training.long_context.adaptor import merge
-from longdecode.training.roles.artefacts import write_csv, write_text
 
 CURVE_COLUMNS = ("step", "loss", "prose", "answers", "sure", "gamma", "seconds")
 """Losses in nats: of training documents, weighted; of held-out prose and answers. ``sure``: share of answer tokens

@@ -1,4 +1,4 @@
-"""Measure what consecutive steps share on real text: overlap by layer and head, union, misses by slots; keep traces."""
+"""Measure what consecutive steps share on real text: overlap by layer and head, union, misses by slots."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
+from longdecode.training.files import write_csv
 from longdecode.training.forks.traces import EMPTY, Trace
 from longdecode.training.long_context.books import manifest
-from longdecode.training.roles.artefacts import write_csv
 
-_TRACED = 2
-"""Documents whose traces are kept; a replay repeats them."""
 _DIGITS = 4
 """Significant digits of a figure; over documents it spreads by 0.003 and more."""
 STATISTICS = ("gamma", "gamma_free", "worst", "union")
@@ -76,7 +74,7 @@ def record(method: SelectivePrefill, generator: Generator, requests: Sequence[Re
 
 
 def measure_locality(config: RunConfig, output: Path, device: str | None = None) -> None:
-    """Write locality.csv, and a trace a label beside it in ``traces/``.
+    """Write locality.csv.
 
     Raises:
         ConfigError: the configuration asks for none, or a label's method selects nothing.
@@ -101,7 +99,6 @@ def measure_locality(config: RunConfig, output: Path, device: str | None = None)
                 "budget": spec.budget, "block_size": method.list_block, "forced": list(method.forced),
             }  # fmt: skip
             ids = record(method, Generator(decoder, cuda_graph=False), requests)
-            Trace(ids[:, :, :_TRACED], about).write(output.parent / "traces" / f"{label}.npz")
             rows += locality_rows(spec, Trace(ids, about, target))
     write_csv(output, columns(spec), rows, _DIGITS)
 

@@ -1,22 +1,20 @@
 """Take a fork's importance heads out of it, and lay them beside a checkpoint.
 
-``python -m longdecode.training.forks.shipping --help``. The heads are kilobytes; a fork's low-rank factors are megabytes
-and stay where they were trained.
+``python -m longdecode.training.forks.shipping --help``. The heads are kilobytes; a fork's low-rank factors are
+megabytes and stay where they were trained.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 
 from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, resolve_checkpoint
 from longdecode.engine.disk import whole_folder
-from longdecode.engine.errors import CheckpointError, LongDecodeError
+from longdecode.engine.errors import CheckpointError
 from longdecode.methods.importance_heads import TRAIN_COMMAND, read_heads
-from longdecode.training.roles.artefacts import write_text
+from longdecode.training.files import run_commands, write_text
 
 _ABOUT = "run.json"
 _CARD = "README.md"
@@ -60,43 +58,20 @@ def attach(heads: Path, checkpoint: Path, output: Path) -> None:
 
     Args:
         heads: a folder that ``ship`` wrote.
-        checkpoint: folder of the checkpoint that they were trained for.
+        checkpoint: folder or name of the checkpoint that they were trained for.
         output: a new folder, or one to be replaced; a configuration may name it as a model's path.
 
     Raises:
         CheckpointError: there are no heads, or they are of another shape.
     """
-    read_heads(heads / IMPORTANCE_FILE, read_config(checkpoint))
+    folder = resolve_checkpoint(str(checkpoint), None)
+    read_heads(heads / IMPORTANCE_FILE, read_config(folder))
     with whole_folder(output) as fresh:
-        for file in checkpoint.iterdir():
+        for file in folder.iterdir():
             if file.is_file() and file.name != IMPORTANCE_FILE:
                 (fresh / file.name).symlink_to(file.resolve())
         shutil.copyfile(heads / IMPORTANCE_FILE, fresh / IMPORTANCE_FILE)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m longdecode.training.forks.shipping", description=__doc__)
-    acts = parser.add_subparsers(dest="act", required=True)
-    one = acts.add_parser("ship", help="take the heads out of a fork")
-    one.add_argument("fork", type=Path, help="such as results/nosa/forks/smollm2-long/nosa")
-    two = acts.add_parser("attach", help="lay heads beside a checkpoint's weights")
-    two.add_argument("heads", type=Path)
-    two.add_argument("checkpoint", help="folder, or a checkpoint that this project builds, such as smollm2-long")
-    for each in (one, two):
-        each.add_argument("output", type=Path)
-    asked = parser.parse_args(arguments)
-    try:
-        if asked.act == "ship":
-            ship(asked.fork, asked.output)
-        else:
-            attach(asked.heads, resolve_checkpoint(asked.checkpoint, None), asked.output)
-    except LongDecodeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    print(asked.output)
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_commands(ship, attach)

@@ -1,20 +1,15 @@
-"""Selections of a decode, recorded in order: sets by step, what a resident set of slots would miss, a compact file."""
+"""Selections of a decode, recorded in order: sets by step, and what a resident set of slots would miss."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from longdecode.engine.errors import DataUnavailableError
 
 _CPU = torch.device("cpu")
 EMPTY = 65_535
@@ -32,32 +27,6 @@ class Trace:
     ids: np.ndarray
     about: Mapping[str, Any]
     device: torch.device = _CPU
-
-    def write(self, path: Path) -> None:
-        """Write a compressed npz; blocks keep their slots from step to step, so that most differences are 0."""
-        slots = self.ids.copy()
-        for before, now in pairwise(slots):
-            _settle(before.reshape(-1, before.shape[-1]), now.reshape(-1, now.shape[-1]))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial.npz")
-        about = json.dumps(dict(self.about), sort_keys=True)
-        np.savez_compressed(partial, changes=np.diff(slots, axis=0, prepend=np.uint16(0)), about=np.array(about))
-        partial.replace(path)
-
-    @staticmethod
-    def read(path: Path) -> Trace:
-        """Read a file that ``write`` wrote.
-
-        Raises:
-            DataUnavailableError: there is no such file.
-        """
-        if not path.is_file():
-            raise DataUnavailableError(
-                f"no trace at {path}; `snakemake nosa_locality --config profile=nosa` records it"
-            )
-        with np.load(path) as file:
-            ids = np.cumsum(file["changes"], axis=0, dtype=np.uint16)
-            return Trace(ids, json.loads(str(file["about"])))
 
     @cached_property
     def table(self) -> Tensor:
@@ -112,12 +81,3 @@ def _shared(table: Tensor) -> np.ndarray:
 
 def _numbers(values: Tensor) -> np.ndarray:
     return values.double().cpu().numpy()
-
-
-def _settle(before: np.ndarray, now: np.ndarray) -> None:
-    """Put the blocks of each list of ``now`` in the slots that they had ``before``, others in the slots left."""
-    same = before[:, :, None] == now[:, None, :]
-    stays = same.any(axis=2) & (before != EMPTY)
-    fresh = now[~(same.any(axis=1) & (now != EMPTY))]
-    now[stays] = before[stays]
-    now[~stays] = fresh

@@ -24,12 +24,13 @@ from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device
-from longdecode.engine.errors import CheckpointError, ConfigError, LongDecodeError
+from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals import provenance
 from longdecode.evals.adaptation_spec import AdaptationRun
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
+from longdecode.training.files import load_state, save_state
 from longdecode.training.forks.artefacts import CURVE_COLUMNS, OVERLAP_COLUMNS, write_fork
 from longdecode.training.forks.documents import Document, Maker, makers
 from longdecode.training.forks.fork import load_fork
@@ -70,7 +71,13 @@ class Trainer:
         Raises:
             CheckpointError: the file belongs to other settings.
         """
-        done, spent = self._restore(state)
+        done, spent = 0, 0.0
+        if saved_state := load_state(state, self.run, self.device):
+            for name, parameter in self.trained.items():
+                parameter.data.copy_(saved_state["trained"][name])
+            self.optimizer.load_state_dict(saved_state["optimizer"])
+            self.curve, self.overlaps = saved_state["curve"], saved_state["overlaps"]
+            done, spent = saved_state["step"], saved_state["seconds"]
         clock, saved = time.monotonic() - spent, time.monotonic()
         losses: list[Tensor] = []
         advance = CapturedStep(self.advance) if self.device.type == "cuda" else self.advance
@@ -88,7 +95,11 @@ class Trainer:
                 losses = []
                 # Between two log entries a state would split the mean of the losses.
                 if last or time.monotonic() - saved > _SAVE_SECONDS:
-                    self._save(state, step + 1, seconds)
+                    save_state(
+                        state, self.run, step=step + 1, seconds=seconds, curve=self.curve, overlaps=self.overlaps,
+                        trained={name: p.data for name, p in self.trained.items()},
+                        optimizer=self.optimizer.state_dict(),
+                    )  # fmt: skip
                     saved = time.monotonic()
 
     def advance(self, tokens: Tensor, weights: Tensor) -> Tensor:
@@ -153,27 +164,6 @@ class Trainer:
         self.curve.append([step, loss, *means, *gamma, seconds])
         entry = dict(zip(CURVE_COLUMNS, self.curve[-1], strict=True))
         print(f"{self.run.name}: " + ", ".join(f"{k} {v:.4g}" for k, v in entry.items()), file=sys.stderr, flush=True)
-
-    def _restore(self, file: Path) -> tuple[int, float]:
-        if not file.is_file():
-            return 0, 0.0
-        state = torch.load(file, map_location=self.device, weights_only=True)
-        if state["run"] != repr(self.run):
-            raise CheckpointError(f"{file} belongs to other settings; remove it to start anew")
-        for name, parameter in self.trained.items():
-            parameter.data.copy_(state["trained"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.curve, self.overlaps = state["curve"], state["overlaps"]
-        return int(state["step"]), float(state["seconds"])
-
-    def _save(self, file: Path, step: int, seconds: float) -> None:
-        partial = file.with_suffix(".partial")
-        state = {
-            "step": step, "seconds": seconds, "run": repr(self.run), "curve": self.curve, "overlaps": self.overlaps,
-            "trained": {name: p.data for name, p in self.trained.items()}, "optimizer": self.optimizer.state_dict(),
-        }  # fmt: skip
-        torch.save(state, partial)
-        partial.replace(file)
 
 
 class CapturedStep:

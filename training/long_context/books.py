@@ -1,11 +1,10 @@
-"""Public-domain books as token ids: ``python -m longdecode.training.long_context.books --books FOLDER --model FOLDER --output FILE``.
+"""Public-domain books as token ids: ``python -m longdecode.training.long_context.books BOOKS MODEL OUTPUT``.
 
 The file is all that training needs of the books: a compressed npz of uint16 ids, ``train/<id>`` and ``unseen/<id>``.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ import yaml
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets.books import read_books
+from longdecode.training.files import run_commands
 
 MANIFEST = Path(__file__).resolve().parent / "books.yaml"
 Split = Literal["train", "unseen"]
@@ -27,7 +27,13 @@ def manifest() -> Mapping[Split, Sequence[str]]:
 
 
 def tokenise(source: Path, model: Path, output: Path) -> None:
-    """Write the ids of all books of the manifest."""
+    """Write the ids of all books of the manifest.
+
+    Args:
+        source: a folder with ``<id>.txt`` or PG-19's parquet, or a hub id.
+        model: folder with the tokenizer.
+        output: the file to write.
+    """
     from longdecode.evals.tokenizing import load_tokenizer
 
     tokenizer = load_tokenizer(model)
@@ -51,24 +57,12 @@ def load_ids(file: Path, split: Split) -> dict[str, np.ndarray]:
     """
     if not file.is_file():
         raise DataUnavailableError(
-            f"no {file}; `python -m longdecode.training.long_context.books --books FOLDER --model FOLDER --output {file}` writes it"
+            f"no {file}; `python -m longdecode.training.long_context.books BOOKS MODEL {file}` writes it"
         )
     with np.load(file) as arrays:
         names = [name for name in arrays.files if name.startswith(f"{split}/")]
         return {name.partition("/")[2]: arrays[name].astype(np.int64) for name in names}
 
 
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--books", type=Path, required=True, help="folder with <id>.txt or PG-19's parquet, or a hub id"
-    )
-    parser.add_argument("--model", type=Path, required=True, help="folder with the tokenizer")
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
-    tokenise(options.books, options.model, options.output)
-
-
 if __name__ == "__main__":
-    main()
+    run_commands(tokenise)

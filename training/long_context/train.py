@@ -7,7 +7,6 @@ A document is a function of seed, step and row alone, so that a killed run goes 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -22,8 +21,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.disk import whole_folder
-from longdecode.engine.errors import CheckpointError
 from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.training.files import append_log, load_state, save_state
 from longdecode.training.long_context.adaptor import write_adaptor
 from longdecode.training.long_context.books import load_ids
 from longdecode.training.long_context.documents import Library, Weights
@@ -48,7 +47,13 @@ def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, de
     optimizer = torch.optim.AdamW(
         trained.values(), lr=1e-4, weight_decay=0.0, betas=(0.9, 0.95), fused=device.type == "cuda"
     )
-    first = _restore(output / "state.pt", recipe, trained, optimizer, device)
+    first = 0
+    if state := load_state(output / "state.pt", recipe, device):
+        for name, parameter in trained.items():
+            parameter.data.copy_(state["trained"][name])
+        optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"].cpu())
+        first = state["step"]
     answers: list[Tensor] = []
     prose: list[Tensor] = []
     clock = time.monotonic()
@@ -66,10 +71,13 @@ def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, de
         optimizer.zero_grad(set_to_none=True)
         if (done + 1) % 20 == 0 or done + 1 == stage.steps:
             entry = {"step": step + 1, "length": stage.length, "prose": _mean(prose), "answers": _mean(answers)}
-            _log(output, entry | {"seconds": round(time.monotonic() - clock, 1)})
+            append_log(output / "log.jsonl", entry | {"seconds": round(time.monotonic() - clock, 1)})
             answers, prose = [], []
         if (step + 1) % recipe.save_every_steps == 0 and step + 1 < recipe.total_steps:
-            _save(output / "state.pt", step + 1, recipe, trained, optimizer)
+            save_state(
+                output / "state.pt", recipe, step=step + 1, optimizer=optimizer.state_dict(), rng=torch.get_rng_state(),
+                trained={name: parameter.data for name, parameter in trained.items()},
+            )  # fmt: skip
     folder = output / "adaptor"
     with whole_folder(folder) as fresh:
         write_adaptor(fresh, model, recipe.rope_theta, recipe.max_positions)
@@ -155,43 +163,8 @@ def _set_checkpointing(model: Any, wanted: bool) -> None:
         causal.gradient_checkpointing_disable()
 
 
-def _restore(
-    file: Path, recipe: Recipe, trained: dict[str, Any], optimizer: torch.optim.Optimizer, device: torch.device
-) -> int:
-    if not file.is_file():
-        return 0
-    state = torch.load(file, map_location=device, weights_only=True)
-    if state["recipe"] != repr(recipe):
-        raise CheckpointError(f"{file} belongs to another recipe; remove it to start anew")
-    for name, parameter in trained.items():
-        parameter.data.copy_(state["trained"][name])
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["rng"].cpu())
-    return int(state["step"])
-
-
-def _save(file: Path, step: int, recipe: Recipe, trained: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    partial = file.with_suffix(".partial")
-    state = {
-        "step": step,
-        "recipe": repr(recipe),
-        "trained": {name: parameter.data for name, parameter in trained.items()},
-        "optimizer": optimizer.state_dict(),
-        "rng": torch.get_rng_state(),
-    }
-    torch.save(state, partial)
-    partial.replace(file)
-
-
 def _mean(losses: list[Tensor]) -> float | None:
     return round(torch.stack(losses).mean().item(), 4) if losses else None
-
-
-def _log(output: Path, entry: dict[str, Any]) -> None:
-    line = json.dumps(entry)
-    print(line, flush=True)
-    with (output / "log.jsonl").open("a", encoding="utf-8") as log:
-        log.write(line + "\n")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.training.files import append_log, load_state, save_state
 from longdecode.training.miniature.books import book_folder
 from longdecode.training.miniature.checkpoint import save_checkpoint
 from longdecode.training.miniature.curriculum import Curriculum, load_curriculum
@@ -61,7 +61,11 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
     model = Miniature(shape, compiled=device.type == "cuda").to(device)
     optimizer = _optimizer(model, curriculum, device)
     state_path = output / "state.pt"
-    first = _restore(state_path, model, optimizer, device)
+    first = 0
+    if state := load_state(state_path, curriculum, device):
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
     clock = time.monotonic()
     for step, (ids, weights) in enumerate(_batches(curriculum, library, first, workers), start=first):
         for group in optimizer.param_groups:
@@ -80,12 +84,10 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
             for length in lengths:
                 items = validate(model, length, curriculum.tokens_per_step, device)
                 seconds = round(time.monotonic() - clock, 1)
-                _log(
-                    output,
-                    {"step": done, "length": length, "loss": round(loss.item(), 4), "items": items, "seconds": seconds},
-                )
+                entry = {"step": done, "length": length, "loss": round(loss.item(), 4), "items": items}
+                append_log(output / "log.jsonl", entry | {"seconds": seconds})
         if done % curriculum.checkpoint_every_steps == 0:
-            _save_state(state_path, done, model, optimizer)
+            save_state(state_path, curriculum, step=done, model=model.state_dict(), optimizer=optimizer.state_dict())
     folder = output / "weights"
     folder.mkdir(exist_ok=True)
     (folder / "README.md").write_text(_card(curriculum, output / "log.jsonl"), encoding="utf-8")
@@ -132,28 +134,6 @@ def _batches(curriculum: Curriculum, library: Library, first: int, workers: int)
         prefetch_factor=4 if workers else None, pin_memory=torch.cuda.is_available(),
     )  # fmt: skip
     return iter(loader)
-
-
-def _restore(path: Path, model: Miniature, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    if not path.exists():
-        return 0
-    state = torch.load(path, map_location=device, weights_only=True)
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"])
-
-
-def _save_state(path: Path, step: int, model: Miniature, optimizer: torch.optim.Optimizer) -> None:
-    partial = path.with_suffix(".partial")
-    torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, partial)
-    partial.replace(path)
-
-
-def _log(output: Path, entry: dict[str, Any]) -> None:
-    line = json.dumps(entry)
-    print(line, flush=True)
-    with (output / "log.jsonl").open("a") as log:
-        log.write(line + "\n")
 
 
 def main(arguments: list[str] | None = None) -> None:

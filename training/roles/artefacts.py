@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from longdecode.methods.head_roles import RoleFile, write_role_file
+from longdecode.training.files import write_csv, write_text
 
 CURVE_COLUMNS = (
     "step", "loss", "distill", "constraint", "lagrange", "density", "expected_heads", "retrieval_heads",
@@ -38,27 +37,3 @@ def write_artefacts(
     write_csv(folder / "gates.csv", GATE_COLUMNS, gates, _GATE_DIGITS)
     write_text(folder / "run.json", json.dumps(run, indent=2, sort_keys=True) + "\n")
     write_role_file(folder / "roles.json", roles)
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 6) -> None:
-    """Write a table through a temporary file; floats keep so many significant digits."""
-    partial = _partial(path)
-    with partial.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(
-            [f"{value:.{digits}g}" if isinstance(value, float) else value for value in row] for row in rows
-        )
-    partial.replace(path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file through a temporary one."""
-    partial = _partial(path)
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def _partial(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")

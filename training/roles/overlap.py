@@ -23,7 +23,7 @@ from longdecode.evals.identification_spec import OverlapSpec
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
-from longdecode.training.roles.artefacts import write_csv
+from longdecode.training.files import write_csv
 
 COLUMNS = ("model", "task", "context", "k_tokens", "layer", "head_kind", "head", "mean_overlap", "n")
 """``head_kind`` is ``kv`` or ``query``: a KV head scores with its group's mean query, a query head with its own."""

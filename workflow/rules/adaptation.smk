@@ -33,7 +33,7 @@ rule train_fork:
 if PLAN.locality:
 
     rule nosa_locality:
-        """Overlap of consecutive steps by layer and head over forced text, and traces that the host cache can replay."""
+        """Overlap of consecutive steps by layer and head over forced text."""
         input:
             models=sorted(
                 {
@@ -44,10 +44,6 @@ if PLAN.locality:
             ),
         output:
             table=PLAN.locality[0],
-            traces=[
-                f"{RESULTS}/traces/{label}.npz"
-                for label in RUN.adaptation.locality.labels
-            ],
         log:
             f"{RESULTS}/logs/locality.log",
         conda:

@@ -28,7 +28,7 @@ from longdecode.training.draft_heads.recipe import STARTS, Recipe, load_recipe
 from longdecode.training.draft_heads.ship import ship
 from longdecode.training.draft_heads.train import HeadTrainer, pairs, train_heads
 
-MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
+MINIATURE = Path(__file__).resolve().parents[3] / "models" / "miniature" / "weights"
 SMALL = {"steps": 6, "sequences": 3, "at_once": 2, "length": 48, "warmup_steps": 2, "loss_slice": 50, "save_every": 2}
 RECIPE = Recipe(**load_recipe("miniature").model_dump() | SMALL | {"log_every": 1, "unseen_windows": 3})
 ALL = tuple(STARTS.values())
@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(decoder: Decoder, library: B
         assert len(curve) == 6 and curve[-1]["loss_1"] < curve[0]["loss_1"]
         for name, value in heads.state_dict().items():
             assert value.equal(resumed.sets[start].state_dict()[name])
-    with pytest.raises(CheckpointError, match="belongs to another training"):
+    with pytest.raises(CheckpointError, match="belongs to other settings"):
         HeadTrainer(decoder, library, RECIPE, ALL[:1], cut)
 
 

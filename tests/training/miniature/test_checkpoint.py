@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from longdecode.training.miniature.model import Miniature, MiniatureShape
 from longdecode.training.miniature.tokenizer import END_OF_TEXT_ID, byte_tokenizer
 
-WEIGHTS = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
+WEIGHTS = Path(__file__).resolve().parents[3] / "models" / "miniature" / "weights"
 
 
 def test_weights_fit_sixteen_mebibytes_and_the_parameter_limit() -> None:

@@ -9,7 +9,7 @@ import pytest
 from longdecode.engine.config_reader import read_config
 from longdecode.methods.head_roles import read_role_file, resolve_roles
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNS = ROOT / "results" / "h200" / "identification" / "miniature"
 SHIPPED = {"hardkuma": "hardkuma0", "hard_concrete": "hard_concrete0", "direct": "direct0", "duo": "duo"}
 

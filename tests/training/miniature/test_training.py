@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from longdecode.training.miniature.curriculum import Curriculum, Stage, load_cur
 from longdecode.training.miniature.documents import KINDS, Library, document
 from longdecode.training.miniature.model import MiniatureShape
 
-PLAN = Path(__file__).resolve().parents[2] / "training" / "miniature" / "curriculum.yaml"
+PLAN = Path(__file__).resolve().parents[3] / "training" / "miniature" / "curriculum.yaml"
 TINY = MiniatureShape(
     hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16
 )
@@ -93,17 +94,17 @@ def test_a_resumed_training_ends_with_the_same_weights(
     monkeypatch.setattr(training, "MiniatureShape", lambda: TINY)
     device = torch.device("cpu")
     whole = training.train(_curriculum(4), tmp_path / "whole", library, device, workers=0)
-    save, calls = training._save_state, []
+    save, calls = training.save_state, []
 
-    def killed(*arguments: object) -> None:
-        save(*arguments)  # type: ignore[arg-type]
+    def killed(*arguments: Any, **state: Any) -> None:
+        save(*arguments, **state)
         calls.append(arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "_save_state", killed)
+    monkeypatch.setattr(training, "save_state", killed)
     with pytest.raises(KeyboardInterrupt):
         training.train(_curriculum(4), tmp_path / "parts", library, device, workers=0)
-    monkeypatch.setattr(training, "_save_state", save)
+    monkeypatch.setattr(training, "save_state", save)
     parts = training.train(_curriculum(4), tmp_path / "parts", library, device, workers=0)
     assert len(calls) == 1
     assert json.loads((parts / "config.json").read_text())["max_position_embeddings"] == 512

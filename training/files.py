@@ -1,0 +1,85 @@
+"""Write and read what a training leaves: tables, texts, logs, and the state that a killed run goes on from."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+from longdecode.engine.errors import CheckpointError, LongDecodeError
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 6) -> None:
+    """Write a table through a temporary file; floats keep so many significant digits."""
+    partial = _partial(path)
+    with partial.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(
+            [f"{value:.{digits}g}" if isinstance(value, float) else value for value in row] for row in rows
+        )
+    partial.replace(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file through a temporary one."""
+    partial = _partial(path)
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def append_log(path: Path, entry: Mapping[str, Any]) -> None:
+    """Print an entry as JSON and append it to a file of such lines."""
+    line = json.dumps(entry)
+    print(line, flush=True)
+    with path.open("a", encoding="utf-8") as log:
+        log.write(line + "\n")
+
+
+def save_state(path: Path, settings: object, **state: Any) -> None:
+    """Write a training's state, whole or not at all.
+
+    Args:
+        path: the file.
+        settings: what the training is; ``load_state`` refuses a file of other settings.
+        state: step, tensors and histories.
+    """
+    partial = _partial(path)
+    torch.save({"settings": repr(settings), **state}, partial)
+    partial.replace(path)
+
+
+def load_state(path: Path, settings: object, device: torch.device) -> dict[str, Any] | None:
+    """Read a training's state; ``None`` where there is none yet.
+
+    Raises:
+        CheckpointError: the file belongs to other settings.
+    """
+    if not path.is_file():
+        return None
+    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    if state["settings"] != repr(settings):
+        raise CheckpointError(f"{path} belongs to other settings; remove it to start anew")
+    return state
+
+
+def run_commands(*functions: Callable[..., None]) -> None:
+    """Run functions as the commands of a program, arguments by their signatures; an error of ours is one line."""
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    for function in functions:
+        app.command()(function)
+    try:
+        app()
+    except LongDecodeError as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+
+
+def _partial(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
