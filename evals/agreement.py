@@ -28,7 +28,7 @@ class DifferentDataError(LongDecodeError):
 
 CONFIDENCE = 0.95
 RESAMPLES = 4000
-COLUMNS = ("model", "label", "suite", "metric", "n", "same_output", "same_score", "difference", "low", "high")
+COLUMNS = ("model", "variant", "suite", "metric", "n", "same_output", "same_score", "difference", "low", "high")
 
 _Sample = tuple[str, str, str, str, str, str, int, int, int]
 
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _key(record: Record) -> _Sample:
     return (
-        record.model, record.label, record.suite, record.metric, record.task, record.budget, record.context,
+        record.model, record.variant, record.suite, record.metric, record.task, record.budget, record.context,
         record.seed, record.sample_index,
     )  # fmt: skip
 

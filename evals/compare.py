@@ -12,7 +12,7 @@ from longdecode.evals.records import Record
 from longdecode.evals.storage import read_folder, read_records
 
 _MOMENTS = ("started_at", "sm_clock_mhz", "revision", "dirty")  # code_hash says which code it was
-_KEY = ("model", "label", "suite", "task", "budget", "context", "batch", "seed", "sample_index")
+_KEY = ("model", "variant", "suite", "task", "budget", "context", "batch", "seed", "sample_index")
 
 
 def comparable(record: Record) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def _curves(records: Sequence[Record], confidence: float) -> pd.DataFrame:
     cells: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for r in records:
         if r.status == "ok":
-            key = (r.suite, r.task, r.model, r.label, r.budget, r.budget_tokens, r.context, r.metric, r.unit)
+            key = (r.suite, r.task, r.model, r.variant, r.budget, r.budget_tokens, r.context, r.metric, r.unit)
             cells[key].append(r)
     rows = []
     for key in sorted(cells, key=lambda k: tuple(map(str, k))):

@@ -82,7 +82,7 @@ def _full_solves(spec: InstrumentSpec, records: Sequence[Record]) -> list[Check]
 
     That holds for tasks with one right answer, and for others where ``full_min_by_task`` names a threshold.
     """
-    full = [record for record in records if record.label == spec.full_label]
+    full = [record for record in records if record.variant == spec.full_label]
     solved = {task: task for suite in SOLVED_SUITES for task in suite_tasks(suite)}
     for suite in suite_names():  # the same questions under their other protocol
         if (folder := folder_of(suite)[0]) in SOLVED_SUITES and folder != suite:
@@ -113,7 +113,7 @@ def _streaming_fails(spec: InstrumentSpec, ok: Sequence[Record]) -> list[Check]:
     cells = [
         record
         for record in ok
-        if record.label == spec.streaming_label
+        if record.variant == spec.streaming_label
         and record.suite in LOOKUP_SUITES
         and _fraction(record) == spec.streaming_budget
     ]
@@ -132,7 +132,7 @@ def _quest_rises(spec: InstrumentSpec, ok: Sequence[Record]) -> list[Check]:
     cells = [
         record
         for record in ok
-        if record.label == spec.quest_label and record.suite == "mini_longgen" and _fraction(record) is not None
+        if record.variant == spec.quest_label and record.suite == "mini_longgen" and _fraction(record) is not None
     ]
     requires = f"{spec.quest_label} never falls by more than {spec.rise_tolerance} from one budget to the next"
     gains = f"{spec.quest_label} scores more at the largest budget than at the smallest, over all contexts"
@@ -157,7 +157,7 @@ def _quest_falls_along(spec: InstrumentSpec, ok: Sequence[Record]) -> Check:
         " of the questions better than the last"
     )
     thirds: dict[str, list[float]] = {}
-    cells = [record for record in ok if record.label == spec.quest_label and record.task == spec.fall_task]
+    cells = [record for record in ok if record.variant == spec.quest_label and record.task == spec.fall_task]
     for budget in _budgets(cells):
         marks = [record.parts for record in cells if _fraction(record) == budget and record.parts]
         if marks and budget <= spec.fall_budget_max:
@@ -173,7 +173,7 @@ def _loss_falls_with_context(spec: InstrumentSpec, ok: Sequence[Record]) -> Chec
     requires = (
         f"{spec.full_label}'s loss on {spec.loss_task} is lower after the longest context than after the shortest"
     )
-    cells = [record for record in ok if record.label == spec.full_label and record.task == spec.loss_task]
+    cells = [record for record in ok if record.variant == spec.full_label and record.task == spec.loss_task]
     losses = {str(context): loss for context, loss in sorted(_means((r.context, r) for r in cells).items())}
     if len(losses) < 2:
         return Check(name, requires, "not run", {"by_context": losses})

@@ -308,7 +308,7 @@ class LabelJob:
             profile=self.job.config.profile,
             model=self.job.model,
             method=self.spec.method,
-            label=self.label,
+            variant=self.label,
             params=self.params,
             suite=self.job.suite,
             task=task.name,

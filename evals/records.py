@@ -31,7 +31,9 @@ OP_SIZES: Mapping[str, tuple[str, ...]] = {
     "decode": ("rows",),
     "own_choices": ("prompts",),
 }
-"""By bench, parameters of a record that are sizes: they tell timings of one op or label apart."""
+"""By bench, parameters of a record that are sizes: they tell timings of one op or variant apart."""
+OLDER_NAMES = {"label": "variant", "subject": "method"}
+"""Fields of the schema version before the latest that have another name today."""
 
 
 def op_sizes(bench: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +82,8 @@ class BaseRecord(_Stored):
     schema_version: int
     profile: str
     model: str
-    label: str  # method name plus variant, as tables print it; of a kernel, the implementation
+    method: str  # the algorithm's registered name; of a kernel, the op; of a ceiling, what is read
+    variant: str  # the method with its parameters, the row of tables; of a kernel, the implementation
     params: dict[str, Any]
     context: int
     batch: int
@@ -128,11 +131,10 @@ class Record(BaseRecord):
     token) where the task waits for one.
     """
 
-    schema_version: int = 3
+    schema_version: int = 4
     context: _Size
     batch: _Size
     budget: Annotated[str, Field(pattern="^(full|[0-9]+|(bytes=)?[0-9.]+(e-[0-9]+)?)$")]
-    method: str
     suite: str
     task: str
     task_version: int
@@ -176,7 +178,7 @@ class Record(BaseRecord):
 class SpeedSample(_Stored):
     """One time, beside the reference's time in the same round.
 
-    A round runs A B B A: the reference, the subject twice, the reference again; ``us`` and ``reference_us`` are the
+    A round runs A B B A: the reference, the variant twice, the reference again; ``us`` and ``reference_us`` are the
     means of their two runs. ``disturbed`` names what was wrong meanwhile (clocks dropped, another process).
     """
 
@@ -186,15 +188,14 @@ class SpeedSample(_Stored):
 
 
 class SpeedRecord(BaseRecord):
-    """One subject timed at one size; one that could not run has a status, a reason and no samples."""
+    """One variant timed at one size; one that could not run has a status, a reason and no samples."""
 
-    schema_version: int = 2
+    schema_version: int = 3
     bench: Bench
     weights: Weights
-    subject: str  # ceiling: what is read; kernel: the op; decode: the method's registered name
     stage: Stage
     samples: list[SpeedSample] = []
-    reference: str | None = None  # label of what the pairs were taken with
+    reference: str | None = None  # variant of what the pairs were taken with
     bytes_min: int | None = None  # bytes that must be read or written once
     expected_bytes: int | None = None  # computed: weights and KV cache that must be resident
     peak_bytes: int | None = None  # most that the allocator held since the generation began
@@ -205,9 +206,9 @@ class SpeedRecord(BaseRecord):
 
     @property
     def key(self) -> Key:
-        """Bench, subject, label, stage, context, batch, budget, and the op's own sizes."""
+        """Bench, method, variant, stage, context, batch, budget, and the op's own sizes."""
         sizes = op_sizes(self.bench, self.params).values()
-        return self.bench, self.subject, self.label, self.stage, self.context, self.batch, self.budget, *sizes
+        return self.bench, self.method, self.variant, self.stage, self.context, self.batch, self.budget, *sizes
 
     @property
     def index(self) -> int:
@@ -241,7 +242,9 @@ def load_record(fields: Mapping[str, Any], source: str, kind: type[R]) -> R:
     version, latest = fields.get("schema_version"), kind.model_fields["schema_version"].default
     if isinstance(version, bool) or not isinstance(version, int):
         raise RecordSchemaError(f"{source}: a record without a schema_version")
-    if version != latest:
+    if version == latest - 1 and "label" in fields:
+        fields = {OLDER_NAMES.get(name, name): value for name, value in fields.items()} | {"schema_version": latest}
+    elif version != latest:
         raise RecordSchemaError(f"{source}: {kind.__name__} of schema_version {version}; this code reads {latest}")
     try:
         return kind.model_validate(dict(fields))

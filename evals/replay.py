@@ -126,11 +126,11 @@ class Replay:
             mine = [r for r in records if (r.context, r.sample_index) == place]
             prompt = self._prompt(mine[0])
             cache = self.decoder.new_cache(1, len(prompt) + tokens)
-            theirs = {r.task: r.output_ids for r in mine if r.label == REFERENCE}
+            theirs = {r.task: r.output_ids for r in mine if r.variant == REFERENCE}
             for record in mine:
                 ids = record.output_ids or theirs[record.task]  # a text that is Full's is stored once
                 if ids is None:
-                    print(f"{record.label} {record.task}: its tokens were not kept", flush=True)
+                    print(f"{record.variant} {record.task}: its tokens were not kept", flush=True)
                     continue
                 text = tuple(ids[:tokens])
                 key = (place, record.task, text)
@@ -138,12 +138,12 @@ class Replay:
                     state = _Replayed(cache, [len(prompt) + len(text)], _PIECE_TOKENS)
                     state.known = 0 if not any(k[0] == place for k in seen) else len(prompt) - 1
                     seen[key] = self._distances(record, prompt, text, state)
-                    print(f"{record.label} {record.task}: {int((seen[key] == 0).sum())} of {len(text)}", flush=True)
+                    print(f"{record.variant} {record.task}: {int((seen[key] == 0).sum())} of {len(text)}", flush=True)
                 found = seen[key]
                 values = (
                     self.run,
                     record.model,
-                    record.label,
+                    record.variant,
                     record.task,
                     record.context,
                     record.budget,
@@ -161,7 +161,7 @@ class Replay:
         book, prompt = list(found.items())[record.sample_index]
         if hash_texts([book, *map(str, prompt)]) != record.prompt_sha256:
             raise ConfigError(
-                f"book {book} of {self.books} gives another prompt than the one that {record.label} went on from"
+                f"book {book} of {self.books} gives another prompt than the one that {record.variant} went on from"
             )
         return prompt
 

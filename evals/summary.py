@@ -130,7 +130,7 @@ def _cells(records: Iterable[Record]) -> dict[Cell, list[Record]]:
     """Records by cell, cells in table order, each cell's samples in order."""
     found: dict[Cell, list[Record]] = defaultdict(list)
     for r in records:
-        found[Cell(r.model, r.suite, r.context, r.batch, r.budget, r.label, r.task)].append(r)
+        found[Cell(r.model, r.suite, r.context, r.batch, r.budget, r.variant, r.task)].append(r)
     for cell, rows in found.items():
         rows.sort(key=_sample)
         twice = [a for a, b in pairwise(rows) if a.sample_index >= 0 and _sample(a) == _sample(b)]
@@ -298,9 +298,9 @@ def _paired(
     common = [(r, theirs[_sample(r)]) for r in ours if _sample(r) in theirs]
     for mine, full in common:
         if mine.prompt_sha256 != full.prompt_sha256:
-            raise SummaryError(f"{cell}: sample {mine.sample_index} has another prompt than under {full.label}")
+            raise SummaryError(f"{cell}: sample {mine.sample_index} has another prompt than under {full.variant}")
     if not common:
-        raise SummaryError(f"{cell}: shares no sample with {reference[0].label}")
+        raise SummaryError(f"{cell}: shares no sample with {reference[0].variant}")
     common = [(mine, full) for mine, full in common if mine.status == "ok" == full.status]
     return (scores_of([mine for mine, _ in common]), scores_of([full for _, full in common])) if common else None
 

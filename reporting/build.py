@@ -350,7 +350,7 @@ def _kinds(results: Results) -> dict[str, str]:
 
 def _drafters(results: Results) -> set[str]:
     """The registered methods that drafted any of the texts."""
-    labels = ((record, record.label.partition("+")[0]) for record in results.texts if "+" in record.label)
+    labels = ((record, record.variant.partition("+")[0]) for record in results.texts if "+" in record.variant)
     return {str(record.params.get("drafter", label)) for record, label in labels}
 
 

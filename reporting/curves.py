@@ -95,7 +95,7 @@ def _bins(results: Results, model: str, task: str, context: int, width: int) -> 
     cells: dict[tuple[str, str], list[Record]] = {}
     for r in results.records:
         if (r.model, r.task, r.context, r.status) == (model, task, context, "ok") and r.parts:
-            cells.setdefault((r.label, r.budget), []).append(r)
+            cells.setdefault((r.variant, r.budget), []).append(r)
     rows: list[dict[str, object]] = []
     for (label, text), found in cells.items():
         for start in range(0, len(found[0].parts or ()), width):

@@ -78,7 +78,7 @@ def dependence(records: Iterable[Record], spread: Spread) -> Dependence:
     unmarked = set()
     for r in records:
         if r.status == "ok":
-            cells[Cell(r.model, r.suite, r.context, r.batch, r.budget, r.label, r.task)].append(r)
+            cells[Cell(r.model, r.suite, r.context, r.batch, r.budget, r.variant, r.task)].append(r)
             unmarked |= set() if _is_marked(r) else {(r.model, r.task)}
     marked = {cell: rows for cell, rows in cells.items() if (cell.model, cell.task) not in unmarked}
     effects = _effects(marked)

@@ -60,7 +60,7 @@ def count_flips(records: Iterable[Record]) -> dict[Place, Flips]:
     answers: dict[tuple[Place, str], dict[tuple[int, int], Sequence[float]]] = defaultdict(dict)
     for r in known:
         if marks := answers_of(r, shares):
-            place = (r.model, r.suite, r.task, r.label, r.budget, r.context)
+            place = (r.model, r.suite, r.task, r.variant, r.budget, r.context)
             answers[place, r.method][r.seed, r.sample_index] = marks
     full = {(p[0], p[1], p[2], p[5]): found for (p, method), found in answers.items() if method == REFERENCE_METHOD}
     counted: dict[Place, Flips] = {}

@@ -200,7 +200,7 @@ class Results:
             for name in ("summary", "along", "loss")
             if len(frame := getattr(self, name))
         }
-        records = [record for record in self.records if record.label not in labels]
+        records = [record for record in self.records if record.variant not in labels]
         speed = None if self.speed is None else self.speed.without(labels)
         return replace(self, records=records, speed=speed, **tables)
 
@@ -298,7 +298,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
     records = _records(config, results_dir / "records")
     if summary_path.exists() and speed is None and not (summary["status"] == "ok").any():
         raise ReportError(_nothing_ran(summary_path, records))
-    kinds = {record.label: record.method for record in records}
+    kinds = {record.variant: record.method for record in records}
     summary["kind"] = summary["method"].map(lambda label: kinds.get(label, label))
     summary["share"] = [_share(text, tokens / context) for text, tokens, context in _budgets(summary)]
     instrument = results_dir / "instrument.json"

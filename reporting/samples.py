@@ -95,7 +95,7 @@ class SampleReader:
         self._by_cell: dict[Cell, dict[tuple[int, int], Record]] = {}
         for r in results.records:
             if r.status == "ok" and r.score is not None:
-                cell = Cell(r.model, r.suite, r.task, r.context, r.label, r.budget)
+                cell = Cell(r.model, r.suite, r.task, r.context, r.variant, r.budget)
                 self._by_cell.setdefault(cell, {})[r.seed, r.sample_index] = r
         self._full = {
             (c.model, c.task, c.context): found

@@ -44,7 +44,7 @@ def is_older(record: Record | SpeedRecord) -> bool:
     """Return true for a score or a time of other code than today's."""
     if isinstance(record, Record):
         return record.provenance.code_hash != _quality_hash(record.method, record.task)
-    return record.provenance.code_hash != _speed_hash(record.bench, record.subject)
+    return record.provenance.code_hash != _speed_hash(record.bench, record.method)
 
 
 def old_texts(file: TextFile) -> list[Record]:

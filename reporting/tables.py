@@ -123,8 +123,8 @@ def holes(records: Iterable[Record]) -> list[MissingResult]:
             status,
             wording.STATUS_WORDS.get(status, status),
             reason,
-            len({(r.model, r.label, r.task, r.budget, r.context, r.batch) for r in found}),
-            sorted({r.label for r in found}),
+            len({(r.model, r.variant, r.task, r.budget, r.context, r.batch) for r in found}),
+            sorted({r.variant for r in found}),
             sorted({r.task for r in found}),
             sorted({r.context for r in found}),
             [wording.budget(text) for text in sorted({r.budget for r in found})],
@@ -254,7 +254,7 @@ def _mean_note(results: Results, topic: Topic) -> str:
 def _reason(lost: Sequence[Record], topic: Topic, row: pd.Series) -> str:
     """The reason that the cell's own records give; the status in words where they give none."""
     for r in lost:
-        same = (r.model, r.suite, r.label, r.budget, r.context) == tuple(
+        same = (r.model, r.suite, r.variant, r.budget, r.context) == tuple(
             row[name] for name in ("model", "suite", "method", "budget", "context")
         )
         if same and topic.task in (r.task, ALL_TASKS) and r.status == row["status"] and r.reason:

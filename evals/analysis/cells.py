@@ -41,7 +41,7 @@ def scored_cells(records: Iterable[Record]) -> dict[Cell, dict[Sample, Record]]:
     found: dict[Cell, dict[Sample, Record]] = defaultdict(dict)
     failed: set[Cell] = set()
     for r in records:
-        cell = Cell(r.model, r.suite, r.task, r.context, r.batch, r.label, r.budget)
+        cell = Cell(r.model, r.suite, r.task, r.context, r.batch, r.variant, r.budget)
         if r.status == "ok":
             found[cell][r.seed, r.sample_index] = r
         elif not (r.status == "timeout" and r.sample_index >= 0):
@@ -60,7 +60,7 @@ def paired_units(ours: Mapping[Sample, Record], theirs: Mapping[Sample, Record])
         a, b = ours[sample], theirs[sample]
         if a.prompt_sha256 != b.prompt_sha256:
             raise PairError(
-                f"{a.model}/{a.label} and {b.model}/{b.label}, {a.task} at {a.context}: sample {sample[1]} of seed "
+                f"{a.model}/{a.variant} and {b.model}/{b.variant}, {a.task} at {a.context}: sample {sample[1]} of seed "
                 f"{sample[0]} has another prompt on each side; both must be scored on the same prompts"
             )
         units[problem_of(a)].append((float(a.score or 0.0), float(b.score or 0.0)))

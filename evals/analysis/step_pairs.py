@@ -31,8 +31,8 @@ def step_pairs(
     """
     timed = [r for r in records if r.stage in _STEPS and r.status == "ok" and good_times(r.samples)]
     for request in requests:
-        for a in (r for r in timed if r.label in request.a):
-            for b in (r for r in timed if r.label == request.b and _same_place(a, r)):
+        for a in (r for r in timed if r.variant in request.a):
+            for b in (r for r in timed if r.variant == request.b and _same_place(a, r)):
                 yield from _measures(a, b, spread)
 
 
@@ -47,12 +47,12 @@ def _measures(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Iterator[dict[s
     times = [np.array([us for us, _ in good_times(r.samples)]) for r in (a, b)]
     ratios = [np.array([full / us for us, full in good_times(r.samples) if full is not None]) for r in (a, b)]
     row = {
-        "model": a.model, "variant": a.label, "over": b.label, "context": a.context, "batch": a.batch,
+        "model": a.model, "variant": a.variant, "over": b.variant, "context": a.context, "batch": a.batch,
         "budget": a.budget, "setting": op_sizes_text(a.bench, a.params), "source": "speed",
         "over_setting": op_sizes_text(b.bench, b.params), "n": min(map(len, times)),
     }  # fmt: skip
     identity = (spread.seed, *a.key, *b.key)
-    if a.reference == b.label and len(ratios[0]):
+    if a.reference == b.variant and len(ratios[0]):
         key = (a.seed, *(part for part in a.key if part is not None))
         paired = median_ratio(ratios[0].tolist(), spread.confidence, spread.resamples, key)
         yield row | {"measure": "times_as_fast", "unit": "times", "value": paired.value, "low": paired.low,

@@ -38,11 +38,11 @@ def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Iterator[
     """
     found: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
     for records in jobs:
-        written = [r for r in records if r.status == "ok" and "+" not in r.label]
+        written = [r for r in records if r.status == "ok" and "+" not in r.variant]
         fulls = {_prompt(r): r.measures for r in written if r.method == REFERENCE_METHOD}
         for r in written:
             for measure, at, value in _of_text(r.measures, fulls.get(_prompt(r))):
-                cell = (r.model, r.task, r.context, r.label, r.budget, int(r.measures["tokens"]), measure, at)
+                cell = (r.model, r.task, r.context, r.variant, r.budget, int(r.measures["tokens"]), measure, at)
                 found[cell][r.sample_index] = value
     for cell, values in found.items():
         model, task, context, label, budget, length, measure, at = cell

@@ -248,7 +248,7 @@ class GenerationJob:
         )  # fmt: skip
         tokens = text.budget.tokens(text.prompt_tokens) if text.writer.takes_budget else None
         return Record(
-            profile=self.config.profile, model=self.spec.model, label=text.writer.label, method=text.writer.method,
+            profile=self.config.profile, model=self.spec.model, variant=text.writer.label, method=text.writer.method,
             params=text.writer.params, suite=SUITE, task=text.sampler, task_version=1, metric="tokens_per_step",
             unit="tokens", higher_is_better=True, data_source="real" if self.spec.source == "pg19" else "generated",
             context=text.prompt_tokens, batch=1, budget=text.budget.text, budget_tokens=tokens, seed=self.config.seed,
@@ -257,4 +257,4 @@ class GenerationJob:
 
 
 def _key(record: Record) -> tuple[str, str, str, int, int]:
-    return record.label, record.task, record.budget, record.context, record.sample_index
+    return record.variant, record.task, record.budget, record.context, record.sample_index

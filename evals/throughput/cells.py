@@ -42,7 +42,7 @@ SpeedLedger = Ledger[SpeedCell, SpeedRecord]
 
 def told(record: SpeedRecord) -> str:
     """Describe a record in one line for the log: its cell, and its median or its status."""
-    where = f"{record.bench} {record.subject}/{record.label} {record.stage} context={record.context}"
+    where = f"{record.bench} {record.method}/{record.variant} {record.stage} context={record.context}"
     where += f" batch={record.batch} budget={record.budget}"
     where += "".join(f" {name}={value}" for name, value in op_sizes(record.bench, record.params).items())
     if record.status != "ok":

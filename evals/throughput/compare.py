@@ -226,8 +226,9 @@ def _run(tree: Path, config: Path, folder: Path, device: str, filters: Sequence[
 
 def read_timed(file: Path) -> Iterator[tuple[tuple[Any, ...], Timed]]:
     """Yield the cells of a file of speed records, whatever the version of their schema."""
-    columns = [*_CELL[:-1], "params", "status", "reason", "samples"]
-    for row in pq.read_table(file, columns=columns).to_pylist():
+    names = {"method": "subject", "variant": "label"}  # records call them otherwise than this table
+    for stored in pq.read_table(file).to_pylist():
+        row = {names.get(name, name): value for name, value in stored.items()}
         times = tuple(sample["us"] for sample in row["samples"] if sample["disturbed"] is None)
         key = (*(row[name] for name in _CELL[:-1]), op_sizes_text(row["bench"], json.loads(row["params"])))
         yield key, Timed(row["status"], row["reason"], times, len(row["samples"]) - len(times))

@@ -53,7 +53,7 @@ def make_record() -> Callable[..., Record]:
         versions={"torch": "2"}, started_at="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
     fields: dict[str, Any] = {
-        "profile": "p", "model": "tiny", "method": "full", "label": "full", "params": {}, "suite": "mini_longgen",
+        "profile": "p", "model": "tiny", "method": "full", "variant": "full", "params": {}, "suite": "mini_longgen",
         "task": "mini_longgen_45", "task_version": 1, "metric": "accuracy", "unit": "fraction",
         "higher_is_better": True, "data_source": "generated", "budget": "full", "budget_tokens": None, "context": 2048,
         "batch": 8, "seed": 0, "sample_index": 0, "status": "ok", "provenance": provenance,

@@ -61,7 +61,7 @@ def test_the_command_says_whether_runs_agree(run: Callable, tmp_path: Path) -> N
         write_records(tmp_path / name / "r.parquet", run(scores), Record)
     a, b, c = (str(tmp_path / name) for name in "abc")
     assert main([a, b, "--floor", a, b, "--output", str(tmp_path / "out.csv")]) == 0
-    assert (tmp_path / "out.csv").read_text().startswith("model,label,suite,metric,n,")
+    assert (tmp_path / "out.csv").read_text().startswith("model,variant,suite,metric,n,")
     assert main([a, c, "--floor", a, b]) == 1
     (tmp_path / "empty").mkdir()
     assert main([a, str(tmp_path / "empty")]) == 1

@@ -165,7 +165,7 @@ def test_a_job_killed_between_and_inside_texts_writes_the_same_records(
     whole, cut = (tmp_path / name / "generation" / "short.parquet" for name in ("whole", "cut"))
     jobs.write_texts(run, "short", whole)
     records = read_records(whole, Record)
-    seen = {(r.label, r.task): r for r in records}
+    seen = {(r.variant, r.task): r for r in records}
     assert len(records) == len(seen) == 10 and all(r.status == "ok" for r in records)
     for (label, sampler), record in seen.items():
         exact = label in ("full", "swift") or "+" in label
@@ -182,9 +182,9 @@ def test_a_job_killed_between_and_inside_texts_writes_the_same_records(
             replayed[name, how]["drawn"] == 50 and not replayed[name, how]["largest"] for name in ("full", "swift")
         )
     assert replayed["streaming", "drawn"]["drawn"] < 50 and replayed["streaming", "drawn"]["beyond_0.125"] > 0
-    kept = [r.model_copy(update={"output_ids": None}) if r.label == "full" else r for r in records]
+    kept = [r.model_copy(update={"output_ids": None}) if r.variant == "full" else r for r in records]
     again = {(row["label"], row["sampler"]) for row in Replay(run, "short").rows(kept, 50)}
-    assert again == {(r.label, r.task) for r in kept if r.output_ids} and again >= {("streaming", "drawn")}
+    assert again == {(r.variant, r.task) for r in kept if r.output_ids} and again >= {("streaming", "drawn")}
     assert 0 <= seen["swift", "drawn"].measures["tv_27_low"] <= seen["swift", "drawn"].measures["tv_47"]
 
     advance, calls = LongRun._advance, []
@@ -200,7 +200,7 @@ def test_a_job_killed_between_and_inside_texts_writes_the_same_records(
         with pytest.raises(KeyboardInterrupt):
             jobs.write_texts(run, "short", cut)
     jobs.write_texts(run, "short", cut)
-    resumed = {(r.label, r.task): r for r in read_records(cut, Record)}
+    resumed = {(r.variant, r.task): r for r in read_records(cut, Record)}
     assert {key: (r.output_ids, r.score) for key, r in resumed.items()} == {
         key: (r.output_ids, r.score) for key, r in seen.items()
     }

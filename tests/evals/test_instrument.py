@@ -37,12 +37,12 @@ def records(make_record: Maker) -> list[Record]:
             for suite, task in tasks:
                 common = {"suite": suite, "task": task, "context": context}
                 yield from (make_record(**common, sample_index=i, score=score) for i, score in enumerate((1.0, 0.94)))
-                yield make_record(**common, label="streaming", method="streaming", budget="0.15", score=0.1)
+                yield make_record(**common, variant="streaming", method="streaming", budget="0.15", score=0.1)
             for budget, thirds in QUEST.items():
                 for count in (15, 30, 45):
                     marks = parts(thirds, count)
                     yield make_record(
-                        task=f"mini_longgen_{count}", context=context, label="quest", budget=str(budget),
+                        task=f"mini_longgen_{count}", context=context, variant="quest", budget=str(budget),
                         score=sum(marks) / len(marks), parts=marks,
                     )  # fmt: skip
             yield make_record(
@@ -69,29 +69,29 @@ def test_a_working_instrument_passes_every_check(records: list[Record]) -> None:
     assert "full_solves/mini_longgen_45/4096" in found
 
 
-QUEST_AT = {"label": "quest", "context": 4096}
+QUEST_AT = {"variant": "quest", "context": 4096}
 
 
 @pytest.mark.parametrize(
     ("where", "changes", "fails"),
     [
         (
-            {"label": "full", "task": "mini_reason_8", "context": 2048, "sample_index": 0},
+            {"variant": "full", "task": "mini_reason_8", "context": 2048, "sample_index": 0},
             {"score": 0.9},
             ["full_solves/mini_reason_8/2048"],
         ),
-        ({"label": "streaming", "context": 4096}, {"score": 0.16}, ["streaming_fails/4096"]),
+        ({"variant": "streaming", "context": 4096}, {"score": 0.16}, ["streaming_fails/4096"]),
         ({**QUEST_AT, "budget": "0.05"}, {"score": 0.7}, ["quest_rises/4096"]),
         (
-            {"label": "quest", "budget": "0.15"},
+            {"variant": "quest", "budget": "0.15"},
             {"score": 0.79},
             ["quest_gains", "quest_rises/2048", "quest_rises/4096"],
         ),
         ({"task": "mini_book_loss", "context": 4096}, {"score": 0.6}, ["loss_falls_with_position"]),
         ({"task": "mini_book_loss"}, {"score": 0.6}, ["loss_falls_with_position"]),
-        ({"label": "quest", "task": "mini_longgen_45"}, {"parts": [0.5] * 45}, ["quest_falls_along_the_generation"]),
+        ({"variant": "quest", "task": "mini_longgen_45"}, {"parts": [0.5] * 45}, ["quest_falls_along_the_generation"]),
         (
-            {"label": "quest", "task": "mini_longgen_45"},
+            {"variant": "quest", "task": "mini_longgen_45"},
             {"parts": parts((0.6, 0.2, 1.0), 45)},
             ["quest_falls_along_the_generation"],
         ),
@@ -110,18 +110,20 @@ def test_records_without_marks_of_single_answers_leave_falling_along_unrun(recor
 
 
 def test_falling_along_at_one_tight_budget_is_enough_but_wider_ones_do_not_count(records: list[Record]) -> None:
-    flat = changed(records, {"label": "quest", "task": "mini_longgen_45", "budget": "0.05"}, parts=[1.0] * 45)
+    flat = changed(records, {"variant": "quest", "task": "mini_longgen_45", "budget": "0.05"}, parts=[1.0] * 45)
     name = "quest_falls_along_the_generation"
     assert outcomes(flat)[name] == "passed"
-    flatter = changed(flat, {"label": "quest", "task": "mini_longgen_45", "budget": "0.03"}, parts=[1.0] * 45)
-    wide = changed(flatter, {"label": "quest", "task": "mini_longgen_45", "budget": "0.15"}, parts=parts((1, 0, 0), 45))
+    flatter = changed(flat, {"variant": "quest", "task": "mini_longgen_45", "budget": "0.03"}, parts=[1.0] * 45)
+    wide = changed(
+        flatter, {"variant": "quest", "task": "mini_longgen_45", "budget": "0.15"}, parts=parts((1, 0, 0), 45)
+    )
     assert outcomes(wide)[name] == "failed"
     assert outcomes(wide, fall_budget_max=0.15)[name] == "passed"
 
 
 def test_checks_without_cells_are_not_run(records: list[Record]) -> None:
     assert set(outcomes([]).values()) == {"not run"}
-    found = outcomes([record for record in records if record.label == "full" and record.context == 2048])
+    found = outcomes([record for record in records if record.variant == "full" and record.context == 2048])
     assert {name for name, outcome in found.items() if outcome == "not run"} == {
         "streaming_fails", "quest_rises", "quest_gains", "quest_falls_along_the_generation", "loss_falls_with_position",
     }  # fmt: skip
@@ -130,7 +132,7 @@ def test_checks_without_cells_are_not_run(records: list[Record]) -> None:
 
 
 def test_a_cell_that_could_not_run_neither_passes_nor_fails(records: list[Record]) -> None:
-    where = {"label": "full", "task": "mini_recall_single", "context": 4096}
+    where = {"variant": "full", "task": "mini_recall_single", "context": 4096}
     holes = changed(records, where, status="oom", reason="too large", score=None, sample_index=-1)
     assert outcomes(holes)["full_solves/mini_recall_single/4096"] == "not run"
 
@@ -150,8 +152,8 @@ def test_writing_is_checked_only_where_a_threshold_names_it(records: list[Record
 
 def write_all(folder: Path, records: list[Record]) -> None:
     """Write records where a run has them: a file a label and suite."""
-    for label, suite in {(record.label, record.suite) for record in records}:
-        own = [record for record in records if (record.label, record.suite) == (label, suite)]
+    for label, suite in {(record.variant, record.suite) for record in records}:
+        own = [record for record in records if (record.variant, record.suite) == (label, suite)]
         write_records(folder / "tiny" / label / f"{suite}.parquet", own, Record)
 
 
@@ -178,8 +180,8 @@ def test_records_of_a_label_that_the_configuration_no_longer_has_play_no_part(
     records: list[Record], config_values: dict[str, Any], tmp_path: Path
 ) -> None:
     config = build_run_config(config_values | {"methods": {"full": {}}}, "c")
-    left_over = changed([r for r in records if r.label == "streaming"], {"label": "streaming"}, score=1.0)
-    write_all(tmp_path / "records", [r for r in records if r.label == "full"])
+    left_over = changed([r for r in records if r.variant == "streaming"], {"variant": "streaming"}, score=1.0)
+    write_all(tmp_path / "records", [r for r in records if r.variant == "full"])
     write_all(tmp_path / "records", left_over)
     check_instrument(config, tmp_path / "records", tmp_path / "instrument.json")
     assert json.loads((tmp_path / "instrument.json").read_text())["passed"] is True

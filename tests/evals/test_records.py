@@ -22,18 +22,18 @@ def speed_fields(make_record: Callable[..., Record]) -> dict[str, Any]:
     shared = make_record().model_dump()
     names = ("profile", "model", "params", "context", "batch", "budget", "budget_tokens", "seed", "provenance")
     return {name: shared[name] for name in names} | {
-        "schema_version": 2, "bench": "decode", "weights": "random", "subject": "free_selection",
-        "label": "free_selection", "stage": "step", "status": "ok", "samples": [{"us": 1.0}], "reference": "full",
+        "schema_version": 3, "bench": "decode", "weights": "random", "method": "free_selection",
+        "variant": "free_selection", "stage": "step", "status": "ok", "samples": [{"us": 1.0}], "reference": "full",
     }  # fmt: skip
 
 
 def test_a_stored_record_is_read(make_record: Callable[..., Record], speed_fields: dict[str, Any]) -> None:
-    record = make_record(method="quest", label="quest_16")
+    record = make_record(method="quest", variant="quest_16")
     assert load_record(record.model_dump(), "x", Record) == record
-    assert load_record(speed_fields, "x", SpeedRecord).label == "free_selection"
+    assert load_record(speed_fields, "x", SpeedRecord).variant == "free_selection"
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, None, True])
+@pytest.mark.parametrize("version", [0, 2, 4, None, True])
 def test_another_schema_is_refused_by_name(speed_fields: dict[str, Any], version: Any) -> None:
     with pytest.raises(RecordSchemaError, match=r"^here: .*schema_version"):
         load_record(speed_fields | {"schema_version": version}, "here", SpeedRecord)

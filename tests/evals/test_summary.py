@@ -25,9 +25,9 @@ PROVENANCE = Provenance(
 
 def record(**changes: Any) -> Record:
     """One good sample of Full on mini_recall, with changes."""
-    label = changes.get("label", "full")
+    label = changes.get("variant", "full")
     fields: dict[str, Any] = {
-        "profile": "test", "model": "tiny", "method": label, "label": label, "params": {}, "suite": "mini_recall",
+        "profile": "test", "model": "tiny", "method": label, "variant": label, "params": {}, "suite": "mini_recall",
         "task": "single", "task_version": 1, "metric": "accuracy", "unit": "fraction", "higher_is_better": True,
         "data_source": "generated", "budget": "full" if label == "full" else "0.1",
         "budget_tokens": None if label == "full" else 205, "context": 2048, "batch": 4, "seed": 0, "sample_index": 0,
@@ -61,7 +61,7 @@ def only(frame: pd.DataFrame, **where: Any) -> pd.Series:
 def test_columns_means_and_paired_differences() -> None:
     rng = np.random.default_rng(time.time_ns())
     full, quest = rng.random(20).tolist(), rng.random(20).tolist()
-    mixed = cell(full) + cell(quest, label="quest")
+    mixed = cell(full) + cell(quest, variant="quest")
     random.shuffle(mixed)
     frame = summary.summarise(mixed, SPREAD)
     assert tuple(frame.columns) == summary.COLUMNS
@@ -77,8 +77,8 @@ def test_columns_means_and_paired_differences() -> None:
 
 
 def test_order_of_records_and_other_cells_change_nothing() -> None:
-    base = cell([0.1, 0.9, 0.4, 0.3, 0.2, 0.8]) + cell([0.5, 0.2, 0.4, 0.1, 0.1, 0.7], label="quest")
-    extra = cell([1.0] * 6, task="other") + cell([0.0] * 6, label="streaming", budget="0.5")
+    base = cell([0.1, 0.9, 0.4, 0.3, 0.2, 0.8]) + cell([0.5, 0.2, 0.4, 0.1, 0.1, 0.7], variant="quest")
+    extra = cell([1.0] * 6, task="other") + cell([0.0] * 6, variant="streaming", budget="0.5")
     first = summary.summarise(base, SPREAD)
     shuffled = [*base, *extra]
     random.shuffle(shuffled)
@@ -88,7 +88,7 @@ def test_order_of_records_and_other_cells_change_nothing() -> None:
 
 
 def test_a_cell_that_could_not_run_is_a_hole() -> None:
-    hole = record(label="tidal", sample_index=-1, status="oom", reason="too large", score=None, prompt_sha256=None)
+    hole = record(variant="tidal", sample_index=-1, status="oom", reason="too large", score=None, prompt_sha256=None)
     frame = summary.summarise([*cell([1.0, 0.0]), hole], SPREAD)
     row = only(frame, method="tidal")
     assert (row["status"], row["n"]) == ("oom", 0)
@@ -96,15 +96,15 @@ def test_a_cell_that_could_not_run_is_a_hole() -> None:
 
 
 def test_a_cell_with_one_lost_sample_has_no_value() -> None:
-    lost = record(label="quest", sample_index=-1, status="oom", score=None)
-    row = only(summary.summarise([*cell([1.0, 0.0]), record(label="quest"), lost], SPREAD), method="quest")
+    lost = record(variant="quest", sample_index=-1, status="oom", score=None)
+    row = only(summary.summarise([*cell([1.0, 0.0]), record(variant="quest"), lost], SPREAD), method="quest")
     assert (row["status"], row["n"]) == ("oom", 1)
     assert pd.isna(row["value"])
 
 
 def test_samples_that_could_not_be_marked_are_neither_right_nor_wrong() -> None:
-    quest = cell([1.0, 0.0, 1.0, 1.0], label="quest")
-    quest[1] = record(label="quest", sample_index=1, status="timeout", score=None, reason="no verdict")
+    quest = cell([1.0, 0.0, 1.0, 1.0], variant="quest")
+    quest[1] = record(variant="quest", sample_index=1, status="timeout", score=None, reason="no verdict")
     frame = summary.summarise([*cell([1.0, 1.0, 0.0, 1.0]), *quest], SPREAD)
     row = only(frame, method="quest")
     assert (row["status"], row["n"], row["n_timeout"], row["value"]) == ("ok", 3, 1, 1.0)
@@ -113,16 +113,16 @@ def test_samples_that_could_not_be_marked_are_neither_right_nor_wrong() -> None:
 
 
 def test_a_cell_of_timeouts_alone_is_one() -> None:
-    lost = [record(label="quest", sample_index=i, status="timeout", score=None) for i in range(3)]
-    other = cell([1.0] * 3, task="other") + cell([1.0] * 3, task="other", label="quest")
+    lost = [record(variant="quest", sample_index=i, status="timeout", score=None) for i in range(3)]
+    other = cell([1.0] * 3, task="other") + cell([1.0] * 3, task="other", variant="quest")
     frame = summary.summarise([*cell([1.0, 0.0, 1.0]), *lost, *other], SPREAD)
     row = only(frame, method="quest", task="single")
     assert (row["status"], row["n"], row["n_timeout"]) == ("timeout", 0, 3) and pd.isna(row["value"])
     whole = only(frame, method="quest", task="all")
     assert whole["status"] == "timeout" and pd.isna(whole["value"])
     # And Full's own timeouts leave no difference to take.
-    turned = [r.model_copy(update={"label": "full", "method": "full", "budget": "full"}) for r in lost[:1]]
-    frame = summary.summarise([*turned, *cell([1.0], label="quest"), *cell([0.0] * 2)[1:]], SPREAD)
+    turned = [r.model_copy(update={"variant": "full", "method": "full", "budget": "full"}) for r in lost[:1]]
+    frame = summary.summarise([*turned, *cell([1.0], variant="quest"), *cell([0.0] * 2)[1:]], SPREAD)
     assert pd.isna(only(frame, method="quest")["diff_to_full"])
 
 
@@ -160,7 +160,7 @@ def test_holm_runs_over_the_methods_of_one_table() -> None:
     records = cell(full.tolist())
     for (label, drop), budget in product(labels.items(), ("0.1", "0.2")):
         records += cell(
-            (full - drop * rng.random(12)).tolist(), label=label, budget=budget, higher_is_better=False, unit="nats"
+            (full - drop * rng.random(12)).tolist(), variant=label, budget=budget, higher_is_better=False, unit="nats"
         )
     frame = summary.summarise(records, SPREAD)
     for budget in ("0.1", "0.2"):
@@ -176,7 +176,7 @@ def test_holm_runs_over_the_methods_of_one_table() -> None:
 
 
 def _scores(records: list[Record], label: str, budget: str) -> stats.Scores:
-    values = np.array([r.score for r in records if (r.label, r.budget) == (label, budget)])
+    values = np.array([r.score for r in records if (r.variant, r.budget) == (label, budget)])
     return stats.Scores(values, np.arange(len(values)))
 
 
@@ -184,7 +184,7 @@ def test_suite_mean_weighs_tasks_equally() -> None:
     rng = np.random.default_rng(time.time_ns())
     full = {"single": rng.random(30).tolist(), "multi": rng.random(10).tolist()}
     quest = {"single": rng.random(30).tolist(), "multi": rng.random(10).tolist()}
-    records = [r for task in full for r in cell(full[task], task=task) + cell(quest[task], task=task, label="quest")]
+    records = [r for task in full for r in cell(full[task], task=task) + cell(quest[task], task=task, variant="quest")]
     row = only(summary.summarise(records, SPREAD), task="all", method="quest")
     means = [np.mean(quest[task]) for task in quest]
     assert row["value"] == pytest.approx(np.mean(means))
@@ -194,18 +194,18 @@ def test_suite_mean_weighs_tasks_equally() -> None:
 
 def test_suite_mean_takes_the_tasks_that_full_could_do() -> None:
     def unfit(label: str) -> Record:
-        return record(task="long", label=label, sample_index=-1, status="unsupported", score=None, prompt_sha256=None)
+        return record(task="long", variant=label, sample_index=-1, status="unsupported", score=None, prompt_sha256=None)
 
     records = [unfit("full"), unfit("quest")]
     for task, label in product(("single", "multi"), ("full", "quest")):
-        records += cell([0.5, 1.0, 0.0, 1.0], task=task, label=label)
+        records += cell([0.5, 1.0, 0.0, 1.0], task=task, variant=label)
     row = only(summary.summarise(records, SPREAD), task="all", method="quest")
     assert (row["status"], row["value"]) == ("ok", 0.625)
 
 
 def test_suite_mean_with_a_missing_task_is_a_hole() -> None:
-    hole = record(task="multi", label="quest", sample_index=-1, status="oom", score=None, prompt_sha256=None)
-    records = [*cell([1.0] * 4), *cell([1.0] * 4, task="multi"), *cell([1.0] * 4, label="quest")]
+    hole = record(task="multi", variant="quest", sample_index=-1, status="oom", score=None, prompt_sha256=None)
+    records = [*cell([1.0] * 4), *cell([1.0] * 4, task="multi"), *cell([1.0] * 4, variant="quest")]
     oom = only(summary.summarise([*records, hole], SPREAD), task="all", method="quest")
     absent = only(summary.summarise(records, SPREAD), task="all", method="quest")
     assert (oom["status"], absent["status"]) == ("oom", "unsupported")
@@ -246,9 +246,9 @@ def test_contradicting_records_are_refused() -> None:
     with pytest.raises(summary.SummaryError, match="twice"):
         summary.summarise([record(), record()], SPREAD)
     with pytest.raises(summary.SummaryError, match="another prompt"):
-        summary.summarise([record(), record(label="quest", prompt_sha256="else")], SPREAD)
+        summary.summarise([record(), record(variant="quest", prompt_sha256="else")], SPREAD)
     with pytest.raises(summary.SummaryError, match="shares no sample"):
-        summary.summarise([record(), record(label="quest", sample_index=9)], SPREAD)
+        summary.summarise([record(), record(variant="quest", sample_index=9)], SPREAD)
 
 
 def test_curves_average_parts_index_by_index() -> None:
@@ -286,7 +286,7 @@ def test_windows_of_one_book_are_one_value_of_a_curve() -> None:
 
 
 def test_csv_is_written_whole(tmp_path: Path) -> None:
-    frame = summary.summarise(cell([1.0, 0.25]) + cell([0.5, 0.5], label="quest"), SPREAD)
+    frame = summary.summarise(cell([1.0, 0.25]) + cell([0.5, 0.5], variant="quest"), SPREAD)
     target = tmp_path / "deep" / "summary.csv"
     write_table(target, frame)
     assert [path.name for path in target.parent.iterdir()] == ["summary.csv"]
@@ -317,7 +317,7 @@ def test_write_summary_reads_parquet_and_writes_table_and_curves(
         marks = rng.integers(0, 2, size=(12, 15)).astype(float)
         rows = [
             record(
-                label=label,
+                variant=label,
                 suite="mini_longgen",
                 task="mini_longgen_15",
                 sample_index=i,

@@ -172,7 +172,7 @@ def test_small_jobs_give_the_records_of_large_ones(finished: Any, values: dict[s
 
     def scores(paths: list[Path]) -> dict[Any, Any]:
         return {
-            (r.label, *r.key, r.index): (r.output_ids, r.score) for path in paths for r in read_records(path, Record)
+            (r.variant, *r.key, r.index): (r.output_ids, r.score) for path in paths for r in read_records(path, Record)
         }
 
     config, large = finished()

@@ -41,7 +41,7 @@ class Row:
 
 
 def identity_of(record: Record) -> tuple[Any, ...]:
-    return record.label, record.key, record.index, tuple(record.output_ids or ()), record.score, record.status
+    return record.variant, record.key, record.index, tuple(record.output_ids or ()), record.score, record.status
 
 
 def traced(path: Path, records: list[Record]) -> list[tuple[bytes, bytes]]:

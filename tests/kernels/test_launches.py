@@ -27,9 +27,9 @@ def test_the_committed_times_were_taken_with_these_launches() -> None:
     """The rules of today, on Hopper's limits, against what the records of an H200 say was chosen."""
     seen = 0
     for record in read_records(KERNELS, SpeedRecord):
-        if record.label != "longdecode" or record.subject not in ("decode_attention", "page_score"):
+        if record.variant != "longdecode" or record.method not in ("decode_attention", "page_score"):
             continue
-        if record.subject == "decode_attention":
+        if record.method == "decode_attention":
             shape = (record.batch, 8, 4, 128, record.context, torch.bfloat16, HOPPER)
             # Constants that came later have defaults, which the records do not name.
             assert record.launch["decode_attention"].items() <= asdict(dense.choose_launch(*shape)).items()

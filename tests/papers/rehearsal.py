@@ -144,7 +144,7 @@ class Rehearsal:
         for record in self._records(config):
             outcome.statuses[record.status] += 1
             if record.status != "ok":
-                outcome.reasons[f"{record.label} {record.task}: {record.status}: {record.reason}"] += 1
+                outcome.reasons[f"{record.variant} {record.task}: {record.status}: {record.reason}"] += 1
         return outcome
 
     def _records(self, config: RunConfig) -> list[Record]:

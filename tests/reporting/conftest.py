@@ -77,7 +77,7 @@ def _cell(
     loss = task in ("mini_book_loss", "mini_book_pg19")
     spec = CONFIG["methods"][label] or {}
     fields: dict[str, Any] = {
-        "profile": "synthetic", "model": "miniature", "method": spec.get("method", label), "label": label,
+        "profile": "synthetic", "model": "miniature", "method": spec.get("method", label), "variant": label,
         "params": spec.get("params", {}), "suite": suite, "task": task, "task_version": 1,
         "metric": "loss" if loss else "accuracy", "unit": "nats/byte" if loss else "fraction",
         "higher_is_better": not loss, "data_source": "real" if task == "mini_book_pg19" else "generated",

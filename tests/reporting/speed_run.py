@@ -39,7 +39,7 @@ def write_speed(folder: Path, seed: int = 7, labels: Collection[str] | None = No
     """
     rng = np.random.default_rng(seed)
     records = [_record(row, rng) for row in (*_ceilings(), *_kernels(), *_steps())]
-    records = [r for r in records if labels is None or r.bench != "decode" or r.label in labels]
+    records = [r for r in records if labels is None or r.bench != "decode" or r.variant in labels]
     for job in ("kernels", "llama3-8b", "miniature"):
         mine = [r for r in records if job == (r.model if r.bench == "decode" else "kernels")]
         write_records(folder / "speed" / f"{job}.parquet", mine, SpeedRecord)
@@ -76,10 +76,10 @@ def _pair(mine: float, theirs: float, reference: str) -> dict[str, Any]:
 
 
 def _ceilings() -> Iterator[dict[str, Any]]:
-    base = {"bench": "ceiling", "model": "llama3-8b", "weights": "none", "subject": "read_bandwidth", "stage": "op"}
+    base = {"bench": "ceiling", "model": "llama3-8b", "weights": "none", "method": "read_bandwidth", "stage": "op"}
     probes = (("torch_sum", 4.22e6, 0), ("torch_flash", RATE, 131072), ("longdecode", 4.58e6, 131072))
     for label, rate, context in probes:
-        place = {"label": label, "context": context, "batch": 4 if context else 1, "budget": "full"}
+        place = {"variant": label, "context": context, "batch": 4 if context else 1, "budget": "full"}
         yield _row(2.1e9 / rate, 2.1e9, **base, **place)
 
 
@@ -112,19 +112,19 @@ def _kernel(op: str, rivals: dict[str, float], context: int, batch: int, budget:
     )
     params |= {"sets": int(200e6 / least) + 1, "cold": op != "topk_select"}
     base = {
-        "bench": "kernel", "model": "llama3-8b", "weights": "none", "subject": op, "stage": "op", "context": context,
+        "bench": "kernel", "model": "llama3-8b", "weights": "none", "method": op, "stage": "op", "context": context,
         "batch": batch, "budget": budget, "budget_tokens": None if budget == "full" else tokens,
     }  # fmt: skip
     more = base | {"params": params}
     first = next(iter(rivals), None)
     paired = {} if first is None else _pair(own, own * rivals[first], first)
     launch = {"splits": 16, "num_warps": 4}
-    yield _row(own, least, **more | {"label": "longdecode", "launch": launch} | paired)
+    yield _row(own, least, **more | {"variant": "longdecode", "launch": launch} | paired)
     for label, factor in rivals.items():
         if label == "flashinfer" and context == 524288:
-            yield _hole("unsupported", "RuntimeError: k=32768 is over its limit of 2048", **base, label=label)
+            yield _hole("unsupported", "RuntimeError: k=32768 is over its limit of 2048", **base, variant=label)
         else:
-            yield _row(own * factor, least, **more, label=label, **_pair(own * factor, own, "longdecode"))
+            yield _row(own * factor, least, **more, variant=label, **_pair(own * factor, own, "longdecode"))
 
 
 def _steps() -> Iterator[dict[str, Any]]:
@@ -141,7 +141,7 @@ def _steps() -> Iterator[dict[str, Any]]:
 def _cell(label: str, dense: int, context: int, batch: int, budget: str) -> Iterator[dict[str, Any]]:
     tokens = context if budget == "full" else int(budget) if budget.isdigit() else int(float(budget) * context)
     base = {
-        "bench": "decode", "model": "llama3-8b", "weights": "random", "subject": label, "label": label,
+        "bench": "decode", "model": "llama3-8b", "weights": "random", "method": label, "variant": label,
         "context": context, "batch": batch, "budget": budget, "budget_tokens": None if budget == "full" else tokens,
         "stage": "step",
     }  # fmt: skip
@@ -178,7 +178,7 @@ def _cell(label: str, dense: int, context: int, batch: int, budget: str) -> Iter
             )
         if label == "full":
             for stage, time in (("no_attention", parts["weights"] + parts["rest"]), ("projections", parts["weights"])):
-                alone = base | {"subject": stage, "label": stage, "stage": stage}
+                alone = base | {"method": stage, "variant": stage, "stage": stage}
                 yield _row(time, WEIGHT_BYTES, **alone, **_pair(time, us, "full"))
     if budget in ("full", "4096") and batch == 1 and context <= 131072 and label in ("full", "quest", "tidal"):
         if label == "full":
@@ -191,8 +191,8 @@ def _mini() -> Iterator[dict[str, Any]]:
     for context in (2048, 16384):
         full, quest = 210 + context * 0.004, 290 + context * 0.0005
         place = base | {"context": context}
-        yield _row(full, 17e6 + context * 6144, **place, subject="full", label="full", budget="full")
-        more = {"subject": "quest", "budget": "1024", "budget_tokens": 1024, **_pair(quest, full, "full")}
-        yield _row(quest, 17e6 + 1024 * 6144, **place, label="quest", **more)
-        script = more | {"params": {"variant": "accuracy_script"}, "label": "quest_script"}
+        yield _row(full, 17e6 + context * 6144, **place, method="full", variant="full", budget="full")
+        more = {"method": "quest", "budget": "1024", "budget_tokens": 1024, **_pair(quest, full, "full")}
+        yield _row(quest, 17e6 + 1024 * 6144, **place, variant="quest", **more)
+        script = more | {"params": {"variant": "accuracy_script"}, "variant": "quest_script"}
         yield _hole("failed_gate", "replay differs from eager by 0.3 at step 2", **place | script)

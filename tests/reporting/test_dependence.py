@@ -29,7 +29,7 @@ def cell(label: str, budget: str, prompts: int, marks: Marks, **more: Any) -> li
     """One record a prompt, with the marks of its answers; Full is the label ``full``."""
     return [
         Record(
-            profile="p", model="m", label=label, params={}, context=4096, batch=1, budget=budget, seed=0, status="ok",
+            profile="p", model="m", variant=label, params={}, context=4096, batch=1, budget=budget, seed=0, status="ok",
             budget_tokens=None if budget == "full" else 400, provenance=MADE_BY, method=label, suite="s",
             task_version=1, metric="accuracy", unit="fraction", higher_is_better=True, data_source="generated",
             sample_index=index, prompt_sha256=str(index), score=float(np.mean(marks(index))), parts=marks(index),

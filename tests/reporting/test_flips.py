@@ -10,7 +10,7 @@ from longdecode.reporting.flips import Flips, count_flips
 
 def record(label: str, task: str, parts: list[float] | None, index: int = 0, **more: Any) -> Any:
     base = {
-        "model": "m", "suite": "s", "task": task, "method": label, "label": label, "context": 2048, "seed": 0,
+        "model": "m", "suite": "s", "task": task, "method": label, "variant": label, "context": 2048, "seed": 0,
         "budget": "full" if label == "full" else "0.1", "sample_index": index, "status": "ok", "unit": "fraction",
         "parts": parts, "score": None if parts is None else sum(parts) / len(parts),
     }  # fmt: skip

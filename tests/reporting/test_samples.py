@@ -30,7 +30,7 @@ def records(label: str, parts: list[list[float]], text: str, digest: str | None 
         versions={}, started_at="2026-01-01T00:00:00",
     )  # fmt: skip
     fields: dict[str, Any] = {
-        "profile": "p", "model": "miniature", "method": label, "label": label, "params": {}, "context": CONTEXT,
+        "profile": "p", "model": "miniature", "method": label, "variant": label, "params": {}, "context": CONTEXT,
         "batch": 1,
         "budget": "full" if label == "full" else "0.1", "budget_tokens": None if label == "full" else 103, "seed": SEED,
         "provenance": origin, "suite": "mini_longgen", "task": TASK, "task_version": 1, "metric": "accuracy",

@@ -29,7 +29,7 @@ def cell(make_record: Make) -> Callable[..., list[Record]]:
         changes.setdefault("budget", "full" if label == "full" else "256")
         changes.setdefault("method", label)
         return [
-            make_record(label=label, sample_index=i, score=score, measures={"kv_tokens_read": read},
+            make_record(variant=label, sample_index=i, score=score, measures={"kv_tokens_read": read},
                         prompt_sha256=f"{task}-{i}", **changes)
             for i, score in enumerate(scores)
         ]  # fmt: skip

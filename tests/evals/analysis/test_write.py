@@ -31,7 +31,7 @@ def results(tmp_path: Path, make_record: Callable[..., Record]) -> Path:
         method = "quest" if label == "older" else label.partition("+")[0]
         path = tmp_path / "records" / "tiny" / label / "mini_longgen.parquet"
         rows = [
-            make_record(label=label, method=method, sample_index=i, prompt_sha256=str(i), score=float(i % 3 > 0),
+            make_record(variant=label, method=method, sample_index=i, prompt_sha256=str(i), score=float(i % 3 > 0),
                         budget="full" if label == "full" else "256")
             for i in range(12)
         ]  # fmt: skip

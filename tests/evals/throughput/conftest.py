@@ -51,7 +51,7 @@ def fake_monitor() -> type[FakeMonitor]:
 def speed_record() -> Callable[..., SpeedRecord]:
     """Maker of whole records of a decode step; ``times`` and ``references`` become samples."""
     fields: dict[str, Any] = {
-        "profile": "p", "bench": "decode", "model": "m", "weights": "random", "subject": "quest", "label": "quest",
+        "profile": "p", "bench": "decode", "model": "m", "weights": "random", "method": "quest", "variant": "quest",
         "params": {}, "stage": "step", "context": 1024, "batch": 1, "budget": "64", "budget_tokens": 64, "seed": 0,
         "status": "ok", "provenance": PROVENANCE,
     }  # fmt: skip

@@ -87,7 +87,7 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
     output = tmp_path / "speed" / "tiny.parquet"
     measure_speed(run, "tiny", output)
     records = read_records(output, SpeedRecord)
-    by_cell = {(record.label, record.stage): record for record in records if record.context == 128}
+    by_cell = {(record.variant, record.stage): record for record in records if record.context == 128}
     assert set(by_cell) == {
         ("full", "step"), ("full", "setup"), ("full", "prefill"), ("streaming", "step"), ("streaming", "setup"),
         ("split", "step"), ("split", "setup"), ("free_selection", "step"), ("no_attention", "no_attention"),
@@ -120,7 +120,7 @@ def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
     output = tmp_path / "kernels.parquet"
     measure_speed(run, "kernels", output)
     records = {
-        (record.subject, record.label, record.budget): record
+        (record.method, record.variant, record.budget): record
         for record in read_records(output, SpeedRecord)
         if "full_heads" not in record.params
     }
@@ -137,7 +137,7 @@ def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
         "torch_sum", "torch_flash", "longdecode", "longdecode_linear",
     }  # fmt: skip
     hybrid = {
-        (record.subject, record.label, record.params["full_heads"]): record
+        (record.method, record.variant, record.params["full_heads"]): record
         for record in read_records(output, SpeedRecord)
         if "full_heads" in record.params
     }
@@ -194,7 +194,7 @@ def test_an_op_that_fails_its_gate_is_not_timed(
     monkeypatch.setattr(kernels, "_gate", wrong)
     output = tmp_path / "kernels.parquet"
     measure_speed(run, "kernels", output)
-    records = [record for record in read_records(output, SpeedRecord) if record.subject == "topk_select"]
+    records = [record for record in read_records(output, SpeedRecord) if record.method == "topk_select"]
     failed = [record for record in records if record.budget == "64"]
     assert len(failed) == 3 and all(record.status == "failed_gate" and not record.samples for record in failed)
 
@@ -211,7 +211,7 @@ def test_where_full_does_not_fit_the_others_are_timed_alone(
     output = tmp_path / "tiny.parquet"
     measure_speed(run, "tiny", output, choose=lambda cell: cell.subject != "hf_full")
     records = [record for record in read_records(output, SpeedRecord) if record.context == 128]
-    own = {(record.label, record.stage) for record in records if record.status == "ok"}
+    own = {(record.variant, record.stage) for record in records if record.status == "ok"}
     assert own == {
         ("streaming", "step"), ("streaming", "setup"), ("split", "step"), ("split", "setup"),
         ("projections", "projections"),
@@ -234,7 +234,7 @@ def test_speculation_is_timed_in_stages(speed_values: dict[str, Any], tmp_path: 
     }  # fmt: skip
     output, run = tmp_path / "speed" / "tiny.parquet", build_run_config(values, "c")
     measure_speed(run, "tiny", output)
-    records = {(record.label, record.stage): record for record in read_records(output, SpeedRecord)}
+    records = {(record.variant, record.stage): record for record in read_records(output, SpeedRecord)}
     stages = ("speculative_step", "draft", "verify", "keep")
     assert set(records) == {
         ("full", "step"), ("full", "setup"), ("full", "forward_rows"), ("magic", "setup"),
@@ -259,7 +259,7 @@ def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.Ca
     chosen = ["--jobs", "tiny", "--stages", "step", "--subjects", "streaming", "--contexts", "128"]
     assert cli.main([*common, *chosen, "--rounds", "3", "--summary", str(table)]) == 0
     (record,) = read_records(folder / "tiny.parquet", SpeedRecord)
-    assert (record.label, record.stage, len(record.samples)) == ("streaming", "step", 3)
+    assert (record.variant, record.stage, len(record.samples)) == ("streaming", "step", 3)
     assert "streaming" in capsys.readouterr().out
     assert pd.read_csv(table)["label"].tolist() == ["streaming"]
     assert all((table.parent / f"{name}.csv").exists() for name in COMPANIONS)

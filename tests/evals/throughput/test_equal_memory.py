@@ -208,7 +208,7 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
     run = run_of(contexts=[320])
     measure_speed(run, "equal_memory", tmp_path / "speed.parquet", keep_going=False)
     records = read_records(tmp_path / "speed.parquet", SpeedRecord)
-    found = {(r.label, r.stage, r.params.get("hit_rate")): r for r in records}
+    found = {(r.variant, r.stage, r.params.get("hit_rate")): r for r in records}
     assert {r.status for r in records} == {"ok"}, [r.reason for r in records if r.status != "ok"]
     assert len(records) == 7 + 2 * 4 + 1
     block = 2 * 8 * 32 * 4
@@ -226,7 +226,7 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
     ahead = found["ahead", "step", "by layer"].params
     assert 0.3 < ahead["prefetched_bytes"] / (ahead["fetched_bytes"] + ahead["prefetched_bytes"]) < 0.9
     for label in ("full", "near", "dma"):
-        record = next(r for r in records if r.label == label)
+        record = next(r for r in records if r.variant == label)
         assert record.params.get("fetched_bytes", 0) == 0
     # Six of the seven chunks that fit 64 tokens go by score or stay as outliers, of which one; values alone.
     moved = found["shadow", "step", 0.7].params["fetched_bytes"] / (8 * 12 * 4 * 32 * 4)

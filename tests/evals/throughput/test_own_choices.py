@@ -71,7 +71,7 @@ def whole_job(run: RunConfig, folder: Path) -> dict[str, SpeedRecord]:
         measure_speed(run, "own_choices", folder / "speed.parquet")
     records = read_records(folder / "speed.parquet", SpeedRecord)
     assert {r.status for r in records} == {"ok"}, [r.reason for r in records if r.status != "ok"]
-    return {r.label: r for r in records}
+    return {r.variant: r for r in records}
 
 
 def bench_of(run: RunConfig) -> OwnChoicesBench:

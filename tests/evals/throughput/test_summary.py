@@ -25,7 +25,7 @@ def row_of(records: list[SpeedRecord], index: int = 0) -> dict[str, Any]:
 
 def ceiling(make: Make, us: float = 100.0, size: int = 400_000, **other: Any) -> SpeedRecord:
     """A probe that reads ``size`` bytes in ``us``: 4 GB/s by default."""
-    fields = {"bench": "ceiling", "subject": "read_bandwidth", "label": "sum", "stage": "op", "budget": "full"}
+    fields = {"bench": "ceiling", "method": "read_bandwidth", "variant": "sum", "stage": "op", "budget": "full"}
     return make([us] * 3, bytes_min=size, **(fields | other))
 
 
@@ -113,12 +113,12 @@ def test_breakdown_parts_add_up_to_the_step(speed_record: Make) -> None:
         return speed_record([us * drift] * 3, [100.0 * drift] * 3, **fields)
 
     records = [
-        speed_record([100.0] * 3, [100.0] * 3, subject="full", label="full", budget="full"),
+        speed_record([100.0] * 3, [100.0] * 3, method="full", variant="full", budget="full"),
         paired(60.0),
         paired(50.0, stage="no_selection"),
-        paired(40.0, stage="no_attention", subject="no_attention", label="no_attention", budget="full"),
-        paired(30.0, stage="projections", subject="projections", label="projections", budget="full"),
-        paired(500.0, subject="hf_full", label="hf_full", budget="full"),
+        paired(40.0, stage="no_attention", method="no_attention", variant="no_attention", budget="full"),
+        paired(30.0, stage="projections", method="projections", variant="projections", budget="full"),
+        paired(500.0, method="hf_full", variant="hf_full", budget="full"),
     ]
     table = derived.breakdown_table(speed_table(records, 0.95, 200))
     parts = {label: found.set_index("part")["us"].to_dict() for label, found in table.groupby("label")}
@@ -128,7 +128,7 @@ def test_breakdown_parts_add_up_to_the_step(speed_record: Make) -> None:
 
 
 def test_growth_keeps_an_ops_own_sizes_apart(speed_record: Make) -> None:
-    fields = {"bench": "kernel", "subject": "hybrid_attention", "label": "longdecode", "stage": "op", "budget": "0.1"}
+    fields = {"bench": "kernel", "method": "hybrid_attention", "variant": "longdecode", "stage": "op", "budget": "0.1"}
     records = [
         speed_record([10.0 * heads * context / 1024], context=context, params={"full_heads": heads}, **fields)
         for heads in (1, 8)
@@ -144,9 +144,9 @@ def test_growth_keeps_an_ops_own_sizes_apart(speed_record: Make) -> None:
 def corrected(make: Make, mode: str, period: int, **other: Any) -> list[SpeedRecord]:
     """Full at 100 us; a label whose step takes 50 us and whose correction takes 120."""
     params = {"correction": mode, "correction_period": period}
-    full = make([100.0] * 4, [100.0] * 4, subject="full", label="full", budget="full")
-    step = make([50.0] * 4, [99.0, 100.0, 100.0, 101.0], label="quest_cc")
-    correction = make([120.0] * 4, [98.0, 100.0, 100.0, 102.0], label="quest_cc", stage="correction", params=params)
+    full = make([100.0] * 4, [100.0] * 4, method="full", variant="full", budget="full")
+    step = make([50.0] * 4, [99.0, 100.0, 100.0, 101.0], variant="quest_cc")
+    correction = make([120.0] * 4, [98.0, 100.0, 100.0, 102.0], variant="quest_cc", stage="correction", params=params)
     return [full, step, correction.model_copy(update=other)]
 
 
@@ -168,12 +168,12 @@ def test_a_correction_costs_its_share_of_every_token(speed_record: Make, mode: s
 
 
 def test_ratios_over_every_baseline(speed_record: Make) -> None:
-    stock = {"subject": "hf_full", "budget": "full"}
+    stock = {"method": "hf_full", "budget": "full"}
     records = [
         *corrected(speed_record, "rewrite", 8),
         speed_record([40.0] * 4, [98.0, 100.0, 100.0, 103.0]),
-        speed_record([400.0] * 4, [99.0, 100.0, 100.0, 102.0], label="hf_full", **stock),
-        speed_record([200.0] * 4, [100.0] * 4, label="hf_full_static", context=2048, **stock),
+        speed_record([400.0] * 4, [99.0, 100.0, 100.0, 102.0], variant="hf_full", **stock),
+        speed_record([200.0] * 4, [100.0] * 4, variant="hf_full_static", context=2048, **stock),
     ]
     speed = speed_table(records, 0.95, 200)
     table = derived.baselines_table(speed, derived.correction_table(speed))
