@@ -27,7 +27,7 @@ def _shortest_and_longest(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class IdentificationRun:
-    """One training of head roles; ``docs/identifying-heads.md`` explains every setting.
+    """One training of head roles; ``docs/models.md`` explains every setting.
 
     ``target_heads`` counts all retrieval heads, layer 0's included; ``contexts`` are the shortest and longest, of
     which ``context_count`` evenly spaced ones are used. ``lr`` and ``lambda_lr`` left out are those of the gate's kind

@@ -18,7 +18,7 @@ PAPER = "200 steps of 983,040 tokens, 197 million in all, 5e-3 (table 9)"
 _CARD = """# Draft heads of {model}: {count} {kind} heads
 
 {size:,} bytes in bfloat16, for a checkpoint of hash `{hash}` alone; another one is refused. Licence Apache-2.0.
-Name `{path}` as `heads` of `tokenswift`: [`docs/draft-heads.md`](../../../docs/draft-heads.md).
+Name `{path}` as `heads` of `tokenswift`: [`docs/models.md`](../../../docs/models.md).
 
 | | |
 | --- | --- |

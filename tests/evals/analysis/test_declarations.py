@@ -37,7 +37,12 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
     from longdecode.evals.summary import COLUMNS as SUMMARY
     from longdecode.evals.throughput.summary import COLUMNS as SPEED
 
-    known = {"summary": SUMMARY, "speed": {*SPEED, "variant"}, "comparisons": comparisons.COLUMNS, "measures": measures.COLUMNS}
+    known = {
+        "summary": SUMMARY,
+        "speed": {*SPEED, "variant"},
+        "comparisons": comparisons.COLUMNS,
+        "measures": measures.COLUMNS,
+    }
     paper, asked = PAPERS[name], list[Query]()
     for table in paper.tables.values():
         if table.ours:
