@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -57,23 +56,6 @@ def entry_of(room: PluginRoom, names: Callable[[], Iterable[str]] | None = None)
         return name
 
     return AfterValidator(check)
-
-
-def with_defaults(values: Any, kind: type) -> Any:
-    """Lay each entry of ``runs`` over ``defaults`` and name it; refuse settings that ``kind`` does not have."""
-    if not isinstance(values, Mapping):
-        return values
-    shared, runs = values.get("defaults") or {}, values.get("runs") or {}
-    if not isinstance(shared, Mapping) or not isinstance(runs, Mapping):
-        return values
-    settings = [item.name for item in fields(kind) if item.name != "name"]
-    laid: dict[Any, Any] = {}
-    for name, run in runs.items():
-        laid[name] = {**shared, **(run or {}), "name": name} if isinstance(run, Mapping | None) else run
-    for where, given in (("defaults", shared), *((f"runs.{name}", run) for name, run in runs.items())):
-        for key in given if isinstance(given, Mapping) else ():
-            require_known("setting", [key], settings, f"{where}.{key}")
-    return {**values, "runs": laid}
 
 
 class OrNull:

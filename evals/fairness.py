@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.common_window import SUFFIX
 from longdecode.evals.tuning_spec import TuningRecord, read_tuning
 
 if TYPE_CHECKING:
     from longdecode.evals.run_config import MethodSpec, RunConfig
     from longdecode.evals.tasks.base import Sample
 
+SUFFIX = "+window"
+"""Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
 _LABELLED = "or `--config allow_untuned=true` labels the rows"
 Kind = Literal["tuned", "by hand", "untuned", "nothing to tune", "common window"]
 

@@ -15,10 +15,11 @@ PACKAGE = "longdecode"
 BOOKKEEPING = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        "engine.plugins", "evals.common_window", "evals.config_values", "evals.fairness", "evals.tuning_spec",
-        "evals.gate_launches", "evals.generation.spec", "evals.hashing", "evals.identification_spec", "evals.journal",
+        "engine.plugins", "evals.config_values", "evals.fairness", "evals.tuning_spec",
+        "evals.gate_launches", "evals.generation.spec", "evals.hashing", "evals.journal",
         "evals.ledger", "evals.names", "evals.provenance", "evals.records", "evals.run_config",
-        "evals.storage", "evals.tasks.registry", "evals.throughput.spec", "methods.card", "methods.conformance",
+        "evals.storage", "evals.training_spec", "evals.tasks.registry", "evals.throughput.spec",
+        "methods.card", "methods.conformance",
         "methods.conformance_bench", "methods.conformance_card", "methods.conformance_launches",
         "methods.conformance_model", "methods.conformance_rules", "methods.registry",
         "methods.rule",

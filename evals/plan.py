@@ -125,21 +125,20 @@ class Plan:
         self.speed_records = [f"{self.results}/speed/{job}.parquet" for job in self.speed_jobs]
         self.speed_tables = [f"{self.results}/{name}.csv" for name in SPEED_TABLES] if self.speed_jobs else []
         self.role_files = [
-            f"{self.results}/identification/{spec.model}/{name}/roles.json"
-            for name, spec in run.identification.runs.items()
+            f"{self.results}/identification/{spec.model}/{name}/roles.json" for name, spec in run.role_trainings.items()
         ]
         self.tuning_files = [f"{self.results}/tuning/{model}.json" for model in run.models]
         self.tuned_methods = tuned_labels(run) or {REFERENCE_METHOD: REFERENCE_METHOD}
         self.tuned_on = sorted(
             {path for m, path in run.tuning.records.items() if m in run.models} if run.tuning else ()
         )
-        self.overlap = [f"{self.results}/overlap.csv"] if run.identification.overlap else []
+        self.overlap = [f"{self.results}/overlap.csv"] if run.overlap else []
         looked_at = run.retrospection.models if run.retrospection else ()
         self.retrospection = [f"{self.results}/retrospection/{model}.parquet" for model in looked_at]
         writing = run.generation.runs if run.generation else ()
         self.generation = [f"{self.results}/generation/{name}.parquet" for name in writing]
-        self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.adaptation.runs.items()}
-        self.locality = [f"{self.results}/locality.csv"] if run.adaptation.locality else []
+        self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.fork_trainings.items()}
+        self.locality = [f"{self.results}/locality.csv"] if run.locality else []
         self.declarations = sorted(str(path) for path in (root / "reporting" / "papers").glob("*.yaml"))
         self.analysis = [f"{self.results}/{name}" for name in ANALYSIS_TABLES]
 
@@ -294,12 +293,12 @@ class Plan:
 
     def role_settings(self, name: str) -> str:
         """Return all settings that a run's roles depend on, and no others."""
-        spec = self.run.identification.runs[name]
+        spec = self.run.role_trainings[name]
         return self._settings(data=self.run.data, model=asdict(self.run.models[spec.model]), run=asdict(spec))
 
     def fork_settings(self, name: str) -> str:
         """Return all settings that a fork's training depends on, and no others."""
-        spec = self.run.adaptation.runs[name]
+        spec = self.run.fork_trainings[name]
         return self._settings(data=self.run.data, model=asdict(self.run.models[spec.model]), run=asdict(spec))
 
     @cached_property

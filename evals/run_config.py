@@ -14,18 +14,16 @@ from pydantic.json_schema import SkipJsonSchema
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
-from longdecode.evals.adaptation_spec import AdaptationSpec
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
-from longdecode.evals.common_window import CommonWindow, require_own_label, with_common_windows
 from longdecode.evals.fairness import require_fair, with_tuned_values
 from longdecode.evals.generation.spec import GenerationSpec
-from longdecode.evals.identification_spec import IdentificationSpec
 from longdecode.evals.names import colliding, unknown_name
 from longdecode.evals.retrospection.spec import RetrospectionSpec
-from longdecode.evals.suite_spec import SuiteSpec, require_today, with_protocols
+from longdecode.evals.suite_spec import SuiteSpec, with_protocols
 from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
+from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
 from longdecode.evals.tuning_spec import TUNING_SUITE, TuningSpec
 from longdecode.evals.usable_methods import require_usable
 from longdecode.evals.yaml_file import merged, read_yaml
@@ -125,19 +123,20 @@ class MethodSpec:
 
 @dataclass(frozen=True, slots=True)
 class InstrumentSpec:
-    """Thresholds and budgets of the instrument checks; ``evals.instrument`` says what each check asks."""
+    """Thresholds of the instrument checks that configurations set; ``evals.instrument`` says what each check asks."""
 
-    full_label: typed.Name = "full"
+    full_label: ClassVar[str] = "full"
+    streaming_label: ClassVar[str] = "streaming"
+    streaming_max: ClassVar[float] = 0.15
+    quest_label: ClassVar[str] = "quest"
+    rise_tolerance: ClassVar[float] = 0.02
+    fall_budget_max: ClassVar[float] = 0.05
+    fall_task: ClassVar[str] = "mini_longgen_45"
+    loss_task: ClassVar[str] = "mini_book_loss"
+
     full_min: typed.Share = 0.95
     full_min_by_task: Annotated[Mapping[TaskName, typed.Share], typed.OrNull()] = field(default_factory=dict)
-    streaming_label: typed.Name = "streaming"
     streaming_budget: typed.Share = 0.15
-    streaming_max: typed.Share = 0.15
-    quest_label: typed.Name = "quest"
-    rise_tolerance: typed.Share = 0.02
-    fall_budget_max: typed.Share = 0.05
-    fall_task: TaskName = "mini_longgen_45"
-    loss_task: TaskName = "mini_book_loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +144,8 @@ class RunConfig:
     """One run, as its configuration file says it; ``source`` names the file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+    confidence: ClassVar[float] = 0.95
+    bootstrap_resamples: ClassVar[int] = 10_000
 
     profile: Annotated[typed.Name, Field(description="Names results/<profile> and reports/<profile>.")]
     models: Annotated[Mapping[typed.Name, ModelSpec], Field(min_length=1)]
@@ -157,27 +158,47 @@ class RunConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: typed.Whole = 0
     instrument: Annotated[InstrumentSpec, typed.OrNull()] = field(default_factory=InstrumentSpec)
-    confidence: Annotated[float, Field(strict=True, ge=0.5, le=0.9999)] = 0.95
-    bootstrap_resamples: Annotated[int, Field(strict=True, ge=100, le=1_000_000)] = 2000
     jobs: Annotated[
         Literal["suite", "context", "cell"],
-        Field(description="One job a model and suite, or one more a context, or one more a context and label."),
+        Field(description="One job a model and suite, or one more a context, or one more a context and variant."),
     ] = "suite"
     data: Annotated[
         Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
     ] = field(default_factory=dict)
     throughput: ThroughputSpec | None = None
-    identification: Annotated[IdentificationSpec, typed.OrNull()] = field(default_factory=IdentificationSpec)
     retrospection: RetrospectionSpec | None = None
     generation: GenerationSpec | None = None
-    adaptation: Annotated[AdaptationSpec, typed.OrNull()] = field(default_factory=AdaptationSpec)
+    training: Annotated[Mapping[typed.Name, TrainingSpec], typed.OrNull()] = field(default_factory=dict)
+    overlap: Annotated[
+        Mapping[typed.Text, typed.Contexts],
+        typed.OrNull(),
+        Field(description="Contexts by model at which adjacent layers' top tokens are compared."),
+    ] = field(default_factory=dict)
+    locality: Annotated[
+        Mapping[typed.Text, typed.Text],
+        typed.OrNull(),
+        Field(description="Models by variant on which consecutive steps are compared."),
+    ] = field(default_factory=dict)
     tuning: TuningSpec | None = None
-    common_window: CommonWindow | None = None
     allow_untuned: typed.Flag = False
     pilot: Annotated[
         typed.Flag, Field(description="Few prompts, nothing tuned: pages say so, and no number enters a verdict.")
     ] = False
     source: SkipJsonSchema[str] = ""
+
+    @property
+    def role_trainings(self) -> dict[str, RoleTraining]:
+        """The trainings of head roles by name, one a seed."""
+        return self._trainings(forks=False)
+
+    @property
+    def fork_trainings(self) -> dict[str, ForkTraining]:
+        """The forks by name, one a seed."""
+        return self._trainings(forks=True)
+
+    def _trainings(self, *, forks: bool) -> dict[str, Any]:
+        named = [spec.trainings(name) for name, spec in self.training.items() if spec.is_fork == forks]
+        return {name: training for trainings in named for name, training in trainings.items()}
 
     def budgets_of(self, label: str) -> tuple[Budget, ...]:
         """Return the budgets of a label: its own or the run's, or ``full`` for a method that reads everything."""
@@ -223,9 +244,7 @@ class RunConfig:
         for label, entry in methods.items() if isinstance(methods, Mapping) else ():
             if isinstance(entry, Mapping) and "tuned" in entry:
                 raise typed.wrong("is written by tuning.records alone", f"methods.{label}.tuned")
-            require_own_label(label)
-        require_today(values.get("suites"))
-        values = filled = with_common_windows(with_protocols(values))
+        values = filled = with_protocols(values)
         if isinstance(methods := values.get("methods"), Mapping):
             filled["methods"] = {label: _over({"method": label}, entry) for label, entry in methods.items()}
         if isinstance(suites := values.get("suites"), Mapping):
@@ -233,10 +252,6 @@ class RunConfig:
                 name: _over({"tasks": list(default_tasks(name))} if name in suite_names() else {}, entry)
                 for name, entry in suites.items()
             }
-        instrument = values.get("instrument")
-        for key in ("full_label", "streaming_label", "quest_label"):
-            if isinstance(instrument, Mapping) and key in instrument and isinstance(methods, Mapping):
-                typed.require_known("label", [str(instrument[key])], map(str, methods), f"instrument.{key}")
         throughput = values.get("throughput")
         if isinstance(throughput, Mapping) and isinstance(decode := throughput.get("decode"), Mapping):
             for model in decode:
@@ -259,15 +274,15 @@ class RunConfig:
             typed.require_known(f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks")
         if self.throughput is not None:
             self.throughput.check_names((*self.methods, *CEILING_METHODS), self.models)
-        self.identification.check_names(self.models)
         if self.retrospection is not None:
             self.retrospection.check_names(self.models, self.methods)
         if self.generation is not None:
             self.generation.check_names(self.models, self.methods)
-        self.adaptation.check_names(self.models, self.methods)
-        if self.common_window is not None:
-            wanted = self.common_window.suites or ()
-            typed.require_known("suite of this run", wanted, self.suites, "common_window.suites")
+        for name, training in self.training.items():
+            typed.require_known("model", [training.model], self.models, f"training.{name}.model")
+        typed.require_known("model", self.overlap, self.models, "overlap")
+        typed.require_known("variant", self.locality, self.methods, "locality")
+        typed.require_known("model", self.locality.values(), self.models, "locality")
         if TUNING_SUITE in self.suites:
             raise typed.wrong(
                 "holds the prompts that knobs are tuned on; its scores stand in no table", "suites.tuning"
@@ -342,22 +357,8 @@ def schema_text() -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A configuration of LongDecode; `make schema` writes this file from evals/run_config.py.",
     }
-    schema = head | _untitled(TypeAdapter(RunConfig).json_schema())
-    for shared in ("IdentificationRun", "AdaptationRun"):
-        del schema["$defs"][shared]["required"]  # the shared defaults may hold them
+    schema = head | TypeAdapter(RunConfig).json_schema()
     return yaml.safe_dump(schema, sort_keys=False, default_flow_style=None, width=120)
-
-
-def _untitled(node: Any) -> Any:
-    """Drop the titles, which only repeat names, and keep the first paragraph of a description."""
-    if isinstance(node, list):
-        return [_untitled(entry) for entry in node]
-    if not isinstance(node, dict):
-        return node
-    kept = {key: _untitled(value) for key, value in node.items() if not (key == "title" and isinstance(value, str))}
-    if isinstance(words := kept.get("description"), str):
-        kept["description"] = " ".join(words.partition("\n\n")[0].split())
-    return kept
 
 
 def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:

@@ -11,9 +11,6 @@ from longdecode.evals import config_values as typed
 from longdecode.evals.tasks.base import Question
 from longdecode.evals.tasks.registry import SUITES, folder_of, name_under, suite_names, suite_tasks
 
-RETIRED = {"longbench_plain": "longbench"}
-"""Suites of earlier versions that are another suite's protocol ``prompt`` today."""
-
 
 @dataclass(frozen=True, slots=True)
 class SuiteSpec:
@@ -33,8 +30,8 @@ class SuiteSpec:
 def with_protocols(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration's values with each suite under its protocols, wherever they name it.
 
-    ``longbench: {question: [decoded, prompt]}`` becomes ``longbench`` and ``longbench_prompt``; labels and common
-    windows that are restricted to ``longbench`` run on both.
+    ``longbench: {question: [decoded, prompt]}`` becomes ``longbench`` and ``longbench_prompt``; variants
+    that are restricted to ``longbench`` run on both.
     """
     suites = values.get("suites")
     if not isinstance(suites, Mapping):
@@ -50,16 +47,7 @@ def with_protocols(values: Mapping[str, Any]) -> dict[str, Any]:
     filled = {**values, "suites": {name: entry for under in found.values() for name, entry in under.items()}}
     if isinstance(methods := values.get("methods"), Mapping):
         filled["methods"] = {label: renamed(entry) for label, entry in methods.items()}
-    if "common_window" in values:
-        filled["common_window"] = renamed(values["common_window"])
     return filled
-
-
-def require_today(suites: Any) -> None:
-    """Refuse suites of earlier versions; reports of their records read configurations that name them."""
-    for suite in suites if isinstance(suites, Mapping) else ():
-        if suite in RETIRED:
-            raise typed.wrong(f"is the suite {RETIRED[suite]} with `question: prompt` today", f"suites.{suite}")
 
 
 def _names(found: Mapping[Any, Mapping[Any, Any]], suite: Any) -> Sequence[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,21 +21,21 @@ TuningTask = Annotated[typed.Text, typed.known("tuning task", lambda: suite_task
 class TuningSpec:
     """Effort and prompts of tuning, alike for every method, and by model the record whose values the run takes.
 
-    ``settings`` is the most settings that are tried for a method: its knobs are swept one after the other.
+    ``settings`` is the most settings that are tried for a method: its knobs are swept one after the other. A task that
+    Full solves less of than ``full_min`` chooses nothing.
     """
 
     records: Annotated[
         Mapping[typed.Name, Annotated[typed.Text, Field(description="The model's tuning record.")]], typed.OrNull()
     ] = field(default_factory=dict)
-    settings: typed.Count = 12
+    settings: ClassVar[int] = 12
+    seed: ClassVar[int] = 1_000_003
+    full_min: ClassVar[float] = 0.3
+
     samples: typed.Count = 16
     contexts: typed.Sizes = (1536,)
     tasks: Annotated[tuple[TuningTask, ...], typed.Distinct, typed.OrNull(tuple)] = ()
     budget: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.1
-    seed: typed.Whole = 1_000_003
-    full_min: Annotated[
-        float, Field(strict=True, ge=0, le=1, description="A task that Full solves less of chooses nothing.")
-    ] = 0.5
 
 
 class _Stored(BaseModel):

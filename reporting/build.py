@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from longdecode.evals import manifest
+from longdecode.evals.run_config import RunConfig
 from longdecode.evals.stats import MIN_OFF_EDGE, MIN_RESAMPLED
 from longdecode.evals.tasks.registry import describe, suite_names
 from longdecode.methods.registry import load_card, method_names
@@ -281,7 +282,7 @@ class _Build:
             started=(moments[0], moments[-1]) if moments else None,
             models=results.models,
             config_text=results.config_text.strip(),
-            resamples=int(results.config.get("bootstrap_resamples", 2000)),
+            resamples=RunConfig.bootstrap_resamples,
             off_edge=MIN_OFF_EDGE, few=MIN_RESAMPLED,
             speed_facts={} if results.speed is None else speed_page.provenance(results.speed, results.speed_records),
         )  # fmt: skip

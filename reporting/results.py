@@ -15,9 +15,9 @@ import yaml
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.budgets import token_share
-from longdecode.evals.common_window import with_common_windows
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record, SpeedRecord
+from longdecode.evals.run_config import RunConfig
 from longdecode.evals.storage import read_folder, read_frame, read_records, stamped_drafters
 from longdecode.evals.suite_spec import with_protocols
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD, Spread
@@ -125,7 +125,7 @@ class Results:
     @property
     def confidence(self) -> float:
         """Coverage of every interval."""
-        return float(self.config.get("confidence", 0.95))
+        return RunConfig.confidence
 
     @cached_property
     def models(self) -> list[str]:
@@ -285,7 +285,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         RecordSchemaError: a record file cannot be read by this code.
     """
     text = config_path.read_text(encoding="utf-8")
-    config = with_common_windows(with_protocols(yaml.safe_load(text) or {}))
+    config = with_protocols(yaml.safe_load(text) or {})
     summary_path = results_dir / "summary.csv"
     speed = load_speed(results_dir, list(config.get("methods") or {}))
     if speed is None and not summary_path.exists():
@@ -302,7 +302,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
     summary["kind"] = summary["method"].map(lambda label: kinds.get(label, label))
     summary["share"] = [_share(text, tokens / context) for text, tokens, context in _budgets(summary)]
     instrument = results_dir / "instrument.json"
-    spread = Spread(config.get("confidence", 0.95), config.get("bootstrap_resamples", 2000), config.get("seed", 0))
+    spread = Spread(RunConfig.confidence, RunConfig.bootstrap_resamples, config.get("seed", 0))
     return Results(
         profile=str(config.get("profile", results_dir.name)),
         config=config,

@@ -15,10 +15,10 @@ from longdecode.evals.analysis.declaration import load_declarations
 from longdecode.evals.analysis.measures import measures_table
 from longdecode.evals.analysis.query import Tables
 from longdecode.evals.analysis.tables import ANALYSIS_TABLES
-from longdecode.evals.common_window import with_common_windows
 from longdecode.evals.manifest import listed, require, seal
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record
+from longdecode.evals.run_config import RunConfig
 from longdecode.evals.storage import read_records, write_table
 from longdecode.evals.summary import Spread
 
@@ -40,12 +40,12 @@ def write_analysis(config_path: Path, results: Path, papers: Path) -> list[Path]
         PairError: two variants were scored on different prompts.
         QueryError: a claim names an unknown column.
     """
-    config = with_common_windows(yaml.safe_load(config_path.read_text(encoding="utf-8")) or {})
+    config = yaml.safe_load(config_path.read_text(encoding="utf-8")) or {}
     require(results, listed(results) - {results / name for name in ANALYSIS_TABLES})
     declared = load_declarations(papers)
     requests = [request for paper in declared.values() for request in paper.pairs]
     pools = {name: tasks for paper in declared.values() for name, tasks in paper.pools.items()}
-    spread = Spread(config.get("confidence", 0.95), config.get("bootstrap_resamples", 2000), config.get("seed", 0))
+    spread = Spread(RunConfig.confidence, RunConfig.bootstrap_resamples, config.get("seed", 0))
     records = [record for path in _files(config, results / "records") for record in read_records(path, Record)]
     paths = [results / name for name in ANALYSIS_TABLES]
     pilot = bool(config.get("pilot"))

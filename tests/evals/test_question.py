@@ -188,7 +188,6 @@ def test_the_key_makes_a_suite_of_each_protocol(config_values: dict[str, Any]) -
         ("math", {"question": "prompt"}, "suites.math.question: is 'prompt', but the suite math has no question"),
         ("pg19_long", {"question": ["decoded"]}, "pg19_long has no question"),
         ("longgenbench", {"question": "decoded"}, "longgenbench has no question"),
-        ("longbench_plain", {}, "is the suite longbench with `question: prompt` today"),
         ("longbench_prompt", {}, "is the suite longbench with `question: prompt`; write that"),
         ("passkey", {"question": "prompt", "tasks": ["passkey_depth_50_prompt"]}, "name: 'passkey_depth_50'"),
     ],

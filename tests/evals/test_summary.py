@@ -301,8 +301,6 @@ models: {tiny: {path: nowhere}}
 methods: {full: {}, quest: {}}
 budgets: [0.1]
 suites: {mini_longgen: {contexts: [2048], samples: 12}}
-confidence: 0.8
-bootstrap_resamples: 300
 """
 
 

@@ -23,6 +23,7 @@ from longdecode.evals.tuning_spec import (
     Trial,
     Tuned,
     TuningRecord,
+    TuningSpec,
     merge_tuning,
     read_tuning,
     write_tuning,
@@ -35,6 +36,13 @@ CONTEXT = 768
 TASKS = ["tuning_lookup_20"]
 
 
+@pytest.fixture(autouse=True)
+def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three settings a method, on tasks that Full need not solve."""
+    monkeypatch.setattr(TuningSpec, "settings", 3)
+    monkeypatch.setattr(TuningSpec, "full_min", 0.0)
+
+
 def values(**more: Any) -> dict[str, Any]:
     return {
         "profile": "trial", "device": "cpu", "dtype": "float32",
@@ -42,7 +50,7 @@ def values(**more: Any) -> dict[str, Any]:
         "methods": {"full": {}, "streaming": {}, "tidal": {}},
         "budgets": [0.25],
         "suites": {"mini_recall": {"contexts": [256], "samples": 1, "tasks": ["mini_recall_single"]}},
-        "tuning": {"settings": 3, "samples": 1, "contexts": [CONTEXT], "tasks": TASKS, "full_min": 0.0},
+        "tuning": {"samples": 1, "contexts": [CONTEXT], "tasks": TASKS},
     } | more  # fmt: skip
 
 
@@ -112,9 +120,11 @@ def test_a_knob_without_effect_stays_at_its_default(monkeypatch: pytest.MonkeyPa
     assert made.methods["streaming"].chosen == {"sinks": 4}
 
 
-def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(tmp_path: Path) -> None:
-    two = values()["tuning"] | {"settings": 2}
-    config = build_run_config(values(methods={"full": {}, "h2o": {}}, tuning=two), "run.yaml")
+def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TuningSpec, "settings", 2)
+    config = build_run_config(values(methods={"full": {}, "h2o": {}}), "run.yaml")
     path = tmp_path / "results" / "t.json"
     made = tuning.tune(config, "miniature", path)
     assert len(made.methods["h2o"].trials) == 2 and len(made.prompts) == 1 and made.left_out == ()
@@ -250,9 +260,12 @@ def test_a_missing_record_names_the_command(tmp_path: Path) -> None:
         require_fair(run)
 
 
-def test_nearness_to_full_tells_settings_apart_that_answer_nothing(tmp_path: Path) -> None:
+def test_nearness_to_full_tells_settings_apart_that_answer_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """StreamingLLM scores 0 on look-ups; here each setting has a score of its own, and Full has 1."""
-    chosen = {"settings": 2, "samples": 2, "contexts": [512], "tasks": ["tuning_story"], "budget": 0.1}
+    monkeypatch.setattr(TuningSpec, "settings", 2)
+    chosen = {"samples": 2, "contexts": [512], "tasks": ["tuning_story"], "budget": 0.1}
     config = build_run_config(values(methods={"full": {}, "streaming": {}}, tuning=chosen), "run.yaml")
     made = tuning.tune(config, "miniature", tmp_path / "t.json")
     assert made.full == {"tuning_story": 1.0} and len(made.prompts) == 2

@@ -50,7 +50,6 @@ CONFIG = {
     "methods": {"full": {}, "quest": {}},
     "budgets": [0.25, 0.5],
     "suites": {"mini_recall": {"contexts": [512], "samples": 12, "batch": 1, "tasks": ["mini_recall_single"]}},
-    "bootstrap_resamples": 100,
 }
 
 

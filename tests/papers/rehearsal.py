@@ -57,7 +57,7 @@ def runs() -> list[str]:
 def scaled(name: str) -> dict[str, Any]:
     """Return a run's configuration for a CPU: methods, models, suites and rules as they are, sizes cut down."""
     values: dict[str, Any] = copy.deepcopy(yaml.safe_load((PAPERS / f"{name}.yaml").read_text()))
-    values |= {"device": "cpu", "dtype": "float32", "bootstrap_resamples": 100}
+    values |= {"device": "cpu", "dtype": "float32"}
     values["budgets"] = _budgets(values["budgets"])
     tasks = {suite: run.tasks for suite, run in load_run_config(PAPERS / f"{name}.yaml").suites.items()}
     for suite, spec in values["suites"].items():
@@ -65,9 +65,8 @@ def scaled(name: str) -> dict[str, Any]:
         spec["contexts"] = [length] if len(spec["contexts"]) == 1 else [min(SHORT, length), length]
         spec["tasks"] = TASKS.get(suite) or list(tasks[suite][:1])
         spec |= {"samples": 1, "batch": 2}
-    if trainings := values.get("identification"):
-        short = {"contexts": [256, 320], "context_count": 2, "questions": 2, "passkey_words": 4, "steps": 2}
-        trainings["defaults"] |= short | {"sink": 4, "recent": 16}
+    for training in values.get("training", {}).values():
+        training |= {"contexts": [768], "steps": 2, "window": [4, 16]}
     if timed := values.get("throughput"):
         (spec,) = timed["decode"].values()
         spec |= {"contexts": [SHORT], "batches": [1], "budgets": [128], "rounds": 2, "steps": 1}

@@ -37,8 +37,6 @@ CONFIG: dict[str, Any] = {
         "mini_longgen": {"contexts": [2048, 8192], "samples": 8},
         "mini_book": {"contexts": [2048, 8192], "samples": 8},
     },
-    "confidence": 0.95,
-    "bootstrap_resamples": 300,
 }
 TASKS = {
     "mini_recall": {"mini_recall_single": 1, "mini_recall_two_hop": 2},

@@ -52,7 +52,7 @@ def test_pages_of_times_alone_score_nothing_and_need_no_gpu_here(snakemake: Any,
 
 
 def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_config: Any) -> None:
-    run = {"model": "random", "target_heads": 2, "contexts": [64]}
+    run = {"recipe": "hardkuma", "model": "random", "heads": 2, "contexts": [64]}
     methods = {
         "full": {},
         "lychee": {"params": {"roles": "results/trial/identification/random/kuma/roles.json"}},
@@ -62,7 +62,7 @@ def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_confi
     path = str(
         write_config(
             methods=methods,
-            identification={"runs": {"kuma": run, "other": run}},
+            training={"kuma": run, "other": run},
             device="cuda",
             throughput={"decode": DECODE},
             allow_untuned=True,
@@ -96,7 +96,7 @@ def test_a_profile_has_the_files_that_it_asks_for(profile: str) -> None:
     files = {suite: len(spec.contexts) if run.jobs == "context" else 1 for suite, spec in run.suites.items()}
     wanted = sum(files[suite] for label in run.methods for suite in run.suites_of(label)) * len(run.models)
     assert len(set(plan.records)) == len(plan.records) == wanted
-    assert len(plan.role_files) == len(run.identification.runs)
+    assert len(plan.role_files) == len(run.role_trainings)
     gates = plan.gate_files(run.methods)
     assert 1 < len(gates) <= len(run.methods)
     assert all(set(plan.gate_files([label])) <= set(gates) for label in run.methods)
@@ -115,7 +115,7 @@ def test_settings_change_with_what_the_records_depend_on(write_config: Any) -> N
 
     first = settings(plan())
     for changes, same in (
-        ({"confidence": 0.9}, (True, True, True)),
+        ({"pilot": True}, (True, True, True)),
         ({"seed": 1}, (False, False, False)),
         ({"budgets": [0.25]}, (False, True, False)),
         ({"methods": {"full": {}, "quest": {"params": {"page_size": 8}}}}, (False, False, False)),

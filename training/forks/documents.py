@@ -11,8 +11,8 @@ import numpy as np
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.file_lock import FileLock
-from longdecode.evals.adaptation_spec import AdaptationRun
 from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.evals.training_spec import ForkTraining
 
 _WAIT_SECONDS = 600.0
 
@@ -22,7 +22,7 @@ Maker = Callable[[random.Random, int, float], Document]
 """Make a document of a length, a look-up with a certain probability."""
 
 
-def makers(run: AdaptationRun, folder: Path, data: Mapping[str, Any], scratch: Path) -> tuple[Maker, Maker]:
+def makers(run: ForkTraining, folder: Path, data: Mapping[str, Any], scratch: Path) -> tuple[Maker, Maker]:
     """Return makers of training and of held-out documents.
 
     Args:

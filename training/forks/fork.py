@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from longdecode.engine.config_reader import read_config
 from longdecode.engine.model_config import ModelConfig
-from longdecode.evals.adaptation_spec import AdaptationRun
+from longdecode.evals.training_spec import ForkTraining
 from longdecode.kernels.importance import ImportanceWeights, token_importance
 from longdecode.kernels.sparse_training_attention import sparse_training_attention
 from longdecode.methods.importance_heads import ImportanceHeads
@@ -50,7 +50,7 @@ class ForkedAttention:
     and two trainings of one seed would end with other weights.
     """
 
-    def __init__(self, run: AdaptationRun, config: ModelConfig, device: torch.device):
+    def __init__(self, run: ForkTraining, config: ModelConfig, device: torch.device):
         self.method: SelectivePrefill | None = None
         self.heads: TrainedHeads | None = None
         self.watched: list[tuple[int, Tensor, Tensor]] | None = None
@@ -92,7 +92,7 @@ class ForkedAttention:
         return (whole * full).sum(dim=(0, 2)) / total, (free * full).sum(dim=(0, 2)) / total
 
 
-def load_fork(run: AdaptationRun, folder: Path, device: torch.device) -> tuple[Any, ForkedAttention]:
+def load_fork(run: ForkTraining, folder: Path, device: torch.device) -> tuple[Any, ForkedAttention]:
     """Return the peft model of a checkpoint, whose attention is the fork's; what is trained is float32.
 
     Args:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from longdecode.engine.errors import ConfigError, DataUnavailableError, Unsuppor
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.adaptation_spec import LocalitySpec
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.run_config import RunConfig
@@ -35,6 +35,18 @@ _DIGITS = 4
 STATISTICS = ("gamma", "gamma_free", "worst", "union")
 """Mean overlap of a step with the one before, over all blocks and over those not forced; its minimum; share of the
 blocks that all steps together read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalitySpec:
+    """Forced text that variants read on the models named; ``slots`` are sizes of a resident set in blocks."""
+
+    variants: Mapping[str, str]
+    context: int = 4096
+    steps: int = 1024
+    samples: int = 8
+    budget: int = 1024
+    slots: tuple[int, ...] = (64, 80, 96, 128)
 
 
 def columns(spec: LocalitySpec) -> tuple[str, ...]:
@@ -80,12 +92,12 @@ def measure_locality(config: RunConfig, output: Path, device: str | None = None)
         ConfigError: the configuration asks for none, or a label's method selects nothing.
         LongDecodeError: a model or its text cannot be loaded.
     """
-    spec = config.adaptation.locality
-    if spec is None:
-        raise ConfigError(f"{config.source}: no locality is configured (key 'adaptation.locality')")
+    if not config.locality:
+        raise ConfigError(f"{config.source}: no locality is configured (key 'locality')")
+    spec = LocalitySpec(config.locality)
     rows: list[list[Any]] = []
     with lease_gpu(resolve_device(device or config.device)) as target:
-        for label, model in spec.labels.items():
+        for label, model in spec.variants.items():
             folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
             decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
             method = get_method(config.methods[label].method).from_budget(

@@ -27,9 +27,9 @@ from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals import provenance
-from longdecode.evals.adaptation_spec import AdaptationRun
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
+from longdecode.evals.training_spec import ForkTraining
 from longdecode.training.files import load_state, save_state
 from longdecode.training.forks.artefacts import CURVE_COLUMNS, OVERLAP_COLUMNS, write_fork
 from longdecode.training.forks.documents import Document, Maker, makers
@@ -44,7 +44,7 @@ _EAGER_STEPS = 3
 class Trainer:
     """One fork in training: model, optimizer and history; ``fit`` goes on from where a state file left it."""
 
-    def __init__(self, run: AdaptationRun, folder: Path, device: torch.device):
+    def __init__(self, run: ForkTraining, folder: Path, device: torch.device):
         self.run, self.device = run, device
         self.model, self.fork = load_fork(run, folder, device)
         self.factors = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -199,7 +199,7 @@ class CapturedStep:
 
 
 def train_fork(
-    run: AdaptationRun, folder: Path, device: torch.device, output: Path, sources: tuple[Maker, Maker]
+    run: ForkTraining, folder: Path, device: torch.device, output: Path, sources: tuple[Maker, Maker]
 ) -> None:
     """Train one fork and write its adaptor, history and merged checkpoint to ``output``; see ``artefacts``."""
     output.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def run_planned(config: RunConfig, name: str, output: Path, device: str | None =
         ConfigError: there is no such fork; the message gives the nearest name.
         LongDecodeError: the model or its data cannot be loaded.
     """
-    runs = config.adaptation.runs
+    runs = config.fork_trainings
     if name not in runs:
         raise ConfigError(f"{config.source}: {unknown_name('fork', name, runs)}")
     run, model = runs[name], config.models[runs[name].model]
@@ -248,7 +248,7 @@ def _token_losses(head: Tensor, hidden: Tensor, wanted: Tensor) -> Tensor:
     return made
 
 
-def _prefetched(run: AdaptationRun, make: Maker, first: int) -> Iterator[tuple[int, list[Document]]]:
+def _prefetched(run: ForkTraining, make: Maker, first: int) -> Iterator[tuple[int, list[Document]]]:
     """Make each step's documents while the one before is trained on."""
 
     def documents(step: int) -> list[Document]:
@@ -273,8 +273,8 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         config = load_run_config(asked.config)
-        for name in asked.forks.split(",") if asked.forks else config.adaptation.runs:
-            model = config.adaptation.runs[name].model if name in config.adaptation.runs else ""
+        for name in asked.forks.split(",") if asked.forks else config.fork_trainings:
+            model = config.fork_trainings[name].model if name in config.fork_trainings else ""
             run_planned(config, name, Path("results") / config.profile / "forks" / model / name, asked.device)
     except LongDecodeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

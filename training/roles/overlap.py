@@ -19,7 +19,6 @@ from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Request
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.identification_spec import OverlapSpec
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
@@ -96,6 +95,19 @@ class OverlapProbe(AttentionMethod):
         return [empty.scatter(-1, order[..., :size], True) for size in self.sizes]
 
 
+@dataclass(frozen=True, slots=True)
+class OverlapSpec:
+    """One model, a generated task at some contexts, and sizes ``k`` of the sets that a step compares."""
+
+    model: str
+    contexts: tuple[int, ...]
+    k: tuple[int, ...] = (64, 256)
+    task: str = "mini_longgen_15"
+    samples: int = 4
+    steps: int = 16
+    seed: int = 0
+
+
 def overlap_rows(spec: OverlapSpec, decoder: Decoder, tokenizer: TextTokenizer) -> list[list[Any]]:
     """Rows in the order of ``COLUMNS``: one a context, size, upper layer and head; ``n`` counts (sample, step) pairs.
 
@@ -126,14 +138,15 @@ def measure_overlap(config: RunConfig, output: Path, device: str | None = None) 
         ConfigError: the configuration asks for none.
         LongDecodeError: as for ``overlap_rows``; or the model cannot be loaded.
     """
-    spec = config.identification.overlap
-    if spec is None:
-        raise ConfigError(f"{config.source}: no overlap is configured (key 'identification.overlap')")
+    if not config.overlap:
+        raise ConfigError(f"{config.source}: no overlap is configured (key 'overlap')")
     target = resolve_device(device or config.device)
-    model = config.models[spec.model]
-    folder = resolve_checkpoint(model.path, model.revision)
-    decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
-    write_csv(output, COLUMNS, overlap_rows(spec, decoder, load_tokenizer(folder)))
+    rows: list[list[Any]] = []
+    for name, contexts in config.overlap.items():
+        folder = resolve_checkpoint(config.models[name].path, config.models[name].revision)
+        decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
+        rows += overlap_rows(OverlapSpec(name, contexts), decoder, load_tokenizer(folder))
+    write_csv(output, COLUMNS, rows)
 
 
 def _rows(spec: OverlapSpec, context: int, probe: OverlapProbe) -> list[list[Any]]:

@@ -17,10 +17,10 @@ from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
-from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.evals.names import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.head_roles import RoleFile
 from longdecode.training.roles.artefacts import write_artefacts
 from longdecode.training.roles.data.sources import sample_source
@@ -29,7 +29,7 @@ from longdecode.training.roles.trainer import Trainer
 
 
 def train_roles(
-    run: IdentificationRun,
+    run: RoleTraining,
     folder: Path,
     device: torch.device,
     out_dir: Path,
@@ -97,7 +97,7 @@ def run_planned(config: RunConfig, name: str, out_dir: Path, device: str | None 
         ConfigError: there is no such run; the message gives the nearest name.
         LongDecodeError: as for ``train_roles``; or the model cannot be loaded.
     """
-    runs = config.identification.runs
+    runs = config.role_trainings
     if name not in runs:
         raise ConfigError(f"{config.source}: {unknown_name('identification run', name, runs)}")
     model = config.models[runs[name].model]
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     try:
         config = load_run_config(asked.config)
-        runs = config.identification.runs
+        runs = config.role_trainings
         for name in asked.runs.split(",") if asked.runs else runs:
             model = runs[name].model if name in runs else ""
             folder = (asked.out or Path("results") / config.profile / "identification" / model) / name

@@ -14,7 +14,7 @@ from torch import Tensor
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.kv_cache import DenseCache
-from longdecode.evals.identification_spec import IdentificationRun
+from longdecode.evals.training_spec import RoleTraining
 from longdecode.training.roles.data.batch import SampleSource, TargetBatch, context_lengths
 from longdecode.training.roles.gated_model import GatedModel
 from longdecode.training.roles.gates import GATES, HeadGates
@@ -45,7 +45,7 @@ class Trainer:
         ContextLimitError: a context is longer than the model's.
     """
 
-    def __init__(self, run: IdentificationRun, decoder: Decoder, source: SampleSource):
+    def __init__(self, run: RoleTraining, decoder: Decoder, source: SampleSource):
         _refuse(run, decoder)
         config = decoder.config
         self.run = run
@@ -166,7 +166,7 @@ def trapezoid(step: int, steps: int) -> float:
     return 0.1 + 0.9 * max(0.0, min(1.0, step / ramp, (steps - 1 - step) / ramp))
 
 
-def _refuse(run: IdentificationRun, decoder: Decoder) -> None:
+def _refuse(run: RoleTraining, decoder: Decoder) -> None:
     config = decoder.config
     fixed, heads = run.first_role_layer * config.num_kv_heads, config.num_layers * config.num_kv_heads
     if not fixed < run.target_heads < heads:
@@ -178,7 +178,7 @@ def _refuse(run: IdentificationRun, decoder: Decoder) -> None:
         raise ContextLimitError(f"run {run.name}: a context of {run.contexts[1]}; the limit is {config.max_positions}")
 
 
-def _report(run: IdentificationRun, row: list[float]) -> None:
+def _report(run: RoleTraining, row: list[float]) -> None:
     step, loss, distill, constraint, lagrange, _, expected, count, undecided, seconds = row
     print(
         f"{run.name} {step + 1}/{run.steps}  loss {loss:.4g}  distill {distill:.4g}  constraint {constraint:.3f}  "

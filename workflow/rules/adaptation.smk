@@ -38,7 +38,7 @@ if PLAN.locality:
             models=sorted(
                 {
                     path
-                    for model in RUN.adaptation.locality.labels.values()
+                    for model in RUN.locality.values()
                     for path in PLAN.model_files(model)
                 }
             ),
@@ -53,7 +53,7 @@ if PLAN.locality:
             gpu=PLAN.gpus,
             torch_threads=torch_threads,
         params:
-            settings=repr(RUN.adaptation.locality),
+            settings=repr(RUN.locality),
             code=PLAN.adaptation_code,
         script:
             "../scripts/measure_locality.py"

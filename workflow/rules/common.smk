@@ -111,5 +111,5 @@ wildcard_constraints:
     label=one_of(RUN.methods),
     method=one_of(PLAN.tuned_methods),
     model=one_of(RUN.models),
-    role_run=one_of(RUN.identification.runs),
-    fork=one_of(RUN.adaptation.runs),
+    role_run=one_of(RUN.role_trainings),
+    fork=one_of(RUN.fork_trainings),

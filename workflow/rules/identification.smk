@@ -35,7 +35,7 @@ if PLAN.overlap:
     rule overlap:
         """Overlap of adjacent layers' top tokens, head by head."""
         input:
-            model=PLAN.model_files(RUN.identification.overlap.model),
+            model=[path for model in RUN.overlap for path in PLAN.model_files(model)],
         output:
             PLAN.overlap[0],
         log:
@@ -47,7 +47,7 @@ if PLAN.overlap:
             gpu=PLAN.gpus,
             torch_threads=torch_threads,
         params:
-            settings=repr(RUN.identification.overlap),
+            settings=repr(RUN.overlap),
             code=PLAN.identification_code,
         script:
             "../scripts/measure_overlap.py"

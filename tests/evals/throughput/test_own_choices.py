@@ -196,11 +196,11 @@ def test_a_fork_that_another_run_is_to_train_is_asked_for_by_the_jobs_that_need_
     """The committed run plans its other jobs and its pages without; a path that is no fork's is refused at once."""
     monkeypatch.chdir(ROOT)
     text = (ROOT / "config/offload.yaml").read_text(encoding="utf-8")
-    values = yaml.safe_load(text.replace("results/nosa-long/", "results/absent/"))
+    values = yaml.safe_load(text.replace("results/nosa/", "results/absent/"))
     run = build_run_config(values | {"device": "cpu"}, "test")
     plan = Plan(run, ROOT)
     gone = {path for path in plan.timed_files("own_choices") if path.startswith("results/absent/forks/")}
-    assert {Path(path).parts[4] for path in gone} == {"full", "infllm2", "nosa"}
+    assert {Path(path).parts[4] for path in gone} == {"full_long", "infllm2_long", "nosa_long"}
     assert not plan.timed_files("equal_memory") and gone <= set(plan.made)
     look(run, plan.made)
     values["models"]["fork-nosa"] = {"path": "results/absent/fork/nosa/model"}

@@ -10,11 +10,10 @@ import torch
 
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import random_decoder
-from longdecode.evals.adaptation_spec import LocalitySpec
 from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
-from longdecode.training.forks.locality import columns, locality_rows, record
+from longdecode.training.forks.locality import LocalitySpec, columns, locality_rows, record
 from longdecode.training.forks.traces import EMPTY, Trace
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from longdecode.engine.errors import CheckpointError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.adaptation_spec import AdaptationRun
+from longdecode.evals.training_spec import ForkTraining
 from longdecode.methods.nosa.method import Nosa
 from longdecode.methods.registry import get_method
 from longdecode.training.forks import train as training
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 SHAPE = MiniatureShape(
     hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16
 )
-RUN = AdaptationRun(
+RUN = ForkTraining(
     "nosa", "tiny", "nosa", data="miniature", budget=64, length=256, rows=2, steps=6, lr=4e-3, rank=4, warmup=2,
     log_every=2, held_out=1,
 )  # fmt: skip

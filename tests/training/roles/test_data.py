@@ -14,8 +14,8 @@ import torch
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
+from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.registry import get_method
 from longdecode.training.miniature.tokenizer import byte_tokenizer
 from longdecode.training.roles.data.batch import context_lengths
@@ -24,7 +24,7 @@ from longdecode.training.roles.data.miniature import MiniPasskey, MiniTwoHop
 from longdecode.training.roles.data.passkey import NATO, Passkey, book_haystack, generated_haystack
 from longdecode.training.roles.data.sources import sample_source
 
-RUN = IdentificationRun("r", "tiny", 4, (256, 512), steps=2)
+RUN = RoleTraining("r", "tiny", 4, (256, 512), steps=2)
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,9 @@ import torch
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.identification_spec import OverlapSpec
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.tokenizing import load_tokenizer
-from longdecode.training.roles.overlap import COLUMNS, OverlapProbe, measure_overlap, overlap_rows
+from longdecode.training.roles.overlap import COLUMNS, OverlapProbe, OverlapSpec, measure_overlap, overlap_rows
 
 RUN = {
     "profile": "t",
@@ -61,25 +60,20 @@ def test_overlap_equals_that_of_attention_weights(
 
 
 def test_rows_name_every_head_of_every_upper_layer(byte_model: Path, tmp_path: Path) -> None:
-    config = build_run_config(
-        RUN
-        | {
-            "profile": "t",
-            "device": "cpu",
-            "models": {"tiny": {"path": str(byte_model)}},
-            "identification": {
-                "overlap": {"model": "tiny", "contexts": [512, 600], "k": [16, 32], "samples": 2, "steps": 3}
-            },
-        },
-        "c.yaml",
-    )
-    measure_overlap(config, tmp_path / "overlap.csv")
-    lines = [line.split(",") for line in (tmp_path / "overlap.csv").read_text().splitlines()]
-    assert tuple(lines[0]) == COLUMNS and len(lines) == 1 + 2 * 2 * 2 * (2 + 4)
-    places = {(line[2], line[3], line[4], line[5], line[6]) for line in lines[1:]}
-    assert len(places) == len(lines) - 1 and ("600", "32", "2", "query", "3") in places
+    decoder, tokenizer = load_decoder(byte_model, device="cpu", dtype=torch.float32), load_tokenizer(byte_model)
+    rows = overlap_rows(OverlapSpec("tiny", (512, 600), (16, 32), samples=2, steps=3), decoder, tokenizer)
+    assert all(len(row) == len(COLUMNS) for row in rows) and len(rows) == 2 * 2 * 2 * (2 + 4)
+    places = {tuple(row[2:7]) for row in rows}
+    assert len(places) == len(rows) and (600, 32, 2, "query", 3) in places
     # One token is forced behind the prompt and three are generated, the last of which is never fed.
-    assert all(0 <= float(line[7]) <= 1 and line[8] == "6" for line in lines[1:])
+    assert all(0 <= row[7] <= 1 and row[8] == 6 for row in rows)
+
+
+def test_a_run_writes_the_overlap_of_its_models(byte_model: Path, tmp_path: Path) -> None:
+    about = {"device": "cpu", "models": {"tiny": {"path": str(byte_model)}}, "overlap": {"tiny": [1024]}}
+    measure_overlap(build_run_config(RUN | about, "c.yaml"), tmp_path / "overlap.csv")
+    head, *lines = (tmp_path / "overlap.csv").read_text().splitlines()
+    assert tuple(head.split(",")) == COLUMNS and {line.split(",")[3] for line in lines} == {"64", "256"}
 
 
 def test_sets_larger_than_the_prompt_are_refused(byte_model: Path) -> None:

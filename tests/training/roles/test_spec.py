@@ -1,4 +1,4 @@
-"""The configuration's section: defaults shared, overridden and derived; wrong entries refused with the nearest name."""
+"""The key ``training``: a recipe with sizes and seeds; wrong entries refused with the nearest name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.identification_spec import IdentificationRun, IdentificationSpec
-from longdecode.evals.run_config import build_run_config
+from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.training_spec import RoleTraining
 
 RUN = {
     "profile": "p",
@@ -22,79 +22,63 @@ RUN = {
     "budgets": [0.5],
     "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
 }
-DEFAULTS = {"model": "tiny", "target_heads": 6, "contexts": [256, 512]}
+ROLES = {"recipe": "hardkuma", "model": "tiny", "heads": 6, "contexts": [256, 512]}
 
 
-def read(values: dict[str, Any]) -> IdentificationSpec:
-    return build_run_config(RUN | {"identification": values}, "config.yaml").identification
+def read(**training: dict[str, Any]) -> RunConfig:
+    return build_run_config(RUN | {"training": training}, "config.yaml")
 
 
-def test_defaults_are_shared_and_overridden() -> None:
+def test_a_recipe_brings_its_parts_and_an_entry_its_sizes() -> None:
     runs = read(
-        {
-            "defaults": DEFAULTS | {"steps": 60},
-            "runs": {
-                "kuma": {"seed": 3},
-                "code": {"objective": "code", "inherit": "previous_layer", "selection": "code", "model": "other"},
-                "duo": {"kind": "direct", "objective": "l1", "sparse": "streaming"},
-                "long": {"steps": 3000, "contexts": [300], "lambda_lr": 0.5, "lr": 0.03},
-            },
-        }
-    ).runs
-    kuma, code, duo, long = (runs[name] for name in ("kuma", "code", "duo", "long"))
-    assert (kuma.seed, kuma.steps, kuma.contexts, kuma.target_heads) == (3, 60, (256, 512), 6)
+        kuma=ROLES | {"seeds": [0, 3], "steps": 60, "window": [4, 12]},
+        code=ROLES | {"recipe": "hardkuma_released", "model": "other"},
+        duo=ROLES | {"recipe": "duo"},
+        long=ROLES | {"contexts": [300], "lr": 0.03},
+        nosa={"recipe": "nosa_dma_head", "model": "tiny", "contexts": [512], "batch": 1, "seeds": [1]},
+    )
+    assert list(runs.role_trainings) == ["kuma0", "kuma3", "code", "duo", "long"]
+    kuma, code, duo, long = (runs.role_trainings[name] for name in ("kuma3", "code", "duo", "long"))
+    assert (kuma.name, kuma.seed, kuma.steps, kuma.contexts, kuma.target_heads) == ("kuma3", 3, 60, (256, 512), 6)
+    assert (kuma.sink, kuma.recent, code.sink, code.recent) == (4, 12, 128, 256)
     assert (kuma.gate_rate, kuma.lagrange_rate(40, 16), kuma.role_kind) == (0.01, 6.25 / 60, "hardkuma")
     assert (kuma.first_role_layer, kuma.first_counted_layer) == (1, 1)
     assert (code.model, code.lagrange_rate(8, 2), code.first_role_layer, code.first_counted_layer) == (
-        "other",
-        0.001,
-        1,
-        0,
-    )
+        "other", 0.001, 1, 0,
+    )  # fmt: skip
     assert (duo.role_kind, duo.gate_rate, duo.first_role_layer, duo.first_counted_layer) == ("duo", 0.02, 0, 0)
-    assert (long.contexts, long.lagrange_rate(8, 2), long.gate_rate) == ((300, 300), 0.5, 0.03)
-
-
-def test_nothing_configured_is_nothing_to_do() -> None:
-    assert read({}) == build_run_config(RUN, "config.yaml").identification == IdentificationSpec()
+    assert (long.contexts, long.gate_rate) == ((300, 300), 0.03)
+    (fork,) = runs.fork_trainings.values()
+    assert (fork.name, fork.attention, fork.head, fork.seed) == ("nosa1", "nosa", "dma", 1)
+    assert (fork.length, fork.budget, fork.rows, fork.steps, fork.log_every) == (512, 128, 1, 600, 60)
+    assert not read().role_trainings and not read().fork_trainings
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stpes": 10}, r"identification\.runs\.a\.stpes: unknown setting 'stpes'; nearest valid name: 'steps'"),
-        ({"kind": "hardkumo"}, "unknown kind 'hardkumo'; nearest valid name: 'hardkuma'"),
+        ({"stpes": 10}, r"training\.a\.stpes: unknown key 'stpes'; nearest valid name: 'steps'"),
+        ({"recipe": "hardkumo"}, "unknown recipe 'hardkumo'; nearest valid name: 'hardkuma'"),
         ({"model": "tinny"}, "unknown model 'tinny'; nearest valid name: 'tiny'"),
         ({"data": "passkeys"}, "nearest valid name: 'passkey'"),
+        ({"data": "books"}, "unknown data of hardkuma 'books'"),
         ({"contexts": [512, 256]}, "the shortest and the longest"),
         ({"ratio": 1.5}, "less than or equal to 1"),
-        ({"layer0_gates": 1}, "boolean"),
+        ({"heads": None}, r"training\.a\.heads: is missing"),
         ({"data": "hotpotqa", "batch": 4}, "differ in length"),
-        ({"kind": "direct"}, "no P"),
-        ({"objective": "l1"}, "kind 'direct'"),
-        ({"kind": "direct", "objective": "l1", "sparse": "streaming", "selection": "code"}, "select nothing"),
+        ({"seeds": [1, 1]}, "twice"),
+        ({"recipe": "nosa"}, r"training\.a\.heads: is a setting of head roles; nosa has none"),
+        ({"recipe": "nosa", "heads": None}, "a fork has one length"),
     ],
 )
-def test_wrong_runs_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_wrong_trainings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        read({"runs": {"a": DEFAULTS | changes}})
-    assert str(raised.value).startswith("config.yaml: identification.runs.a")
-
-
-def test_wrong_overlap_is_refused() -> None:
-    good = {"model": "tiny", "contexts": [512], "k": [32]}
-    assert read({"overlap": good}).overlap.task == "mini_longgen_15"
-    for changes, message in (
-        ({"k": [512]}, "fewer than the shortest context"),
-        ({"task": "mini_longgen_16"}, "nearest valid name: 'mini_longgen_15'"),
-        ({"sample": 3}, "nearest valid name: 'samples'"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            read({"overlap": good | changes})
+        read(a=ROLES | changes)
+    assert str(raised.value).startswith("config.yaml: training.a")
 
 
 def test_reading_a_configuration_does_not_import_torch() -> None:
-    code = "import sys, longdecode.evals.identification_spec; sys.exit('torch' in sys.modules)"
+    code = "import sys, longdecode.evals.training_spec; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -103,4 +87,4 @@ def test_every_setting_is_documented() -> None:
     page = page.partition("## Head roles")[2].partition("## Draft heads")[0]
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert documented == {item.name for item in fields(IdentificationRun)} - {"name"}
+    assert documented == {item.name for item in fields(RoleTraining)} - {"name"}

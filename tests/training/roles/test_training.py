@@ -12,7 +12,7 @@ import torch
 
 from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.identification_spec import IdentificationRun
+from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.head_roles import read_role_file, resolve_roles
 from longdecode.training.roles.artefacts import CURVE_COLUMNS, FILES, GATE_COLUMNS
 from longdecode.training.roles.data.miniature import MiniPasskey
@@ -21,7 +21,7 @@ from longdecode.training.roles.train import main, train_roles
 from longdecode.training.roles.trainer import Trainer
 
 CPU = torch.device("cpu")
-RUN = IdentificationRun(
+RUN = RoleTraining(
     "r", "tiny", 4, (128, 160), steps=6, batch=2, context_count=2, questions=2, ratio=0.1, sink=2, recent=4, lr=0.1,
     log_every=2,
 )  # fmt: skip
@@ -44,7 +44,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("run", KINDS.values(), ids=KINDS)
-def test_a_run_writes_its_artefacts(run: IdentificationRun, byte_model: Path, tmp_path: Path) -> None:
+def test_a_run_writes_its_artefacts(run: RoleTraining, byte_model: Path, tmp_path: Path) -> None:
     (tmp_path / "hotpot.json").write_text(json.dumps([HOTPOT] * 8), encoding="utf-8")
     train_roles(run, byte_model, CPU, tmp_path / "out", data={"hotpotqa": tmp_path / "hotpot.json"})
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
@@ -68,7 +68,7 @@ def test_a_run_writes_its_artefacts(run: IdentificationRun, byte_model: Path, tm
     assert about["heads"]["stored"] == 4 and about["settings"]["steps"] == 6 and about["seed"] == 0
 
 
-def scores(run: IdentificationRun, folder: Path) -> torch.Tensor:
+def scores(run: RoleTraining, folder: Path) -> torch.Tensor:
     trainer = Trainer(run, load_decoder(folder, device=CPU, dtype=torch.float32), MiniPasskey(run.questions))
     trainer.fit()
     return trainer.gates.score()
@@ -122,14 +122,14 @@ def test_the_command_line_trains_named_runs(
     config.write_text(
         f"profile: t\ndevice: cpu\nmodels: {{tiny: {{path: {byte_model}}}}}\n"
         "methods: {full: {}}\nbudgets: [0.5]\nsuites: {mini_recall: {contexts: [256], samples: 1}}\n"
-        "identification:\n  defaults: {model: tiny, target_heads: 4, contexts: [128], steps: 2, questions: 2, "
-        "ratio: 0.1, sink: 2, recent: 4}\n  runs: {a: {}, b: {seed: 1}}\n",
+        "training: {a: {recipe: hardkuma, model: tiny, heads: 4, contexts: [384], steps: 2, ratio: 0.1, "
+        "window: [2, 4], seeds: [0, 1]}}\n",
         encoding="utf-8",
     )
     out = tmp_path / "roles"
-    assert main(["--config", str(config), "--runs", "b", "--out", str(out)]) == 0
-    assert (out / "b" / "roles.json").is_file() and not (out / "a").exists()
+    assert main(["--config", str(config), "--runs", "a1", "--out", str(out)]) == 0
+    assert (out / "a1" / "roles.json").is_file() and not (out / "a0").exists()
     shown = capsys.readouterr()
-    assert "b 2/2" in shown.err and str(out / "b" / "roles.json") in shown.out
-    assert main(["--config", str(config), "--runs", "bb", "--out", str(out)]) == 1
-    assert "unknown identification run 'bb'; nearest valid name: 'b'" in capsys.readouterr().err
+    assert "a1 2/2" in shown.err and str(out / "a1" / "roles.json") in shown.out
+    assert main(["--config", str(config), "--runs", "a2", "--out", str(out)]) == 1
+    assert "unknown identification run 'a2'; nearest valid name: 'a1'" in capsys.readouterr().err

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals.identification_spec import IdentificationRun
 from longdecode.evals.tokenizing import TextTokenizer
+from longdecode.evals.training_spec import RoleTraining
 from longdecode.training.miniature.books import book_folder
 from longdecode.training.roles.data.batch import SampleSource
 from longdecode.training.roles.data.hotpotqa import FETCH, HotpotQA, read_hotpotqa, without_closed_book
@@ -17,7 +17,7 @@ from longdecode.training.roles.data.passkey import Passkey, book_haystack, gener
 
 
 def sample_source(
-    run: IdentificationRun, decoder: Decoder, tokenizer: TextTokenizer, data: Mapping[str, Path | None]
+    run: RoleTraining, decoder: Decoder, tokenizer: TextTokenizer, data: Mapping[str, Path | None]
 ) -> SampleSource:
     """Return the samples that a run trains on.
 

@@ -1,0 +1,222 @@
+"""Trainings of a run: the ``training`` key of a configuration names a recipe, a model, sizes and seeds.
+
+A recipe learns head roles or continues a checkpoint with sparse attention. What the recipes of one paper share stands
+in their dataclass, not in configurations; ``docs/models.md`` and ``docs/reproduction-nosa.md`` explain it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from longdecode.evals import config_values as typed
+
+BATCHED_DATA = ("mini_passkey", "mini_two_hop")
+"""Data whose samples of one context length are equally long, so that several fit one step."""
+PAPER_RATE = 2.5
+"""Factor in the multiplier's default rate; see ``RoleTraining.lagrange_rate``."""
+ROLE_DATA, FORK_LENGTH, FORK_STEPS = "mini_passkey", 4096, 600
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTraining:
+    """One training of head roles; ``docs/models.md`` explains every setting.
+
+    ``target_heads`` counts all retrieval heads, layer 0's included; ``contexts`` are the shortest and longest, of
+    which ``context_count`` evenly spaced ones are used. ``lr`` and ``lambda_lr`` left out are those of the gate's kind
+    and of the objective; ``layer0_gates`` left out is true with the objective ``code`` alone.
+    """
+
+    name: str
+    model: str
+    target_heads: int
+    contexts: tuple[int, int]
+    kind: str = "hardkuma"
+    data: str = ROLE_DATA
+    objective: str = "paper"
+    inherit: Literal["chain", "previous_layer"] = "chain"
+    sparse: Literal["inherited", "streaming"] = "inherited"
+    selection: Literal["causal", "code"] = "causal"
+    layer0_gates: bool | None = None
+    seed: int = 0
+    steps: int = 3000
+    batch: int = 1
+    context_count: int = 50
+    questions: int = 10
+    passkey_words: int = 32
+    haystack: str = "generated"
+    ratio: float = 0.3
+    sink: int = 128
+    recent: int = 256
+    lr: float | None = None
+    lambda_lr: float | None = None
+    l1: float = 0.05
+    log_every: int = 10
+
+    @property
+    def gate_rate(self) -> float:
+        """The learning rate of the gates: DuoAttention's for ``direct``, LycheeDecode's for the others."""
+        return self.lr if self.lr is not None else {"direct": 0.02}.get(self.kind, 0.01)
+
+    def lagrange_rate(self, gates: int, target: int) -> float:
+        """Return the multiplier's rate: ``lambda_lr``; else 0.001 for ``code``, as released, and 2.5 n / (N steps).
+
+        The last, for ``paper``, was found by trying on the miniature. The product of rate and steps decides: a much
+        smaller one saturates more heads at 1 than wanted, where nothing ranks them; a larger one leaves fewer than
+        wanted, which still ranks the others by when they closed.
+
+        Args:
+            gates: ``n``, how many the constraint counts.
+            target: ``N``, how many of them may be on.
+        """
+        if self.lambda_lr is not None:
+            return self.lambda_lr
+        return 0.001 if self.objective == "code" else PAPER_RATE * gates / (target * self.steps)
+
+    @property
+    def role_kind(self) -> str:
+        """The kind that role files state: ``duo`` where the heads that do not retrieve stream."""
+        return "duo" if self.kind == "direct" and self.sparse == "streaming" else self.kind
+
+    @property
+    def first_role_layer(self) -> int:
+        """The lowest layer whose roles are learned: layer 0 always retrieves, unless the other heads stream."""
+        return 0 if self.sparse == "streaming" else 1
+
+    @property
+    def first_counted_layer(self) -> int:
+        """The lowest layer whose gates the constraint counts; the released code counts layer 0's unused ones too."""
+        counts = self.objective == "code" if self.layer0_gates is None else self.layer0_gates
+        return 0 if counts else self.first_role_layer
+
+
+@dataclass(frozen=True, slots=True)
+class ForkTraining:
+    """One fork of a dense checkpoint, continued with one kind of attention; ``docs/reproduction-nosa.md`` explains it.
+
+    ``head`` is the form of the importance: ``ed_dma``, ``dma`` (its exponential) or ``s_dma`` (a sigmoid). Importance
+    heads learn at ``importance_factor`` times ``lr``. ``lookups`` is the share of look-up documents, the others are
+    books. ``length`` is in tokens, four times the budget, as in the paper.
+    """
+
+    name: str
+    model: str
+    attention: str
+    head: str = "ed_dma"
+    data: str = "books"
+    budget: int = 1024
+    length: int = FORK_LENGTH
+    rows: int = 2
+    steps: int = FORK_STEPS
+    lr: float = 8e-4
+    importance_factor: float = 4.0
+    scale_init: float = 0.1
+    lookups: float = 0.5
+    rank: int = 16
+    warmup: int = 20
+    seed: int = 0
+    log_every: int = 60
+    held_out: int = 4
+
+
+ROLE_RECIPES: Mapping[str, Mapping[str, str]] = {
+    "hardkuma": {},
+    "hardkuma_released": {"objective": "code", "inherit": "previous_layer", "selection": "code"},
+    "hard_concrete": {"kind": "hard_concrete"},
+    "direct": {"kind": "direct", "objective": "l1"},
+    "duo": {"kind": "direct", "objective": "l1", "sparse": "streaming"},
+}
+"""LycheeDecode's gates as its paper has them and as its code has them, two ablations, DuoAttention's heads."""
+FORK_RECIPES: Mapping[str, Mapping[str, str]] = {
+    "full": {"attention": "full"},
+    "infllm2": {"attention": "infllm2"},
+    "dma": {"attention": "dma"},
+    "nosa": {"attention": "nosa"},
+    "nosa_dma_head": {"attention": "nosa", "head": "dma"},
+    "nosa_s_dma_head": {"attention": "nosa", "head": "s_dma"},
+}
+"""Dense training on the same documents, each kind of attention, and two other forms of NOSA's importance."""
+Recipe = Literal[
+    "hardkuma", "hardkuma_released", "hard_concrete", "direct", "duo",
+    "full", "infllm2", "dma", "nosa", "nosa_dma_head", "nosa_s_dma_head",
+]  # fmt: skip
+Data = Literal["mini_passkey", "mini_two_hop", "passkey", "hotpotqa", "books", "miniature"]
+FORK_DATA: tuple[Data, ...] = ("books", "miniature")
+_CALLED = {"heads": "target_heads"}
+_CALLED_OF_FORKS = {"batch": "rows"}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSpec:
+    """One entry of ``training``; what is left out is the recipe's own.
+
+    ``contexts`` are the shortest and longest of head roles, and the one length of a fork. ``heads`` are those that
+    retrieve, ``ratio`` and ``window`` (sinks, recent tokens) what the others read while roles are learned.
+    Several ``seeds`` are as many trainings: ``NAME0``, ``NAME1`` and so on; without any, ``NAME`` with seed 0.
+    """
+
+    recipe: Recipe
+    model: typed.Text
+    seeds: Annotated[tuple[typed.Whole, ...], typed.Distinct] = ()
+    steps: typed.Count | None = None
+    contexts: typed.Contexts | None = None
+    data: Data | None = None
+    heads: typed.Count | None = None
+    batch: typed.Count | None = None
+    lr: Annotated[float, Field(strict=True, gt=0, le=100)] | None = None
+    ratio: typed.Share | None = None
+    window: tuple[typed.Whole, typed.Count] | None = None
+
+    @property
+    def is_fork(self) -> bool:
+        """True where the training makes a checkpoint, false where it makes head roles."""
+        return self.recipe in FORK_RECIPES
+
+    def trainings(self, name: str) -> dict[str, Any]:
+        """Return the trainings of the entry by their names, one a seed."""
+        one = self._fork(name) if self.is_fork else self._roles(name)
+        return {f"{name}{seed}": replace(one, name=f"{name}{seed}", seed=seed) for seed in self.seeds} or {name: one}
+
+    def _given(self, *left_out: str, called: Mapping[str, str]) -> dict[str, Any]:
+        """Return what the entry says under the names that the training has for it."""
+        names = [item.name for item in fields(self) if item.name not in ("recipe", "seeds", *left_out)]
+        return {called.get(name, name): value for name in names if (value := getattr(self, name)) is not None}
+
+    def _roles(self, name: str) -> RoleTraining:
+        given = self._given("window", "contexts", called=_CALLED)
+        shortest, *longer = self.contexts or ()
+        sizes = {"sink": self.window[0], "recent": self.window[1]} if self.window else {}
+        ends = (shortest, longer[0] if longer else shortest)
+        return RoleTraining(name=name, contexts=ends, **{**ROLE_RECIPES[self.recipe], **given, **sizes})
+
+    def _fork(self, name: str) -> ForkTraining:
+        given = self._given("contexts", called=_CALLED_OF_FORKS)
+        length = self.contexts[0] if self.contexts else FORK_LENGTH
+        steps = given.get("steps", FORK_STEPS)
+        sizes = {"length": length, "budget": length // 4, "log_every": max(1, steps // 10)}
+        return ForkTraining(name=name, **{**FORK_RECIPES[self.recipe], **given, **sizes})
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainingSpec:
+        """Refuse settings that the recipe does not have, and settings that exclude each other."""
+        own_data = [data for data in get_args(Data) if (data in FORK_DATA) == self.is_fork]
+        if self.data is not None:
+            typed.require_known(f"data of {self.recipe}", [self.data], own_data, "data")
+        if self.is_fork:
+            for key in ("heads", "ratio", "window"):
+                if getattr(self, key) is not None:
+                    raise typed.wrong(f"is a setting of head roles; {self.recipe} has none", key)
+            if self.contexts is not None and len(self.contexts) > 1:
+                raise typed.wrong(f"is {list(self.contexts)}; a fork has one length", "contexts")
+            return self
+        if self.heads is None or self.contexts is None:
+            raise typed.wrong("is missing; head roles need it", "heads" if self.heads is None else "contexts")
+        if len(self.contexts) > 2 or sorted(self.contexts) != list(self.contexts):
+            raise typed.wrong(f"is {list(self.contexts)}; the shortest and the longest are needed", "contexts")
+        data = self.data or ROLE_DATA
+        if (self.batch or 1) > 1 and data not in BATCHED_DATA:
+            raise typed.wrong(f"is {self.batch}; samples of {data} differ in length, so only 1 is possible", "batch")
+        return self
