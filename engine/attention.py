@@ -106,6 +106,13 @@ class AttentionMethod(ABC):
         dense, heads = self.dense_layers(), frozenset(range(self.config.num_kv_heads))
         return tuple(heads if layer in dense else frozenset() for layer in range(self.config.num_layers))
 
+    def budget_of(self, layer: int, context_tokens: int) -> int | None:
+        """Return the mean budget of a layer's governed KV heads at this context; ``None`` for the declared one.
+
+        Layers and heads may differ. Over all that the budget governs, the mean is the declared budget at most.
+        """
+        return None
+
     @property
     def correction(self) -> Correction | None:
         """Return what the generation does to the cache every few steps; the default is nothing.
@@ -156,7 +163,7 @@ class AttentionMethod(ABC):
         return None
 
     def observers(self) -> tuple[PrefillObserver, ...]:
-        """Return what must see the queries and keys of the prefill."""
+        """Return what must see the queries, keys and values of the prefill."""
         return ()
 
     @property
@@ -193,7 +200,8 @@ class AttentionMethod(ABC):
             keys: ``[B, Hkv, S, D]``; the slot of a token is its position.
             values: ``[B, Hkv, S, D]``.
             lengths: ``[B]`` int64, tokens of each row.
-            observed: by observer key, what was kept of this layer.
+            observed: by observer key, what was kept of this layer. The cache stands at ``lengths`` already; a method
+                that keeps fewer tokens says so to its cache.
         """
         cache.fill_layer(layer, keys, values, lengths)
 
@@ -210,10 +218,10 @@ class AttentionMethod(ABC):
         cache = self.make_cache(dense.shape)
         if cache is None:
             return self.decode_in(dense.clone() if keep_prompt else dense)
+        cache.stand_at(dense.lengths)
         for layer in range(self.config.num_layers):
             seen = {key: layers[layer] for key, layers in prompt.observed.items()}
             self.keep_layer(cache, layer, dense.keys(layer), dense.values(layer), dense.lengths, seen)
-        cache.stand_at(dense.lengths)
         return self.decode_in(cache)
 
     def decode_in(self, cache: KVCache) -> DecodeState:

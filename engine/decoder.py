@@ -132,7 +132,7 @@ class Decoder:
         normed, residual = add_rms_norm(delta, residual, layer.input_norm, config.rms_norm_eps)
         heads = linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
-        return BlockHeads(q, k, v, cos, sin, layer.q_norm, layer.k_norm, config.rms_norm_eps), residual
+        return BlockHeads(q, k, v, cos, sin, layer.q_norm, layer.k_norm, config.rms_norm_eps, normed), residual
 
     def _early_queries(self, index: int, residual: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return the rotated queries ``[B, Hq, T, D]`` that a layer would have if the one before it added nothing.

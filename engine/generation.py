@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -76,7 +76,8 @@ class Generator:
     def decode(self, prompt: Prompt, method: AttentionMethod, *, keep_prompt: bool = True) -> list[Completion]:
         """Continue every row of a prefilled batch.
 
-        The decode time covers the steps alone, not the copying of the cache nor a graph's capture.
+        The decode time covers the steps alone, not what comes before them nor a graph's capture. A dense prompt is
+        decoded in its own cache, which holds it as before afterwards: no copy of the cache is made.
 
         Args:
             keep_prompt: leave the prompt as it was, so that another method can decode it.
@@ -92,12 +93,15 @@ class Generator:
         capacity = prompt.cache.shape.capacity
         if capacity < (need := _capacity(prompt.requests, (method,))):
             raise ConfigError(f"{method.name} needs {need} slots a row, the prompt was prefilled with {capacity}")
-        with memory_guard(device, prompt.cache.batch, capacity):
+        dense = prompt.cache if isinstance(prompt.cache, DenseCache) else None
+        returned = dense.lent() if dense is not None and keep_prompt else nullcontext()
+        with memory_guard(device, prompt.cache.batch, capacity), returned:
             steps = max(request.continuation_tokens for request in prompt.requests) - 1
             graph = self.wants_graph(steps)
             if graph:
                 self._warm_up(prompt, method, steps, keep_prompt)
-            stepper = make_stepper(self.decoder, self.sampling, prompt, method, keep_prompt=keep_prompt)
+            copied = keep_prompt and dense is None
+            stepper = make_stepper(self.decoder, self.sampling, prompt, method, keep_prompt=copied)
             works = stepper.works(steps)
             advance = stepper.plan(tuple(capture(work, device) for work in works) if graph else works, steps)
             may_end_early = stepper.sequences.can_stop or isinstance(stepper, SpeculativeStepper)
@@ -130,24 +134,28 @@ class Generator:
     def _warm_up(self, prompt: Prompt, method: AttentionMethod, steps: int, keep_prompt: bool) -> None:
         """Run each kind of work on a scratch stepper on a side stream, as graph capture asks for.
 
-        A prompt that may be taken over is not copied where each step can be taken back, least of all in host memory.
+        A dense prompt is worked on and put back; another that may be taken over is not copied where each step can be
+        taken back, least of all in host memory.
         """
         device, cache = self.decoder.device, prompt.cache
-        in_place = not keep_prompt and isinstance(cache, WholeCache) and method.correction is None
+        period = method.correction.period if method.correction else 1
+        dense = isinstance(cache, DenseCache)
+        undone = not dense and not keep_prompt and isinstance(cache, WholeCache) and method.correction is None
         saved = []
-        scratch_prompt = prompt if in_place else replace(prompt, cache=cache.clone())
-        scratch = make_stepper(self.decoder, self.sampling, scratch_prompt, method, keep_prompt=False)
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for work in scratch.works(steps):
-                for _ in range(2):
-                    saved += [cache.before_step()] if in_place else []
-                    work()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        torch.cuda.synchronize(device)
-        for step in reversed(saved):
-            cache.undo(step, torch.ones_like(cache.positions, dtype=torch.bool))
+        scratch_prompt = prompt if dense or undone else replace(prompt, cache=cache.clone())
+        with cache.lent(period) if isinstance(cache, DenseCache) else nullcontext():
+            scratch = make_stepper(self.decoder, self.sampling, scratch_prompt, method, keep_prompt=False)
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for work in scratch.works(steps):
+                    for _ in range(2):
+                        saved += [cache.before_step()] if undone else []
+                        work()
+            torch.cuda.current_stream(device).wait_stream(stream)
+            torch.cuda.synchronize(device)
+            for step in reversed(saved):
+                cache.undo(step, torch.ones_like(cache.positions, dtype=torch.bool))
 
     def wants_graph(self, steps: int) -> bool:
         """Return whether ``steps`` decode steps are captured as a CUDA graph."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -342,6 +343,21 @@ class DenseCache(WholeCache):
         for stored, new in ((self.k, k), (self.v, v)):
             write_tokens(stored, slots, new, taken)
         self.stand_at(starts + kept)
+
+    @contextmanager
+    def lent(self, width: int = 1) -> Iterator[None]:
+        """Let a generation run in this cache, and have the prompt back as it was, without a copy of the cache.
+
+        A generation appends. What it may write over is saved: the last ``width`` tokens of each row (a full row, which
+        is done, writes over its last; a rewrite reaches back as far as its width).
+        """
+        lengths = self.lengths.clone()
+        starts = (lengths - width).clamp(min=0)
+        saved = self.window(starts, width)
+        try:
+            yield
+        finally:
+            self.take_over(*saved, starts, lengths - starts)
 
     def window(self, starts: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return a copy of what ``width`` slots from ``starts`` (``[B]``) on hold, ``[L, B, Hkv, width, D]``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,8 +22,26 @@ Observed = Mapping[str, Sequence[Tensor]]
 """By observer key, one tensor per layer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one piece of a layer shows to observers.
+
+    ``rows`` are the batch rows of the piece, ``start`` the position of its first query. ``q`` ``[R, Hq, T, D]`` is
+    rotated; queries past a row's length are padding. ``keys`` and ``values`` ``[R, Hkv, start + T, D]`` are all up to
+    the piece's last token. ``hidden`` ``[R, T, H]`` is the layer's normed input.
+    """
+
+    layer: int
+    rows: slice
+    start: int
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    hidden: Tensor | None = None
+
+
 class PrefillObserver(ABC):
-    """Sees the rotated queries and keys of a prefill and keeps one tensor per layer.
+    """Sees the rotated queries, keys and values of a prefill and keeps one tensor per layer.
 
     Observers with equal ``key`` see the same thing; one serves all methods that ask for it.
     """
@@ -34,15 +53,8 @@ class PrefillObserver(ABC):
         """Prepare for prompts of ``lengths`` tokens."""
 
     @abstractmethod
-    def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
-        """Look at one piece of a layer.
-
-        Args:
-            rows: batch rows of the piece.
-            start: position of its first query.
-            q: ``[R, Hq, T, D]``, rotated. Queries past a row's length are padding.
-            keys: ``[R, Hkv, start + T, D]``, all keys up to the piece's last.
-        """
+    def see(self, seen: Seen) -> None:
+        """Look at one piece of a layer."""
 
     @abstractmethod
     def layer(self, layer: int) -> Tensor:
@@ -87,8 +99,9 @@ class PrefillState:
         return {observer.key: [observer.layer(layer) for layer in layers] for observer in self.observers}
 
     def begin(self, block: TokenBlock, method: AttentionMethod) -> None:
-        """Put the row lengths on the device."""
+        """Put the row lengths on the device and set the cache's counters; what a method keeps may change them."""
         self.lengths_on_device = torch.tensor(self.lengths, device=self.cache.device)
+        self.cache.stand_at(self.lengths_on_device)
 
     def pieces(self, block: TokenBlock) -> tuple[Piece, ...]:
         """Cut the block into groups of whole rows, and each group into columns that keep to ``piece_tokens``."""
@@ -114,8 +127,10 @@ class PrefillState:
         keys[rows, :, start:stop] = k
         values[rows, :, start:stop] = heads.v
         keys, values = keys[rows, :, :stop], values[rows, :, :stop]
-        for observer in self.observers:
-            observer.see(layer, rows, start, q, keys)
+        if self.observers:
+            seen = Seen(layer, rows, start, q, keys, values, heads.hidden)
+            for observer in self.observers:
+                observer.see(seen)
         return method.attend_prompt(layer, q, keys, values, start)
 
     def end_layer(self, layer: int, method: AttentionMethod) -> None:
@@ -125,8 +140,7 @@ class PrefillState:
             method.keep_layer(self.cache, layer, *self._scratch, self.lengths_on_device, seen)
 
     def end(self, method: AttentionMethod) -> None:
-        """Set the cache's counters."""
-        self.cache.stand_at(self.lengths_on_device)
+        """Do nothing: each layer was kept when it ended."""
 
     def outputs(self, streams: list[Stream], pieces: tuple[Piece, ...]) -> Stream:
         """Return each row's last token."""

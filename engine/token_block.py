@@ -54,7 +54,8 @@ class BlockHeads:
     """One layer's heads of a block as the projection leaves them: not yet normed, rotated or stored.
 
     ``q`` is ``[B, Hq, T, D]``, ``k`` and ``v`` are ``[B, Hkv, T, D]``, ``cos`` and ``sin`` ``[B or 1, T, D]``. The norm
-    weights ``[D]`` are set for models that normalise queries and keys head by head.
+    weights ``[D]`` are set for models that normalise queries and keys head by head. ``hidden`` ``[B, T, H]`` is what
+    was projected.
     """
 
     q: Tensor
@@ -65,3 +66,4 @@ class BlockHeads:
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     eps: float = 0.0
+    hidden: Tensor | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Annotated, Any, Self, get_type_hints
@@ -73,6 +73,10 @@ class BudgetedMethod(AttentionMethod):
         """Return the budget in tokens where so many are cached, the current one included."""
         return self.budget_tokens if self.growth is None else self.growth.at(context_tokens)
 
+    def budget_of(self, layer: int, context_tokens: int) -> int:
+        """See ``AttentionMethod.budget_of``; by default all layers have ``budget_at``."""
+        return self.budget_at(context_tokens)
+
     def refuse_context(self, context_tokens: int) -> None:
         """Refuse a growing budget whose floor is over the context: the share would decide nothing.
 
@@ -115,7 +119,14 @@ class BudgetedMethod(AttentionMethod):
     ) -> Traffic:
         """Bytes of a step: dense layers read the context, the others ``sparse_tokens`` per KV head."""
         dense = len(self.dense_layers())
-        tokens = dense * context_tokens + (self.config.num_layers - dense) * sparse_tokens
+        return self.summed_traffic(context_tokens, [sparse_tokens] * (self.config.num_layers - dense), metadata_bytes,
+                                   bytes_per_element)  # fmt: skip
+
+    def summed_traffic(
+        self, context_tokens: int, sparse_tokens: Sequence[int], metadata_bytes: int, bytes_per_element: int
+    ) -> Traffic:
+        """Bytes of a step whose governed layers read ``sparse_tokens`` per KV head, one number a layer."""
+        tokens = len(self.dense_layers()) * context_tokens + sum(sparse_tokens)
         return Traffic(tokens * self.token_bytes(bytes_per_element), metadata_bytes)
 
     def token_bytes(self, bytes_per_element: int) -> int:
@@ -146,4 +157,7 @@ def build_params(method: str, params_type: type, overrides: Mapping[str, Any]) -
             TypeAdapter(hints[name]).validate_python(value, strict=True)
         except ValidationError as error:
             raise ConfigError(f"{method}: {name} = {value!r}: {error.errors()[0]['msg']}") from error
-    return params_type(**overrides)
+    try:
+        return params_type(**overrides)
+    except ConfigError as error:
+        raise ConfigError(f"{method}: {error}") from None

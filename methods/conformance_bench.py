@@ -20,7 +20,7 @@ from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.prefill import PrefillObserver
+from longdecode.engine.prefill import PrefillObserver, Seen
 from longdecode.engine.token_block import WHOLE, BlockHeads
 from longdecode.methods.budgeted import exact_share
 from longdecode.methods.card import Card
@@ -147,9 +147,9 @@ class _AllQueries(PrefillObserver):
         size = (config.num_layers, shape.batch, config.num_heads, max(lengths), config.head_dim)
         self.queries = torch.zeros(size, device=shape.device, dtype=shape.dtype)
 
-    def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
+    def see(self, seen: Seen) -> None:
         """See ``PrefillObserver.see``."""
-        self.queries[layer, rows, :, start : start + q.shape[2]] = q
+        self.queries[seen.layer, seen.rows, :, seen.start : seen.start + seen.q.shape[2]] = seen.q
 
     def layer(self, layer: int) -> Tensor:
         """See ``PrefillObserver.layer``."""
@@ -231,6 +231,21 @@ class Bench:
         share = exact_share(getattr(self.params, "share", None) or 0)
         lengths = [[len(prompt) + step + 1 for prompt in self.prompts] for step in range(self.fed.shape[1])]
         return [[max(self.budget, math.floor(share * length)) for length in row] for row in lengths]
+
+    def layer_budgets(self, layers: Sequence[int]) -> list[list[list[int]]]:
+        """Return by step, layer and row the budget that the method states for the layer, the declared where none.
+
+        A method that keeps every decoded token has cut the prompt for its own length.
+        """
+        decoded = not self.card.slack.per_generated_token
+        return [
+            [
+                [self.method.budget_of(layer, len(prompt) + (step + 1) * decoded) or declared
+                 for prompt, declared in zip(self.prompts, row, strict=True)]
+                for layer in layers
+            ]
+            for step, row in enumerate(self.declared_budgets())
+        ]  # fmt: skip
 
     def governed_layers(self) -> list[int]:
         """Return the layers in which the budget governs some head."""

@@ -27,6 +27,7 @@ from longdecode.engine.speculation import PlacedTree
 from longdecode.engine.token_block import WHOLE, BlockHeads, TokenBlock
 from longdecode.kernels import dispatch
 from longdecode.kernels.attention_weights import attention_weights
+from longdecode.kernels.eviction import choose_victims
 from longdecode.kernels.layout import before
 from longdecode.kernels.rope import rotate
 from longdecode.methods.kept_cache import KeptCache
@@ -49,7 +50,6 @@ TIES = 0.01
 """Share of a list (two entries at least) that rounding may decide otherwise."""
 LANDMARKS = 12
 _UNUSED_KEY, _UNUSED_VALUE = 50.0, 1000.0
-_WEIGHTS = attention_weights.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ class _Run:
     """Hold one way of running: outputs ``[B, Hq, T, D]`` by step and layer, and what was chosen on the way, from what.
 
     ``scores`` ``[B, R, P]`` are those that a read leaves for a choice, zero past a row's end; ``weights``
-    ``[B, Hkv, S]`` those that a method that drops tokens chooses by. ``kept`` ``[B, Hkv, C]``, by step and layer, are
+    ``[B, Hkv, S]`` those that a method that drops tokens chooses by, ``logits`` what they follow from and
+    the log-sum-exps. ``kept`` ``[B, Hkv, C]``, by step and layer, are
     the positions that such a method reads, -1 in empty slots.
     """
 
@@ -77,6 +78,7 @@ class _Run:
     lists: list[Selection | None] = field(default_factory=list)
     scores: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
+    logits: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
 
 
@@ -130,7 +132,7 @@ def _run(method: AttentionMethod, shape: CacheShape, seed: int, replayed: _Run |
             pages goes on from its choice: how long a union of choices is, for one, hangs on how a tie was broken. One
             that chooses by scores of a read goes on from those: a list that ends where its entries hold a share of the
             mass is an entry longer or shorter where rounding decides whether they do. One that drops
-            tokens goes on from the attention weights that it chose by, so that both drop the same ones.
+            tokens goes on from the attention weights or logits that it chose by, so that both drop the same ones.
     """
     generator = torch.Generator(shape.device).manual_seed(seed)
     config, device = shape.config, shape.device
@@ -189,17 +191,28 @@ def _recorded(method: AttentionMethod, run: _Run, replayed: _Run | None) -> Iter
 
     hooks = ("choose", "select") if isinstance(method, PagedMethod) else ("select",)
     modules = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in type(method).__mro__}
-    ops = [(names, names[_WEIGHTS]) for names in modules.values() if _WEIGHTS in names]
+
+    def evicted(op: Callable[..., None]) -> Callable[..., None]:
+        def choose(logits: Tensor, lse: Tensor, lengths: Tensor, *given: Any, **options: Any) -> None:
+            stored = before(lengths, logits.shape[2]).repeat_interleave(logits.shape[1] // lengths.shape[1], dim=1)
+            run.weights.append(torch.where(stored, torch.exp(logits - lse[..., None]), 0.0))
+            run.logits.append((logits.clone(), lse.clone()))
+            op(*(replayed or run).logits[len(run.logits) - 1], lengths, *given, **options)
+
+        return choose
+
+    wrapped = {attention_weights.__name__: weighed, choose_victims.__name__: evicted}
+    ops = [(names, name, names[name]) for names in modules.values() for name in wrapped if name in names]
     vars(method).update({name: listed(getattr(method, name)) for name in hooks}, attend_selected=scored)
-    for names, op in ops:
-        names[_WEIGHTS] = weighed(op)
+    for names, name, op in ops:
+        names[name] = wrapped[name](op)
     try:
         yield
     finally:
         for name in (*hooks, "attend_selected"):
             del vars(method)[name]
-        for names, op in ops:
-            names[_WEIGHTS] = op
+        for names, name, op in ops:
+            names[name] = op
 
 
 def _kept(cache: KeptCache, layer: int) -> Tensor:

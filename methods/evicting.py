@@ -12,9 +12,13 @@ from torch import Tensor
 from longdecode.engine.attention import Traffic
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.kv_cache import CacheShape, KVCache
-from longdecode.kernels.attention_weights import attention_weights
+from longdecode.kernels.eviction import choose_victims
+from longdecode.kernels.layout import accumulator
 from longdecode.methods.budgeted import BudgetedMethod
 from longdecode.methods.kept_cache import KeptCache, latest_and_best
+
+NOTED_BYTES = 8
+"""Bytes beside keys and values that a step reads of each token kept: its score and its position."""
 
 
 class EvictingMethod(BudgetedMethod):
@@ -23,14 +27,15 @@ class EvictingMethod(BudgetedMethod):
     A budget that grows makes room for a token whenever it has grown by one; what was evicted before never returns.
 
     The prompt is attended to densely, then cut. In a step the new token replaces the victim that was chosen after the
-    step before, everything kept is read, and the next victim is chosen by score.
+    step before, everything kept is read, once, and the next victim is chosen by score, which follows from the
+    logits that the read leaves.
     """
 
     latest: int
     """Latest tokens that are always kept, the current one among them."""
 
-    group: ClassVar[str]
-    """Merge the weights of a group's query heads by ``sum`` or ``mean``."""
+    eviction: ClassVar[str]
+    """Score the stored tokens by a rule of ``kernels.eviction``."""
 
     @abstractmethod
     def prompt_scores(self, keys: Tensor, lengths: Tensor, observed: Mapping[str, Tensor]) -> Tensor:
@@ -42,15 +47,6 @@ class EvictingMethod(BudgetedMethod):
             observed: by observer key, what was kept of the layer.
         """
 
-    @abstractmethod
-    def update_scores(self, scores: Tensor, given: Tensor) -> None:
-        """Update the scores of the stored tokens in place.
-
-        Args:
-            scores: ``[B, Hkv, C]`` by slot.
-            given: ``[B, Hkv, C]``, the attention that the current query gave, reduced over the group.
-        """
-
     def latest_at(self, lengths: Tensor) -> int | Tensor:
         """Return how many latest tokens rows of these lengths ``[B]`` always keep, for all rows or ``[B]``."""
         return self.latest
@@ -60,11 +56,11 @@ class EvictingMethod(BudgetedMethod):
         return frozenset(range(min(self.params.dense_layers, self.config.num_layers)))
 
     def traffic(self, context_tokens: int, bytes_per_element: int) -> Traffic:
-        """Return the budget, whose keys are read once more for the probabilities."""
+        """Return the budget, and a score and a position of each token kept."""
         read = min(context_tokens, self.budget_at(context_tokens))
         governed = self.config.num_layers - len(self.dense_layers())
-        again = governed * read * self.token_bytes(bytes_per_element) // 2
-        return self.layered_traffic(context_tokens, read, again, bytes_per_element)
+        noted = governed * self.config.num_kv_heads * read * NOTED_BYTES
+        return self.layered_traffic(context_tokens, read, noted, bytes_per_element)
 
     def make_cache(self, shape: CacheShape) -> KVCache | None:
         """Return room for the budget; sequences that fit it stay in a dense cache."""
@@ -94,21 +90,24 @@ class EvictingMethod(BudgetedMethod):
         limits = None if self.growth is None else self.growth.of(lengths)
         # As many as the first step protects, without its own token.
         positions = latest_and_best(scores, lengths, self._protected(lengths + 1) - 1, total, limits)
-        kept.keep(layer, keys, values, positions, lengths)
+        kept.keep(layer, keys, values, positions, lengths if limits is None else lengths.minimum(limits))
         kept.scores[layer][:, :, :total] = scores.gather(2, positions.clamp(max=keys.shape[2] - 1))
-        self._choose_victims(kept, layer, kept.lengths[layer], lengths)
+        self._choose_first_victims(kept, layer, lengths)
+
+    def before_step(self, state: DecodeState) -> None:
+        """Work out which tokens no head of any layer evicts after the step."""
+        if isinstance(cache := state.cache, KeptCache):
+            cache.protected = self._protected_from(cache.positions + 1)
 
     def attend(self, layer: int, q: Tensor, state: DecodeState) -> Tensor:
-        """Read what is kept, update the scores, and choose who makes room for the next token."""
+        """Read what is kept, once, and choose by the scores of that read who makes room for the next token."""
         cache = state.cache
-        if not isinstance(cache, KeptCache):
+        if not isinstance(cache, KeptCache) or layer in self.dense_layers():
             return self.attend_all(layer, q, state)
-        out, lse = cache.attend_with_lse(layer, q, state.kv_tokens_read[layer])
-        if layer not in self.dense_layers():
-            lengths = cache.kv_lengths[layer]
-            given = attention_weights(q, cache.k[layer], lengths, group=self.group, lse=lse)
-            self.update_scores(cache.scores[layer], given)
-            self._choose_victims(cache, layer, lengths, cache.positions + 1)
+        size = (*q.shape[:2], cache.k[layer].shape[2])
+        logits = torch.empty(size, dtype=accumulator(q.dtype), device=q.device)
+        out, lse = cache.attend_with_lse(layer, q, state.kv_tokens_read[layer], logits)
+        self._choose_victims(cache, layer, logits, lse[..., 0])
         return out
 
     def _protected(self, lengths: Tensor) -> int | Tensor:
@@ -116,10 +115,20 @@ class EvictingMethod(BudgetedMethod):
         latest = self.latest_at(lengths)
         return max(2, latest) if isinstance(latest, int) else latest.clamp(min=2)
 
-    def _choose_victims(self, cache: KeptCache, layer: int, lengths: Tensor, next_position: Tensor) -> None:
-        """Choose the lowest score among the tokens that are neither read for the first time nor among the latest."""
+    def _protected_from(self, next_position: Tensor) -> Tensor:
+        """Return the first position ``[B]`` that is not evicted for the token at ``next_position`` ``[B]``."""
+        return next_position - self._protected(next_position + 1) + 1
+
+    def _choose_first_victims(self, cache: KeptCache, layer: int, tokens: Tensor) -> None:
+        """Choose by the scores of a prompt of ``tokens`` ``[B]`` tokens what its first step replaces."""
         positions = cache.slot_positions[layer]
-        stored = torch.arange(positions.shape[2], device=positions.device) < lengths[..., None]
-        protected = next_position - self._protected(next_position + 1)
-        free = stored & (positions <= protected[:, None, None])
+        stored = torch.arange(positions.shape[2], device=positions.device) < cache.lengths[layer][..., None]
+        free = stored & (positions < self._protected_from(tokens)[:, None, None])
         cache.victims[layer] = torch.where(free, cache.scores[layer], torch.inf).argmin(dim=2)
+
+    def _choose_victims(self, cache: KeptCache, layer: int, logits: Tensor, lse: Tensor) -> None:
+        """Choose the lowest score among the tokens that are neither read for the first time nor among the latest."""
+        choose_victims(
+            logits, lse, cache.kv_lengths[layer], cache.slot_mapping[layer], cache.positions, cache.protected,
+            cache.slot_positions[layer], cache.scores[layer], cache.victims[layer], rule=self.eviction,
+        )  # fmt: skip

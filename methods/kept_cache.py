@@ -18,16 +18,22 @@ from longdecode.methods.ring_cache import refuse_blocks
 
 
 class KeptCache(KVCache):
-    """Up to ``capacities[l]`` tokens per KV head of layer ``l``, at most ``prompt_tokens[l]`` of them of the prompt.
+    """Up to ``capacities[l]`` tokens per KV head of layer ``l``; each head of each row has a length of its own.
 
-    Once a layer is full, a new token replaces a victim. With ``growth``, a row keeps no more than that of its prompt
-    in ``growing`` layers, which are full at what it is at the row's length, or, where it ``grows`` no more after the
+    ``keep`` sets the lengths of a layer. A row that no ``keep`` has cut holds its first ``prompt_tokens[l]`` tokens,
+    fewer where ``growth`` says so of a ``growing`` layer. Once a layer is full, a new token replaces a victim.
+    Growing layers are full at what the growth is at the row's length, or, where the cache ``grows`` no more after the
     prompt, at their capacity.
 
-    By layer: ``k`` and ``v`` ``[B, Hkv, C, D]``, ``slot_positions`` ``[B, Hkv, C]`` int64, the positions of the stored
-    tokens, and ``scores`` ``[B, Hkv, C]`` float32, for the method. Over all layers: ``lengths`` and ``victims``
-    ``[L, B, Hkv]`` int64; the method sets a layer's victims after it has read. Keys keep the rotation they came with.
+    By layer: ``k`` and ``v`` ``[B, Hkv, C, D]``, ``slot_positions`` ``[B, Hkv, C]`` int32, the positions of the stored
+    tokens and, behind them, of those that will come to stand there, and ``scores`` ``[B, Hkv, C]`` float32, for the
+    method. A method that evicts records the position of a token that replaced another (``record_newest``). Over all
+    layers: ``lengths`` and ``victims`` ``[L, B, Hkv]`` int64; the method sets a layer's victims after it has read. Keys
+    keep the rotation they came with.
     """
+
+    protected: Tensor
+    """``[B]`` int64, the first position that no head evicts after the step at hand; the method sets it."""
 
     def __init__(
         self,
@@ -51,7 +57,7 @@ class KeptCache(KVCache):
             k, v = empty_pair((*heads, config.head_dim), shape)
             self.k.append(k)
             self.v.append(v)
-            self.slot_positions.append(torch.zeros(heads, device=shape.device, dtype=torch.int64))
+            self.slot_positions.append(torch.zeros(heads, device=shape.device, dtype=torch.int32))
             self.scores.append(torch.zeros(heads, device=shape.device, dtype=accumulator(shape.dtype)))
         self.capacities, self.prompt_tokens = (
             torch.tensor(tokens, device=shape.device)[:, None, None] for tokens in (capacities, prompt_tokens)
@@ -86,46 +92,73 @@ class KeptCache(KVCache):
     def append(self, layer: int, heads: BlockHeads, bounds: PageBounds | None = None, page_size: int = 0) -> Tensor:
         """See ``KVCache.append``."""
         slots = self.slot_mapping[layer][..., None]
-        positions = self.positions[:, None, None].expand_as(slots)
-        self.slot_positions[layer].scatter_(2, slots, positions)
-        self.scores[layer].scatter_(2, slots, 0.0)
         return store_heads(heads, self.k[layer], self.v[layer], slots, bounds, page_size)
+
+    def record_newest(self, layer: int) -> None:
+        """Record the position of the token that the step has stored, where it may have replaced another."""
+        slots = self.slot_mapping[layer][..., None]
+        self.slot_positions[layer].scatter_(2, slots, self.positions.int()[:, None, None].expand_as(slots))
 
     def attend(self, layer: int, q: Tensor, mask: Tensor | None, kv_tokens_read: Tensor) -> Tensor:
         """See ``KVCache.attend``."""
         return self.attend_with_lse(layer, q, kv_tokens_read)[0]
 
-    def attend_with_lse(self, layer: int, q: Tensor, kv_tokens_read: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend as ``attend`` does; also return the log-sum-exp of the scores, ``[B, Hq, 1]``."""
-        lengths = self.kv_lengths[layer]
-        return decode_attention(q, self.k[layer], self.v[layer], lengths, kv_tokens_read=kv_tokens_read)
+    def attend_with_lse(
+        self, layer: int, q: Tensor, kv_tokens_read: Tensor, logits: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend as ``attend`` does; also return the log-sum-exp of the scores, ``[B, Hq, 1]``.
+
+        Args:
+            logits: ``[B, Hq, C]`` float32, which receives the scores that the read comes by.
+        """
+        return decode_attention(
+            q, self.k[layer], self.v[layer], self.kv_lengths[layer], kv_tokens_read=kv_tokens_read, logits=logits
+        )
 
     def fill_layer(self, layer: int, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
         """See ``KVCache.fill_layer``; keeps the first tokens, for layers that keep all."""
         places = torch.arange(self.k[layer].shape[2], device=self.device)
         self.keep(layer, keys, values, places.expand(self.slot_positions[layer].shape), lengths)
 
-    def keep(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, lengths: Tensor) -> None:
-        """Store chosen tokens of a densely prefilled layer.
+    def keep(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, counts: Tensor) -> None:
+        """Store chosen tokens of a densely prefilled layer, in which rows and heads may keep different numbers.
+
+        The one place that sets the lengths of a cut layer; ``stand_at`` must have come before. A layer that has less
+        room than is kept and decoded takes more.
 
         Args:
             keys: ``[B, Hkv, S, D]``; the slot of a token is its position.
             values: ``[B, Hkv, S, D]``.
-            positions: ``[B, Hkv, N]`` int64, the tokens to store, the valid ones of a row first.
-            lengths: ``[B]`` int64, tokens of each row; a row of fewer than ``N`` stores as many.
+            positions: ``[B, Hkv, N]`` int64, the tokens to store in ascending order, the valid ones of a head first.
+            counts: ``[B]`` or ``[B, Hkv]`` int64, how many of them are valid; at most ``N`` are stored.
         """
         count = positions.shape[2]
+        room = min(count + self.shape.decoded * self.keeps_decoded, self.shape.capacity)
+        if room > self.k[layer].shape[2]:
+            self._widen(layer, room)
         source = positions.clamp(max=keys.shape[2] - 1)
         index = source[..., None].expand(-1, -1, -1, keys.shape[3])
         for stored, dense in ((self.k[layer], keys), (self.v[layer], values)):
             stored[:, :, :count] = dense.gather(2, index)
-        self.slot_positions[layer][:, :, :count] = positions
-        if self.growth is not None:
-            lengths = torch.where(self.growing[layer, :, 0], lengths.minimum(self.growth.of(lengths)), lengths)
-        self.lengths[layer] = lengths.clamp(max=count)[:, None]
+        counts = (counts[:, None] if counts.dim() == 1 else counts).clamp(max=count).expand(positions.shape[:2])
+        self.lengths[layer] = counts
+        # A head fills up with the tokens that follow the prompt: their positions are known beforehand.
+        place = torch.arange(self.k[layer].shape[2], device=self.device)
+        told = (self.positions[:, None] - counts)[..., None] + place
+        told[..., :count] = torch.where(place[:count] < counts[..., None], positions, told[..., :count])
+        self.slot_positions[layer].copy_(told)
+
+    def _widen(self, layer: int, capacity: int) -> None:
+        """Give a layer that holds nothing yet room for ``capacity`` tokens a head."""
+        config = self.config
+        heads = (self.shape.batch, config.num_kv_heads, capacity)
+        self.k[layer], self.v[layer] = empty_pair((*heads, config.head_dim), self.shape)
+        self.slot_positions[layer] = self.slot_positions[layer].new_zeros(heads)
+        self.scores[layer] = self.scores[layer].new_zeros(heads)
+        self.capacities[layer] = capacity
 
     def stand_at(self, tokens: Tensor) -> None:
-        """See ``KVCache.stand_at``."""
+        """See ``KVCache.stand_at``; layers that ``keep`` cuts come after."""
         self.positions.copy_(tokens)
         kept = tokens[None, :, None].minimum(self.prompt_tokens)
         if self.growth is not None:
@@ -160,7 +193,7 @@ class KeptCache(KVCache):
             taken = (place < kept[:, None])[:, None].expand_as(slots)
             for stored, new in zip(pair, (k[layer], v[layer]), strict=True):
                 write_tokens(stored, slots, new, taken)
-            told = torch.where(taken, positions[:, None], self.slot_positions[layer].gather(2, slots))
+            told = torch.where(taken, positions.int()[:, None], self.slot_positions[layer].gather(2, slots))
             self.slot_positions[layer].scatter_(2, slots, told)
         self.lengths.copy_(before + kept[None, :, None])
         self.positions.copy_(starts + kept)
@@ -188,7 +221,7 @@ def latest_and_best(
         lengths: ``[B]`` int64.
         recent: latest tokens that are always kept, for all rows or ``[B]``.
         total: tokens to choose, at most ``S``.
-        limits: ``[B]`` int64, tokens to choose in each row, at most ``total``; ``total`` where left out.
+        limits: ``[B]`` or ``[B, Hkv]`` int64, tokens to choose, at most ``total``; ``total`` where left out.
 
     Returns:
         ``[B, Hkv, total]`` int64 positions in ascending order; rows shorter than that hold theirs first.
@@ -202,5 +235,6 @@ def latest_and_best(
     best = ranked.sort(dim=2, descending=True, stable=True).indices[..., :total]
     if limits is not None:
         # What a row has no room for goes behind what it keeps.
-        best = torch.where(torch.arange(total, device=best.device) < limits[:, None, None], best, scores.shape[2])
+        limits = limits[:, None, None] if limits.dim() == 1 else limits[..., None]
+        best = torch.where(torch.arange(total, device=best.device) < limits, best, scores.shape[2])
     return best.sort(dim=2).values

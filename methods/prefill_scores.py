@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.kv_cache import CacheShape
-from longdecode.engine.prefill import PrefillObserver
+from longdecode.engine.prefill import PrefillObserver, Seen
 from longdecode.kernels.attention_weights import attention_weights
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.dispatch import use_triton
@@ -34,14 +34,15 @@ class LatestQueries(PrefillObserver):
         self.lengths = lengths
         self.queries = torch.zeros(size, device=shape.device, dtype=shape.dtype)
 
-    def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
+    def see(self, seen: Seen) -> None:
         """See ``PrefillObserver.see``."""
+        layer, rows, start, q = seen.layer, seen.rows, seen.start, seen.q
         for row in range(rows.start, rows.stop):
             offset = self.lengths[row] - self.window
             first, stop = max(start, offset, 0), min(start + q.shape[2], self.lengths[row])
             if first < stop:
-                seen = q[row - rows.start, :, first - start : stop - start]
-                self.queries[layer, row, :, first - offset : stop - offset] = seen
+                latest = q[row - rows.start, :, first - start : stop - start]
+                self.queries[layer, row, :, first - offset : stop - offset] = latest
 
     def layer(self, layer: int) -> Tensor:
         """See ``PrefillObserver.layer``."""
@@ -60,12 +61,13 @@ class AttentionReceived(PrefillObserver):
         self.lengths = lengths
         self.sums = torch.zeros(size, device=shape.device, dtype=accumulator(shape.dtype))
 
-    def see(self, layer: int, rows: slice, start: int, q: Tensor, keys: Tensor) -> None:
+    def see(self, seen: Seen) -> None:
         """See ``PrefillObserver.see``; in slices of equally many queries, since each other number is another kernel.
 
         The last slice reaches back over queries that have been counted, whose weights are set to nothing. Without
         Triton a slice holds no more than ``MAX_SCORES`` weights.
         """
+        layer, rows, start, q, keys = seen.layer, seen.rows, seen.start, seen.q, seen.keys
         most = SLICE if use_triton(q) else max(1, MAX_SCORES // (q.shape[1] * keys.shape[2]))
         for row in range(rows.start, rows.stop):
             at = slice(row - rows.start, row - rows.start + 1)
@@ -76,10 +78,10 @@ class AttentionReceived(PrefillObserver):
             for first in range(0, real, width):
                 last = min(first + width, real)
                 stop = torch.full((1,), start + last, device=q.device)
-                queries, seen = q[at, :, last - width : last], keys[at, :, : start + last]
-                lse = decode_attention(queries, seen, seen, stop)[1]
+                queries, known = q[at, :, last - width : last], keys[at, :, : start + last]
+                lse = decode_attention(queries, known, known, stop)[1]
                 lse[:, :, : first + width - last] = float("inf")
-                weights = attention_weights(queries, seen, stop, group="sum", lse=lse)
+                weights = attention_weights(queries, known, stop, group="sum", lse=lse)
                 self.sums[layer, row : row + 1, :, : start + last] += weights
 
     def layer(self, layer: int) -> Tensor:

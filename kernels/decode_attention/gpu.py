@@ -10,6 +10,7 @@ from torch import Tensor
 
 from longdecode.kernels.decode_attention.block import block_attention_kernel
 from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_launch
+from longdecode.kernels.decode_attention.naive import check_logits
 from longdecode.kernels.layout import check_block
 from longdecode.kernels.split_kv import (
     LOG2E,
@@ -22,14 +23,19 @@ from longdecode.kernels.split_kv import (
     tile_scores,
 )
 
+_LN2 = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
 def dense_tile(
-    p_k, p_v, b_q, b_top, b_total, b_acc, tokens, scale_log2,
+    p_k, p_v, b_q, b_top, b_total, b_acc, tokens, scale_log2, p_logits, o_logits,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, WHOLE: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Fold the tile at ``p_k``, ``p_v`` into the state; without ``WHOLE`` only its first ``tokens`` tokens count."""
+    """Fold the tile at ``p_k``, ``p_v`` into the state; without ``WHOLE`` only its first ``tokens`` tokens count.
+
+    The scores of a row go to ``p_logits + o_logits`` ``[R]`` and on, where that is given.
+    """
     o_token = tl.arange(0, BLOCK_TOKENS).to(tl.int64)
     o_dim = tl.arange(0, BLOCK_DIM)
     p_keys = p_k + o_token[:, None] * K_TOKEN + o_dim[None, :] * K_DIM
@@ -47,12 +53,15 @@ def dense_tile(
     b_scores = tile_scores(b_q, b_k, scale_log2)
     if not WHOLE:
         b_scores = tl.where((o_token < tokens)[None, :], b_scores, float("-inf"))
+    if p_logits is not None:
+        written = (o_logits >= 0)[:, None] & (o_token < tokens)[None, :]
+        tl.store(p_logits + o_logits[:, None] + o_token[None, :], b_scores * _LN2, mask=written)
     return softmax_step(b_scores, b_v, b_top, b_total, b_acc)
 
 
 @triton.jit
 def decode_attention_kernel(
-    p_q, p_k, p_v, p_lengths, p_acc, p_top, p_total, p_counters, p_out, p_lse, p_tokens_read,
+    p_q, p_k, p_v, p_lengths, p_acc, p_top, p_total, p_counters, p_out, p_lse, p_tokens_read, p_logits,
     q_batch, q_head, q_row, q_dim, k_batch, k_head, v_batch, v_head, read_batch,
     scale_log2, queries, capacity, kv_heads,
     K_TOKEN: tl.constexpr, K_DIM: tl.constexpr, V_TOKEN: tl.constexpr, V_DIM: tl.constexpr,
@@ -69,8 +78,9 @@ def decode_attention_kernel(
 
     ``p_q`` ``[B, Hq, T, D]``, ``p_k`` and ``p_v`` ``[B, Hkv, S, D]`` float32, float16 or bfloat16, any strides (the
     arguments named by tensor and axis, in elements); ``p_lengths`` ``[B]`` integer; partials as in ``Partials``, slot
-    ``list * SPLITS + split``; ``p_out`` and ``p_lse`` contiguous; ``p_tokens_read`` ``[B]`` int64 or None. Sums run in
-    float32. Moves ``2 * sum(lengths) * Hkv * D`` elements of cache once per row tile, and
+    ``list * SPLITS + split``; ``p_out`` and ``p_lse`` contiguous; ``p_tokens_read`` ``[B]`` int64 or None;
+    ``p_logits`` ``[B, Hq, S]`` float32 contiguous or None, which receives ``scale * q . k_i``. Sums run in float32.
+    Moves ``2 * sum(lengths) * Hkv * D`` elements of cache once per row tile, and
     ``2 * B * Hkv * SPLITS * R * (D + 2)`` float32 through L2.
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog).
@@ -103,18 +113,21 @@ def decode_attention_kernel(
     b_acc = tl.zeros([BLOCK_ROWS, BLOCK_DIM], dtype=tl.float32)
     p_k += i_batch * k_batch + i_head * k_head + start.to(tl.int64) * (BLOCK_TOKENS * K_TOKEN)
     p_v += i_batch * v_batch + i_head * v_head + start.to(tl.int64) * (BLOCK_TOKENS * V_TOKEN)
+    # Where each row's scores of the next tile go; negative for rows of padding, whatever is added.
+    o_logits = tl.where(o_row < ROWS, (i_list * ROWS + o_row) * capacity, -(1 << 62)) + start * BLOCK_TOKENS
     for _ in range(start, stop):
         b_top, b_total, b_acc = dense_tile(
-            p_k, p_v, b_q, b_top, b_total, b_acc, BLOCK_TOKENS, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
-            DIM, BLOCK_DIM, BLOCK_TOKENS, True, UPCAST,
+            p_k, p_v, b_q, b_top, b_total, b_acc, BLOCK_TOKENS, scale_log2, p_logits, o_logits,
+            K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, True, UPCAST,
         )  # fmt: skip
         p_k += BLOCK_TOKENS * K_TOKEN
         p_v += BLOCK_TOKENS * V_TOKEN
+        o_logits += BLOCK_TOKENS
     left = length - whole * BLOCK_TOKENS
     if (i_split == SPLITS - 1) & (left > 0):
         b_top, b_total, b_acc = dense_tile(
-            p_k, p_v, b_q, b_top, b_total, b_acc, left, scale_log2, K_TOKEN, K_DIM, V_TOKEN, V_DIM,
-            DIM, BLOCK_DIM, BLOCK_TOKENS, False, UPCAST,
+            p_k, p_v, b_q, b_top, b_total, b_acc, left, scale_log2, p_logits, o_logits,
+            K_TOKEN, K_DIM, V_TOKEN, V_DIM, DIM, BLOCK_DIM, BLOCK_TOKENS, False, UPCAST,
         )  # fmt: skip
     if p_tokens_read is not None:  # noqa: SIM102 (known when compiling; the other is not)
         if (i_tile == 0) & (i_split == 0):
@@ -135,6 +148,7 @@ def decode_attention_gpu(
     mask: Tensor | None = None,
     scale: float | None = None,
     kv_tokens_read: Tensor | None = None,
+    logits: Tensor | None = None,
     launch: DecodeLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return attention as in ``naive.decode_attention``, without looking at a value: a CUDA graph can capture it.
@@ -150,6 +164,7 @@ def decode_attention_gpu(
         mask: ``[T, T]`` bool with a true diagonal; ``None`` is causal. One row does not read it.
         scale: factor on the scores, above 0; ``D ** -0.5`` when left out.
         kv_tokens_read: ``[B]`` int64, to which the tokens read, summed over KV heads, are added.
+        logits: ``[B, Hq, S]`` float32, which receives the scores of one row a head.
         launch: how to run; ``choose_launch``'s when left out.
 
     Returns:
@@ -189,13 +204,14 @@ def decode_attention_gpu(
         # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
         "UPCAST": q.device.type == "cpu" and q.dtype == torch.bfloat16,
     }  # fmt: skip
+    check_logits(logits, q, capacity)
     grid = (row_tiles * launch.splits, kv_heads, batch)
     scratch = (*partials, lse if counters is None else counters, out, lse, kv_tokens_read)
     with torch.cuda.device_of(q):
         if queries == 1:
             decode_attention_kernel[grid](
-                q, k, v, kv_lengths.contiguous(), *scratch, *strides, read_batch, scale_log2, 1, capacity, kv_heads,
-                LENGTHS_BY_HEAD=kv_lengths.dim() == 2, **settings,
+                q, k, v, kv_lengths.contiguous(), *scratch, logits, *strides, read_batch, scale_log2, 1, capacity,
+                kv_heads, LENGTHS_BY_HEAD=kv_lengths.dim() == 2, **settings,
             )  # fmt: skip
         else:
             block_attention_kernel[grid](

@@ -38,7 +38,7 @@ class H2O(EvictingMethod):
     name: ClassVar[str] = "h2o"
     Params: ClassVar[type] = H2OParams
     params: H2OParams
-    group = "sum"
+    eviction = "accumulate"
 
     def __init__(self, params: H2OParams, config: ModelConfig, budget_tokens: int):
         super().__init__(params, config, budget_tokens)
@@ -64,10 +64,6 @@ class H2O(EvictingMethod):
         """Return what all queries of the prompt gave; nothing to places past it."""
         received = observed[AttentionReceived.key]
         return pad(received, (0, keys.shape[2] - received.shape[2]))
-
-    def update_scores(self, scores: Tensor, given: Tensor) -> None:
-        """Add what the current query gave, summed over the group."""
-        scores += given
 
 
 METHOD = H2O

@@ -101,7 +101,7 @@ class Streaming(BudgetedMethod):
         places = torch.arange(keys.shape[2], device=keys.device)
         first = torch.where(places < self.params.sinks, 1.0, 0.0).expand(*keys.shape[:2], -1)
         positions = latest_and_best(first, lengths, budgets - self.params.sinks, total, budgets)
-        cache.keep(layer, keys, values, positions, lengths)
+        cache.keep(layer, keys, values, positions, lengths.minimum(budgets))
         self._choose_victims(cache, layer, cache.lengths[layer])
 
     def _choose_victims(self, cache: KeptCache, layer: int, lengths: Tensor) -> None:
@@ -123,6 +123,7 @@ class Streaming(BudgetedMethod):
         cache, sinks = state.cache, self.params.sinks
         if isinstance(cache, KeptCache) and layer not in self.dense_layers():
             out = self.attend_all(layer, q, state)
+            cache.record_newest(layer)
             self._choose_victims(cache, layer, cache.kv_lengths[layer])
             return out
         if self.params.positions == "original" or not isinstance(cache, RingCache) or sinks == 0:

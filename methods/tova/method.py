@@ -39,7 +39,7 @@ class TOVA(EvictingMethod):
     Params: ClassVar[type] = TOVAParams
     params: TOVAParams
     latest = 1
-    group = "mean"
+    eviction = "latest"
 
     @classmethod
     def minimum_budget(cls, params: TOVAParams) -> tuple[int, str]:
@@ -54,10 +54,6 @@ class TOVA(EvictingMethod):
         """Return what the prompt's last query gives, the mean over all heads."""
         weights = attention_weights(observed[_LAST_QUERY], keys, lengths, group="mean")
         return weights.mean(dim=1, keepdim=True).expand_as(weights)
-
-    def update_scores(self, scores: Tensor, given: Tensor) -> None:
-        """Take what the current query gave, the mean over all heads."""
-        scores.copy_(given.mean(dim=1, keepdim=True).expand_as(scores))
 
 
 METHOD = TOVA

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from longdecode.kernels.attention_weights.gpu import attention_weights_gpu
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
+from longdecode.kernels.eviction.gpu import choose_victims_gpu
 from longdecode.kernels.rms_norm.gpu import rms_norm_gpu
 from longdecode.kernels.rope.gpu import apply_rope_gpu
 from longdecode.kernels.silu_mul.gpu import silu_mul_gpu
@@ -39,6 +40,7 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
     tensor = floats(dtype)
     cache, lengths, q = tensor(batch, kv_heads, capacity, dim), integers(batch), tensor(batch, heads, 1, dim)
     decode_attention_gpu(q, cache, cache, lengths, kv_tokens_read=lengths)
+    evict(q, cache[:, :, :1024])
     for rows in {torch.bfloat16: (8, 41, 121) if dim == 128 else (8,), torch.float32: (8,)}.get(dtype, ()):
         block, tree = tensor(batch, heads, rows, dim), floats(torch.bool)(rows, rows)
         decode_attention_gpu(block, cache, cache, lengths, mask=tree, kv_tokens_read=lengths)
@@ -73,6 +75,17 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
     silu_mul_gpu(tensor(batch, 1, 7 * heads * dim))
     if dim == 32:
         train_on_blocks(dtype)
+
+
+def evict(q: Tensor, cache: Tensor) -> None:
+    """One read of a kept cache that leaves its logits, and both rules of eviction."""
+    (batch, heads), (kv_heads, kept) = q.shape[:2], cache.shape[1:3]
+    logits, by_head = floats(torch.float32)(batch, heads, kept), integers(batch, kv_heads)
+    decode_attention_gpu(q, cache, cache, by_head, logits=logits)
+    told = floats(torch.int32)(batch, kv_heads, kept), floats(torch.float32)(batch, kv_heads, kept)
+    for rule in ("accumulate", "latest"):
+        rows = integers(batch)
+        choose_victims_gpu(logits, logits[..., 0], by_head, by_head, rows, rows, *told, by_head, rule=rule)
 
 
 def train_on_blocks(dtype: torch.dtype) -> None:

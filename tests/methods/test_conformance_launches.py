@@ -16,13 +16,13 @@ from longdecode.engine.errors import GateError
 from longdecode.evals.throughput.models import shape_config
 from longdecode.kernels import dispatch
 from longdecode.kernels.attention_weights import naive as attention_weights
+from longdecode.kernels.decode_attention import naive as decode_attention
 from longdecode.kernels.dispatch import VARIABLE
-from longdecode.methods import conformance_launches, evicting, paged
+from longdecode.methods import conformance_launches, evicting, paged, window_cut
 from longdecode.methods.conformance import check_method
 from longdecode.methods.conformance_launches import Place, check_launches, landmarks
 from longdecode.methods.lychee import method as lychee
 from longdecode.methods.registry import get_method, load_card, method_names
-from longdecode.methods.snapkv import method as snapkv
 from longdecode.methods.streaming.method import Streaming
 
 CPU, SHAPE = torch.device("cpu"), shape_config("miniature-shape")
@@ -191,14 +191,21 @@ def test_scores_that_rounding_does_not_explain_are_caught(monkeypatch: pytest.Mo
 
 
 def weights_are(change: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change the attention weights in force, by which tokens are dropped."""
-    right = attention_weights.attention_weights
+    """Change the attention weights in force, by which tokens are dropped: of a prompt, and those that a step leaves."""
+    right, read = attention_weights.attention_weights, decode_attention.decode_attention
 
     def weigh(*given: Any, **options: Any) -> Tensor:
         weights = right(*given, **options)
         return change(weights) if in_force() else weights
 
+    def attend(*given: Any, logits: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = read(*given, logits=logits, **options)
+        if logits is not None and in_force():
+            logits.copy_(change(torch.exp(logits - lse)).log() + lse)
+        return out, lse
+
     monkeypatch.setattr(attention_weights, "attention_weights", weigh)
+    monkeypatch.setattr(decode_attention, "decode_attention", attend)
 
 
 def rounded(weights: Tensor) -> Tensor:
@@ -228,15 +235,18 @@ def test_a_token_kept_within_rounding_of_another_fails_no_output(name: str, monk
 @pytest.mark.parametrize("name", ["h2o", "snapkv", "tova"])
 def test_weights_of_queries_rounded_otherwise_fail_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One path rounds every ninth number of a query to its other neighbour, as another way to rotate it may."""
-    right = attention_weights.attention_weights
 
-    def weigh(q: Tensor, *given: Any, **options: Any) -> Tensor:
-        if in_force():
-            q = q.clone()
-            q.view(torch.int16).flatten()[::9] += 1
-        return right(q, *given, **options)
+    def of_other_queries(right: Callable[..., Any]) -> Callable[..., Any]:
+        def run(q: Tensor, *given: Any, **options: Any) -> Any:
+            if in_force():
+                q = q.clone()
+                q.view(torch.int16).flatten()[::9] += 1
+            return right(q, *given, **options)
 
-    monkeypatch.setattr(attention_weights, "attention_weights", weigh)
+        return run
+
+    for module, op in ((attention_weights, "attention_weights"), (decode_attention, "decode_attention")):
+        monkeypatch.setattr(module, op, of_other_queries(getattr(module, op)))
     checked(name, torch.bfloat16)
     weights_are(lambda weights: 1.1 * weights, monkeypatch)
     with pytest.raises(GateError, match=f"{name} in bfloat16, .* attention weights differ by"):
@@ -251,20 +261,18 @@ def test_weights_that_rounding_does_not_explain_are_caught(name: str, monkeypatc
         checked(name, torch.float32)
 
 
-def second_least(choose: Callable[[], None], cache: Any, layer: int) -> None:
-    choose()
-    least = cache.victims[layer][..., None].clone()
-    score = cache.scores[layer].gather(2, least)
-    cache.scores[layer].scatter_(2, least, torch.inf)
-    choose()
-    cache.scores[layer].scatter_(2, least, score)
+def second_least(cache: Any, layer: int) -> None:
+    """The least of the older half but the victim."""
+    old = cache.slot_positions[layer] < cache.positions[:, None, None] // 2
+    scores = torch.where(old, cache.scores[layer], torch.inf)
+    cache.victims[layer] = scores.scatter(2, cache.victims[layer][..., None], torch.inf).argmin(dim=2)
 
 
-def newest(choose: Callable[[], None], cache: Any, layer: int) -> None:
+def newest(cache: Any, layer: int) -> None:
     cache.victims[layer] = cache.slot_positions[layer].argmax(dim=2)
 
 
-def oldest(choose: Callable[[], None], cache: Any, layer: int) -> None:
+def oldest(cache: Any, layer: int) -> None:
     cache.victims[layer] = cache.slot_positions[layer].argmin(dim=2)
 
 
@@ -279,14 +287,17 @@ def test_a_token_dropped_wrongly_is_caught(name: str, drop: Any, monkeypatch: py
 
 def drops(method: type, drop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a method in force drop other tokens than it should."""
-    right: Any = vars(method)["_choose_victims"]
 
-    def choose(self: Any, cache: Any, layer: int, *given: Any) -> None:
-        right(self, cache, layer, *given)
-        if in_force():
-            drop(lambda: right(self, cache, layer, *given), cache, layer)
+    def wrong(right: Any) -> Any:
+        def choose(self: Any, cache: Any, layer: int, *given: Any) -> None:
+            right(self, cache, layer, *given)
+            if in_force():
+                drop(cache, layer)
 
-    monkeypatch.setattr(method, "_choose_victims", choose)
+        return choose
+
+    for hook in {"_choose_first_victims", "_choose_victims"} & set(vars(method)):
+        monkeypatch.setattr(method, hook, wrong(vars(method)[hook]))
 
 
 def test_a_sink_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,12 +307,12 @@ def test_a_sink_that_is_dropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_window_that_is_not_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = snapkv.latest_and_best
+    right = window_cut.latest_and_best
 
     def cut(scores: Tensor, lengths: Tensor, recent: int, *given: Any) -> Tensor:
         return right(scores, lengths, recent - int(in_force()), *given)
 
-    monkeypatch.setattr(snapkv, "latest_and_best", cut)
+    monkeypatch.setattr(window_cut, "latest_and_best", cut)
     with pytest.raises(GateError, match=r"snapkv in float32, .* slots hold other tokens"):
         checked("snapkv", torch.float32)
 

@@ -11,6 +11,7 @@ import torch
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Request
+from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
 from longdecode.methods.registry import get_method, load_card, method_names
@@ -120,3 +121,30 @@ def test_a_prompt_that_was_decoded_in_place_is_refused(generator: Generator) -> 
         generator.decode(prompt, method, keep_prompt=False)
         with pytest.raises(ConfigError, match="decoded in its own cache"):
             generator.decode(prompt, method)
+
+
+@pytest.mark.parametrize("name", ["full", "quest", "lychee", "retro", "tidal", "snapkv", "ngram"])
+def test_a_dense_prompt_is_decoded_without_a_copy_and_stays_as_it_was(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that is full at once and one that rewrites what it read are among the rows; every bit is there again."""
+    deeper = Generator(random_decoder(replace(CONFIG, num_layers=7), 0, torch.device("cpu"), torch.float64))
+    params = {"tidal": {"correction": "rewrite", "correction_period": 2}, "snapkv": {"window": 8}}.get(name, {})
+    budget = None if load_card(name).limits.min_budget_tokens is None else 64
+    method = build(name, budget, replace(CONFIG, num_layers=7), **params)
+    requests = [Request(IDS * 2, 0), Request(IDS, 12)]
+    want = said(deeper.run(requests, method))
+    prompt = deeper.prefill(requests, [method])
+    cache = prompt.cache
+    before = [tensor.clone() for tensor in (cache.k, cache.v)]
+
+    def copied(self: KVCache) -> None:
+        raise AssertionError("the prompt's cache was copied")
+
+    monkeypatch.setattr(KVCache, "clone", copied)
+    for _ in range(2):
+        assert said(deeper.decode(prompt, method)) == want
+        for tensor, old in zip((cache.k, cache.v), before, strict=True):
+            for row, request in enumerate(requests):
+                stored = len(request.prompt_ids)
+                assert tensor[:, row, :, :stored].equal(old[:, row, :, :stored])

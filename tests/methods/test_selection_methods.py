@@ -12,6 +12,7 @@ from torch import Tensor
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.prefill import Seen
 from longdecode.methods import prefill_scores
 from longdecode.methods.registry import get_method
 
@@ -218,7 +219,7 @@ def test_attention_received_is_the_same_in_slices_of_any_size(
     observer = prefill_scores.AttentionReceived()
     observer.begin(CacheShape(config, 3, 45, torch.device("cpu"), torch.float64, 0), lengths)
     for start, stop in ((0, cut), (cut, 45)):
-        observer.see(0, slice(0, 3), start, q[:, :, start:stop], keys[:, :, :stop])
+        observer.see(Seen(0, slice(0, 3), start, q[:, :, start:stop], keys[:, :, :stop], keys[:, :, :stop]))
     shared = keys.repeat_interleave(config.num_heads // config.num_kv_heads, dim=1)
     scores = (q @ shared.mT) * config.head_dim**-0.5
     given = scores.masked_fill(torch.ones(45, 45).triu(1).bool(), float("-inf")).softmax(dim=-1)
