@@ -201,7 +201,9 @@ def _recorded(method: AttentionMethod, run: _Run, replayed: _Run | None) -> Iter
 
         return choose
 
-    wrapped = {attention_weights.__name__: weighed, choose_victims.__name__: evicted}
+    wrapped: dict[str, Callable[[Any], Any]] = {
+        attention_weights.__name__: weighed, choose_victims.__name__: evicted,
+    }  # fmt: skip
     ops = [(names, name, names[name]) for names in modules.values() for name in wrapped if name in names]
     vars(method).update({name: listed(getattr(method, name)) for name in hooks}, attend_selected=scored)
     for names, name, op in ops:
