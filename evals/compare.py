@@ -1,65 +1,69 @@
-"""Compare two runs: records equal apart from when and at which commit they were made and how long it took."""
+"""Compare two runs cell by cell: are prompts, outputs and scores the same, and if not, by how much do scores differ?
+
+``python -m longdecode.evals.compare FIRST SECOND`` takes two files of records or two folders of them, say of two
+revisions. It prints a row for each cell and ends with 1 where a cell is not the same in both.
+"""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from longdecode.evals.records import Record
-from longdecode.evals.storage import read_folder, read_records
+import pandas as pd
 
-_MOMENTS = ("started_at", "sm_clock_mhz", "revision", "dirty")  # code_hash says which code it was
-_KEY = ("model", "variant", "suite", "task", "budget", "context", "batch", "seed", "sample_index")
+from longdecode.evals.records import Record, hash_output
+from longdecode.evals.store import read_folder, read_records, write_table
 
-
-def comparable(record: Record) -> dict[str, Any]:
-    """Return the fields of a record that two runs of the same code on the same machine must share."""
-    fields = record.model_dump()
-    fields["measures"] = {name: value for name, value in fields["measures"].items() if not name.endswith("_ms")}
-    fields["provenance"] = {name: value for name, value in fields["provenance"].items() if name not in _MOMENTS}
-    return fields
+CELL = ["model", "suite", "task", "context", "batch", "budget", "variant"]
+_SAMPLE = [*CELL, "seed", "sample_index"]
+_SAME = ["same_prompt", "same_output", "same_score"]
 
 
-def differences(left: Iterable[Record], right: Iterable[Record]) -> list[str]:
-    """One line for each record that only one run has, and for each field in which two runs differ."""
-    one, other = ({_key(record): comparable(record) for record in records} for records in (left, right))
-    lines = [f"only in the first: {_say(key)}" for key in sorted(one.keys() - other.keys())]
-    lines += [f"only in the second: {_say(key)}" for key in sorted(other.keys() - one.keys())]
-    for key in sorted(one.keys() & other.keys()):
-        for name, value in one[key].items():
-            if value != other[key][name]:
-                lines.append(f"{_say(key)}: {name}: {value!r} and {other[key][name]!r}")
-    return lines
+def compare_runs(first: Iterable[Record], second: Iterable[Record]) -> pd.DataFrame:
+    """Return one row a cell: samples of either run, shares that agree, and the mean of second minus first.
+
+    A sample that one run lacks agrees in nothing. Two statuses without a score agree where they are the same. ``low``
+    and ``high`` are the difference's 95 % limits (1.96 standard errors over the samples that both scored).
+    """
+    both = _frame(first).merge(_frame(second), on=_SAMPLE, how="outer", suffixes=("", "_"), indicator="side")
+    there = both.side == "both"
+    for name in ("prompt", "output", "score"):
+        ours, theirs = both[name], both[f"{name}_"]
+        alike = (ours == theirs) | (ours.isna() & theirs.isna())
+        both[f"same_{name}"] = there & alike & (both.status == both.status_)
+    both["difference"] = both.score_ - both.score
+    cells = both.groupby(CELL, sort=True)
+    half = 1.96 * cells.difference.sem()
+    mean = cells.difference.mean()
+    table = cells[_SAME].mean().assign(n=cells.size(), difference=mean, low=mean - half, high=mean + half)
+    return table.reset_index()
+
+
+def _frame(records: Iterable[Record]) -> pd.DataFrame:
+    columns = [*_SAMPLE, "status", "score", "prompt", "output"]
+    rows = [
+        (*(getattr(r, name) for name in columns[:-2]), r.prompt_sha256, r.output_sha256 or hash_output(r.output_ids))
+        for r in records
+    ]
+    return pd.DataFrame(rows, columns=columns).astype({"score": float})
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compare two parquet files or two folders of them; 0 where they agree, 1 where not."""
+    """Print how two runs compare."""
     parser = argparse.ArgumentParser(prog="python -m longdecode.evals.compare", description=__doc__)
-    parser.add_argument("first", type=Path)
-    parser.add_argument("second", type=Path)
+    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN")
+    parser.add_argument("--output", type=Path, help="write the table as CSV")
     given = parser.parse_args(arguments)
-    first, second = (
-        read_folder(path, Record) if path.is_dir() else read_records(path, Record)
-        for path in (given.first, given.second)
-    )
-    if not first and not second:
-        print(f"no records below {given.first} and {given.second}", file=sys.stderr)
-        return 1
-    lines = differences(first, second)
-    print("\n".join(lines) if lines else f"{len(first)} records are equal")
-    return 1 if lines else 0
-
-
-def _key(record: Record) -> tuple[Any, ...]:
-    return tuple(getattr(record, name) for name in _KEY)
-
-
-def _say(key: tuple[Any, ...]) -> str:
-    return " ".join(f"{name}={value}" for name, value in zip(_KEY, key, strict=True))
+    found = [read_folder(path, Record) if path.is_dir() else read_records(path, Record) for path in given.runs]
+    table = compare_runs(*found)
+    print(table.to_string(index=False, float_format="{:.4f}".format))
+    same = (table[_SAME] == 1).all(axis=None)
+    print(f"{len(table)} cells: {'the same in both' if same and len(table) else 'not the same'}")
+    if given.output:
+        write_table(given.output, table)
+    return int(not same or table.empty)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

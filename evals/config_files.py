@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.hashing import REPOSITORY
+from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.yaml_file import read_yaml
 
 SUFFIXES = (".yaml", ".yml", ".json")

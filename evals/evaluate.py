@@ -1,14 +1,12 @@
-"""Score a suite: contexts, tasks, batches (one prefill serves all labels and budgets), each batch journalled."""
+"""Score a suite: contexts, tasks, batches; one prefill serves all variants and budgets, each batch is stored."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, TypeVar
@@ -19,19 +17,15 @@ from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.against_full import compared_prompt, full_run
-from longdecode.evals.cells import Cell
 from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.fairness import TuningGuard
 from longdecode.evals.gate import Gate, gate_folder
-from longdecode.evals.journal import Journal
-from longdecode.evals.ledger import Ledger
-from longdecode.evals.manifest import results_root, seal
+from longdecode.evals.manifest import seal
 from longdecode.evals.names import unknown_name
-from longdecode.evals.quality_job import LabelJob, QualityJob
-from longdecode.evals.records import Provenance, Record
+from longdecode.evals.quality_job import QualityJob, Variant
+from longdecode.evals.records import Cell, Record
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.settings import quality_settings
-from longdecode.evals.storage import journal_path, read_records, write_records
+from longdecode.evals.store import Store, results_root
 from longdecode.evals.tasks.base import Sample, Task
 
 T = TypeVar("T")
@@ -40,24 +34,23 @@ T = TypeVar("T")
 def evaluate_suite(
     config: RunConfig, model: str, suite: str, outputs: Mapping[str, Path], *, gated: bool = True
 ) -> None:
-    """Run every cell of some labels on one model and suite and write their records.
+    """Run every cell of some variants on one model and suite and write their records.
 
-    A killed run resumes label by label: batches in a journal are kept, and so are the records of an earlier output
-    whose settings and code are today's. Batches have a fixed composition, so that the records are those of an
-    uninterrupted run. A cell that cannot run ends as a status; the other cells and labels go on.
+    A killed run resumes: records on disk are kept where their fingerprint is today's. Batches have a fixed composition,
+    so that the records are those of an uninterrupted run. A cell that cannot run ends as a status; the others go on.
 
     Args:
-        outputs: the parquet file of each label; a journal's path follows from it (``journal_path``).
+        outputs: the parquet file of each variant.
         gated: ask for conformance first; tuning, whose scores stand in no table, does without.
 
     Raises:
-        ConfigError: the configuration has no such model, label or suite, or a knob was tuned on a prompt of the suite.
+        ConfigError: the configuration has no such model, variant or suite, or a knob was tuned on one of its prompts.
         CheckpointError: the model cannot be loaded.
-        JournalLockedError: another process runs one of the labels.
+        LockHeldError: another process runs one of the variants.
     """
     for kind, names, known in (
         ("model", [model], config.models),
-        ("label", outputs, config.methods),
+        ("variant", outputs, config.methods),
         ("suite", [suite], config.suites),
     ):
         for name in names:
@@ -65,169 +58,147 @@ def evaluate_suite(
                 raise ConfigError(f"{config.source}: {unknown_name(kind, name, known)}")
     with lease_gpu(resolve_device(config.device)) as device, ExitStack() as stack:
         job = QualityJob(config, model, suite, device)
-        if job.failure is not None and any(b.of_bytes for label in outputs for b in config.budgets_of(label)):
+        if job.failure is not None and any(b.of_bytes for name in outputs for b in config.budgets_of(name)):
             raise job.failure  # a budget in bytes is solved for the model's shape
-        lines = []
-        for label, output in outputs.items():
-            refusal = Gate(config, device, gate_folder(output)).refusal(label, model) if gated else None
-            lines.append(_open(LabelJob(job, label), output, refusal, stack))
-        _Evaluation(job, lines).all_cells()
-        for line, output in zip(lines, outputs.values(), strict=True):
-            settings = quality_settings(config, model, suite, line.label.label)
-            write_records(output, line.ledger.final(), Record, line.label.fingerprint, settings)
+        lines = list[_Line]()
+        for name, output in outputs.items():
+            variant = Variant(job, name)
+            refusal = Gate(config, device, gate_folder(output)).refusal(name, model) if gated else None
+            lines.append(_Line(variant, refusal, stack.enter_context(_store(variant, output, refusal))))
+        _Evaluation(job, lines).run()
+        for line in lines:
+            line.store.finish()
         seal(results_root(next(iter(outputs.values()))), outputs.values())
 
 
 class _Line(NamedTuple):
-    """One label, the error that bars it from scoring, and what is known of its cells."""
+    """One variant, the error that bars it from scoring, and what is known of its cells."""
 
-    label: LabelJob
+    variant: Variant
     refusal: Exception | None
-    ledger: Ledger[Cell, Record]
+    store: Store[Cell, Record]
 
 
 class _Todo(NamedTuple):
-    """One cell of one label, and the provenance that its records get."""
+    """One cell that is not done."""
 
     line: _Line
     cell: Cell
-    origin: Provenance
+
+    def scores(self, batch: Sequence[Sample]) -> frozenset[int]:
+        """Return the numbers of the samples that the cell lacks."""
+        return self.line.store.missing(self.cell, [sample.index for sample in batch])
 
 
-def _open(label: LabelJob, output: Path, refusal: Exception | None, stack: ExitStack) -> _Line:
-    journal = stack.enter_context(Journal(journal_path(output), label.fingerprint, Record))
-    ledger = Ledger(
-        journal,
-        label.cells,
-        samples=lambda cell: label.job.sample_counts[cell.task],
-        valid=lambda cell, record: refusal is None and record.provenance.code_hash == label.code_hashes[cell.task],
-        kept=read_records(output, Record, label.fingerprint),
+class _Shared(NamedTuple):
+    """What the cells of one batch share: a prefilled prompt, and Full's run over it where a task compares with it."""
+
+    requests: Sequence[Request]
+    prompt: Prompt | None = None
+    full: Sequence[Completion] | None = None
+
+
+def _store(variant: Variant, output: Path, refusal: Exception | None) -> Store[Cell, Record]:
+    tasks, samples = variant.job.tasks, variant.job.spec.samples
+    return Store(
+        output,
+        Record,
+        variant.cells,
+        lambda cell: None if refusal else variant.origin(cell).fingerprint,
+        samples=lambda cell: samples * tasks[cell.task].samples_per_problem,
     )
-    return _Line(label, refusal, ledger)
 
 
 class _Evaluation:
     """One pass over the cells that are not done."""
 
     def __init__(self, job: QualityJob, lines: Sequence[_Line]):
-        self.job = job
-        self.lines = lines
+        self.job, self.lines = job, lines
         self.guard = TuningGuard(job.config, job.model, job.model_hash)
-        self.open_at_first = sum(len(line.ledger.open(line.ledger.cells)) for line in lines)
-        self.started = time.monotonic()
-        self.finished = 0
+        self.left = sum(len(line.store.open(line.store.cells)) for line in lines)
+        self.started, self.finished = time.monotonic(), 0
 
-    def all_cells(self) -> None:
-        """Run group by group; a group is one task at one context, whose labels and budgets share samples."""
-        known = sum(len(line.ledger.cells) for line in self.lines) - self.open_at_first
-        where = f"{self.job.model}/{self.job.suite}: {', '.join(line.label.label for line in self.lines)}"
-        print(f"{where}: {self.open_at_first} cells to run, {known} known", file=sys.stderr, flush=True)
+    def run(self) -> None:
+        """Run task by task at each context; variants and budgets share samples."""
+        cells, names = sum(len(line.store.cells) for line in self.lines), [line.variant.name for line in self.lines]
+        _say(f"{self._where}: {', '.join(names)}: {self.left} cells to run, {cells - self.left} known")
         for context in self.job.spec.contexts:
             for task in self.job.tasks.values():
-                found = [
-                    (line, cell)
+                todo = [
+                    _Todo(line, cell)
                     for line in self.lines
-                    for cell in line.ledger.open(line.ledger.cells)
+                    for cell in line.store.open(line.store.cells)
                     if (cell.task, cell.context) == (task.name, context)
                 ]
-                if found:
-                    self._group(task, context, found)
+                if todo:
+                    self._task(task, context, todo)
+                    self._report(todo)
 
-    def _group(self, task: Task, context: int, found: Sequence[tuple[_Line, Cell]]) -> None:
-        samples: list[Sample] = []
-        failure: Exception | None = None
-        try:
-            samples = self.job.samples(task, context)
-        except Exception as error:
-            failure = error
+    def _task(self, task: Task, context: int, todo: Sequence[_Todo]) -> None:
+        """Close what cannot run at all, then take the samples batch by batch."""
+        samples = self._attempt(todo, lambda: self.job.samples(task, context)) or []
         self.guard.check(task.name, context, samples)
-        origins = {line.label.label: line.label.provenance(task, samples) for line, _ in found}
-        todo = [_Todo(line, cell, origins[line.label.label]) for line, cell in found]
-        for item in todo:
-            if (reason := failure or item.line.refusal) is not None:
-                self._close(task, [item], reason)
-        batches = list(self.job.batches(samples))
+        for item in todo if samples else ():
+            if item.line.refusal is not None:
+                self._close([item], item.line.refusal)
+        size = self.job.spec.batch  # of fixed composition, so that a resumed run repeats the first one's numbers
+        batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         for number, batch in enumerate(batches, 1):
-            indices = [sample.index for sample in batch]
-            wanting = [item for item in todo if item.line.ledger.missing(item.cell, indices)]
-            if wanting:
-                self._batch(task, context, batch, wanting, (number, len(batches)))
-        self._report(task, context, todo)
+            if wanting := [item for item in todo if item.scores(batch)]:
+                self._batch(task, context, batch, wanting)
+                if number < len(batches):
+                    place = f"{self._where} {task.name} context={context}"
+                    _say(f"  {place}: batch {number} of {len(batches)}, {self._elapsed:.0f} s")
 
-    def _batch(
-        self, task: Task, context: int, batch: Sequence[Sample], wanting: Sequence[_Todo], place: tuple[int, int]
-    ) -> None:
+    def _batch(self, task: Task, context: int, batch: Sequence[Sample], wanting: Sequence[_Todo]) -> None:
         """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return.
 
         A method with a prefill rule of its own gets a prefill of its own, and so does each cell where the shared
         prompt does not fit the device: a method's own cache may be smaller.
-
-        Args:
-            place: the batch's number and how many there are, for the line that each label gets when it is through; the
-                group's report stands for the last.
         """
-
-        def prepare() -> tuple[Generator, list[Request]]:
-            return self.job.generator(task), [self.job.request(task, context, sample) for sample in batch]
-
-        if (prepared := self._attempt(task, wanting, prepare)) is None:
+        prepared = self._attempt(
+            wanting, lambda: (self.job.generator(task), [self.job.request(task, context, s) for s in batch])
+        )
+        if prepared is None:
             return
         generator, requests = prepared
-        built: list[tuple[_Todo, AttentionMethod]] = []
-        for item in wanting:
-            build = partial(item.line.label.method_at, item.cell)
-            if (method := self._attempt(task, [item], build)) is not None:
-                built.append((item, method))
-        prompt: Prompt | None = None
-        full: list[Completion] | None = None
-        failure: Exception | None = None
-        if shared := [method for _, method in built if method.prefills_densely]:
-            try:
-                prompt = generator.prefill(requests, shared)
-                if task.against_full:
-                    full = full_run(generator, prompt)
-                    prompt = compared_prompt(prompt, full)
-                    requests = list(prompt.requests)
-            except Exception as error:
-                failure = error
-        if failure is not None and status_of(failure) != "oom":
-            self._close(task, [item for item, _ in built], failure)
-            return
+        methods = {
+            item: method
+            for item in wanting
+            if (method := self._attempt([item], partial(item.line.variant.method_at, item.cell))) is not None
+        }
+        alone, failure = _Shared(requests), None
+        shared = alone
+        try:
+            shared = _prefilled(generator, task, requests, [m for m in methods.values() if m.prefills_densely])
+        except Exception as error:
+            failure = error
         if failure is not None:
+            if status_of(failure) != "oom":
+                self._close(list(methods), failure)
+                return
             free_memory(self.job.device, failure)
-        for line, mine in groupby(built, key=lambda pair: pair[0].line):
-            ran = False
-            for item, method in mine:
-                own = None if method not in shared else prompt
-                decode = partial(self._decode, generator, requests, own, full, task, batch, item, method)
-                ran |= self._attempt(task, [item], decode) is not None
-            if ran and (place[0] < place[1] or line is not built[-1][0].line):
-                where = f"{self.job.model}/{self.job.suite} {task.name} context={context} {line.label.label}"
-                elapsed = time.monotonic() - self.started
-                print(f"  {where}: batch {place[0]} of {place[1]}, {elapsed:.0f} s", file=sys.stderr, flush=True)
+        for item, method in methods.items():
+            given = shared if method.prefills_densely else _Shared(shared.requests, None, shared.full)
+            self._attempt([item], partial(self._decode, generator, given, batch, item, method))
 
     def _decode(
-        self,
-        generator: Generator,
-        requests: Sequence[Request],
-        prompt: Prompt | None,
-        full: Sequence[Completion] | None,
-        task: Task,
-        batch: Sequence[Sample],
-        item: _Todo,
-        method: AttentionMethod,
-    ) -> bool:
-        completions = generator.run(requests, method) if prompt is None else generator.decode(prompt, method)
-        references: Sequence[Completion | None] = full or [None] * len(batch)
-        missing = item.line.ledger.missing(item.cell, [sample.index for sample in batch])
+        self, generator: Generator, shared: _Shared, batch: Sequence[Sample], item: _Todo, method: AttentionMethod
+    ) -> None:
+        """Decode and score a batch for one cell, and store the records that it lacks."""
+        if shared.prompt is None:
+            completions = generator.run(shared.requests, method)
+        else:
+            completions = generator.decode(shared.prompt, method)
+        full: Sequence[Completion | None] = shared.full or [None] * len(batch)
         records = [
-            item.line.label.scored(task, item.cell, sample, completion, method, item.origin, reference)
-            for sample, completion, reference in zip(batch, completions, references, strict=True)
+            item.line.variant.scored(item.cell, sample, completion, method, reference)
+            for sample, completion, reference in zip(batch, completions, full, strict=True)
         ]
-        item.line.ledger.add(*(record for record in records if record.index in missing))
-        return True
+        missing = item.scores(batch)
+        item.line.store.add(*(record for record in records if record.index in missing))
 
-    def _attempt(self, task: Task, items: Sequence[_Todo], work: Callable[[], T]) -> T | None:
+    def _attempt(self, items: Sequence[_Todo], work: Callable[[], T]) -> T | None:
         """Do some work; where it fails with an error of the cells, close them and return ``None``."""
         failure: Exception
         try:
@@ -235,40 +206,56 @@ class _Evaluation:
         except Exception as error:
             failure = error
         # Outside the handler nothing but the error itself refers to the frames that hold its tensors.
-        self._close(task, items, failure)
+        self._close(items, failure)
         return None
 
-    def _close(self, task: Task, items: Sequence[_Todo], error: Exception) -> None:
+    def _close(self, items: Sequence[_Todo], error: Exception) -> None:
         """Turn an error that belongs to the cells into their status; raise any other."""
         status = status_of(error)
         if status is None:
             raise error
-        for line, cell, origin in items:
-            line.ledger.add(line.label.closed(task, cell, status, str(error), origin))
+        for line, cell in items:
+            line.store.add(line.variant.closed(cell, status, str(error)))
         if status == "oom":
             free_memory(self.job.device, error)
 
-    def _report(self, task: Task, context: int, todo: Sequence[_Todo]) -> None:
+    def _report(self, todo: Sequence[_Todo]) -> None:
+        """Say for each cell its samples and mean score or its status, and about how long the rest takes."""
         self.finished += len(todo)
-        elapsed = time.monotonic() - self.started
-        left = elapsed / self.finished * (self.open_at_first - self.finished)
-        for line, cell, _ in todo:
-            outcome = _outcome(line.ledger.of(cell))
-            print(
-                f"{line.label.label} {task.name} context={context} budget={cell.budget.text} {outcome}", file=sys.stderr
-            )
-        print(
-            f"  {self.finished}/{self.open_at_first} cells, {elapsed:.0f} s, about {left:.0f} s left",
-            file=sys.stderr,
-            flush=True,
-        )
+        for line, cell in todo:
+            found = line.store.of(cell)
+            scores = [record.score for record in found if record.score is not None]
+            outcome = f"n={len(scores)}" + (f" mean={fmean(scores):.4f}" if scores else "")
+            if late := sum(record.status == "timeout" for record in found):
+                outcome += f" timeouts={late}"
+            if found and found[0].index < 0:
+                outcome = f"{found[0].status}: {found[0].reason}"
+            _say(f"{line.variant.name} {cell.task} context={cell.context} budget={cell.budget.text} {outcome}")
+        rest = self._elapsed / self.finished * (self.left - self.finished)
+        _say(f"  {self.finished}/{self.left} cells, {self._elapsed:.0f} s, about {rest:.0f} s left")
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def _where(self) -> str:
+        return f"{self.job.model}/{self.job.suite}"
 
 
-def _outcome(records: Sequence[Record]) -> str:
-    """Sum a cell up for the progress line: samples and mean score, or the status and its reason."""
-    if records and records[0].index < 0:
-        return f"{records[0].status}: {records[0].reason}"
-    scores = [record.score for record in records if record.score is not None]
-    mean = f" mean={fmean(scores):.4f}" if scores else ""
-    late = Counter(record.status for record in records)["timeout"]
-    return f"n={len(scores)}{f' timeouts={late}' if late else ''}{mean}"
+def _prefilled(
+    generator: Generator, task: Task, requests: Sequence[Request], methods: Sequence[AttentionMethod]
+) -> _Shared:
+    """Prefill a batch for all methods that read a prompt densely; run Full first where the task compares with it."""
+    if not methods:
+        return _Shared(requests)
+    prompt = generator.prefill(requests, methods)
+    if not task.against_full:
+        return _Shared(requests, prompt)
+    full = full_run(generator, prompt)
+    prompt = compared_prompt(prompt, full)
+    return _Shared(prompt.requests, prompt, full)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

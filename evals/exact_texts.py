@@ -33,7 +33,7 @@ from longdecode.evals.generation.job import REFERENCE, GenerationJob, Writer
 from longdecode.evals.generation.prompts import prompts
 from longdecode.evals.replay import distances
 from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.evals.storage import write_table
+from longdecode.evals.store import write_table
 from longdecode.methods.registry import get_method
 
 NAME = "exact_texts.csv"

@@ -223,6 +223,6 @@ class TuningGuard:
 
 def prompt_hash(sample: Sample) -> str:
     """Hash a prompt as records do."""
-    from longdecode.evals.hashing import hash_texts
+    from longdecode.evals.fingerprint import hash_texts
 
     return hash_texts([sample.prompt, sample.forced])

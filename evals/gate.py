@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from longdecode.engine.device import device_name
 from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.evals import provenance
+from longdecode.evals.fingerprint import gate_code_hash
 from longdecode.evals.gate_launches import Launched, check_label
-from longdecode.evals.hashing import gate_code_hash
 from longdecode.evals.manifest import seal
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.storage import replacing
+from longdecode.evals.store import replacing
 from longdecode.methods.conformance import check_method
 
 

@@ -16,7 +16,7 @@ from longdecode.evals.manifest import seal
 from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import InstrumentSpec, RunConfig
-from longdecode.evals.storage import read_records, replacing
+from longdecode.evals.store import read_records, replacing
 from longdecode.evals.tasks.registry import folder_of, suite_names, suite_tasks
 
 LOOKUP_SUITES = ("mini_recall", "mini_longgen")

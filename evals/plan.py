@@ -19,12 +19,19 @@ from longdecode.engine.file_lock import FileLock, LockHeldError
 from longdecode.engine.model_cache import built_model
 from longdecode.evals.analysis.tables import ANALYSIS_TABLES
 from longdecode.evals.fairness import tuned_labels
+from longdecode.evals.fingerprint import (
+    gate_code_hash,
+    hash_files,
+    hash_texts,
+    narrowed,
+    quality_code_hash,
+    quality_settings,
+    speed_code_hash,
+)
 from longdecode.evals.gate_launches import launches_of
-from longdecode.evals.hashing import gate_code_hash, hash_files, hash_texts, quality_code_hash, speed_code_hash
 from longdecode.evals.names import unknown_name
 from longdecode.evals.record_files import record_files
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config
-from longdecode.evals.settings import narrowed, quality_settings
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
 from longdecode.evals.throughput.own_choices_spec import JOB as OWN_CHOICES_JOB

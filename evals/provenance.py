@@ -8,15 +8,18 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from longdecode.engine.checkpoint_files import prompt_files
 from longdecode.engine.device import device_name
 from longdecode.engine.weights import model_hash
-from longdecode.evals.hashing import REPOSITORY, hash_files, hash_texts
+from longdecode.evals.fingerprint import REPOSITORY, hash_files, hash_settings, hash_texts
 from longdecode.evals.records import Provenance
 from longdecode.kernels.dispatch import kernel_path
 
@@ -51,29 +54,32 @@ def checkpoint_hash(folder: Path) -> str:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that can change a number."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "absent"
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+    installed = {name: metadata.version(name) for name in _PACKAGES if find_spec(name)}
+    cuda = {"cuda": torch.version.cuda} if torch.version.cuda else {}
+    return {"python": platform.python_version()} | dict.fromkeys(_PACKAGES, "absent") | installed | cuda
 
 
 def collect(
-    *, code: str, model: str, data: str, device: torch.device, dtype: torch.dtype, clock_mhz: int | None = None
+    *,
+    settings: Mapping[str, Any],
+    code: str,
+    model: str,
+    data: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    clock_mhz: int | None = None,
 ) -> Provenance:
-    """Build the provenance of one cell from its three hashes and the machine it runs on."""
+    """Build the provenance of one cell from its settings, three hashes and the machine it runs on."""
+    name, numbers = device_name(device), str(dtype).removeprefix("torch.")
     return Provenance(
         revision=revision(),
         dirty=is_dirty(),
+        settings_hash=hash_settings(settings, name, numbers),
         code_hash=code,
         model_hash=model,
         data_hash=data,
-        device=device_name(device),
-        dtype=str(dtype).removeprefix("torch."),
+        device=name,
+        dtype=numbers,
         versions=versions() | {"kernels": kernel_path(device, dtype)},
         sm_clock_mhz=clock_mhz,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

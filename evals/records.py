@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from longdecode.engine.errors import LongDecodeError
+from longdecode.evals.budgets import Budget
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
 Bench = Literal["ceiling", "kernel", "decode", "offload", "own_choices"]
@@ -25,6 +28,8 @@ _ROUNDING = 1e-9
 
 FINAL_STATUSES: frozenset[Status] = frozenset({"ok", "unsupported"})
 """Statuses that a resumed job keeps; the others may end better the next time."""
+KEPT_OUTPUTS = 32
+"""Samples of a cell whose outputs are stored."""
 OP_SIZES: Mapping[str, tuple[str, ...]] = {
     "kernel": ("full_heads",),
     "offload": ("hit_rate",),
@@ -52,11 +57,31 @@ class _Stored(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class Fingerprint(NamedTuple):
+    """Hashes of what a cell depends on; a record whose own differs is run again.
+
+    ``settings`` covers the cell's settings, device and dtype; ``code`` the engine, the kernels, the method and the
+    suite or bench; ``model`` the files that change a prompt or an answer; ``data`` the data sets and the files that
+    parameters name.
+    """
+
+    settings: str
+    code: str
+    model: str
+    data: str
+
+    def changed(self, before: Fingerprint | None) -> tuple[str, ...]:
+        """Return the parts in which an earlier fingerprint differs; all where it is unknown."""
+        old = before or (None,) * len(self)
+        return tuple(name for name, a, b in zip(self._fields, self, old, strict=True) if a != b)
+
+
 class Provenance(_Stored):
     """Revision, hashes, device and versions behind a number."""
 
     revision: str
     dirty: bool
+    settings_hash: str | None = None
     code_hash: str
     model_hash: str
     data_hash: str
@@ -65,6 +90,13 @@ class Provenance(_Stored):
     versions: dict[str, str]
     sm_clock_mhz: int | None = None
     started_at: str
+
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        """Hashes of what the number depends on; ``None`` of a number that was measured before there were any."""
+        if self.settings_hash is None:
+            return None
+        return Fingerprint(self.settings_hash, self.code_hash, self.model_hash, self.data_hash)
 
     @property
     def short_revision(self) -> str:
@@ -97,7 +129,7 @@ class BaseRecord(_Stored):
 
     @property
     def key(self) -> Key:
-        """Identify the cell of this record among the cells of its job."""
+        """The cell of this record among those of its job."""
         raise NotImplementedError
 
     @property
@@ -117,10 +149,26 @@ class BaseRecord(_Stored):
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One variant on one task at one context and budget, for the model and suite of a job."""
+
+    variant: str
+    task: str
+    context: int
+    budget: Budget
+
+    @property
+    def key(self) -> Key:
+        """The ``key`` of this cell's records."""
+        return self.variant, self.task, self.context, self.budget.text
+
+
 class Record(BaseRecord):
     """One scored sample; a cell that could not run is one record with ``sample_index`` -1, a status and a reason.
 
-    A sample whose completion could not be scored in time keeps its number and output, with status ``timeout``.
+    A sample whose completion could not be scored in time keeps its number and output, with status ``timeout``. Tokens
+    and text of an output are kept for the first ``KEPT_OUTPUTS`` samples of a cell, its hash for all.
 
     ``question`` is the protocol (``evals.tasks.base``); records of earlier versions, and of tasks without a question,
     have none.
@@ -145,6 +193,7 @@ class Record(BaseRecord):
     data_source: Literal["generated", "real"]
     sample_index: _Index
     prompt_sha256: str | None = None
+    output_sha256: str | None = None
     output_ids: list[int] | None = None
     output_text: str | None = None
     score: _Number | None = None
@@ -161,8 +210,8 @@ class Record(BaseRecord):
 
     @property
     def key(self) -> Key:
-        """Task, context and budget."""
-        return self.task, self.context, self.budget
+        """Variant, task, context and budget."""
+        return self.variant, self.task, self.context, self.budget
 
     @property
     def index(self) -> int:
@@ -219,6 +268,11 @@ class SpeedRecord(BaseRecord):
     def has_result(self) -> bool:
         """True where there is a time."""
         return bool(self.samples)
+
+
+def hash_output(ids: Sequence[int] | None) -> str | None:
+    """Hash the tokens of an output; ``None`` where they were not kept."""
+    return None if ids is None else hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()
 
 
 R = TypeVar("R", bound=BaseRecord)

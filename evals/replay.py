@@ -30,12 +30,12 @@ from longdecode.engine.sampling import Sampling, gumbel_noise, penalised
 from longdecode.engine.token_block import Piece, TokenBlock
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import manifest
+from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.generation.job import REFERENCE, SUITE
 from longdecode.evals.generation.prompts import prompts
-from longdecode.evals.hashing import hash_texts
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.evals.storage import read_records, write_table
+from longdecode.evals.store import read_records, write_table
 from longdecode.evals.tokenizing import load_tokenizer
 
 NAME = "replay.csv"

@@ -30,7 +30,7 @@ from longdecode.engine.steppers import make_stepper
 from longdecode.evals import manifest, provenance
 from longdecode.evals.failures import free_memory
 from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.evals.storage import write_table
+from longdecode.evals.store import write_table
 from longdecode.evals.throughput.models import TimedModel, load_model
 from longdecode.evals.throughput.speed_job import REFERENCE, make_guard
 from longdecode.evals.throughput.statistics import good_times, median, median_ratio

@@ -14,16 +14,15 @@ import numpy as np
 import pandas as pd
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals import comparable, curves, stats
+from longdecode.evals import curves, stats
 from longdecode.evals.budgets import bytes_share
+from longdecode.evals.fingerprint import require_settings
 from longdecode.evals.manifest import require, seal
 from longdecode.evals.problems import problem_of
-from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import REFERENCE_METHOD as REFERENCE_METHOD
 from longdecode.evals.run_config import load_run_config
-from longdecode.evals.settings import narrowed, quality_settings
-from longdecode.evals.storage import read_records, write_table
+from longdecode.evals.store import read_records, write_table
 
 ALL_TASKS = "all"
 COLUMNS = (
@@ -80,28 +79,24 @@ def write_summary(config_path: Path, records: Sequence[Path], output: Path) -> N
 
     Raises:
         SummaryError: the records contradict each other.
-        SettingsError: a file was made under other settings, code or data than the others or than the configuration.
+        SettingsError: a file was made under other settings than the configuration's.
         ManifestError: a file changed since it was written, or is missing.
         RecordSchemaError: a file was written by a schema this code cannot read.
     """
     config = load_run_config(config_path)
     root = output.parent
     require(root, records)
-    known = {file.path(root / "records"): file for file in record_files(config)}
     found: dict[Path, list[Record]] = {}
     for path in sorted(records):
-        model, label, suite, context = known[path]
-        wanted = quality_settings(narrowed(config, suite, context), model, suite, label)
-        comparable.require_same_settings(path, wanted)
         found[path] = read_records(path, Record)
-    comparable.require_comparable(config, found)
+        require_settings(config, path, found[path])
     rows = [record for path in found for record in found[path]]
     spread = Spread(config.confidence, config.bootstrap_resamples, config.seed)
     tables = [output, output.with_name("along_generation.parquet"), output.with_name("loss_by_position.parquet")]
     write_table(output, summarise(rows, spread))
     write_table(tables[1], curves.along_generation(rows, spread.confidence))
     write_table(tables[2], curves.loss_by_position(rows, spread.confidence))
-    seal(root, tables, config_path)
+    seal(root, tables)
 
 
 def summarise(records: Iterable[Record], spread: Spread) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fairness import tuned_labels
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import MethodSpec, RunConfig, SuiteSpec
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.evals.tasks.registry import suite_tasks
 from longdecode.evals.tuning_spec import TUNING_SUITE, Trial, Tuned, TuningRecord, TuningSpec, write_tuning
 from longdecode.methods.card import Card

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from longdecode.evals.storage import write_table
+from longdecode.evals.store import write_table
 
 
 def write_data(path: Path, data: pd.DataFrame) -> str:

@@ -18,7 +18,7 @@ from longdecode.evals.budgets import token_share
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.storage import read_folder, read_frame, read_records, stamped_drafters
+from longdecode.evals.store import read_folder, read_frame, read_records
 from longdecode.evals.suite_spec import with_protocols
 from longdecode.evals.summary import ALL_TASKS, COLUMNS, REFERENCE_METHOD, Spread
 from longdecode.reporting.dependence import Dependence, dependence
@@ -72,7 +72,6 @@ class TextFile:
     """Long texts of one job, and the code hash of each method that drafted for them."""
 
     records: Sequence[Record]
-    drafters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +318,7 @@ def load_results(config_path: Path, results_dir: Path) -> Results:
         gates=[_gate(path) for path in sorted((results_dir / "gate").glob("*.json"))],
         speed_records=read_folder(results_dir / "speed", SpeedRecord),
         text_files=[
-            TextFile(tuple(read_records(path, Record)), stamped_drafters(path))
+            TextFile(tuple(read_records(path, Record)))
             for path in sorted((results_dir / "generation").rglob("*.parquet"))
         ],
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from longdecode.engine.errors import DataUnavailableError, LongDecodeError
 from longdecode.engine.model_cache import built_model
-from longdecode.evals.hashing import hash_texts
+from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.records import Record
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task

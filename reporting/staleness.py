@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.hashing import code_hash, gate_code_hash, quality_code_hash, speed_code_hash
+from longdecode.evals.fingerprint import code_hash, gate_code_hash, quality_code_hash, speed_code_hash
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.summary import REFERENCE_METHOD
 from longdecode.evals.tasks.registry import get_task
@@ -49,14 +49,9 @@ def is_older(record: Record | SpeedRecord) -> bool:
 
 def old_texts(file: TextFile) -> list[Record]:
     """Return the texts of a job that were written with other code than today's, the drafter's included."""
-    today = code_hash([_TEXTS], sorted({record.method for record in file.records}))
-
-    def is_old(record: Record) -> bool:
-        drafter = record.params.get("drafter")
-        same = drafter is None or file.drafters.get(drafter) == _drafter_hash(drafter)
-        return record.provenance.code_hash != today or not same
-
-    return [record for record in file.records if is_old(record)]
+    drafters = {record.params["drafter"] for record in file.records if "drafter" in record.params}
+    today = code_hash([_TEXTS], sorted({record.method for record in file.records} | drafters))
+    return [record for record in file.records if record.provenance.code_hash != today]
 
 
 @functools.cache
@@ -66,11 +61,6 @@ def _quality_hash(method: str, task: str) -> str:
         return quality_code_hash(method, get_task(task).code_module)
     except ConfigError:
         return ""
-
-
-@functools.cache
-def _drafter_hash(method: str) -> str:
-    return code_hash((), [method])
 
 
 @functools.cache

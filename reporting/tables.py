@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from longdecode.evals.hashing import folder_hash
+from longdecode.evals.fingerprint import folder_hash
 from longdecode.evals.records import Record
 from longdecode.methods.registry import METHODS
 from longdecode.reporting import wording

@@ -17,7 +17,7 @@ from longdecode.evals.analysis.texts import text_measures
 from longdecode.evals.analysis.traces import head_losses, layer_overlaps, selection_traces, step_overlaps
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.stats import generator
-from longdecode.evals.storage import read_folder, read_records
+from longdecode.evals.store import read_folder, read_records
 from longdecode.evals.summary import Spread
 
 COLUMNS = (

@@ -11,7 +11,7 @@ import pandas as pd
 
 from longdecode.evals.analysis.intervals import Floats, percentile_bootstrap
 from longdecode.evals.stats import generator
-from longdecode.evals.storage import read_frame
+from longdecode.evals.store import read_frame
 from longdecode.evals.summary import Spread
 
 _SHARES = {"gamma": "hit_rate", "gamma_free": "hit_rate_without_forced", "union": "union"}

@@ -19,7 +19,7 @@ from longdecode.evals.manifest import listed, require, seal
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.storage import read_records, write_table
+from longdecode.evals.store import read_records, write_table
 from longdecode.evals.summary import Spread
 
 
@@ -53,7 +53,7 @@ def write_analysis(config_path: Path, results: Path, papers: Path) -> list[Path]
     write_table(paths[0], compared.assign(verdict=None) if pilot else compared)
     write_table(paths[1], measures_table(results, records, requests, pools, spread))
     write_table(paths[2], claims_table({} if pilot else declared, Tables.read(results)))
-    seal(results, paths, config_path)
+    seal(results, paths)
     return paths
 
 

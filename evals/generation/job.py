@@ -15,7 +15,7 @@ import torch
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.config_reader import read_config, resolve_checkpoint
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import device_name, resolve_device, resolve_dtype, sm_clock_mhz
+from longdecode.engine.device import resolve_device, resolve_dtype, sm_clock_mhz
 from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.generation import Generator, Request, Sampling
 from longdecode.engine.gpu_lease import lease_gpu
@@ -23,16 +23,15 @@ from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.failures import free_memory, status_of
+from longdecode.evals.fingerprint import code_hash, file_hashes, hash_texts
 from longdecode.evals.gate import Gate
 from longdecode.evals.generation.law import law_measures, steps_of
 from longdecode.evals.generation.measures import diversity, loss_by_full
 from longdecode.evals.generation.prompts import prompts
 from longdecode.evals.generation.run import LongRun, Saved, first_difference
-from longdecode.evals.hashing import code_hash, file_hashes, hash_texts
-from longdecode.evals.journal import Journal
-from longdecode.evals.records import FINAL_STATUSES, Record
+from longdecode.evals.records import Cell, Provenance, Record
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.storage import write_records
+from longdecode.evals.store import Store
 from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.methods.registry import get_method
 
@@ -66,6 +65,11 @@ class Text:
         """Tell this text's record from the others."""
         return self.writer.label, self.sampler, self.budget.text, self.prompt_tokens, self.number
 
+    @property
+    def cell(self) -> Cell:
+        """The cell whose sample the text is."""
+        return Cell(self.writer.label, self.sampler, self.prompt_tokens, self.budget)
+
 
 def write_texts(config: RunConfig, name: str, output: Path, device: str | None = None) -> None:
     """Write every text of a run and its records; a killed run goes on at the last mark of the text it was at.
@@ -73,16 +77,17 @@ def write_texts(config: RunConfig, name: str, output: Path, device: str | None =
     Raises:
         ConfigError: the configuration has no such run.
         CheckpointError: the model cannot be loaded.
-        JournalLockedError: another process writes the same run.
+        LockHeldError: another process writes the same run.
     """
     if config.generation is None or name not in config.generation.runs:
         raise ConfigError(f"{config.source}: no generation of the name {name!r} is configured (key 'generation')")
     with lease_gpu(resolve_device(device or config.device), alone=True) as target:
         job = GenerationJob(config, name, target, output)
-        with Journal(output.with_suffix(".jsonl"), job.fingerprint, Record) as journal:
-            records = job.run(journal)
-        write_records(output, records, Record)
-    output.with_suffix(".jsonl").unlink(missing_ok=True)
+        with Store(
+            output, Record, job.cells, lambda cell: job.origin.fingerprint, samples=lambda cell: job.spec.books
+        ) as store:
+            job.run(store)
+            store.finish()
 
 
 class GenerationJob:
@@ -100,7 +105,8 @@ class GenerationJob:
         self.model_hash = provenance.checkpoint_hash(self.folder)
         self.tokenizer = load_tokenizer(self.folder)
         self.gate = Gate(config, device, output.parent.parent / "gate")
-        methods = {writer.method for writer in self.writers}
+        drafters = {writer.params["drafter"] for writer in self.writers if "drafter" in writer.params}
+        methods = {writer.method for writer in self.writers} | drafters
         self.code = code_hash(["longdecode.evals.generation.job"], methods)
 
     @cached_property
@@ -132,19 +138,19 @@ class GenerationJob:
         return next(exact, None)
 
     @cached_property
-    def fingerprint(self) -> str:
-        """Hash of all that the texts depend on, the code included."""
+    def origin(self) -> Provenance:
+        """Provenance of every text, with the fingerprint of all that they depend on."""
         files = [path for label in self.spec.named for path in self.config.methods[label].files_of(self.spec.model)]
-        parts = {
+        settings = {
             "run": [self.name, repr(self.spec), repr(self.samplers)],
-            "model": self.model_hash,
             "writers": [asdict(writer) for writer in self.writers],
-            "files": file_hashes(files),
             "seed": self.config.seed,
-            "device": [device_name(self.device), str(self.dtype)],
-            "code": self.code,
         }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        return provenance.collect(
+            settings=settings, code=self.code, model=self.model_hash,
+            data=hash_texts([self.spec.source, *file_hashes(files)]), device=self.device, dtype=self.dtype,
+            clock_mhz=sm_clock_mhz(self.device),
+        )  # fmt: skip
 
     def texts(self) -> Iterator[Text]:
         """Yield every text; Full's before those that are compared with it."""
@@ -155,29 +161,34 @@ class GenerationJob:
                         for budget in self._budgets(writer):
                             yield Text(writer, sampler, budget, prompt_tokens, number)
 
-    def run(self, journal: Journal[Record]) -> list[Record]:
-        """Write the texts that the journal lacks and return all records, in order."""
-        records = {_key(record): record for record in journal.records if record.status in FINAL_STATUSES}
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """Every cell, in the order of the texts."""
+        return list(dict.fromkeys(text.cell for text in self.texts()))
+
+    def run(self, store: Store[Cell, Record]) -> None:
+        """Write the texts that the store lacks."""
         for text in self.texts():
-            if text.key not in records:
-                full = records.get((REFERENCE, text.sampler, "full", text.prompt_tokens, text.number))
-                record: Record | None = None
-                failure: Exception | None = None
-                try:
-                    record = self._write(text, full)
-                except Exception as error:  # status_of tells which are the text's own
-                    failure = error
-                if failure is not None:
-                    status = status_of(failure)
-                    if status is None:
-                        raise failure
-                    record = self._record(text, {}, sample_index=-1, status=status, reason=str(failure))
-                    free_memory(self.device, failure)
-                assert record is not None
-                journal.append(record)
-                records[text.key] = record
-                print(json.dumps({"text": text.key, "status": record.status, "tokens_per_step": record.score}))
-        return [records[text.key] for text in self.texts()]
+            if not store.missing(text.cell, [text.number]):
+                continue
+            reference = Cell(REFERENCE, text.sampler, text.prompt_tokens, FULL_BUDGET)
+            known = store.of(reference) if reference in store.cells else []
+            full = next((r for r in known if r.index == text.number and text.writer.label != REFERENCE), None)
+            record: Record | None = None
+            failure: Exception | None = None
+            try:
+                record = self._write(text, full)
+            except Exception as error:  # status_of tells which are the text's own
+                failure = error
+            if failure is not None:
+                status = status_of(failure)
+                if status is None:
+                    raise failure
+                record = self._record(text, {}, sample_index=-1, status=status, reason=str(failure))
+                free_memory(self.device, failure)
+            assert record is not None
+            store.add(record)
+            print(json.dumps({"text": text.key, "status": record.status, "tokens_per_step": record.score}))
 
     def _write(self, text: Text, full: Record | None) -> Record:
         spec, total = self.spec, text.prompt_tokens + self.spec.tokens
@@ -198,7 +209,7 @@ class GenerationJob:
         request = Request(prompt, spec.tokens, seed=self._seed(text))
         file = self.output.with_name("-".join([self.name, *map(str, text.key)]) + ".state")
         saved: Saved | None = None
-        run = LongRun(generator, method, file, self.fingerprint)
+        run = LongRun(generator, method, file, hash_texts(map(str, self.origin.fingerprint or ())))
         for saved in run.write(request, spec.mark, spec.keep_every):
             print(json.dumps({"text": text.key, **asdict(saved.marks[-1])}), flush=True)
         ids, measures = run.finished(saved)
@@ -242,19 +253,11 @@ class GenerationJob:
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
     def _record(self, text: Text, measures: dict[str, float], **result: Any) -> Record:
-        origin = provenance.collect(
-            code=self.code, model=self.model_hash, data=hash_texts([self.spec.source, str(text.prompt_tokens)]),
-            device=self.device, dtype=self.dtype, clock_mhz=sm_clock_mhz(self.device),
-        )  # fmt: skip
         tokens = text.budget.tokens(text.prompt_tokens) if text.writer.takes_budget else None
         return Record(
             profile=self.config.profile, model=self.spec.model, variant=text.writer.label, method=text.writer.method,
             params=text.writer.params, suite=SUITE, task=text.sampler, task_version=1, metric="tokens_per_step",
             unit="tokens", higher_is_better=True, data_source="real" if self.spec.source == "pg19" else "generated",
             context=text.prompt_tokens, batch=1, budget=text.budget.text, budget_tokens=tokens, seed=self.config.seed,
-            measures=measures, provenance=origin, **result,
+            measures=measures, provenance=self.origin, **result,
         )  # fmt: skip
-
-
-def _key(record: Record) -> tuple[str, str, str, int, int]:
-    return record.variant, record.task, record.budget, record.context, record.sample_index

@@ -23,7 +23,7 @@ from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, mak
 from longdecode.engine.timer import Timer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.generation.measures import host_mib
-from longdecode.evals.storage import replacing
+from longdecode.evals.store import replacing
 
 _MODEL: ContextVar[Decoder] = ContextVar("model of the run that is loaded")
 

@@ -19,7 +19,7 @@ from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
-from longdecode.evals.hashing import code_hash
+from longdecode.evals.fingerprint import code_hash
 from longdecode.evals.lm_eval_adapter.arguments import Generation, batches, cut_before, read_generation
 from longdecode.evals.tokenizing import eos_ids, load_tokenizer
 from longdecode.methods.conformance import check_method

@@ -24,7 +24,7 @@ from longdecode.evals.retrospection import measures
 from longdecode.evals.retrospection.spec import RetrospectionSpec
 from longdecode.evals.retrospection.trace import record, record_pages
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.storage import write_table
+from longdecode.evals.store import write_table
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.methods.paged import PagedMethod

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from longdecode.evals.budgets import FULL_BUDGET, Budget
-from longdecode.evals.ledger import Ledger
 from longdecode.evals.records import Bench, Key, SpeedRecord, Stage, op_sizes
+from longdecode.evals.store import Store
 from longdecode.evals.throughput.statistics import good_times, median
 
 
@@ -37,7 +37,7 @@ class SpeedCell:
         return self.budget.tokens(self.context)
 
 
-SpeedLedger = Ledger[SpeedCell, SpeedRecord]
+SpeedStore = Store[SpeedCell, SpeedRecord]
 
 
 def told(record: SpeedRecord) -> str:

@@ -29,10 +29,10 @@ from scipy.stats import t as student
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.evals.hashing import REPOSITORY
+from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.records import op_sizes_text
 from longdecode.evals.run_config import load_run_config
-from longdecode.evals.storage import write_table
+from longdecode.evals.store import write_table
 from longdecode.evals.throughput.statistics import Interval, median
 
 BENCH = Path("evals/throughput/cli.py")

@@ -13,7 +13,7 @@ from longdecode.engine.kv_cache import DenseCache, KVCache
 from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.gate import Gate
 from longdecode.evals.records import Key, SpeedRecord
-from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
+from longdecode.evals.throughput.cells import SpeedCell, SpeedStore
 from longdecode.evals.throughput.decode_cells import FULL, HF_LABELS, Labels
 from longdecode.evals.throughput.launches import recorded
 from longdecode.evals.throughput.models import TimedModel
@@ -42,9 +42,9 @@ Cache = TypeVar("Cache", bound=KVCache)
 class DecodeBench:
     """Times the open cells of a job; a cell that cannot run ends as a status and the rest goes on."""
 
-    def __init__(self, job: SpeedJob, ledger: SpeedLedger, model: TimedModel, spec: DecodeSpec, gate: Gate):
+    def __init__(self, job: SpeedJob, store: SpeedStore, model: TimedModel, spec: DecodeSpec, gate: Gate):
         self.job = job
-        self.ledger = ledger
+        self.store = store
         self.model = model
         self.spec = spec
         self.labels = Labels(job.run, job.name)
@@ -55,11 +55,11 @@ class DecodeBench:
 
         A graph of the stock loop that cannot be captured must not stand in the way of what follows.
         """
-        stock = [cell for cell in self.ledger.cells if cell.label in HF_LABELS]
-        ours = [cell for cell in self.ledger.cells if cell.label not in HF_LABELS]
+        stock = [cell for cell in self.store.cells if cell.label in HF_LABELS]
+        ours = [cell for cell in self.store.cells if cell.label not in HF_LABELS]
         for group in (ours, stock):
             for context, batch in dict.fromkeys((cell.context, cell.batch) for cell in group):
-                wanted = self.ledger.open(cell for cell in group if (cell.context, cell.batch) == (context, batch))
+                wanted = self.store.open(cell for cell in group if (cell.context, cell.batch) == (context, batch))
                 if wanted:
                     self._place(context, batch, wanted)
                     free_memory(self.job.device)
@@ -72,7 +72,7 @@ class DecodeBench:
             failure: Exception | None = None
             try:
                 self._gate(cell)
-                self.ledger.add(place.measure(cell))
+                self.store.add(place.measure(cell))
             except Exception as error:
                 failure = error
             if failure is not None:
@@ -94,7 +94,7 @@ class DecodeBench:
     def _close(self, cell: SpeedCell, error: Exception) -> None:
         status = self.job.status_or_raise(error)
         if status is not None:
-            self.ledger.add(self.job.closed(cell, self.model.weights, status, str(error)))
+            self.store.add(self.job.closed(cell, self.model.weights, status, str(error)))
         free_memory(self.job.device, error)
 
 

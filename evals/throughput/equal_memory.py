@@ -14,7 +14,7 @@ from longdecode.engine.kv_cache import DenseCache, KVCache
 from longdecode.evals.failures import free_memory
 from longdecode.evals.gate import Gate
 from longdecode.evals.records import SpeedRecord, Stage
-from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
+from longdecode.evals.throughput.cells import SpeedCell, SpeedStore
 from longdecode.evals.throughput.decode_cells import FULL, Labels
 from longdecode.evals.throughput.driven import Driven, decode_block, transfer_blocks
 from longdecode.evals.throughput.equal_memory_cells import decoded_tokens
@@ -41,21 +41,21 @@ class EqualMemoryBench:
     Every label runs on one decoder, its step a CUDA graph, in pairs with full attention at its own batch.
     """
 
-    def __init__(self, job: SpeedJob, ledger: SpeedLedger, model: TimedModel, spec: EqualMemorySpec, gate: Gate):
-        self.job, self.ledger, self.model, self.spec, self.gate = job, ledger, model, spec, gate
+    def __init__(self, job: SpeedJob, store: SpeedStore, model: TimedModel, spec: EqualMemorySpec, gate: Gate):
+        self.job, self.store, self.model, self.spec, self.gate = job, store, model, spec, gate
         self.labels = Labels(job.run, spec.model)
         self.full: tuple[int, Block] | None = None
 
     def run(self) -> None:
         """Reserve host memory once, then time every open cell; one that cannot run ends as a status."""
-        todo = self.ledger.open(self.ledger.cells)
+        todo = self.store.open(self.store.cells)
         try:
             self._reserve(todo)
             for cell in todo:
                 failure: Exception | None = None
                 try:
                     self._refuse(cell)
-                    self.ledger.add(self._measure(cell))
+                    self.store.add(self._measure(cell))
                 except Exception as error:
                     failure = error
                 if failure is not None:
@@ -96,7 +96,7 @@ class EqualMemoryBench:
     def _close(self, cell: SpeedCell, error: Exception) -> None:
         status = self.job.status_or_raise(error)
         if status is not None:
-            self.ledger.add(self.job.closed(cell, self.model.weights, status, str(error)))
+            self.store.add(self.job.closed(cell, self.model.weights, status, str(error)))
         free_memory(self.job.device, error)
 
     def _measure(self, cell: SpeedCell) -> SpeedRecord:

@@ -25,7 +25,7 @@ from longdecode.evals.throughput.attention_cases import (
     topk_case,
 )
 from longdecode.evals.throughput.ceiling import ceiling_cells, make_probe
-from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
+from longdecode.evals.throughput.cells import SpeedCell, SpeedStore
 from longdecode.evals.throughput.hybrid_cases import hybrid_case, topk_into_case
 from longdecode.evals.throughput.kernel_case import Case, Inputs, Size
 from longdecode.evals.throughput.launches import recorded
@@ -123,29 +123,29 @@ def make_case(op: str, size: Size) -> Case:
 class KernelBench:
     """Times the open cells of the kernels' job, one op and size at a time."""
 
-    def __init__(self, job: SpeedJob, ledger: SpeedLedger, spec: KernelSpec):
+    def __init__(self, job: SpeedJob, store: SpeedStore, spec: KernelSpec):
         self.job = job
-        self.ledger = ledger
+        self.store = store
         self.spec = spec
         self.config = shape_config(spec.shape)
 
     def run(self) -> None:
         """Time all cells; a size that cannot run ends as a status."""
-        for cell in self.ledger.open(self.ledger.cells):
+        for cell in self.store.open(self.store.cells):
             if cell.bench == "ceiling":
                 self._guarded([cell], partial(self._probe, cell))
-        kernels = [cell for cell in self.ledger.cells if cell.bench == "kernel"]
+        kernels = [cell for cell in self.store.cells if cell.bench == "kernel"]
         for _, group in groupby(kernels, _place):
             cells = list(group)
-            if self.ledger.open(cells):
-                self._guarded(self.ledger.open(cells), partial(self._op, cells))
+            if self.store.open(cells):
+                self._guarded(self.store.open(cells), partial(self._op, cells))
 
     @torch.no_grad()
     def _probe(self, cell: SpeedCell) -> None:
         probe = make_probe(cell, self.spec.shape, self.job.device, self.job.dtype)
         block = Block(cell.label, captured(probe.call, self.job.device), keep=probe)
         samples = self.job.time(long_enough(block, self.job.clock, BLOCK_US), None, self.spec.rounds)
-        self.ledger.add(self.job.timed(cell, "none", samples, None, bytes_min=probe.read_bytes))
+        self.store.add(self.job.timed(cell, "none", samples, None, bytes_min=probe.read_bytes))
 
     @torch.no_grad()
     def _op(self, cells: Sequence[SpeedCell]) -> None:
@@ -196,16 +196,16 @@ class KernelBench:
     def _add(
         self, case: Case, cell: SpeedCell, samples: list[SpeedSample], reference: str | None, launch: dict[str, Any]
     ) -> None:
-        if not self.ledger.is_open(cell):
+        if not self.store.open([cell]):
             return
         moved = case.peer_bytes.get(cell.label, case.read_bytes)
         record: SpeedRecord = self.job.timed(cell, "none", samples, reference, bytes_min=moved, launch=launch)
         params = {**cell.params, **case.params, "sets": case.sets, "cold": case.cold}
-        self.ledger.add(record.model_copy(update={"params": params}))
+        self.store.add(record.model_copy(update={"params": params}))
 
     def _close(self, cell: SpeedCell, status: Status, error: Exception) -> None:
-        if self.ledger.is_open(cell):
-            self.ledger.add(self.job.closed(cell, "none", status, f"{type(error).__name__}: {error}"))
+        if self.store.open([cell]):
+            self.store.add(self.job.closed(cell, "none", status, f"{type(error).__name__}: {error}"))
 
     def _guarded(self, cells: Sequence[SpeedCell], work: Callable[[], None]) -> None:
         """Do some work; an error that belongs to its cells becomes their status."""
@@ -218,8 +218,8 @@ class KernelBench:
             unavailable = isinstance(failure, PeerUnavailableError)
             status: Status | None = "unsupported" if unavailable else self.job.status_or_raise(failure)
             if status is not None:
-                for cell in self.ledger.open(cells):
-                    self.ledger.add(self.job.closed(cell, "none", status, str(failure)))
+                for cell in self.store.open(cells):
+                    self.store.add(self.job.closed(cell, "none", status, str(failure)))
             free_memory(self.job.device, failure)
         free_memory(self.job.device)
 

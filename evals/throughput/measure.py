@@ -15,14 +15,12 @@ from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import CheckpointError, ConfigError, DeviceMemoryError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.gate import Gate, gate_folder
-from longdecode.evals.journal import Journal
-from longdecode.evals.manifest import results_root, seal
+from longdecode.evals.manifest import seal
 from longdecode.evals.names import unknown_name
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.settings import speed_settings
-from longdecode.evals.storage import journal_path, read_records, write_records
-from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger, told
+from longdecode.evals.store import results_root
+from longdecode.evals.throughput.cells import SpeedCell, SpeedStore, told
 from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
 from longdecode.evals.throughput.own_choices_spec import JOB as OWN_CHOICES_JOB
 from longdecode.evals.throughput.spec import KERNELS_JOB, ThroughputSpec
@@ -55,7 +53,7 @@ def measure_speed(
     Raises:
         ConfigError: the configuration asks for no throughput tests, or has no such job.
         DeviceBusyError: the device did not come to rest.
-        JournalLockedError: another process runs this job.
+        LockHeldError: another process runs this job.
     """
     spec = run.throughput
     if spec is None:
@@ -68,29 +66,28 @@ def measure_speed(
     )
     with lease as leased_device, _current(leased_device):
         job = _job(run, spec, name, leased_device, keep_going)
-        with Journal(journal_path(output), job.fingerprint, SpeedRecord) as journal:
-            cells = _cells(job, spec)
-            ledger = SpeedLedger(
-                journal,
-                cells,
-                valid=job.still_holds,
-                kept=read_records(output, SpeedRecord, job.fingerprint),
-                wanted=[cell for cell in cells if choose is None or choose(cell)],
-                on_add=lambda record: print(told(record), file=sys.stderr, flush=True),
-            )
+        cells = _cells(job, spec)
+        with SpeedStore(
+            output,
+            SpeedRecord,
+            cells,
+            lambda cell: job.origin(cell).fingerprint,
+            wanted=[cell for cell in cells if choose is None or choose(cell)],
+            on_add=lambda record: print(told(record), file=sys.stderr, flush=True),
+        ) as store:
             started = time.monotonic()
-            todo = ledger.open(cells)
+            todo = store.open(cells)
             print(f"{name}: {len(todo)} of {len(cells)} cells to time", file=sys.stderr, flush=True)
             if todo:
                 # What is loaded by now stays; collecting it over and over between cells would take longer than timing.
                 gc.collect()
                 gc.freeze()
                 job.guard.wait_until_idle()
-                _time(job, spec, ledger, todo, Gate(run, leased_device, gate_folder(output)))
-            write_records(output, ledger.final(), SpeedRecord, job.fingerprint, speed_settings(run, name))
+                _time(job, spec, store, todo, Gate(run, leased_device, gate_folder(output)))
+            store.finish()
             seal(results_root(output), [output])
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-            return ledger.fresh
+            return store.fresh
 
 
 def _job(run: RunConfig, spec: ThroughputSpec, name: str, device: torch.device, keep_going: bool) -> SpeedJob:
@@ -126,17 +123,17 @@ def _cells(job: SpeedJob, spec: ThroughputSpec) -> list[SpeedCell]:
     return list({cell.key: cell for cell in found}.values())
 
 
-def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequence[SpeedCell], gate: Gate) -> None:
+def _time(job: SpeedJob, spec: ThroughputSpec, store: SpeedStore, todo: Sequence[SpeedCell], gate: Gate) -> None:
     if job.name == OWN_CHOICES_JOB:
         from longdecode.evals.throughput.own_choices import OwnChoicesBench, OwnChoicesJob
 
         assert isinstance(job, OwnChoicesJob)
-        OwnChoicesBench(job, ledger, gate).run()
+        OwnChoicesBench(job, store, gate).run()
         return
     if job.name == KERNELS_JOB:
         from longdecode.evals.throughput.kernels import KernelBench
 
-        KernelBench(job, ledger, spec.kernels).run()
+        KernelBench(job, store, spec.kernels).run()
         return
     from longdecode.evals.throughput.decode import DecodeBench
     from longdecode.evals.throughput.models import load_model
@@ -146,14 +143,14 @@ def _time(job: SpeedJob, spec: ThroughputSpec, ledger: SpeedLedger, todo: Sequen
     except (DeviceMemoryError, CheckpointError) as error:
         status = job.status_or_raise(error) or "failed_gate"
         for cell in todo:
-            ledger.add(job.closed(cell, "random" if status == "oom" else "checkpoint", status, str(error)))
+            store.add(job.closed(cell, "random" if status == "oom" else "checkpoint", status, str(error)))
         return
     if (shared := spec.equal_memory) is not None and job.name == EQUAL_MEMORY_JOB:
         from longdecode.evals.throughput.equal_memory import EqualMemoryBench
 
-        EqualMemoryBench(job, ledger, model, shared, gate).run()
+        EqualMemoryBench(job, store, model, shared, gate).run()
         return
-    DecodeBench(job, ledger, model, spec.decode[job.name], gate).run()
+    DecodeBench(job, store, model, spec.decode[job.name], gate).run()
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from longdecode.engine.errors import DeviceMemoryError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.evals import provenance
-from longdecode.evals.hashing import hash_texts
+from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 

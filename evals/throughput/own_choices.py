@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.config_reader import read_config, resolve_checkpoint
-from longdecode.engine.device import device_name
 from longdecode.engine.errors import ConfigError, ContextLimitError, DataUnavailableError, DeviceMemoryError
 from longdecode.engine.generation import Generator
 from longdecode.engine.host_memory import HostBuffer
@@ -26,12 +23,12 @@ from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.failures import free_memory
+from longdecode.evals.fingerprint import file_hashes, hash_texts, speed_code_hash
 from longdecode.evals.gate import Gate
 from longdecode.evals.generators.narrative import narrative
-from longdecode.evals.hashing import file_hashes, hash_texts, speed_code_hash
 from longdecode.evals.records import Provenance, SpeedRecord
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.throughput.cells import SpeedCell, SpeedLedger
+from longdecode.evals.throughput.cells import SpeedCell, SpeedStore
 from longdecode.evals.throughput.decode_cells import FULL, Labels
 from longdecode.evals.throughput.equal_memory_cells import footprint
 from longdecode.evals.throughput.models import TimedModel, load_model, model_hash
@@ -76,15 +73,6 @@ class OwnChoicesJob(SpeedJob):
         drawn = (random.Random(f"own choices {number}") for number in range(self.part.sequences))
         return tuple(narrative(rng, 8 * max(self.part.contexts), 0).prompt for rng in drawn)
 
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the settings that all cells share."""
-        parts = [
-            self.run.profile, self.name, sorted(self.hashes.values()), self.run.seed, self.part.rounds, self.part.steps,
-            device_name(self.device), str(self.dtype), provenance.versions()["torch"],
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
-
     def origin(self, cell: SpeedCell) -> Provenance:
         """Collect the provenance of a cell; the model is its label's."""
         where = (cell.subject, cell.label)
@@ -92,13 +80,14 @@ class OwnChoicesJob(SpeedJob):
             model = self.part.labels[cell.label]
             files = self.run.methods[cell.label].files_of(model)
             self._origins[where] = provenance.collect(
+                settings={},
                 code=speed_code_hash(JOB, (REFERENCE, cell.subject)),
                 model=self.hashes[model],
                 data=hash_texts([*file_hashes(files), *(() if isinstance(self.texts, Exception) else self.texts)]),
                 device=self.device,
                 dtype=self.dtype,
             )
-        return self._origins[where]
+        return self.of_cell(self._origins[where], cell)
 
     def _record(self, cell: SpeedCell, weights: Any, **values: Any) -> SpeedRecord:
         record = super()._record(cell, weights, **values)
@@ -168,15 +157,15 @@ class OwnChoicesBench:
     there. Full attention, at a batch of its own, goes back before each of its blocks.
     """
 
-    def __init__(self, job: OwnChoicesJob, ledger: SpeedLedger, gate: Gate):
-        self.job, self.ledger, self.gate, self.spec = job, ledger, gate, job.part
+    def __init__(self, job: OwnChoicesJob, store: SpeedStore, gate: Gate):
+        self.job, self.store, self.gate, self.spec = job, store, gate, job.part
         self.ids: list[list[int]] | None = None
         self.models: dict[str, TimedModel] = {}
         self.full: tuple[int, _Decoding, Tensor] | None = None
 
     def run(self) -> None:
         """Reserve host memory once, then time every open cell; one that cannot run ends as a status."""
-        todo = self.ledger.open(self.ledger.cells)
+        todo = self.store.open(self.store.cells)
         need = max((cell.batch * cell.params["host_bytes_per_sequence"] for cell in todo), default=0)
         try:
             self._reserve(need)
@@ -184,7 +173,7 @@ class OwnChoicesBench:
                 failure: Exception | None = None
                 try:
                     self._refuse(cell)
-                    self.ledger.add(self._measure(cell))
+                    self.store.add(self._measure(cell))
                 except Exception as error:
                     failure = error
                 if failure is not None:
@@ -215,7 +204,7 @@ class OwnChoicesBench:
     def _close(self, cell: SpeedCell, error: Exception) -> None:
         status = self.job.status_or_raise(error)
         if status is not None:
-            self.ledger.add(self.job.closed(cell, "checkpoint", status, str(error)))
+            self.store.add(self.job.closed(cell, "checkpoint", status, str(error)))
         free_memory(self.job.device, error)
 
     def _measure(self, cell: SpeedCell) -> SpeedRecord:
@@ -258,7 +247,7 @@ class OwnChoicesBench:
         if self.full is None or self.full[0] != context:
             self.full = None
             free_memory(self.job.device)
-            cell = next(c for c in self.ledger.cells if c.label == FULL and c.context == context)
+            cell = next(c for c in self.store.cells if c.label == FULL and c.context == context)
             found = self._decoding(cell, self._model(FULL))
             for _ in range((self.spec.scored - 1) // self.spec.steps):
                 found.block.run()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ from longdecode.engine.device import NvmlMonitor, device_name, resolve_dtype
 from longdecode.engine.errors import MonitorError
 from longdecode.evals import provenance
 from longdecode.evals.failures import status_of
-from longdecode.evals.hashing import file_hashes, hash_texts, speed_code_hash
+from longdecode.evals.fingerprint import file_hashes, hash_settings, hash_texts, speed_code_hash
 from longdecode.evals.records import Provenance, SpeedRecord, SpeedSample, Status, Weights
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.cells import SpeedCell
@@ -51,15 +49,12 @@ class SpeedJob:
         self._origins: dict[tuple[str, str], Provenance] = {}
 
     @property
-    def fingerprint(self) -> str:
-        """Hash of the settings that all cells share; code and methods are in each record's provenance."""
+    def settings(self) -> dict[str, Any]:
+        """Settings that all cells share; code and methods are in each record's provenance."""
         below = self.spec.part(self.name)
         timed = [below.rounds, getattr(below, "steps", None), getattr(below, "shape", None)]
-        parts = [
-            self.run.profile, self.name, self.model_hash, self.run.seed, timed, device_name(self.device),
-            str(self.dtype), provenance.versions()["torch"],
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+        shared = {"profile": self.run.profile, "job": self.name, "seed": self.run.seed, "timed": timed}
+        return shared | {"torch": provenance.versions()["torch"]}
 
     def origin(self, cell: SpeedCell) -> Provenance:
         """Collect the provenance of a cell: its code hash covers what times it and the two methods of its pairs."""
@@ -69,19 +64,21 @@ class SpeedJob:
             spec = None if kernels else self.run.methods.get(cell.label)
             module = self.name if self.name in (KERNELS_JOB, EQUAL_MEMORY_JOB) else "decode"
             self._origins[where] = provenance.collect(
+                settings={},
                 code=speed_code_hash(module, () if kernels else (REFERENCE, cell.subject)),
                 model=self.model_hash,
                 data=hash_texts(file_hashes(spec.files_of(self.spec.model_of(self.name)))) if spec else "none",
                 device=self.device,
                 dtype=self.dtype,
             )
-        return self._origins[where]
+        return self.of_cell(self._origins[where], cell)
 
-    def still_holds(self, cell: SpeedCell, record: SpeedRecord) -> bool:
-        """Return whether a known record has today's code, method files and parameters."""
-        ours, then = self.origin(cell), record.provenance
-        same = (ours.code_hash, ours.data_hash) == (then.code_hash, then.data_hash)
-        return same and cell.params.items() <= record.params.items()
+    def of_cell(self, origin: Provenance, cell: SpeedCell) -> Provenance:
+        """Return the provenance of one cell from that of all cells of its method."""
+        settings = self.settings | {"cell": cell.key, "params": dict(cell.params)}
+        return origin.model_copy(
+            update={"settings_hash": hash_settings(settings, device_name(self.device), str(self.dtype))}
+        )
 
     def time(self, subject: Block, reference: Block | None, rounds: int) -> list[SpeedSample]:
         """Rounds of A B B A under this job's guard."""

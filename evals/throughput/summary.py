@@ -9,12 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from longdecode.evals.comparable import require_same_settings
-from longdecode.evals.manifest import require, results_root, seal
+from longdecode.evals.manifest import require, seal
 from longdecode.evals.records import SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.settings import speed_settings
-from longdecode.evals.storage import read_records, write_table
+from longdecode.evals.store import read_records, results_root, write_table
 from longdecode.evals.throughput import statistics
 from longdecode.evals.throughput.derived import (
     baselines_table,
@@ -51,23 +49,19 @@ _SHOWN = (
 )
 
 
-def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig, config_path: Path | None = None) -> None:
+def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig) -> None:
     """Write ``speed.csv`` to ``output`` and the tables made from it beside it, each file whole or not at all.
 
     Args:
         records: parquet files of speed records, ``speed/<job>.parquet`` beside ``output``.
         output: where ``speed.csv`` goes.
         run: for confidence, resamples and seed.
-        config_path: the file of ``run``, as the manifest names it.
 
     Raises:
-        SettingsError: a file was made under other settings than the run's.
         ManifestError: a file changed since it was written, or is missing.
         RecordSchemaError: a file is not of this schema.
     """
     require(results_root(records[0]), records)
-    for path in records:
-        require_same_settings(path, speed_settings(run, path.stem))
     rows = [record for path in sorted(records) for record in read_records(path, SpeedRecord)]
     speed = speed_table(rows, run.confidence, run.bootstrap_resamples)
     correction = correction_table(speed)
@@ -82,7 +76,7 @@ def write_speed_summary(records: Sequence[Path], output: Path, run: RunConfig, c
     write_table(output, speed)
     for name, table in tables.items():
         write_table(output.with_name(f"{name}.csv"), table)
-    seal(output.parent, [output, *(output.with_name(f"{name}.csv") for name in tables)], config_path)
+    seal(output.parent, [output, *(output.with_name(f"{name}.csv") for name in tables)])
 
 
 def speed_table(records: Iterable[SpeedRecord], confidence: float, resamples: int) -> pd.DataFrame:

@@ -10,10 +10,10 @@ import pytest
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import gate
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.hashing import quality_code_hash
+from longdecode.evals.fingerprint import quality_code_hash
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.evals.tasks.registry import describe, get_task, suite_tasks
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -49,8 +49,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def make_record() -> Callable[..., Record]:
     """Maker of whole records; keywords replace fields."""
     provenance = Provenance(
-        revision="r", dirty=False, code_hash="c", model_hash="m", data_hash="d", device="cpu", dtype="float32",
-        versions={"torch": "2"}, started_at="2026-01-01T00:00:00+00:00",
+        revision="r", dirty=False, settings_hash="s", code_hash="c", model_hash="m", data_hash="d", device="cpu",
+        dtype="float32", versions={"torch": "2"}, started_at="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
     fields: dict[str, Any] = {
         "profile": "p", "model": "tiny", "method": "full", "variant": "full", "params": {}, "suite": "mini_longgen",

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from longdecode.engine.errors import UnsupportedCellError
+from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.generators import chain, lookup, prose
 from longdecode.evals.generators.wording import WORDS
-from longdecode.evals.hashing import hash_texts
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tasks.windows import has_tokens, window
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer

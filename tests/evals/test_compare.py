@@ -1,4 +1,4 @@
-"""Two runs are the same when their records are, clocks and dates apart."""
+"""Two runs are the same where prompts, outputs, scores and statuses are; clocks and code do not count."""
 
 from __future__ import annotations
 
@@ -7,56 +7,55 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.evals.compare import comparable, differences, main
-from longdecode.evals.records import Record
-from longdecode.evals.storage import write_records
+from longdecode.evals.compare import compare_runs, main
+from longdecode.evals.records import Record, hash_output
+from longdecode.evals.store import write_records
 
 Maker = Callable[..., Record]
 
 
 @pytest.fixture
-def pair(make_record: Maker) -> tuple[Record, Record]:
-    """One record and the same from a slower, later run of the same code."""
-    one = make_record(score=0.5, measures={"prefill_ms": 3.0, "decode_ms": 4.0, "decode_steps": 2}, output_ids=[1, 2])
-    later = one.provenance.model_copy(
-        update={"started_at": "2027-02-02T00:00:00+00:00", "sm_clock_mhz": 1980, "revision": "s"}
-    )
-    return one, one.model_copy(
-        update={"measures": one.measures | {"prefill_ms": 7.0, "decode_ms": 8.0}, "provenance": later}
-    )
+def run(make_record: Maker) -> list[Record]:
+    return [
+        make_record(sample_index=i, score=i / 4, output_ids=[1, i], output_sha256=hash_output([1, i])) for i in range(4)
+    ]
 
 
-def test_times_and_dates_do_not_count(pair: tuple[Record, Record]) -> None:
-    one, other = pair
-    assert comparable(one) == comparable(other)
-    assert differences([one], [other]) == []
+def test_when_and_with_which_code_does_not_count(run: list[Record]) -> None:
+    later = run[0].provenance.model_copy(update={"started_at": "2027-02-02T00:00:00+00:00", "code_hash": "z"})
+    again = [r.model_copy(update={"provenance": later, "measures": {"decode_ms": 8.0}}) for r in run]
+    (row,) = compare_runs(run, again).to_dict("records")
+    assert (row["n"], row["same_prompt"], row["same_output"], row["same_score"]) == (4, 1, 1, 1)
+    assert (row["difference"], row["low"], row["high"]) == (0, 0, 0)
 
 
-def test_numbers_and_code_do(pair: tuple[Record, Record]) -> None:
-    one, other = pair
-    changed = other.model_copy(update={"output_ids": [1, 3]})
-    assert [line.partition(": ")[2] for line in differences([one], [changed])] == ["output_ids: [1, 2] and [1, 3]"]
-    slower = other.model_copy(update={"measures": other.measures | {"decode_steps": 3.0}})
-    assert len(differences([one], [slower])) == 1
-    recoded = other.model_copy(update={"provenance": other.provenance.model_copy(update={"code_hash": "z"})})
-    assert len(differences([one], [recoded])) == 1
+def test_shares_and_the_difference_by_hand(run: list[Record], make_record: Maker) -> None:
+    """Scores 0, 1/4, 2/4, 3/4 become 0, 3/4, 2/4, 3/4: one of four differs, by 1/2; s.e. 1/8."""
+    other = [r.model_copy(update={"output_sha256": None}) for r in run]  # an older run: hashed from its tokens
+    other[1] = other[1].model_copy(update={"score": 0.75, "output_ids": [9, 9]})
+    row = compare_runs(run, other).iloc[0]
+    assert (row.same_output, row.same_score, row.difference) == (0.75, 0.75, 0.125)
+    assert row.high - row.difference == pytest.approx(1.96 * 0.125)
+    prompts = [r.model_copy(update={"prompt_sha256": "other"}) for r in run]
+    assert compare_runs(run, prompts).iloc[0].same_prompt == 0
 
 
-def test_missing_records_are_named(make_record: Maker) -> None:
-    records = [make_record(sample_index=i) for i in range(3)]
-    lines = differences(records[:2], records[1:])
-    assert [line.partition(":")[0] for line in lines] == ["only in the first", "only in the second"]
-    assert lines[0].endswith("sample_index=0") and lines[1].endswith("sample_index=2")
+def test_a_sample_or_a_status_that_one_run_has_is_a_difference(run: list[Record], make_record: Maker) -> None:
+    row = compare_runs(run[:3], run).iloc[0]
+    assert (row.n, row.same_output, row.same_score) == (4, 0.75, 0.75)
+    closed = [make_record(sample_index=-1, status=status, reason="x") for status in ("oom", "oom", "unsupported")]
+    assert compare_runs(closed[:1], closed[1:2]).iloc[0].same_score == 1
+    assert compare_runs(closed[:1], closed[2:]).iloc[0].same_score == 0
 
 
 def test_the_command_compares_files_and_folders(
-    pair: tuple[Record, Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_records(tmp_path / "a" / "m" / "r.parquet", [pair[0]], Record)
-    write_records(tmp_path / "b.parquet", [pair[1]], Record)
-    write_records(tmp_path / "c.parquet", [pair[1].model_copy(update={"score": 0.25})], Record)
-    assert main([str(tmp_path / "a"), str(tmp_path / "b.parquet")]) == 0
+    write_records(tmp_path / "a" / "m" / "r.parquet", run, Record)
+    write_records(tmp_path / "b.parquet", run, Record)
+    write_records(tmp_path / "c.parquet", [*run[:3], run[3].model_copy(update={"score": 0.5})], Record)
+    assert main([str(tmp_path / "a"), str(tmp_path / "b.parquet"), "--output", str(tmp_path / "t.csv")]) == 0
+    assert "1 cells: the same in both" in capsys.readouterr().out and "same_output" in (tmp_path / "t.csv").read_text()
     assert main([str(tmp_path / "a"), str(tmp_path / "c.parquet")]) == 1
-    assert "score: 0.5 and 0.25" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty"), str(tmp_path / "empty")]) == 1

@@ -13,7 +13,7 @@ from longdecode.evals.equal_bytes import BFLOAT16_BYTES, NativeBudgets, bracket,
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.methods.registry import get_method
 
 MINIATURE = Path(__file__).parents[2] / "models" / "miniature" / "weights"

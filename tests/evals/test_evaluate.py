@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -22,14 +23,18 @@ from longdecode.engine.errors import CheckpointError, ConfigError, DeviceMemoryE
 from longdecode.engine.generation import Generator
 from longdecode.evals import gate as gates
 from longdecode.evals import quality_job
-from longdecode.evals.compare import comparable
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.records import Record
+from longdecode.evals.records import Record, hash_output
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.storage import journal_path, read_records
+from longdecode.evals.store import journal_path, read_records
 from longdecode.evals.tasks.base import Score
 from longdecode.evals.tasks.registry import get_task
 
+MOMENTS = {
+    "measures": {"prefill_ms", "decode_ms"},
+    "provenance": {"started_at", "sm_clock_mhz", "revision", "dirty"},
+}
+"""Fields that differ between two runs of the same code."""
 Values = dict[str, Any]
 Run = Callable[..., list[Record]]
 
@@ -45,6 +50,10 @@ def run(tmp_path: Path, config_values: Values, gate: list[tuple[Any, ...]]) -> R
         return read_records(output, Record)
 
     return start
+
+
+def comparable(record: Record) -> dict[str, Any]:
+    return record.model_dump(exclude=MOMENTS)
 
 
 def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -76,10 +85,11 @@ def test_cells_and_samples_come_in_order_and_complete(run: Run, gate: list[Any])
         assert len(record.output_ids) <= sample.max_new_tokens
         assert record.measures["kv_bytes_per_step"] == 2 * 2 * 2 * 8 * 4 * (record.budget_tokens or 0)
     assert len(gate) == 1
-    # One prompt serves every budget; the data hash tells tasks and contexts apart.
+    # One prompt serves every budget; a cell has one fingerprint.
     assert len({(r.task, r.context, r.sample_index, r.prompt_sha256) for r in records}) == 20
     assert len({r.prompt_sha256 for r in records}) == 20
-    assert len({r.provenance.data_hash for r in records}) == 4
+    assert len({r.provenance.fingerprint for r in records}) == 8
+    assert all(r.output_sha256 == hash_output(r.output_ids) for r in records)
 
 
 def test_loss_is_that_of_transformers(run: Run, byte_checkpoint: Path) -> None:
@@ -236,8 +246,7 @@ def test_one_prefill_serves_all_labels_and_gives_each_what_it_gets_alone(
     assert sizes == [2, 2, 1] * 4
     for label, path in outputs.items():
         assert list(map(comparable, read_records(path, Record))) == list(map(comparable, alone[label]))
-    # A label's journal is its own: the other one goes on from it, and a new label runs without the old ones.
-    journal_path(outputs["full"]).unlink()
+    # A variant's records are its own: a new one runs without the old ones.
     outputs["full"].unlink()
     decoded: list[str] = []
     decode = Generator.decode
@@ -268,24 +277,21 @@ def test_out_of_memory_of_one_label_does_not_stop_the_others(
     assert {r.status for r in read_records(outputs["full"], Record)} == {"ok"}
 
 
-def test_an_earlier_output_stands_in_for_a_lost_journal(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = run("streaming", "mini_recall")
-    output = tmp_path / "a" / "records" / "tiny" / "streaming" / "mini_recall.parquet"
-    journal_path(output).unlink()
-    sizes = count_prefills(monkeypatch)
-    assert run("streaming", "mini_recall") == first and not sizes
-    # Settings that differ make it worthless.
-    journal_path(output).unlink()
-    run("streaming", "mini_recall", seed=6)
-    assert sum(sizes) == 20
-
-
 def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longdecode.evals.tasks.mini_book.narrative.LossTask.score", lambda *given: Score(float("nan")))
     statuses = {r.task: r.status for r in run("full", "mini_book")}
     assert statuses == {"mini_book_loss": "failed_gate", "mini_book_write": "ok", "mini_book_pg19": "data_unavailable"}
+
+
+def test_progress_names_batches_and_outcomes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    suites = {"mini_recall": {"contexts": [256], "samples": 3, "batch": 2, "tasks": ["mini_recall_single"]}}
+    for open_cells, batches in ((2, ["  tiny/mini_recall mini_recall_single context=256: batch 1 of 2,"]), (0, [])):
+        run("streaming", "mini_recall", suites=suites)
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0] == f"tiny/mini_recall: streaming: {open_cells} cells to run, {2 - open_cells} known"
+        assert [re.sub(r" \d+ s$", "", line) for line in lines if " batch " in line] == batches
+        outcomes = [line for line in lines if re.search(r"budget=(0.5|64) n=3 mean=0\.\d{4}$", line)]
+        assert len(outcomes) == open_cells
 
 
 def test_other_errors_are_not_swallowed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +304,7 @@ def test_other_errors_are_not_swallowed(run: Run, monkeypatch: pytest.MonkeyPatc
 
 
 def test_unknown_names_of_a_job_are_refused(run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"test\.yaml: unknown label 'ful'; nearest valid name: 'full'"):
+    with pytest.raises(ConfigError, match=r"test\.yaml: unknown variant 'ful'; nearest valid name: 'full'"):
         run("ful", "mini_recall")
     with pytest.raises(ConfigError, match="'mini_recall'"):
         run("full", "mini_reca")
@@ -327,7 +333,14 @@ def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, mo
     assert list(map(comparable, later)) == list(map(comparable, fresh))
 
 
-@pytest.mark.parametrize("changed", ["code", "params", "samples", "end token"])
+def test_outputs_are_kept_for_the_first_prompts_of_a_cell(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality_job, "KEPT_OUTPUTS", 2)
+    records = run("full", "mini_recall")
+    assert {r.sample_index for r in records if r.output_ids is not None and r.output_text is not None} == {0, 1}
+    assert all(r.output_sha256 for r in records)
+
+
+@pytest.mark.parametrize("changed", ["code", "params", "samples", "end token", "seed"])
 def test_what_changes_the_numbers_makes_all_samples_run_again(
     run: Run, config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
@@ -339,6 +352,8 @@ def test_what_changes_the_numbers_makes_all_samples_run_again(
         monkeypatch.setattr(quality_job, "quality_code_hash", lambda method, task: "another")
     elif changed == "params":
         changes["methods"]["streaming"] = {"params": {"sinks": 3}}
+    elif changed == "seed":
+        changes["seed"] = 6
     elif changed == "end token":
         (folder / "generation_config.json").write_text('{"eos_token_id": 65}')
     else:
@@ -346,31 +361,27 @@ def test_what_changes_the_numbers_makes_all_samples_run_again(
     sizes = count_prefills(monkeypatch)
     records = run("streaming", "mini_recall", **changes)
     assert sum(sizes) == len({(r.task, r.context, r.sample_index) for r in records})
-    journal = journal_path(tmp_path / "a" / "records" / "tiny" / "streaming" / "mini_recall.parquet")
-    assert journal == tmp_path / "a" / "journal" / "tiny" / "streaming" / "mini_recall.jsonl"
-    # Code is checked record by record: the settings, and so the journal, are still the same.
-    assert journal.with_name("mini_recall.jsonl.stale-1").is_file() == (changed != "code")
 
 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from longdecode.evals import evaluate, gate
-from longdecode.evals.journal import Journal
 from longdecode.evals.run_config import load_run_config
+from longdecode.evals.store import Store
 gate.check_method = lambda *given: None
-left, partial, append = int(sys.argv[1]), int(sys.argv[2]), Journal.append
+left, partial, add = int(sys.argv[1]), int(sys.argv[2]), Store._append
 
-def append_or_die(self, *records):
+def add_or_die(self, line):
     global left
     if left == 0:
-        self._file.write(b"[" + records[0].model_dump_json().encode()[:partial])
-        self._file.flush()
+        with self._journal.open("ab") as journal:
+            journal.write(line[:partial])
         os.kill(os.getpid(), signal.SIGKILL)
     left -= 1
-    append(self, *records)
+    add(self, line)
 
-Journal.append = append_or_die
+Store._append = add_or_die
 evaluate.evaluate_suite(load_run_config(sys.argv[3]), "tiny", "mini_recall", {"streaming": Path(sys.argv[4])})
 """
 
@@ -389,7 +400,7 @@ def test_a_killed_job_resumes_and_ends_with_the_same_records(
     killed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not output.exists()
-    assert journal_path(output).read_bytes().count(b"\n") == 1 + survive
+    assert journal_path(output).read_bytes().count(b"\n") == survive
     sizes = count_prefills(monkeypatch)
     resumed = run("streaming", "mini_recall")
     assert list(map(comparable, resumed)) == list(map(comparable, uninterrupted))

@@ -18,7 +18,7 @@ from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.gate_launches import Launched, Launches, check_label, launches_of, places
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.evals.throughput.models import shape_config
 from longdecode.methods.conformance_launches import Place
 

@@ -25,7 +25,7 @@ from longdecode.evals.generation.run import LongRun, first_difference
 from longdecode.evals.records import Record
 from longdecode.evals.replay import Replay, distances
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.draft_heads import DraftHeads, write_heads
 from longdecode.methods.registry import get_method

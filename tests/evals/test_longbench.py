@@ -20,7 +20,7 @@ from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.quality_job import QualityJob
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config, load_run_config
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.evals.tasks.longbench.suite import (
     ENGLISH_EIGHT,
     EVEN_THIRTEEN,

@@ -17,7 +17,7 @@ from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.scoring.math_checker import MathChecker
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.evals.tasks.math import problems as math_data
 from longdecode.evals.tasks.math import suite as math
 from longdecode.evals.tasks.math.problems import INSTRUCTION, SETS, Problem, load_problems

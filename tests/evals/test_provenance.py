@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from longdecode.evals import provenance
-from longdecode.evals.hashing import hash_texts
+from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import build_run_config
 
@@ -59,7 +59,12 @@ def test_texts_are_told_apart_by_their_borders() -> None:
 
 
 def test_what_is_collected_names_device_dtype_and_versions() -> None:
-    found = provenance.collect(code="c", model="m", data="d", device=torch.device("cpu"), dtype=torch.bfloat16)
+    place: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.bfloat16}
+    found = provenance.collect(settings={"a": 1}, code="c", model="m", data="d", **place)
+    assert found.fingerprint is not None and found.fingerprint[1:] == ("c", "m", "d")
+    for settings, numbers in (({"a": 2}, torch.bfloat16), ({"a": 1}, torch.float32)):
+        other = provenance.collect(settings=settings, code="c", model="m", data="d", **place | {"dtype": numbers})
+        assert other.fingerprint is not None and other.fingerprint.changed(found.fingerprint) == ("settings",)
     assert found.dtype == "bfloat16"
     assert found.device and found.revision
     assert found.versions["torch"].split("+")[0] == torch.__version__.split("+")[0]

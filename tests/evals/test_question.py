@@ -14,12 +14,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.fingerprint import quality_settings
 from longdecode.evals.instrument import run_checks
 from longdecode.evals.quality_job import QualityJob
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import InstrumentSpec, build_run_config
-from longdecode.evals.settings import quality_settings
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.evals.suite_spec import with_protocols
 from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.question import Reasked, encoded

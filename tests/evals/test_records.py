@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
 from longdecode.evals.records import Record, RecordSchemaError, SpeedRecord, load_record
-from longdecode.evals.storage import read_records, read_table
+from longdecode.evals.store import read_records
 
 EVIDENCE = Path(__file__).resolve().parents[2] / "results" / "h200"
 
@@ -50,9 +51,11 @@ def test_a_field_that_a_record_lacks_is_named(speed_fields: dict[str, Any]) -> N
 )
 def test_the_committed_evidence_is_read(path: str, kind: type[Record] | type[SpeedRecord]) -> None:
     file = EVIDENCE / f"{path}.parquet"
-    rows, found = read_table(file).to_pylist(), read_records(file, kind)
+    rows, found = pq.read_table(file).to_pylist(), read_records(file, kind)
     assert len(found) == len(rows) > 0
+    assert {record.provenance.fingerprint for record in found} == {None}  # measured before there were any
     for row, record in zip(rows, found, strict=True):
+        assert (row["label"], row.get("subject", record.method)) == (record.variant, record.method)
         assert (row["status"], row["context"], json.loads(row["params"])) == (
             record.status, record.context, record.params,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 from longdecode.engine.attention import Selection
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
-from longdecode.evals.hashing import REPOSITORY
+from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.retrospection import measures
 from longdecode.evals.retrospection.job import ALL_LAYERS, MINUS, measured
 from longdecode.evals.retrospection.spec import RetrospectionSpec

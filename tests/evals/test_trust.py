@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from longdecode.evals import comparable, manifest, summary
-from longdecode.evals.comparable import SettingsError
+from longdecode.evals import manifest, summary
 from longdecode.evals.evaluate import evaluate_suite
+from longdecode.evals.fingerprint import SettingsError, hash_data, narrowed, quality_settings, require_settings
 from longdecode.evals.manifest import ManifestError
 from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.settings import narrowed, quality_settings
-from longdecode.evals.storage import read_records, stamped_settings, write_records
+from longdecode.evals.store import read_records
 from longdecode.reporting.results import ReportError, load_results
 
 pytestmark = pytest.mark.usefixtures("gate")
@@ -58,7 +57,7 @@ def test_a_run_is_summarised_and_any_change_to_its_files_is_found(finished: Any)
     root = config.parent
     table = root / "summary.csv"
     summary.write_summary(config, records, table)
-    assert manifest.problems(root, config=config) == []
+    assert manifest.problems(root) == []
 
     def refuses(message: str, **given: Any) -> None:
         with pytest.raises(ManifestError, match=message) as caught:
@@ -81,10 +80,8 @@ def test_a_run_is_summarised_and_any_change_to_its_files_is_found(finished: Any)
     stranger.write_bytes(parquet)
     refuses(r"mini_other\.parquet: not in .*manifest\.txt")
     stranger.unlink()
-    manifest.require(root, config=config)
-    config.write_text(config.read_text() + "# later\n")
-    manifest.seal(root, [config])
-    refuses("made under another configuration", files=[table], config=config)
+    manifest.require(root)
+    subprocess.run(["sha256sum", "-c", "--quiet", "manifest.txt"], cwd=root, check=True)
 
 
 def test_pages_are_bound_to_their_results(tmp_path: Path) -> None:
@@ -93,78 +90,56 @@ def test_pages_are_bound_to_their_results(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / name).write_text("a")
         manifest.rewrite(folder)
-    manifest.main(["verify", str(results), str(pages)])
+    manifest.main("verify", str(results), str(pages))
     (results / "summary.csv").write_text("b")
     manifest.rewrite(results)
     with pytest.raises(ManifestError, match="built from other results"):
         manifest.require(pages)
+    earlier = f"{manifest.sha256(pages / 'index.html')} 1 - index.html\n"  # with size and settings
+    (pages / "manifest.txt").write_text(earlier)
+    manifest.require(pages)
     (pages / "manifest.txt").write_text("junk\n")
     with pytest.raises(ManifestError, match=r"manifest\.txt:1: not a line"):
         manifest.require(pages)
     with pytest.raises(SystemExit):
         (results / "summary.csv").unlink()
-        manifest.main(["verify", str(results)])
+        manifest.main("verify", str(results))
 
 
-OTHER_SETTINGS: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"dtype": "bfloat16"}, 'dtype "float32"'),
-    ({"seed": 6}, "seed 5"),
-    ({"profile": "other"}, 'profile "tiny"'),
-    ({"budgets": [0.25]}, 'budgets ["0.5", "64"]'),
-    ({"methods": {"full": {}, "streaming": {"params": {"sinks": 2}}}}, "params"),
-    (
-        {"suites": {"mini_recall": {"contexts": [256], "samples": 3, "batch": 2, "tasks": ["mini_recall_single"]}}},
-        "suite",
-    ),
+OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
+    {"dtype": "bfloat16"},
+    {"seed": 6},
+    {"profile": "other"},
+    {"methods": {"full": {}, "streaming": {"params": {"sinks": 2}}}},
+    {"suites": {"mini_recall": {"contexts": [256], "samples": 3, "batch": 2, "tasks": ["mini_recall_single"]}}},
 )
 
 
 def test_records_of_other_settings_are_refused_with_their_file(finished: Any, values: dict[str, Any]) -> None:
     config, records = finished(dtype="float32")
-    for changes, names in OTHER_SETTINGS:
+    for changes in OTHER_SETTINGS:
         config.write_text(yaml.safe_dump(copy.deepcopy(values) | {"dtype": "float32"} | changes))
-        with pytest.raises(SettingsError, match=r"\.parquet: made with .*; run again, ") as caught:
+        with pytest.raises(SettingsError, match=r"\.parquet: .* has other settings than .*; run again, ") as caught:
             summary.write_summary(config, records, config.parent / "summary.csv")
-        assert names in str(caught.value) and "\n" not in str(caught.value)
-        assert not (config.parent / "summary.csv").exists()
+        assert "\n" not in str(caught.value) and not (config.parent / "summary.csv").exists()
+    run = build_run_config(yaml.safe_load(config.read_text()), "c")
+    older = [r.provenance.model_copy(update={"settings_hash": None}) for r in read_records(records[0], Record)]
+    found = [
+        r.model_copy(update={"provenance": p}) for r, p in zip(read_records(records[0], Record), older, strict=True)
+    ]
+    require_settings(run, records[0], found)  # measured before there were fingerprints
 
 
-def test_records_of_other_code_data_or_weights_are_refused(finished: Any) -> None:
-    config_path, records = finished()
-    config = build_run_config(yaml.safe_load(config_path.read_text()), "c")
-    found = {path: read_records(path, Record) for path in records}
-    comparable.require_comparable(config, found)
-    last = records[-1]
-    for name, value, says in (
-        ("code_hash", "0" * 64, "scored with other code"),
-        ("data_hash", "0" * 64, "its data"),
-        ("model_hash", "0" * 64, "its weights"),
-        ("dtype", "float16", "its dtype"),
-    ):
-        origin = found[last][0].provenance.model_copy(update={name: value})
-        changed = [record.model_copy(update={"provenance": origin}) for record in found[last]]
-        with pytest.raises(SettingsError, match=rf"{last.name}: .*{says}"):
-            comparable.require_comparable(config, found | {last: changed})
-    unstamped = config_path.parent / "records" / "old.parquet"
-    write_records(unstamped, found[last], Record)
-    with pytest.raises(SettingsError, match=r"old\.parquet"):
-        comparable.require_same_settings(unstamped, quality_settings(config, "tiny", "mini_recall", "full"))
-
-
-def test_only_data_that_a_suite_reads_tells_its_records_apart(finished: Any) -> None:
-    """Look-ups are generated: books in another folder change nothing of them."""
-    config_path, records = finished()
-    values = yaml.safe_load(config_path.read_text())
-    moved = build_run_config(values | {"data": {"pg19": "elsewhere"}}, "c")
-    comparable.require_same_settings(records[0], quality_settings(moved, "tiny", "mini_recall", "full"))
-    assert quality_settings(moved, "tiny", "mini_recall", "full")["data"] == {}
-    stamped = stamped_settings(records[0]) or {}
-    books = config_path.parent / "records" / "books.parquet"
-    places = {"pg19": "books", "longbench": "rows"}
-    write_records(books, read_records(records[0], Record), Record, None, stamped | {"data": places})
-    for place, refused in (("books", False), ("others", True)):
-        with pytest.raises(SettingsError, match=r"with data .*books") if refused else nullcontext():
-            comparable.require_same_settings(books, stamped | {"data": {"pg19": place}})
+def test_only_data_that_a_suite_reads_counts(values: dict[str, Any], tmp_path: Path) -> None:
+    """Look-ups are generated: books elsewhere change nothing of them; what changes in the books themselves does."""
+    (tmp_path / "books").mkdir()
+    hashes = []
+    for text in ("a", "b"):
+        (tmp_path / "books" / "1.txt").write_text(text)
+        run = build_run_config(values | {"data": {"pg19": str(tmp_path / "books")}}, "c")
+        hashes.append((hash_data(run, "mini_recall"), hash_data(run, "mini_book")))
+    assert hashes[0][0] == hashes[1][0] and hashes[0][1] != hashes[1][1]
+    assert quality_settings(run, "tiny", "mini_recall", "full")["data"] == {}
 
 
 def test_small_jobs_give_the_records_of_large_ones(finished: Any, values: dict[str, Any]) -> None:

@@ -25,18 +25,18 @@ from pathlib import Path
 import pandas as pd
 import torch
 import yaml
-from tally import Row, traced
+from tally import Row, opened, traced
 
 from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
+from longdecode.engine.file_lock import LockHeldError
 from longdecode.evals import manifest, provenance
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.journal import Journal, JournalLockedError
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import look
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.scoring.math_checker import MathChecker
-from longdecode.evals.storage import journal_path, read_records
+from longdecode.evals.store import Store, journal_path, read_records, results_root
 from longdecode.evals.yaml_file import parse_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ class Campaign:
             self._job()
             self.seconds = time.monotonic() - began
         self.truth = self._records()
-        self.journals = {label: journal_path(output).read_bytes() for label, output in self.outputs.items()}
+        self.journals = {variant: self._journal(variant) for variant in self.outputs}
 
     def kills_of_a_job(self, count: int) -> Row:
         """Kill the process of a job at random moments, over and over until it ends, and begin anew."""
@@ -107,12 +107,13 @@ class Campaign:
             self._clear()
             first = self._fork()
             journal = journal_path(next(iter(self.outputs.values())))
-            while not journal.exists() and os.waitpid(first, os.WNOHANG)[0] == 0:
+            lock = journal.with_name(f"{journal.name}.lock")
+            while not (lock.exists() and lock.read_bytes()) and os.waitpid(first, os.WNOHANG)[0] == 0:
                 time.sleep(0.001)
             try:
-                with Journal(journal, "other", Record):
+                with Store(self.outputs["full"], Record, [], lambda cell: None):
                     row.changed += not self.outputs["full"].exists()
-            except JournalLockedError as error:
+            except LockHeldError as error:
                 row.refused += f"process {first}" in str(error)
                 row.tried += 1
             with contextlib.suppress(ChildProcessError):
@@ -121,7 +122,7 @@ class Campaign:
         return row
 
     def damaged_journals(self, count: int) -> Row:
-        """Damage a journal at a random place and run on: the same records, or one line that names the remedy."""
+        """Damage a journal at a random place and run on: the same records."""
         row = Row("damaged journals")
         for _ in range(count):
             self._clear()
@@ -140,7 +141,7 @@ class Campaign:
         output = self.outputs["quest"]
         whole = output.read_bytes()
         wanted = read_records(output, Record)
-        root = manifest.results_root(output)
+        root = results_root(output)
         for _ in range(count):
             damaged = self._damaged(whole)
             output.write_bytes(damaged)
@@ -171,7 +172,8 @@ class Campaign:
     def power_cuts(self, count: int) -> Row:
         """Cut the power at a random call: what was not synced is there in part, torn or not at all."""
         row = Row("power cuts")
-        trace = traced(self.place / "traced.jsonl", self.truth)
+        truth = [record for record in self.truth if record.variant == "quest"]
+        trace = traced(self.place / "traced.parquet", truth)
         for _ in range(count):
             cut = self.random.randrange(1, len(trace))
             synced, written = trace[cut]
@@ -179,15 +181,16 @@ class Campaign:
             for at in range(len(synced), len(kept)):
                 if self.random.random() < 0.1:
                     kept[at] = 0  # a page that never reached the disk reads as zeros
-            path = self.place / "cut.jsonl"
-            path.write_bytes(kept)
-            promised = self.truth[: max(0, synced.count(b"\n") - 1)]
-            with Journal(path, "f", Record) as journal:
+            output = self.place / "cut.parquet"
+            journal_path(output).write_bytes(kept)
+            promised = truth[: synced.count(b"\n")]
+            with opened(output, truth) as store:
+                found = [record for cell in store.cells for record in store.of(cell)]
                 row.tried += 1
-                row.lost += len(promised) > len(journal.records)
-                row.changed += journal.records != self.truth[: len(journal.records)]
-                row.survived += journal.records[: len(promised)] == promised
-            path.unlink()
+                row.lost += not all(record in found for record in promised)
+                row.changed += not all(record in truth for record in found)
+                row.survived += found[: len(promised)] == promised
+            journal_path(output).unlink()
         return row
 
     def bad_configurations(self, count: int) -> Row:
@@ -273,6 +276,17 @@ class Campaign:
     def _job(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             evaluate_suite(self.config, "random", "mini_recall", self.outputs)
+
+    def _journal(self, variant: str) -> bytes:
+        """Return what the journal of a variant held before its last batch was in the table."""
+        output = self.place / "whole.parquet"
+        records = [record for record in self.truth if record.variant == variant]
+        with opened(output, records) as store:
+            for record in records:
+                store.add(record)
+        raw = journal_path(output).read_bytes()
+        journal_path(output).unlink()
+        return raw
 
     def _records(self) -> list[Record]:
         return [record for output in self.outputs.values() for record in read_records(output, Record)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longdecode.evals.journal import Journal
-from longdecode.evals.records import Record
+from longdecode.evals.records import Key, Record
+from longdecode.evals.store import Store, journal_path
 
 
 @dataclass
@@ -44,14 +44,28 @@ def identity_of(record: Record) -> tuple[Any, ...]:
     return record.variant, record.key, record.index, tuple(record.output_ids or ()), record.score, record.status
 
 
-def traced(path: Path, records: list[Record]) -> list[tuple[bytes, bytes]]:
-    """Write a journal and note at every system call what is on disk for certain and what is written."""
+@dataclass(frozen=True)
+class KnownCell:
+    """A cell by its key alone."""
+
+    key: Key
+
+
+def opened(output: Path, records: list[Record]) -> Store[KnownCell, Record]:
+    """Return the store of some records of one job, each of which holds."""
+    today = {r.key: r.provenance.fingerprint for r in records}
+    cells = {r.key: KnownCell(r.key) for r in records}
+    return Store(output, Record, list(cells.values()), lambda cell: today[cell.key], samples=lambda cell: 10**6)
+
+
+def traced(output: Path, records: list[Record]) -> list[tuple[bytes, bytes]]:
+    """Fill a store and note at every system call what is on disk for certain and what is written."""
     calls: list[tuple[bytes, bytes]] = [(b"", b"")]
     fsync, synced = os.fsync, b""
 
     def noted(handle: int) -> None:
         nonlocal synced
-        content = path.read_bytes()
+        content = journal_path(output).read_bytes()
         calls.append((synced, content))  # before: written, and nothing promised
         fsync(handle)
         synced = content
@@ -59,9 +73,9 @@ def traced(path: Path, records: list[Record]) -> list[tuple[bytes, bytes]]:
 
     os.fsync = noted
     try:
-        with Journal(path, "f", Record) as journal:
+        with opened(output, records) as store:
             for record in records:
-                journal.append(record)
+                store.add(record)
     finally:
         os.fsync = fsync
     return calls

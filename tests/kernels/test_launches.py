@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longdecode.evals.records import SpeedRecord
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.kernels import multiprocessors
 from longdecode.kernels.decode_attention import launch as dense
 from longdecode.kernels.group_reduce import rows

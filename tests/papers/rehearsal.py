@@ -28,7 +28,7 @@ from longdecode.evals import manifest
 from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ROOT / "config" / "papers"

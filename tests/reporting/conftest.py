@@ -16,7 +16,7 @@ import yaml
 
 from longdecode.evals import curves, summary
 from longdecode.evals.records import Provenance, Record
-from longdecode.evals.storage import write_records, write_table
+from longdecode.evals.store import write_records, write_table
 from longdecode.reporting import figure
 from longdecode.reporting.build import build_report
 

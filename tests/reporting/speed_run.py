@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from longdecode.evals.records import Provenance, SpeedRecord, SpeedSample
-from longdecode.evals.storage import write_records, write_table
+from longdecode.evals.store import write_records, write_table
 from longdecode.evals.throughput.derived import breakdown_table, breakeven_table, growth_table
 from longdecode.evals.throughput.summary import speed_table
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.evals.hashing import folder_hash
+from longdecode.evals.fingerprint import folder_hash
 from longdecode.evals.records import Record
-from longdecode.evals.storage import read_records, write_records
+from longdecode.evals.store import read_records, write_records
 from longdecode.methods.registry import METHODS
 from longdecode.reporting.build import build_report
 

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 
 from longdecode.engine.config_reader import read_config
 from longdecode.evals import manifest
-from longdecode.evals.hashing import speed_code_hash
-from longdecode.evals.storage import read_frame
+from longdecode.evals.fingerprint import speed_code_hash
+from longdecode.evals.store import read_frame
 from longdecode.methods.registry import get_method
 from longdecode.reporting import families, staleness, traffic
 from longdecode.reporting.build import build_report, main

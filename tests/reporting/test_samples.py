@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from longdecode.evals.hashing import hash_texts
+from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.records import Provenance, Record
-from longdecode.evals.storage import write_records
+from longdecode.evals.store import write_records
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.reporting import samples
@@ -49,7 +49,7 @@ def run(folder: Path, text: str = "right", digest: str | None = None) -> Results
         "budgets": [0.1], "suites": {"mini_longgen": {"contexts": [CONTEXT], "samples": 3}},
     }  # fmt: skip
     from longdecode.evals import curves, summary
-    from longdecode.evals.storage import write_table
+    from longdecode.evals.store import write_table
 
     right = [1.0] * 15
     full = records("full", [right, right, [0.0, *right[1:]]], "full text", digest)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.evals.hashing import gate_code_hash
+from longdecode.evals.fingerprint import gate_code_hash
 from longdecode.reporting.results import GateRecord, ReportError, load_results
 from longdecode.reporting.staleness import code_line
 

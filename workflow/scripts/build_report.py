@@ -12,6 +12,6 @@ with logged(snakemake):
     # What ships with the project, such as a tuning record, is no result of the run and in no manifest.
     named = {Path(path) for path in snakemake.input if Path(path).suffix != ".passed"}
     results = {path for path in named if path.is_relative_to(config.parent)}
-    manifest.require(config.parent, results | manifest.listed(config.parent), config)
+    manifest.require(config.parent, results | manifest.listed(config.parent))
     build_report(config, config.parent, pages)
     manifest.rewrite(pages)

@@ -10,7 +10,7 @@ with logged(snakemake):
     from longdecode.reporting.build import build_report
 
     config, pages = Path(snakemake.input.config), Path(snakemake.output[0]).parent
-    manifest.require(config.parent, manifest.listed(config.parent), config)
+    manifest.require(config.parent, manifest.listed(config.parent))
     write_analysis(config, config.parent, Path(snakemake.input.papers[0]).parent)
     build_report(config, config.parent, pages)
     manifest.rewrite(pages)

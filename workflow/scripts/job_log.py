@@ -38,19 +38,19 @@ class _Tee:
         return False
 
 
-def waiting_for_journals(work: Callable[[], object]) -> None:
-    """Do a job's work once no other process holds its journals.
+def waiting_for_others(work: Callable[[], object]) -> None:
+    """Do a job's work once no other process fills its outputs.
 
     A job may outlive a workflow that was killed; what it writes is taken over when it ends.
     """
-    from longdecode.evals.journal import JournalLockedError
+    from longdecode.engine.file_lock import LockHeldError
 
     said = False
     while True:
         try:
             work()
             return
-        except JournalLockedError as error:
+        except LockHeldError as error:
             if not said:
                 print(f"{error}; waiting for it to end", file=sys.stderr)
             said = True

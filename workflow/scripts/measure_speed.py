@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from job_log import logged, waiting_for_journals
+from job_log import logged, waiting_for_others
 
 with logged(snakemake):
     from longdecode.evals.run_config import build_run_config, granted
@@ -10,4 +10,4 @@ with logged(snakemake):
 
     config = granted(build_run_config(snakemake.config, "configuration", check_params=False), snakemake.resources.gpu)
     name, output = snakemake.wildcards.job, Path(snakemake.output[0])
-    waiting_for_journals(lambda: measure_speed(config, name, output))
+    waiting_for_others(lambda: measure_speed(config, name, output))

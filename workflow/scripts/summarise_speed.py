@@ -10,4 +10,4 @@ with logged(snakemake):
 
     config = Path(snakemake.input.config)
     records = [Path(path) for path in snakemake.input.records]
-    write_speed_summary(records, Path(snakemake.output.speed), load_run_config(config), config)
+    write_speed_summary(records, Path(snakemake.output.speed), load_run_config(config))

@@ -7,7 +7,7 @@ import yaml
 from job_log import logged
 
 with logged(snakemake):
-    from longdecode.evals.storage import replacing
+    from longdecode.evals.store import replacing
 
     text = yaml.safe_dump(json.loads(snakemake.params.config), sort_keys=False)
     path = Path(snakemake.output[0])

@@ -12,7 +12,7 @@ from longdecode.evals.analysis.comparisons import comparisons_table
 from longdecode.evals.analysis.declaration import load_declarations
 from longdecode.evals.analysis.measures import measures_table
 from longdecode.evals.records import Record
-from longdecode.evals.storage import read_folder
+from longdecode.evals.store import read_folder
 from longdecode.evals.summary import Spread
 
 ROOT = Path(__file__).parents[3]

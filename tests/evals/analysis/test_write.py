@@ -13,7 +13,7 @@ from longdecode.evals import manifest
 from longdecode.evals.analysis.tables import ANALYSIS_TABLES
 from longdecode.evals.analysis.write import write_analysis
 from longdecode.evals.records import Record
-from longdecode.evals.storage import write_records
+from longdecode.evals.store import write_records
 
 PAPERS = Path(__file__).parents[3] / "reporting" / "papers"
 

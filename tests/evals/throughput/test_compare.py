@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from longdecode.evals.records import SpeedRecord
-from longdecode.evals.storage import write_records
+from longdecode.evals.store import write_records
 from longdecode.evals.throughput.compare import (
     BENCH,
     COLUMNS,

@@ -15,7 +15,7 @@ from longdecode.engine.errors import ConfigError, GateError
 from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.storage import journal_path, read_records
+from longdecode.evals.store import journal_path, read_records
 from longdecode.evals.throughput import cli, decode, kernels
 from longdecode.evals.throughput.measure import measure_speed
 from longdecode.evals.throughput.summary import write_speed_summary
@@ -175,7 +175,7 @@ def test_a_killed_job_resumes_at_its_next_record(
         measure_speed(run, "tiny", output)
     monkeypatch.setattr(decode.DecodeBench, "_gate", timed)
     assert not output.exists()
-    lines = journal_path(output).read_text().splitlines()[1:]
+    lines = journal_path(output).read_text().splitlines()
     kept = [SpeedRecord.model_validate(fields) for line in lines for fields in json.loads(line.partition(" ")[2])]
     assert len(kept) == 3
     fresh = measure_speed(run, "tiny", output)

@@ -17,7 +17,7 @@ from longdecode.engine.weights import random_decoder
 from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.evals.throughput.equal_memory import EqualMemoryBench
 from longdecode.evals.throughput.equal_memory_cells import _held, equal_memory_cells
 from longdecode.evals.throughput.measure import measure_speed

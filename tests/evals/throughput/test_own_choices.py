@@ -19,7 +19,7 @@ from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.storage import read_records
+from longdecode.evals.store import read_records
 from longdecode.evals.throughput import own_choices_spec, timing
 from longdecode.evals.throughput.measure import measure_speed
 from longdecode.evals.throughput.own_choices import OwnChoicesBench, OwnChoicesJob, own_choices_cells

@@ -12,8 +12,8 @@ import pytest
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.model_config import ModelConfig
+from longdecode.evals.fingerprint import speed_settings
 from longdecode.evals.run_config import build_run_config, load_run_config
-from longdecode.evals.settings import speed_settings
 from longdecode.evals.throughput.cells import SpeedCell
 from longdecode.evals.throughput.decode_cells import Labels, decode_cells
 from longdecode.evals.throughput.measure import _cells

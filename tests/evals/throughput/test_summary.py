@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from longdecode.evals.journal import Journal
 from longdecode.evals.records import SpeedRecord
-from longdecode.evals.storage import journal_path, read_records, write_records
+from longdecode.evals.store import read_records, write_records
 from longdecode.evals.throughput import derived
 from longdecode.evals.throughput.summary import COLUMNS, speed_table
 
@@ -207,7 +206,7 @@ def test_a_label_whose_correction_was_not_timed_has_no_ratio(speed_record: Make)
     assert (row["label"], row["how"]) == ("quest_cc", "paired, correction not timed") and pd.isna(row["ratio"])
 
 
-def test_records_come_back_from_parquet_and_journal_as_they_were(tmp_path: Path, speed_record: Make) -> None:
+def test_records_come_back_from_parquet_as_they_were(tmp_path: Path, speed_record: Make) -> None:
     records = [
         speed_record([1.5, 2.5], [3.0, 4.0], disturbed=[1], sm_clock_mhz=(1, 2), launch={"op": {"warps": 4}}),
         speed_record(status="unsupported", reason="no such thing"),
@@ -215,14 +214,3 @@ def test_records_come_back_from_parquet_and_journal_as_they_were(tmp_path: Path,
     path = tmp_path / "results" / "speed" / "job.parquet"
     write_records(path, records, SpeedRecord)
     assert read_records(path, SpeedRecord) == records
-    journal = journal_path(path)
-    assert journal == tmp_path / "results" / "journal" / "speed" / "job.jsonl"
-    with Journal(journal, "f", SpeedRecord) as opened:
-        opened.append(*records)
-    with journal.open("ab") as handle:
-        handle.write(b'[{"cut off')
-    with Journal(journal, "f", SpeedRecord) as opened:
-        assert opened.records == records
-    with Journal(journal, "another", SpeedRecord) as opened:
-        assert opened.records == []
-    assert (journal.parent / "job.jsonl.stale-1").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.evals.hashing import (
+from longdecode.evals.fingerprint import (
     BOOKKEEPING,
     PACKAGE,
     REPOSITORY,

@@ -1,0 +1,268 @@
+"""Hashes of what a number depends on: settings, code, files of a model, data.
+
+Apart from provenance, so that planning a workflow does not import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from longdecode.engine.errors import LongDecodeError
+from longdecode.evals.tasks.registry import get_suite
+
+if TYPE_CHECKING:
+    from longdecode.evals.records import Record
+    from longdecode.evals.run_config import RunConfig
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGE = "longdecode"
+CHECKS = (
+    "conformance", "conformance_bench", "conformance_card", "conformance_launches", "conformance_model",
+    "conformance_rules", "rule",
+)  # fmt: skip
+"""Modules of the methods room that check a method."""
+BOOKKEEPING = frozenset(
+    f"{PACKAGE}.{name}"
+    for name in (
+        "engine.plugins", "evals.config_values", "evals.fingerprint", "evals.gate", "evals.names", "evals.provenance",
+        "evals.records", "evals.run_config", "evals.store", "evals.tasks.registry", "evals.throughput.spec",
+        "methods.card", "methods.registry",
+        *(f"methods.{name}" for name in CHECKS),
+    )
+)  # fmt: skip
+"""Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
+_CODE_SUFFIXES = (".py", ".yaml", ".json")
+
+
+class SettingsError(LongDecodeError):
+    """A file of results was made under other settings than those that it would stand beside."""
+
+
+def cell_settings(run: RunConfig, model: str, suite: str, variant: str) -> dict[str, Any]:
+    """Return the settings that all cells of a variant on a model and suite share.
+
+    The number of samples and the batch are among them: they fix which samples share a batch.
+    """
+    spec = run.suites[suite]
+    return {
+        "profile": run.profile, "seed": run.seed, "dtype": run.dtype, "model": model, "suite": suite,
+        "variant": variant, "method": run.methods[variant].method, "params": run.methods[variant].params_of(model),
+        "samples": spec.samples, "batch": spec.batch,
+    }  # fmt: skip
+
+
+def quality_settings(run: RunConfig, model: str, suite: str, variant: str) -> dict[str, Any]:
+    """Return all settings that the records of a variant on a model and suite depend on, and no others."""
+    spec, places = run.suites[suite], {name: run.data.get(name) for name in get_suite(suite).data}
+    return cell_settings(run, model, suite, variant) | {
+        "checkpoint": asdict(run.models[model]), "data": places, "contexts": spec.contexts, "tasks": spec.tasks,
+        "budgets": [budget.text for budget in run.budgets_of(variant)],
+    }  # fmt: skip
+
+
+def narrowed(run: RunConfig, suite: str, context: int | None) -> RunConfig:
+    """Return the run as a job of one context sees it; ``None`` leaves it whole."""
+    if context is None:
+        return run
+    return replace(run, suites={**run.suites, suite: replace(run.suites[suite], contexts=(context,))})
+
+
+def hash_settings(settings: Mapping[str, Any], device: str, dtype: str) -> str:
+    """Hash a cell's settings, whatever their order, and the device and number format that it ran with."""
+    return hashlib.sha256(json.dumps([settings, device, dtype], sort_keys=True, default=str).encode()).hexdigest()
+
+
+def require_settings(run: RunConfig, path: Path, records: Iterable[Record]) -> None:
+    """Refuse a file whose records were made under other settings than a run's; those without a hash pass as older.
+
+    Raises:
+        SettingsError: the message names the file and the remedy.
+    """
+    for r in records:
+        known = r.model in run.models and r.suite in run.suites and r.variant in run.methods
+        place = {"task": r.task, "context": r.context, "budget": r.budget}
+        settings = cell_settings(run, r.model, r.suite, r.variant) | place if known else {}
+        origin = r.provenance
+        if origin.settings_hash not in (None, hash_settings(settings, origin.device, origin.dtype)):
+            raise SettingsError(
+                f"{path}: {r.variant} on {r.task} at {r.context} has other settings than {run.source}; "
+                "run again, which makes it anew, or give this run a name of its own (--config profile=NAME)"
+            )
+
+
+def hash_data(run: RunConfig, suite: str) -> str:
+    """Hash the contents of the data sets that a suite reads from folders of the configuration."""
+    places = [Path(place) for name in get_suite(suite).data if (place := run.data.get(name))]
+    files = [(path, place) for place in places for path in (place, *place.rglob("*")) if path.is_file()]
+    return hash_texts(hash_files([path], place.parent) for path, place in sorted(files))
+
+
+def quality_code_hash(method: str, task_module: str, root: Path = REPOSITORY) -> str:
+    """Hash the code behind a score: the quality job, the task and its suite, and the method, with all that they import.
+
+    Args:
+        method: name of the method and of its folder.
+        task_module: dotted name of the module that defines the task.
+        root: folder of the rooms.
+    """
+    suite = f"{task_module.rpartition('.')[0]}.suite"
+    suites = [suite] if _module_files(suite, root) else []
+    return code_hash([f"{PACKAGE}.evals.quality_job", task_module, *suites], [method], root)
+
+
+def speed_code_hash(bench: str, methods: Iterable[str], root: Path = REPOSITORY) -> str:
+    """Hash the code behind a time: a module of ``evals/throughput`` and the methods timed, with all that they import.
+
+    Methods without a folder, such as upper bounds, are in the module's closure.
+    """
+    return code_hash([f"{PACKAGE}.evals.throughput.{bench}"], methods, root)
+
+
+def gate_code_hash(method: str, root: Path = REPOSITORY) -> str:
+    """Hash the code behind a method's conformance: the checks and the method, with all that they import."""
+    return code_hash([f"{PACKAGE}.methods.{name}" for name in CHECKS], [method], root)
+
+
+def code_hash(modules: Iterable[str], methods: Iterable[str], root: Path = REPOSITORY) -> str:
+    """Hash the import closure of some modules and of the folders of some methods.
+
+    A method's folder, in the room or in a folder that ``LONGDECODE_METHOD_PATH`` names, counts whole: code and card.
+    So does the folder of a module outside the rooms, such as a suite that ``LONGDECODE_SUITE_PATH`` names.
+
+    Raises:
+        FileNotFoundError: a module does not exist.
+    """
+    rooms = [root / "methods", *map(Path, filter(None, os.environ.get("LONGDECODE_METHOD_PATH", "").split(os.pathsep)))]
+    folders = [room / method for room in rooms for method in set(methods)]
+    roots: set[Path] = set()
+    for module in modules:
+        if found := _module_files(module, root):
+            roots |= found
+        elif (loaded := sys.modules.get(module)) is not None and loaded.__file__:
+            folders.append(Path(loaded.__file__).parent)
+        else:
+            raise FileNotFoundError(f"no module {module} under {root}")
+    inside = import_closure(roots.union(*map(_code_of, folders)), root)
+    outside = [folder_hash(folder) for folder in folders if folder.is_dir() and not folder.is_relative_to(root)]
+    return hash_texts([hash_files((p for p in inside if p.is_relative_to(root)), root), *sorted(outside)])
+
+
+def import_closure(files: Iterable[Path], root: Path = REPOSITORY) -> frozenset[Path]:
+    """Return the files, every module of the rooms that they import directly or not, and the data beside each module.
+
+    Imports are read from the source, those inside functions and conditions included, so that a kernel that is imported
+    when first called counts. A text that is the name of a module counts as an import of it. Imports for type checkers
+    alone do not count.
+    """
+    found, todo = set[Path](), set(files)
+    while todo:
+        path = todo.pop()
+        found.add(path)
+        if path.suffix == ".py":
+            todo |= _reached(path, root, *_version(path)) - found
+    return frozenset(found)
+
+
+def file_hashes(files: Iterable[Path]) -> list[str]:
+    """Hash each file's content under its own name; a missing file counts as nothing."""
+    return [hash_files([path], path.parent) for path in files]
+
+
+def folder_hash(folder: Path) -> str:
+    """Hash the code and data of a folder of a method or suite under the folder's name, wherever it lies."""
+    return hash_files(_code_of(folder), folder.parent)
+
+
+def hash_files(files: Iterable[Path], root: Path) -> str:
+    """Hash names (relative to ``root``) and contents, in name order; of Python, what runs, without comments."""
+    named = sorted((path.relative_to(root).as_posix(), path) for path in files if path.is_file())
+    return hash_texts(text for name, path in named for text in (name, _content(path, *_version(path))))
+
+
+def hash_texts(texts: Iterable[str]) -> str:
+    """Hash texts in order, each set off by its length."""
+    digest = hashlib.sha256()
+    for text in texts:
+        raw = text.encode()
+        digest.update(f"{len(raw)}\0".encode() + raw)
+    return digest.hexdigest()
+
+
+def _code_of(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.suffix in _CODE_SUFFIXES}
+
+
+def _module_files(module: str, root: Path) -> set[Path]:
+    """Return the file of a module of ours and the ``__init__`` of each package around it; empty for any other name."""
+    package, *parts = module.split(".")
+    if package != PACKAGE or not parts or not all(parts):
+        return set()
+    own = [root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")]
+    around = [root.joinpath(*parts[:count], "__init__.py") for count in range(1, len(parts))]
+    return {path for path in (*own, *around) if path.is_file()} if any(path.is_file() for path in own) else set()
+
+
+def _data_of(module: Path) -> set[Path]:
+    """Return the YAML and JSON files beside a module that share its name or are named in it."""
+    beside = [path for path in module.parent.iterdir() if path.suffix in (".yaml", ".json")]
+    text = module.read_text(encoding="utf-8") if beside else ""
+    return {path for path in beside if path.stem == module.stem or path.name in text}
+
+
+def _version(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
+
+
+@functools.lru_cache(maxsize=4096)
+def _content(path: Path, *version: int) -> str:
+    """Return a hash of a file; of Python, its code as the parser gives it back without docstrings."""
+    if path.suffix != ".py":
+        with path.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    tree = ast.parse(path.read_bytes(), str(path))
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [part for part in body if not _is_text_alone(part)]  # type: ignore[attr-defined]
+    return hash_texts([ast.unparse(tree)])
+
+
+def _is_text_alone(node: ast.AST) -> bool:
+    """Return true for a statement that is a text: a docstring, of whatever stands before it."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+@functools.lru_cache(maxsize=4096)
+def _reached(path: Path, root: Path, *version: int) -> frozenset[Path]:
+    """Return the files of modules that a module may import by itself, and the data beside it.
+
+    ``from a import b`` may import ``a`` and ``a.b``.
+    """
+    names = set[str]()
+    for node in _executed(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level or not node.module:
+                raise ValueError(f"{path}:{node.lineno}: a relative import; this project writes them out")
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{PACKAGE}."):
+            names.add(node.value)
+    return frozenset(file for name in names - BOOKKEEPING for file in _module_files(name, root)) | _data_of(path)
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and all below it but the bodies of ``if TYPE_CHECKING``."""
+    yield node
+    guarded = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    for child in node.orelse if isinstance(node, ast.If) and guarded else ast.iter_child_nodes(node):
+        yield from _executed(child)
