@@ -47,7 +47,7 @@ format: $(STAMP) ## Format and mend what can be mended
 
 types: $(STAMP) ## Check types
 	$(BIN)/mypy -p longdecode
-	$(BIN)/mypy .ci/write_lock.py workflow/scripts/job_log.py
+	$(BIN)/mypy .ci/write_lock.py
 
 pytest: $(STAMP) ## Tests alone; ARGS="-k quest" chooses
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)

@@ -41,6 +41,8 @@ from longdecode.evals.yaml_file import read_yaml
 HEADS = ("chained/zero", "chained/normal", "medusa/zero")
 """Sets of draft heads that a model's training makes: TokenSwift's from two starts, the paper's last, and Medusa's."""
 SPEED_TABLES = ("speed", "growth", "breakeven", "breakdown", "correction", "over_baselines")
+CLUSTER_THREADS = 8
+"""Threads of a job on a cluster, where the profile does not say."""
 
 
 def config_path(root: Path, profile: str) -> Path:
@@ -94,10 +96,6 @@ def checked(
         return build_run_config(values, source, check_params=check_params, check_fairness=check_fairness)
     except ConfigError as error:
         raise SystemExit(f"ConfigError: {error}") from None
-
-
-CLUSTER_THREADS = 8
-"""Threads of a job on a cluster, where the profile does not say."""
 
 
 class Plan:
@@ -189,9 +187,8 @@ class Plan:
     def made(self) -> list[str]:
         """Files that rules of this run make and that its configuration names, and forks that another is to train."""
         forks = (f"{path}/model.safetensors" for path in sorted(self._forks))
-        heads = [f"{self.results}/heads/{model}/{made}/heads.json" for model in self.run.models for made in HEADS]
         shipped = (f"models/draft_heads/{model}/heads.json" for model in self.run.models)
-        return [*self.role_files, *forks, *heads, *shipped]
+        return [*self.role_files, *forks, *self.head_files, *shipped]
 
     @cached_property
     def _forks(self) -> frozenset[str]:
@@ -234,6 +231,17 @@ class Plan:
     def _gate_of(self, label: str) -> str:
         return self.run.gate_of(label)
 
+    @property
+    def gated(self) -> list[str]:
+        """Labels that have a gate's file: of those that differ in what belongs to one model, the first."""
+        return sorted({self._gate_of(label) for label in self.run.methods})
+
+    @property
+    def gate_models(self) -> list[str]:
+        """Return the files of the models whose heads the gate needs to know."""
+        models = {model for label in self.gated for model in launches_of(self.run, label)}
+        return sorted({path for model in models for path in self.model_files(model)})
+
     def timed_files(self, job: str) -> list[str]:
         """Return the files of every model that a throughput job times, and those that its labels' parameters name."""
         models = self.run.throughput.models_of(job) if self.run.throughput and job in self.speed_jobs else ()
@@ -245,112 +253,110 @@ class Plan:
         part = self.run.throughput.part(job) if self.run.throughput and job in self.speed_jobs else None
         return () if part is None or isinstance(part, KernelSpec) else part.methods
 
-    def gate_settings(self, label: str) -> str:
-        """Return all settings that a gate file depends on."""
-        gated = [self.run.methods[label].method, self.run.gated_params(label)]
-        return self._settings(gated=gated, launches={m: repr(at) for m, at in launches_of(self.run, label).items()})
+    @property
+    def corrected_labels(self) -> tuple[str, ...]:
+        """Labels whose corrections are measured."""
+        return self.run.retrospection.labels if self.run.retrospection else ()
 
-    def gate_models(self, label: str) -> list[str]:
-        """Return the files of the models whose heads a label's gate needs to know."""
-        return sorted({path for model in launches_of(self.run, label) for path in self.model_files(model)})
+    @property
+    def head_files(self) -> list[str]:
+        """Draft heads of every model of the run."""
+        return [f"{self.results}/heads/{model}/{made}/heads.json" for model in self.run.models for made in HEADS]
 
-    def gate_code(self, label: str) -> str:
-        """Hash the code that conformance of a label runs."""
-        return gate_code_hash(self.run.methods[label].method)
+    def texts_labels(self, name: str) -> tuple[str, ...]:
+        """Return the labels that a run of long generation needs."""
+        return self.run.generation.runs[name].named if self.run.generation else ()
 
-    def suite_settings(self, model: str, suite: str, label: str | None = None, context: int | None = None) -> str:
-        """Return all settings that the records of a job depend on, and no others.
+    def depends(self, stage: str, **names: Any) -> str:
+        """Return all settings and the code that the files of a job depend on, and no others.
 
         Args:
-            label: the one label of a small job; all of the suite's without it.
-            context: the one context of a small job.
+            stage: the rule's name.
+            names: the wildcards of the job.
         """
+        about = {"device": self.run.device, "dtype": self.run.dtype, "seed": self.run.seed}
+        return json.dumps(about | getattr(self, f"_{stage}")(**names), sort_keys=True, default=str)
+
+    def _gate(self) -> dict[str, Any]:
+        methods = {label: self.run.methods[label].method for label in self.gated}
+        return {
+            "methods": methods,
+            "params": {label: self.run.gated_params(label) for label in methods},
+            "launches": {label: repr(launches_of(self.run, label)) for label in methods},
+            "code": {method: gate_code_hash(method) for method in set(methods.values())},
+        }
+
+    def _evaluate(self, model: str, suite: str, label: str | None = None, context: int | None = None) -> dict[str, Any]:
         run = narrowed(self.run, suite, context)
         labels = self.suite_labels[suite] if label is None else [label]
-        return self._settings(labels={name: quality_settings(run, model, suite, name) for name in labels})
+        return {
+            "labels": {name: quality_settings(run, model, suite, name) for name in labels},
+            "code": self._suite_code(suite, tuple(sorted({self.run.methods[name].method for name in labels}))),
+        }
 
     @functools.cache  # noqa: B019
-    def suite_code(self, suite: str, label: str | None = None) -> str:
-        """Hash the code that can change a score of a suite under its labels, or under one."""
-        tasks = {get_task(name).code_module for name in self.run.suites[suite].tasks}
-        labels = self.suite_labels[suite] if label is None else [label]
-        methods = {self.run.methods[name].method for name in labels}
-        return hash_texts(quality_code_hash(method, task) for method in sorted(methods) for task in sorted(tasks))
+    def _suite_code(self, suite: str, methods: tuple[str, ...]) -> str:
+        tasks = sorted({get_task(name).code_module for name in self.run.suites[suite].tasks})
+        return hash_texts(quality_code_hash(method, task) for method in methods for task in tasks)
 
-    def speed_settings(self, job: str) -> str:
-        """Return all settings that a throughput job's records depend on, and no others."""
+    def _throughput(self, job: str) -> dict[str, Any]:
         throughput = self.run.throughput
-        timed = None if throughput is None else throughput.part(job)
-        model = job if throughput is None else throughput.model_of(job)
-        return self._settings(job=repr(timed), methods=self._methods(self.timed_labels(job), model))
+        timed, model = (throughput.part(job), throughput.model_of(job)) if throughput else (None, job)
+        methods = self._methods(self.timed_labels(job), model)
+        bench = job if job in (EQUAL_MEMORY_JOB, OWN_CHOICES_JOB, KERNELS_JOB) else "decode"
+        named = () if job == KERNELS_JOB else {"full", *(method for method, _ in methods.values())}
+        return {"job": repr(timed), "methods": methods, "code": speed_code_hash(bench, named)}
 
-    def speed_code(self, job: str) -> str:
-        """Hash the code that can change a time of a throughput job."""
-        if job == KERNELS_JOB:
-            return speed_code_hash("kernels", ())
-        named = {self.run.methods[label].method for label in self.timed_labels(job) if label in self.run.methods}
-        return speed_code_hash(job if job in (EQUAL_MEMORY_JOB, OWN_CHOICES_JOB) else "decode", {"full", *named})
-
-    def tuning_settings(self, model: str, method: str) -> str:
-        """Return all settings that the tuning of a method on a model depends on, and no others."""
-        label = self.tuned_methods[method]
-        params = self.run.methods[label].own_params(model) if label in self.run.methods else {}
+    def _tune_model(self, model: str) -> dict[str, Any]:
+        known = {name: label for name, label in self.tuned_methods.items() if label in self.run.methods}
+        methods = {name: [label, self.run.methods[label].own_params(model)] for name, label in known.items()}
         spec = asdict(replace(self.run.tuning, records={})) if self.run.tuning else None
-        return self._settings(model=asdict(self.run.models[model]), method=[label, params], tuning=spec)
+        return {"model": asdict(self.run.models[model]), "methods": methods, "tuning": spec}
 
-    def role_settings(self, name: str) -> str:
-        """Return all settings that a run's roles depend on, and no others."""
-        spec = self.run.role_trainings[name]
-        return self._settings(data=self.run.data, model=asdict(self.run.models[spec.model]), run=asdict(spec))
+    def _train_roles(self, role_run: str, **_: str) -> dict[str, Any]:
+        return self._training(self.run.role_trainings[role_run], "training/roles")
 
-    def fork_settings(self, name: str) -> str:
-        """Return all settings that a fork's training depends on, and no others."""
-        spec = self.run.fork_trainings[name]
-        return self._settings(data=self.run.data, model=asdict(self.run.models[spec.model]), run=asdict(spec))
+    def _train_fork(self, fork: str, **_: str) -> dict[str, Any]:
+        return self._training(self.run.fork_trainings[fork], "training/forks", "methods")
 
-    @cached_property
-    def adaptation_code(self) -> str:
-        """Hash of the code that can change a fork or its locality."""
-        return self.folder_hash("training/forks", "engine", "methods") if self.forks or self.locality else ""
+    def _training(self, training: Any, *folders: str) -> dict[str, Any]:
+        about = {"data": self.run.data, "model": asdict(self.run.models[training.model]), "run": asdict(training)}
+        return about | {"code": self.folder_hash(*folders, "engine")}
 
+    def _train_heads(self, model: str) -> dict[str, Any]:
+        return {"data": self.run.data, "model": model, "code": self.folder_hash("training/draft_heads")}
+
+    def _overlap(self) -> dict[str, Any]:
+        return {"overlap": self.run.overlap, "code": self.run.overlap and self.folder_hash("training/roles", "engine")}
+
+    def _locality(self) -> dict[str, Any]:
+        code = self.run.locality and self.folder_hash("training/forks", "engine", "methods")
+        return {"locality": self.run.locality, "code": code}
+
+    def _retrospection(self, model: str) -> dict[str, Any]:
+        spec = self.run.retrospection
+        return {
+            "data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr(spec),
+            "methods": self._methods(self.corrected_labels, model),
+            "code": self.folder_hash("evals/retrospection", "engine", "methods", "kernels"),
+        }  # fmt: skip
+
+    def _write_texts(self, writing: str) -> dict[str, Any]:
+        spec = self.run.generation
+        assert spec is not None
+        run = spec.runs[writing]
+        return {
+            "data": self.run.data, "model": asdict(self.run.models[run.model]), "run": repr((run, spec.samplers)),
+            "methods": self._methods(run.named, run.model),
+            "code": self.folder_hash("evals/generation", "engine", "methods", "kernels"),
+        }  # fmt: skip
+
+    @functools.cache  # noqa: B019
     def folder_hash(self, *folders: str) -> str:
         """Hash the files in folders of the project, weights that ship left out."""
         files = (path for folder in folders for path in (self.root / folder).rglob("*"))
         left_out = {"__pycache__", "weights"}
         return hash_files((path for path in files if not left_out & set(path.relative_to(self.root).parts)), self.root)
-
-    @cached_property
-    def identification_code(self) -> str:
-        """Hash of the code that can change roles or overlaps."""
-        return self.folder_hash("training/roles", "engine") if self.role_files or self.overlap else ""
-
-    def retrospection_settings(self, model: str) -> str:
-        """Return all settings that a model's retrospection depends on."""
-        spec = self.run.retrospection
-        labels = self._methods(spec.labels, model) if spec else {}
-        return self._settings(data=self.run.data, model=asdict(self.run.models[model]), spec=spec, labels=labels)
-
-    @cached_property
-    def retrospection_code(self) -> str:
-        """Hash of the code that can change a retrospection."""
-        return self.folder_hash("evals/retrospection", "engine", "methods", "kernels") if self.retrospection else ""
-
-    def generation_labels(self, name: str) -> tuple[str, ...]:
-        """Return the labels that a run of long generation needs."""
-        return self.run.generation.runs[name].named if self.run.generation else ()
-
-    def generation_settings(self, name: str) -> str:
-        """Return all settings that the texts of a run depend on."""
-        spec = self.run.generation
-        labels = self._methods(self.generation_labels(name), spec.runs[name].model) if spec else {}
-        model = asdict(self.run.models[spec.runs[name].model]) if spec else {}
-        about = [repr(spec.runs[name]), repr(spec.samplers)] if spec else []
-        return self._settings(data=self.run.data, model=model, run=about, labels=labels)
-
-    @cached_property
-    def generation_code(self) -> str:
-        """Hash of the code that can change a long text."""
-        return self.folder_hash("evals/generation", "engine", "methods", "kernels") if self.generation else ""
 
     @property
     def threads(self) -> tuple[int, int]:
@@ -380,10 +386,6 @@ class Plan:
     def _methods(self, labels: Iterable[str], model: str) -> dict[str, Any]:
         known = {label: self.run.methods[label] for label in labels if label in self.run.methods}
         return {label: [spec.method, spec.params_of(model)] for label, spec in known.items()}
-
-    def _settings(self, **settings: Any) -> str:
-        run = {"device": self.run.device, "dtype": self.run.dtype, "seed": self.run.seed}
-        return json.dumps(run | settings, sort_keys=True, default=str)
 
 
 def _wants_gpu(device: str) -> bool:

@@ -16,10 +16,7 @@ from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import build_run_config, load_run_config
 
 ROOT = Path(__file__).resolve().parents[2]
-OTHER_RULES = {
-    "write_config", "aggregate", "check_instrument", "require_instrument", "speed_summary", "analyse", "report",
-    "all",
-}  # fmt: skip
+OTHER_RULES = {"gate", "tables", "report", "all"}
 DECODE = {"random": {"contexts": [512], "batches": [1], "budgets": [64]}}
 
 
@@ -36,18 +33,15 @@ def test_demo_is_the_default_and_has_one_job_per_model_and_suite(snakemake: Any)
     assert jobs.pop("total") == sum(jobs.values())
     for suite in config["suites"]:
         assert jobs.pop(f"evaluate_{suite}") == len(config["models"])
-    assert jobs.pop("gate") == len(config["methods"])
     assert jobs.pop("throughput") == 1 + len(config["throughput"]["decode"])  # the kernels' job and one a model
     assert jobs == dict.fromkeys(OTHER_RULES, 1)
 
 
-def test_pages_of_times_alone_score_nothing_and_need_no_gpu_here(snakemake: Any, write_config: Any) -> None:
+def test_times_alone_score_nothing_and_what_is_done_needs_no_gpu_here(snakemake: Any, write_config: Any) -> None:
     path = str(write_config(device="cuda", throughput={"decode": DECODE}))
-    jobs = planned(snakemake("-n", "times_report", "--configfile", path, check=True).stdout)
-    assert set(jobs) == {"times_report", "speed_summary", "write_config", "throughput", "gate", "total"}
-    # Nothing that is left to do asks for a device: a machine without a GPU may do it. What asks for one is refused.
-    snakemake("results/trial/config.yaml", "--configfile", path, "--cores", "1", check=True)
-    refused = snakemake("times_report", "--configfile", path, "--cores", "1")
+    jobs = planned(snakemake("-n", "times", "--configfile", path, check=True).stdout)
+    assert set(jobs) == {"times", "throughput", "gate", "total"}
+    refused = snakemake("times", "--configfile", path, "--cores", "1")
     assert refused.returncode and "device 'cuda' asked for" in refused.stdout
 
 
@@ -73,7 +67,7 @@ def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_confi
     jobs = planned(shown)
     assert (jobs["train_roles"], jobs["evaluate_mini_recall"], jobs["throughput"]) == (1, 1, 1)
     # The labels of Lychee differ in their roles, which are a model's own: one gate serves both.
-    assert jobs["gate"] == 3 and "gate/lychee_even.json" not in shown
+    assert jobs["gate"] == 1 and "gate/timed.json" in shown and "gate/lychee_even.json" not in shown
     assert set(re.findall(r"gpu=(\d)", shown)) == {"1"}
 
 
@@ -82,7 +76,7 @@ def test_jobs_by_context_have_all_labels(snakemake: Any, write_config: Any) -> N
     path = write_config(jobs="context", suites={"mini_recall": suite}, methods={"full": {}, "quest": {}})
     shown = snakemake("-n", "--configfile", path, "--", "scores", check=True).stdout
     jobs = planned(shown)
-    assert (jobs["evaluate_mini_recall"], jobs["gate"]) == (2, 2) and "aggregate" not in jobs
+    assert (jobs["evaluate_mini_recall"], jobs["gate"]) == (2, 1) and "tables" not in jobs
     outputs = [line for line in shown.splitlines() if "output:" in line and "records/" in line]
     assert len(outputs) == 2 and all(
         f"records/random/{label}/" in line for line in outputs for label in ("full", "quest")
@@ -110,7 +104,8 @@ def test_settings_change_with_what_the_records_depend_on(write_config: Any) -> N
 
     def settings(plan: Plan) -> tuple[str, str, str]:
         return (
-            plan.suite_settings("random", "mini_recall"), plan.speed_settings("random"), plan.gate_settings("quest"),
+            plan.depends("evaluate", model="random", suite="mini_recall"), plan.depends("throughput", job="random"),
+            plan.depends("gate"),
         )  # fmt: skip
 
     first = settings(plan())
@@ -151,7 +146,7 @@ def test_planning_in_a_job_does_not_import_torch() -> None:
         "import yaml; from longdecode.evals.run_config import build_run_config\n"
         "values = yaml.safe_load(Path('config/demo.yaml').read_text())\n"
         "plan = Plan(build_run_config(values, 'c', check_params=False), Path())\n"
-        "plan.suite_code('mini_recall'), plan.speed_code('miniature'), plan.gate_code('quest')\n"
+        "plan.depends('evaluate', model='miniature', suite='mini_recall'), plan.depends('gate')\n"
         "print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "False"

@@ -24,4 +24,4 @@ def test_a_refused_label_is_named_with_the_reason(
     said = snakemake("results/trial/gate/wrong.json", "--configfile", config, "--cores", 1, check=True).stdout
     reason = "wrong (failed_gate), its cells stay empty: wrong with defaults: card_names_the_parameters"
     assert reason in said
-    assert reason in (tmp_path / "results/trial/logs/gate/wrong.log").read_text("utf-8")
+    assert reason in (tmp_path / "results/trial/logs/gate.log").read_text("utf-8")

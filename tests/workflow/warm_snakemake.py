@@ -35,9 +35,8 @@ def warm() -> None:
     ):
         plan.folder_hash(room)
     for suite in values["suites"]:
-        plan.suite_code(suite)
-    for label in values["methods"]:
-        plan.gate_code(label)
+        plan.depends("evaluate", model="miniature", suite=suite)
+    plan.depends("gate")
 
 
 def run(arguments: list[str], environment: dict[str, str]) -> None:

@@ -98,18 +98,18 @@ def labels_of(wildcards, labels) -> list[str]:
     return [wildcards.label] if RUN.jobs == "cell" else list(labels)
 
 
-def part_of(wildcards) -> tuple:
-    """Return the label and context of a small job, no label where the job has them all."""
+def part_of(wildcards, suite) -> dict:
+    """Return what names a job of a suite: its model, and of a small job its label and context."""
     if RUN.jobs == "suite":
-        return ()
-    return wildcards.get("label"), int(wildcards.context)
+        return {"model": wildcards.model, "suite": suite}
+    return {**wildcards, "suite": suite, "context": int(wildcards.context)}
 
 
 wildcard_constraints:
     job=one_of(PLAN.speed_jobs),
     context=r"\d+",
     label=one_of(RUN.methods),
-    method=one_of(PLAN.tuned_methods),
     model=one_of(RUN.models),
     role_run=one_of(RUN.role_trainings),
     fork=one_of(RUN.fork_trainings),
+    writing=one_of(RUN.generation.runs if RUN.generation else ()),

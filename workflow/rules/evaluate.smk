@@ -1,11 +1,11 @@
 rule gate:
-    """Check a label's method and its launches on the run's device: what fails is not scored and not timed."""
+    """Check methods and launches on the run's device, in one process: what fails is not scored and not timed."""
     input:
-        lambda wildcards: PLAN.gate_models(wildcards.label),
+        PLAN.gate_models,
     output:
-        f"{RESULTS}/gate/{{label}}.json",
+        PLAN.gate_files(RUN.methods),
     log:
-        f"{RESULTS}/logs/gate/{{label}}.log",
+        f"{RESULTS}/logs/gate.log",
     conda:
         "../envs/longdecode.yaml"
     threads: PLAN.threads[0]
@@ -13,16 +13,16 @@ rule gate:
         gpu=PLAN.gpus,
         torch_threads=torch_threads,
     params:
-        settings=lambda wildcards: PLAN.gate_settings(wildcards.label),
-        code=lambda wildcards: PLAN.gate_code(wildcards.label),
+        depends=PLAN.depends("gate"),
     script:
-        "../scripts/check_gate.py"
+        "../scripts/stage.py"
 
 
 # One job a model and suite: labels, contexts, samples and budgets are loops inside, so that the model is loaded once and
 # one prefill serves all labels. So that many GPUs are used, `jobs: context` makes one job of each context, which still
 # has one prefill for all labels, and `jobs: cell` one of each label and context.
 # Earlier outputs are updated, because what still holds in them is not run again.
+# A rule for each suite: which labels run on a suite, and so which files its job writes, cannot follow from a wildcard.
 for SUITE, LABELS in PLAN.suite_labels.items():
 
     rule:
@@ -59,11 +59,113 @@ for SUITE, LABELS in PLAN.suite_labels.items():
         params:
             suite=SUITE,
             labels=lambda wildcards, labels=LABELS: labels_of(wildcards, labels),
-            settings=lambda wildcards, suite=SUITE: PLAN.suite_settings(
-                wildcards.model, suite, *part_of(wildcards)
-            ),
-            code=lambda wildcards, suite=SUITE: PLAN.suite_code(
-                suite, *part_of(wildcards)[:1]
+            depends=lambda wildcards, suite=SUITE: PLAN.depends(
+                "evaluate", **part_of(wildcards, suite)
             ),
         script:
-            "../scripts/evaluate_suite.py"
+            "../scripts/stage.py"
+
+
+rule throughput:
+    """Time one model, or the kernels and the device itself; nothing else may run on the machine meanwhile."""
+    input:
+        models=lambda wildcards: PLAN.timed_files(wildcards.job),
+        gates=lambda wildcards: PLAN.gate_files(PLAN.timed_labels(wildcards.job)),
+    output:
+        f"{RESULTS}/speed/{{job}}.parquet",
+    log:
+        f"{RESULTS}/logs/throughput/{{job}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/throughput/{{job}}.tsv"
+    conda:
+        "../envs/longdecode.yaml"
+    threads: PLAN.speed_threads[0]
+    resources:
+        gpu=PLAN.gpus,
+        torch_threads=lambda wildcards, threads: (
+            threads if CORES is None else PLAN.speed_threads[1]
+        ),
+    params:
+        depends=lambda wildcards: PLAN.depends("throughput", **wildcards),
+    script:
+        "../scripts/stage.py"
+
+
+rule retrospection:
+    """Measure what selections share along a text, and how near corrected states come to Full's."""
+    input:
+        model=lambda wildcards: PLAN.model_files(wildcards.model),
+        gates=PLAN.gate_files(PLAN.corrected_labels),
+        methods=lambda wildcards: PLAN.method_files(
+            PLAN.corrected_labels, wildcards.model
+        ),
+    output:
+        f"{RESULTS}/retrospection/{{model}}.parquet",
+    log:
+        f"{RESULTS}/logs/retrospection/{{model}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/retrospection/{{model}}.tsv"
+    conda:
+        "../envs/longdecode.yaml"
+    threads: PLAN.threads[0]
+    resources:
+        gpu=PLAN.gpus,
+        torch_threads=torch_threads,
+    params:
+        depends=lambda wildcards: PLAN.depends("retrospection", **wildcards),
+    script:
+        "../scripts/stage.py"
+
+
+rule write_texts:
+    """Write the texts of one long generation; a killed one goes on at the last mark of the text it was at."""
+    input:
+        model=lambda wildcards: PLAN.model_files(
+            RUN.generation.runs[wildcards.writing].model
+        ),
+        gates=lambda wildcards: PLAN.gate_files(PLAN.texts_labels(wildcards.writing)),
+        methods=lambda wildcards: PLAN.method_files(
+            PLAN.texts_labels(wildcards.writing),
+            RUN.generation.runs[wildcards.writing].model,
+        ),
+    output:
+        f"{RESULTS}/generation/{{writing}}.parquet",
+    log:
+        f"{RESULTS}/logs/generation/{{writing}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/generation/{{writing}}.tsv"
+    conda:
+        "../envs/longdecode.yaml"
+    threads: PLAN.threads[0]
+    resources:
+        gpu=PLAN.gpus,
+        torch_threads=torch_threads,
+    params:
+        depends=lambda wildcards: PLAN.depends("write_texts", **wildcards),
+    script:
+        "../scripts/stage.py"
+
+
+rule tune_model:
+    """Choose every method's per-model knobs on one model, with the same effort for each, on prompts that no table uses."""
+    input:
+        model=lambda wildcards: PLAN.model_files(wildcards.model),
+        methods=lambda wildcards: PLAN.method_files(
+            PLAN.tuned_methods.values(), wildcards.model
+        ),
+    output:
+        f"{RESULTS}/tuning/{{model}}.json",
+    log:
+        f"{RESULTS}/logs/tuning/{{model}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/tuning/{{model}}.tsv"
+    conda:
+        "../envs/longdecode.yaml"
+    threads: PLAN.threads[0]
+    resources:
+        gpu=PLAN.gpus,
+        torch_threads=torch_threads,
+    params:
+        depends=lambda wildcards: PLAN.depends("tune_model", **wildcards),
+    script:
+        "../scripts/stage.py"

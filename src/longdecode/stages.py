@@ -1,0 +1,385 @@
+"""Stages of a run: each rule of the workflow calls the stage of its name, in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from longdecode.evals.run_config import RunConfig
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+Stage = Callable[["Job"], object]
+STAGES: dict[str, Stage] = {}
+EVALUATE = "evaluate"
+"""Rules of this stage are named ``evaluate_<suite>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job of Snakemake: the object that its scripts get, with typed paths and the run as the job has it."""
+
+    rule: Any
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The files that the job writes."""
+        return [Path(name) for name in self.rule.output]
+
+    @property
+    def inputs(self) -> list[Path]:
+        """The files that the job reads."""
+        return [Path(name) for name in self.rule.input]
+
+    def named(self, wildcard: str) -> Any:
+        """Return the value of a wildcard, ``None`` where the rule does not have it."""
+        return self.rule.wildcards.get(wildcard)
+
+    @property
+    def run(self) -> RunConfig:
+        """The configuration, whose ``auto`` device is the one that the job asked for."""
+        from longdecode.evals.run_config import build_run_config, granted
+
+        run = build_run_config(self.rule.config, "configuration", check_params=False)
+        return granted(run, self.rule.resources.get("gpu", 0))
+
+
+def stage(function: Stage) -> Stage:
+    """Register a stage under its rule's name."""
+    STAGES[function.__name__] = function
+    return function
+
+
+@stage
+def gate(job: Job) -> None:
+    """Check each label's method and its launches and write the outcomes, whatever they are; say what is refused."""
+    from longdecode.engine.device import resolve_device
+    from longdecode.engine.gpu_lease import lease_gpu
+    from longdecode.evals.gate import Gate, GateFile
+
+    run = job.run
+    with lease_gpu(resolve_device(run.device)) as device:
+        for path in job.outputs:
+            Gate(run, device, path.parent).run(path.stem)
+            file = GateFile.model_validate_json(path.read_text(encoding="utf-8"))
+            outcomes: list[Any] = [*file.verdicts, *file.launches.values()]
+            for outcome in outcomes:
+                if outcome.refusal is not None:
+                    print(f"{path.stem} ({outcome.status}), its cells stay empty: {outcome.refusal}")
+
+
+@stage
+def evaluate(job: Job) -> None:
+    """Score a suite on one model with all its labels; a killed job goes on at its next batch."""
+    from longdecode.evals.evaluate import evaluate_suite
+    from longdecode.evals.fingerprint import narrowed
+
+    outputs = dict(zip(job.rule.params.labels, job.outputs, strict=True))
+    suite, context = job.rule.params.suite, job.named("context")
+    run = narrowed(job.run, suite, int(context) if context else None)
+    _waiting(lambda: evaluate_suite(run, job.named("model"), suite, outputs))
+
+
+@stage
+def throughput(job: Job) -> None:
+    """Run one throughput job; a killed one goes on at its next record."""
+    from longdecode.evals.throughput.measure import measure_speed
+
+    _waiting(lambda: measure_speed(job.run, job.named("job"), job.outputs[0]))
+
+
+@stage
+def retrospection(job: Job) -> None:
+    """Measure overlapping selections and the distance of corrected states from Full's."""
+    from longdecode.evals.retrospection.job import measure_retrospection
+
+    measure_retrospection(job.run, job.named("model"), job.outputs[0])
+
+
+@stage
+def write_texts(job: Job) -> None:
+    """Write the long texts of one run of the configuration."""
+    from longdecode.evals.generation.job import write_texts
+
+    write_texts(job.run, job.named("writing"), job.outputs[0])
+
+
+@stage
+def tune_model(job: Job) -> None:
+    """Choose the per-model knobs of every method on tuning prompts."""
+    from longdecode.evals.tuning import tune
+
+    tune(job.run, job.named("model"), job.outputs[0])
+
+
+@stage
+def built_model(job: Job) -> None:
+    """Build a model from its GGUF file, with the adaptor that the rule names merged."""
+    from longdecode.models.build import build
+    from longdecode.models.sources import MODELS
+
+    model = MODELS[job.named("built")]
+    build(model, job.outputs[0].parent, adaptor=job.inputs[0].parent if model.adaptor else None)
+
+
+@stage
+def train_roles(job: Job) -> None:
+    """Train one set of head roles; its files are written at the end, roles.json last."""
+    from longdecode.training.roles.train import run_planned
+
+    run_planned(job.run, job.named("role_run"), job.outputs[0].parent)
+
+
+@stage
+def train_fork(job: Job) -> None:
+    """Train one fork; its merged checkpoint is written last."""
+    from longdecode.training.forks.train import run_planned
+
+    run_planned(job.run, job.named("fork"), job.outputs[0].parents[1])
+
+
+@stage
+def train_heads(job: Job) -> None:
+    """Train the sets of draft heads of one model."""
+    from longdecode.engine.config_reader import resolve_checkpoint
+    from longdecode.training.draft_heads.recipe import STARTS, load_recipe
+    from longdecode.training.draft_heads.train import train_heads
+
+    run, name = job.run, job.named("model")
+    folder = resolve_checkpoint(run.models[name].path, run.models[name].revision)
+    books = str(run.data["pg19"]) if run.data.get("pg19") else None
+    starts, output = list(STARTS.values()), job.outputs[0].parents[2]
+    train_heads(folder, name, books, load_recipe(name), starts, output, run.device)
+
+
+@stage
+def ship_heads(job: Job) -> None:
+    """Copy trained draft heads to where a release has them."""
+    from longdecode.training.draft_heads.ship import ship
+
+    ship(job.inputs[0], job.outputs[0].parent)
+
+
+@stage
+def overlap(job: Job) -> None:
+    """Measure how much the top tokens of adjacent layers overlap."""
+    from longdecode.training.roles.overlap import measure_overlap
+
+    measure_overlap(job.run, job.outputs[0])
+
+
+@stage
+def nosa_locality(job: Job) -> None:
+    """Measure the overlap of consecutive steps, and keep the traces."""
+    from longdecode.training.forks.locality import measure_locality
+
+    measure_locality(job.run, job.outputs[0])
+
+
+@stage
+def miniature_train(job: Job) -> None:
+    """Train the miniature; a killed run goes on from its last checkpoint."""
+    _train_miniature(job, job.outputs[0].parents[1])
+
+
+@stage
+def miniature_seed(job: Job) -> None:
+    """Train a miniature from another seed, and put it where built models lie."""
+    folder = Path("results", "miniature", f"seed{job.named('seed')}")
+    _train_miniature(job, folder, "--seed", job.named("seed"), "--curriculum", str(job.inputs[0]))
+    shutil.copytree(folder / "weights", job.outputs[0].parent, dirs_exist_ok=True)
+
+
+def _train_miniature(job: Job, folder: Path, *more: str) -> None:
+    from longdecode.training.miniature.train import main
+
+    books = job.run.data.get("pg19") or "emozilla/pg19"
+    # On a CPU it would take days.
+    main(["--output", str(folder), "--books", str(books), "--device", "cuda", *more])
+
+
+@stage
+def smollm2_train(job: Job) -> None:
+    """Train the long-context adaptor; a killed run goes on from its last checkpoint."""
+    import torch
+
+    from longdecode.engine.errors import ConfigError, DataUnavailableError
+    from longdecode.training.long_context.books import tokenise
+    from longdecode.training.long_context.train import main
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "training the long-context adaptor needs a CUDA device; train it elsewhere and put the folder "
+            "results/smollm2/adaptor at models/smollm2-long, or name the model smollm2 (8,192 tokens), which needs none"
+        )
+    books = job.run.data.get("pg19")
+    if not books:
+        raise DataUnavailableError(
+            "data.pg19 names no folder of books; training/long_context/books.yaml lists those needed"
+        )
+    model, output = job.inputs[0].parent, job.outputs[0].parents[1]
+    ids = output / "books.npz"
+    if not ids.is_file():
+        tokenise(books, model, ids)
+    main(["--model", str(model), "--books", str(ids), "--output", str(output)])
+
+
+@stage
+def tables(job: Job) -> None:
+    """Write the configuration as it was run, then every table from the records, then the instrument's checks."""
+    import yaml
+
+    from longdecode.engine.errors import GateError
+    from longdecode.evals import manifest
+    from longdecode.evals.analysis.write import write_analysis
+    from longdecode.evals.instrument import check_instrument
+    from longdecode.evals.run_config import load_run_config
+    from longdecode.evals.store import replacing
+    from longdecode.evals.summary import write_summary
+    from longdecode.evals.throughput.summary import write_speed_summary
+
+    rule = job.rule
+    config, papers = Path(rule.output.config), Path(rule.input.papers[0]).parent
+    text = yaml.safe_dump(json.loads(rule.params.config), sort_keys=False)
+    with replacing(config, len(text)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    manifest.seal(config.parent, [config])
+    write_summary(config, [Path(path) for path in rule.input.records], Path(rule.output.summary))
+    if rule.input.speed:
+        run, speed = load_run_config(config), [Path(path) for path in rule.input.speed]
+        write_speed_summary(speed, config.parent / "speed.csv", run)
+    write_analysis(config, config.parent, papers)
+    with suppress(GateError):  # the report's stage says so and ends the run; these numbers outlive it
+        check_instrument(load_run_config(config), config.parent / "records", Path(rule.output.instrument))
+
+
+@stage
+def report(job: Job) -> None:
+    """Build the pages from what was written, all of it unchanged; end the run where an instrument check failed."""
+    from longdecode.engine.errors import GateError
+    from longdecode.evals import manifest
+    from longdecode.reporting.build import build_report
+
+    config, pages = Path(job.rule.input.config), job.outputs[0].parent
+    instrument = config.parent / "instrument.json"
+    checks = json.loads(instrument.read_text(encoding="utf-8"))["checks"]
+    failed = [
+        f"  {check['name']}: {check['requires']}; got {check['numbers']}"
+        for check in checks
+        if check["outcome"] == "failed"
+    ]
+    if failed:
+        head = f"{len(failed)} of {len(checks)} instrument checks failed ({instrument}):"
+        raise GateError("\n".join([head, *failed]))
+    # What ships with the project, such as a tuning record, is no result of the run and in no manifest.
+    results = {path for path in job.inputs if path.is_relative_to(config.parent)}
+    manifest.require(config.parent, results | manifest.listed(config.parent))
+    build_report(config, config.parent, pages)
+    manifest.rewrite(pages)
+
+
+def run_stage(rule: Any) -> None:
+    """Run the stage of a rule, with its threads and its log, and enter what it wrote in the run's manifest.
+
+    Args:
+        rule: the object that Snakemake gives to a script.
+
+    Raises:
+        SystemExit: the stage failed; the reason stands in the log and on standard error.
+    """
+    threads = str(rule.resources.get("torch_threads", rule.threads))
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads))  # before torch is imported
+    name = EVALUATE if rule.rule.startswith(f"{EVALUATE}_") else rule.rule
+    with logged(Path(rule.log[0])):
+        STAGES[name](Job(rule))
+        _seal(rule)
+
+
+@contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Show and keep what is printed; our own errors are said without a traceback.
+
+    Raises:
+        SystemExit: the body failed.
+    """
+    with _opened(path) as kept, redirect_stdout(_Tee(sys.stdout, kept)), redirect_stderr(_Tee(sys.stderr, kept)):
+        from longdecode.engine.errors import LongDecodeError
+
+        try:
+            yield
+        except LongDecodeError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+        except Exception:
+            traceback.print_exc()
+            raise SystemExit(1) from None
+
+
+class _Tee:
+    """A text stream that writes to two."""
+
+    def __init__(self, shown: TextIO, kept: TextIO):
+        self.shown = shown
+        self.kept = kept
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):  # a full disk must not hide the error that says so
+            self.kept.write(text)
+        return self.shown.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self.kept.flush()
+        self.shown.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+
+def _opened(log: Path) -> TextIO:
+    """Open a job's log; where the disk refuses, say so and go on without one."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("w", encoding="utf-8", buffering=1)
+    except OSError as error:
+        print(f"{log} could not be written: {error.strerror}", file=sys.stderr)
+        return io.StringIO()
+
+
+def _waiting(work: Callable[[], object]) -> None:
+    """Do a job's work once no other process fills its outputs.
+
+    A job may outlive a workflow that was killed; what it writes is taken over when it ends.
+    """
+    from longdecode.engine.file_lock import LockHeldError
+
+    said = False
+    while True:
+        try:
+            work()
+            return
+        except LockHeldError as error:
+            if not said:
+                print(f"{error}; waiting for it to end", file=sys.stderr)
+            said = True
+            time.sleep(1)
+
+
+def _seal(rule: Any) -> None:
+    """Enter the evidence that a job wrote in its run's manifest."""
+    from longdecode.evals import manifest
+
+    root = Path("results") / rule.config["profile"]
+    written = [path for path in map(Path, rule.output) if path.suffix in manifest.SUFFIXES and root in path.parents]
+    if written:
+        manifest.seal(root, written)

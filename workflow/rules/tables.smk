@@ -1,0 +1,66 @@
+# Inputs are named by their paths: beside a reference (rules.x.output), Snakemake compares each input with all others, and
+# there may be 10,000.
+rule tables:
+    """Turn records into tables, in one process: cells, times, comparisons, claims, and the checks of the instrument."""
+    input:
+        records=PLAN.records,
+        speed=PLAN.speed_records,
+        overlaps=PLAN.overlap + PLAN.locality,
+        retrospection=PLAN.retrospection,
+        generation=PLAN.generation,
+        papers=PLAN.declarations,
+    output:
+        config=f"{RESULTS}/config.yaml",
+        summary=report(
+            f"{RESULTS}/summary.csv",
+            caption="../report/summary.rst",
+            category="Results",
+        ),
+        curves=[
+            f"{RESULTS}/along_generation.parquet",
+            f"{RESULTS}/loss_by_position.parquet",
+        ],
+        instrument=report(
+            f"{RESULTS}/instrument.json",
+            caption="../report/instrument.rst",
+            category="Instrument",
+        ),
+        speed=PLAN.speed_tables,
+        analysis=PLAN.analysis,
+    log:
+        f"{RESULTS}/logs/tables.log",
+    conda:
+        "../envs/longdecode.yaml"
+    params:
+        config=json.dumps(config, sort_keys=False),
+        depends=PLAN.folder_hash("evals"),
+    script:
+        "../scripts/stage.py"
+
+
+rule report:
+    """Build static pages, readable offline, with the data beside each figure; a failed instrument check ends the run."""
+    input:
+        config=f"{RESULTS}/config.yaml",
+        records=PLAN.records,
+        tables=[f"{RESULTS}/summary.csv", f"{RESULTS}/instrument.json"]
+        + PLAN.speed_tables
+        + PLAN.analysis,
+        training=PLAN.role_files + PLAN.overlap,
+        retrospection=PLAN.retrospection,
+        generation=PLAN.generation,
+        tuning=PLAN.tuned_on,
+    output:
+        report(
+            f"{REPORT}/index.html",
+            caption="../report/index.rst",
+            category="Results",
+        ),
+    log:
+        f"{RESULTS}/logs/report.log",
+    conda:
+        "../envs/longdecode.yaml"
+    params:
+        depends=PLAN.folder_hash("reporting", "methods"),
+    script:
+        "../scripts/stage.py"
