@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import NamedTuple
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.config_reader import read_config
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.evals.budgets import Budget, bytes_share
-from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.methods.registry import get_method
+from longdecode.evals.budgets import bytes_share
 
 BFLOAT16_BYTES = 2
 TOLERANCE = 0.05
 """A native budget may read this share less than the bytes asked for; what it reads is in its records."""
 
 
-@dataclass(frozen=True, slots=True)
-class PricedBudget:
+class PricedBudget(NamedTuple):
     """A native budget in tokens per KV head, and the bytes a step reads at it: keys, values and selector metadata."""
 
     tokens: int
     total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class EqualBytes:
-    """One rival at one context: the budgets on both sides of the target; ``None`` where the method has none there."""
-
-    label: str
-    context: int
-    target_bytes: int
-    below: PricedBudget | None
-    above: PricedBudget | None
 
 
 def bracket(
@@ -53,26 +35,19 @@ def bracket(
         itemsize: bytes of a stored element.
     """
 
-    def price(tokens: int) -> int | None:
+    def price(tokens: int) -> int:
         try:
             return build(tokens).traffic_per_token(context, itemsize).total_bytes
         except UnsupportedCellError:
-            return None
-
-    def first(holds: Callable[[int], bool]) -> int:
-        low, high = 1, context + 1
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if holds(middle) else (middle + 1, high)
-        return low
+            return 0
 
     def priced(tokens: int) -> PricedBudget | None:
-        found = price(tokens) if 1 <= tokens <= context else None
-        return None if found is None else PricedBudget(tokens, found)
+        cost = price(tokens) if 1 <= tokens <= context else 0
+        return PricedBudget(tokens, cost) if cost else None
 
-    above = first(lambda tokens: (price(tokens) or 0) >= target_bytes)
-    beyond = first(lambda tokens: (price(tokens) or 0) > target_bytes)
-    return priced(beyond - 1), priced(above)
+    budgets = range(1, context + 1)
+    below, above = bisect_right(budgets, target_bytes, key=price), bisect_left(budgets, target_bytes, key=price) + 1
+    return priced(below), priced(above)
 
 
 class NativeBudgets:
@@ -116,58 +91,3 @@ class NativeBudgets:
             f"no budget reads {100 * share:g} % of Full's bytes at {context} tokens; the method "
             f"{least}{' and '.join(sides) or 'none runs'}"
         )
-
-
-def equal_budgets(
-    config: RunConfig, model: str, label: str, budget: Budget, rivals: Sequence[str], contexts: Sequence[int]
-) -> Iterator[EqualBytes]:
-    """Yield, per context and rival, the native budgets around the bytes that ``label`` reads at ``budget``.
-
-    Raises:
-        UnsupportedCellError: ``label`` cannot honour the budget at a context.
-    """
-    model_config = read_config(Path(config.models[model].path))
-
-    def build(name: str, tokens: int | None) -> AttentionMethod:
-        spec = config.methods[name]
-        return get_method(spec.method).from_budget(tokens, model_config, **spec.params_of(model))
-
-    for context in contexts:
-        ours = build(label, budget.tokens(context))
-        target = ours.traffic_per_token(context, BFLOAT16_BYTES).total_bytes
-        for rival in rivals:
-            yield EqualBytes(rival, context, target, *bracket(partial(build, rival), context, target))
-
-
-def common_share(found: Sequence[EqualBytes]) -> float | None:
-    """Return the smallest share of the context, to four decimals, that reads the target's bytes at every context."""
-    if any(row.above is None for row in found):
-        return None
-    return max(math.ceil(1e4 * row.above.tokens / row.context) / 1e4 for row in found if row.above is not None)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the native budgets of every rival that read as many bytes as one label does."""
-    parser = argparse.ArgumentParser(prog="python -m longdecode.evals.equal_bytes", description=__doc__)
-    parser.add_argument("label", help="label whose bytes are the target")
-    parser.add_argument("--config", type=Path, default=Path("config/h200.yaml"))
-    parser.add_argument("--model", default="miniature")
-    parser.add_argument("--budget", type=float, default=0.1, help="its budget, as a share of the context")
-    parser.add_argument("--rivals", nargs="+", required=True)
-    parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 4096, 8192, 16384])
-    given = parser.parse_args(arguments)
-    config = load_run_config(given.config)
-    rows = list(
-        equal_budgets(config, given.model, given.label, Budget(given.budget), given.rivals, given.contexts)
-    )  # fmt: skip
-    print("rival context target_bytes below_tokens below_bytes above_tokens above_bytes")
-    for row in rows:
-        sides = [(side.tokens, side.total_bytes) if side else ("-", "-") for side in (row.below, row.above)]
-        print(row.label, row.context, row.target_bytes, *sides[0], *sides[1])
-    for rival in given.rivals:
-        print(f"{rival}: share at every context {common_share([row for row in rows if row.label == rival]) or '-'}")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

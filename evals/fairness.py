@@ -1,4 +1,4 @@
-"""Fair comparisons: tuned values where a label leaves a knob open, and refusals of runs that tune some methods only."""
+"""Fair comparisons: tuned values where a variant leaves a knob open, and refusals of runs that tune some alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.tuning_spec import TuningRecord, read_tuning
+from longdecode.methods.registry import load_card
 
 if TYPE_CHECKING:
     from longdecode.evals.run_config import MethodSpec, RunConfig
@@ -16,33 +17,27 @@ if TYPE_CHECKING:
 
 SUFFIX = "+window"
 """Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
-_LABELLED = "or `--config allow_untuned=true` labels the rows"
+_OTHERWISE = "or `--config allow_untuned=true` labels the rows"
 Kind = Literal["tuned", "by hand", "untuned", "nothing to tune", "common window"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The tuning of one label on one model; ``reason`` names the knobs behind it.
+class TuningStatus:
+    """The tuning of one variant on one model; ``reason`` names the knobs behind it.
 
-    ``reason`` also names other parameters than those that the values were tuned with, which leave a label tuned.
+    ``reason`` also names other parameters than those that the values were tuned with, which leave a variant tuned.
     ``unlearned`` says whether head roles are made up by rule, ``None`` for a method without roles.
     """
 
-    label: str
+    variant: str
     model: str
     kind: Kind
     reason: str = ""
     unlearned: bool | None = None
 
-    @property
-    def words(self) -> str:
-        """The label, with the knobs behind its standing."""
-        return f"{self.label} ({self.reason})" if self.reason else self.label
-
-    @property
-    def has_been_tuned(self) -> bool:
-        """True where somebody chose values for this model, by the protocol or by hand."""
-        return self.kind in ("tuned", "by hand")
+    def __str__(self) -> str:
+        """Return the variant, with the knobs behind its status."""
+        return f"{self.variant} ({self.reason})" if self.reason else self.variant
 
 
 def tuning_records(config: RunConfig) -> dict[str, TuningRecord]:
@@ -51,44 +46,38 @@ def tuning_records(config: RunConfig) -> dict[str, TuningRecord]:
     return {model: read_tuning(path) for model, path in paths.items() if Path(path).is_file()}
 
 
-def tuned_labels(config: RunConfig) -> dict[str, str]:
-    """Return the methods that have knobs to tune, each with the first label of the run that is compared with others."""
+def tuned_variants(config: RunConfig) -> dict[str, str]:
+    """Return the methods that have knobs to tune, each with its first variant that is compared with others."""
     found: dict[str, str] = {}
-    for label, spec in config.methods.items():
+    for variant, spec in config.methods.items():
         if spec.card.tuned_knobs and not spec.is_ablation:
-            found.setdefault(spec.method, label)
+            found.setdefault(spec.method, variant)
     return found
 
 
 def with_tuned_values(config: RunConfig) -> RunConfig:
-    """Return the run with the tuned values of its records laid under each label's own parameters."""
+    """Return the run with the tuned values of its records laid under each variant's own parameters."""
     records = tuning_records(config)
-    if not records:
-        return config
-    chosen = {
-        model: {name: tuned.chosen for name, tuned in record.methods.items()} for model, record in records.items()
-    }
-    methods = {
-        label: replace(
-            spec, tuned={model: found[spec.method] for model, found in chosen.items() if spec.method in found}
-        )
-        for label, spec in config.methods.items()
-    }
-    return replace(config, methods=methods)
+
+    def tuned(spec: MethodSpec) -> MethodSpec:
+        found = {model: record.methods.get(spec.method) for model, record in records.items()}
+        return replace(spec, tuned={model: made.chosen for model, made in found.items() if made})
+
+    return replace(config, methods={name: tuned(spec) for name, spec in config.methods.items()}) if records else config
 
 
-def standings(config: RunConfig, records: Mapping[str, TuningRecord] | None = None) -> list[Standing]:
-    """Return the standing of every label that stands beside others, on each model that it is scored on.
+def tuning_statuses(config: RunConfig) -> list[TuningStatus]:
+    """Return the status of every variant that is compared with others, on each model that it is scored on.
 
-    Labels that run on a part of the run only vary a method to learn about it, and are left out; one that names every
+    Variants that run on a part of the run only vary a method to learn about it, and are left out; one that names every
     suite and budget of the run is no part.
     """
-    known = tuning_records(config) if records is None else records
+    records = tuning_records(config)
     return [
-        standing(spec, label, model, known.get(model))
+        tuning_status(spec.method, spec.params_of(model), variant, model, records.get(model))
         for model in config.models
-        for label, spec in config.methods.items()
-        if not _is_part(config, spec) and config.suites_of(label) and spec.runs_on(model)
+        for variant, spec in config.methods.items()
+        if not _is_part(config, spec) and config.suites_of(variant) and spec.runs_on(model)
     ]
 
 
@@ -98,89 +87,80 @@ def _is_part(config: RunConfig, spec: MethodSpec) -> bool:
     return spec.is_ablation and (suites or budgets)
 
 
-def standing(spec: MethodSpec, label: str, model: str, record: TuningRecord | None) -> Standing:
-    """Compare a label's parameters on a model with the model's tuning record, or with the card where there is none."""
-    return standing_of(spec.method, spec.params_of(model), label, model, record)
-
-
-def standing_of(
-    method: str, params: Mapping[str, Any], label: str, model: str, record: TuningRecord | None
-) -> Standing:
+def tuning_status(
+    method: str, params: Mapping[str, Any], variant: str, model: str, record: TuningRecord | None
+) -> TuningStatus:
     """Compare parameters on a model with the model's tuning record, or with the card where there is none."""
-    from longdecode.methods.registry import load_card
-
-    if label.endswith(SUFFIX):
-        return Standing(label, model, "common window", "sinks and recent tokens as every method's")
-    card = load_card(method)
-    learned = [knob for knob in card.knobs if knob.per_model and knob.file]
-    given = {knob.name: params.get(knob.name, knob.default) for knob in card.knobs}
-    if not learned and not card.tuned_knobs:
-        return Standing(label, model, "nothing to tune")
-    unlearned = [f"{knob.name} = {knob.default!r}, not learned" for knob in learned if given[knob.name] == knob.default]
-    has_rule = bool(unlearned) if learned else None
+    if variant.endswith(SUFFIX):
+        return TuningStatus(variant, model, "common window", "sinks and recent tokens as every method's")
+    knobs, tuned_knobs = load_card(method).knobs, load_card(method).tuned_knobs
+    given = {knob.name: params.get(knob.name, knob.default) for knob in knobs}
+    roles = [knob for knob in knobs if knob.per_model and knob.file]
+    if not roles and not tuned_knobs:
+        return TuningStatus(variant, model, "nothing to tune")
+    unlearned = [f"{knob.name} = {knob.default!r}, not learned" for knob in roles if given[knob.name] == knob.default]
+    made_up = bool(unlearned) if roles else None
     if record is None:
-        moved = [knob.name for knob in card.tuned_knobs if given[knob.name] != knob.default]
-        kind: Kind = "by hand" if moved else "untuned"
-        return Standing(label, model, kind, ", ".join(moved), has_rule)
+        moved = [knob.name for knob in tuned_knobs if given[knob.name] != knob.default]
+        return TuningStatus(variant, model, "by hand" if moved else "untuned", ", ".join(moved), made_up)
     tuned = record.methods.get(method)
-    chosen = tuned.chosen if tuned else {}
-    off = [
-        f"{knob.name} = {given[knob.name]!r}, tuned: {chosen.get(knob.name, 'none')!r}"
-        for knob in card.tuned_knobs
-        if knob.name not in chosen or given[knob.name] != chosen[knob.name]
-    ]
-    beside = {
-        knob.name: f"{knob.name} = {given[knob.name]!r}, tuned with {tuned.fixed.get(knob.name, knob.default)!r}"
-        for knob in card.knobs
-        if tuned and knob not in card.tuned_knobs and given[knob.name] != tuned.fixed.get(knob.name, knob.default)
-    }
-    off += [beside.pop(knob.name) for knob in card.knobs if knob.name in beside and knob.per_model and not knob.file]
+    chosen, fixed = (tuned.chosen, tuned.fixed) if tuned else ({}, None)
+    off: list[str] = []
+    beside: list[str] = []
+    for knob in knobs:
+        name, value = knob.name, given[knob.name]
+        if knob in tuned_knobs:
+            if name not in chosen or value != chosen[name]:
+                off.append(f"{name} = {value!r}, tuned: {chosen.get(name, 'none')!r}")
+        elif fixed is not None and value != (at := fixed.get(name, knob.default)):
+            # A number of the model that was not tuned along spoils the choice; another file or variant does not.
+            (off if knob.per_model and not knob.file else beside).append(f"{name} = {value!r}, tuned with {at!r}")
     off += unlearned
-    return Standing(label, model, "untuned" if off else "tuned", "; ".join([*off, *beside.values()]), has_rule)
+    return TuningStatus(variant, model, "untuned" if off else "tuned", "; ".join([*off, *beside]), made_up)
 
 
 def require_fair(config: RunConfig) -> None:
     """Refuse a run that compares tuned methods with untuned ones.
 
     Raises:
-        ConfigError: a tuning record is missing, or methods stand beside each other of which some are tuned and others
-            are not; the message names both and the two ways out.
+        ConfigError: a tuning record is missing, or methods are compared of which some are tuned and others are not; the
+            message names both and the two ways out.
     """
     if config.allow_untuned:
         return
-    for model, path in (config.tuning.records if config.tuning else {}).items():
-        if model in config.models and not Path(path).is_file():
+    paths, known = config.tuning.records if config.tuning else {}, tuning_records(config)
+    for model in (model for model in paths if model in config.models):
+        place = f"{config.source}: tuning.records.{model}"
+        if model not in known:
             raise ConfigError(
-                f"{config.source}: tuning.records.{model}: {path}: no such tuning record; `snakemake tune` with this "
-                f"configuration makes it, {_LABELLED}"
+                f"{place}: {paths[model]}: no such tuning record; `snakemake tune` with this configuration makes it, "
+                f"{_OTHERWISE}"
             )
-    for model, record in tuning_records(config).items():
-        if record.model != model and not _is_checkpoint(config.models[model].path, record.model_hash):
+        if known[model].model != model and not _is_checkpoint(config.models[model].path, known[model].model_hash):
             raise ConfigError(
-                f"{config.source}: tuning.records.{model}: holds what was tuned on {record.model}; `snakemake tune` "
-                f"with this configuration tunes on {model}, {_LABELLED}"
+                f"{place}: holds what was tuned on {known[model].model}; `snakemake tune` with this configuration "
+                f"tunes on {model}, {_OTHERWISE}"
             )
-    found = standings(config)
     for model in config.models:
-        mine = [entry for entry in found if entry.model == model]
-        tuned = [entry for entry in mine if entry.has_been_tuned]
-        untuned = [entry for entry in mine if entry.kind == "untuned"]
+        mine = [status for status in tuning_statuses(config) if status.model == model]
+        tuned = [status for status in mine if status.kind in ("tuned", "by hand")]
+        untuned = [status for status in mine if status.kind == "untuned"]
         if tuned and untuned:
             raise ConfigError(
-                f"{config.source}: methods.{untuned[0].label}: on {model} {untuned[0].words} is untuned and "
-                f"{tuned[0].words} is {tuned[0].kind}; {len(untuned)} of {len(mine)} labels are untuned. Tune all "
-                f"(`snakemake tune`, then tuning.records.{model}), {_LABELLED}"
+                f"{config.source}: methods.{untuned[0].variant}: on {model} {untuned[0]} is untuned and {tuned[0]} is "
+                f"{tuned[0].kind}; {len(untuned)} of {len(mine)} variants are untuned. Tune all (`snakemake tune`, "
+                f"then tuning.records.{model}), {_OTHERWISE}"
             )
-        made_up, learned = ([entry for entry in mine if entry.unlearned is flag] for flag in (True, False))
+        made_up, learned = ([status.variant for status in mine if status.unlearned is flag] for flag in (True, False))
         if made_up and learned:
             raise ConfigError(
-                f"{config.source}: methods.{made_up[0].label}: on {model} the roles of {made_up[0].label} are made up "
-                f"and those of {learned[0].label} are learned; learn both (`snakemake lychee_train`), {_LABELLED}"
+                f"{config.source}: methods.{made_up[0]}: on {model} the roles of {made_up[0]} are made up and those of "
+                f"{learned[0]} are learned; learn both (`snakemake lychee_train`), {_OTHERWISE}"
             )
 
 
 def _is_checkpoint(path: str, model_hash: str) -> bool:
-    """Tell whether a folder on this machine holds the checkpoint of that hash, under whatever name."""
+    """Return whether a folder on this machine holds the checkpoint of that hash, under whatever name."""
     from longdecode.evals.provenance import checkpoint_hash
 
     return Path(path).is_dir() and checkpoint_hash(Path(path)) == model_hash
@@ -204,7 +184,7 @@ class TuningGuard:
         if record and record.model_hash != model_hash and not config.allow_untuned:
             raise ConfigError(
                 f"{config.source}: tuning.records.{model}: tuned on another checkpoint ({record.model_hash[:12]}) than "
-                f"{model}'s ({model_hash[:12]}); run `snakemake tune` again, {_LABELLED}"
+                f"{model}'s ({model_hash[:12]}); run `snakemake tune` again, {_OTHERWISE}"
             )
 
     def check(self, task: str, context: int, samples: Iterable[Sample]) -> None:

@@ -17,8 +17,8 @@ from longdecode.engine.disk import writing
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.file_lock import FileLock, LockHeldError
 from longdecode.engine.model_cache import built_model
-from longdecode.evals.analysis.tables import ANALYSIS_TABLES
-from longdecode.evals.fairness import tuned_labels
+from longdecode.evals.analysis import TABLES
+from longdecode.evals.fairness import tuned_variants
 from longdecode.evals.fingerprint import (
     gate_code_hash,
     hash_files,
@@ -40,7 +40,6 @@ from longdecode.evals.yaml_file import read_yaml
 
 HEADS = ("chained/zero", "chained/normal", "medusa/zero")
 """Sets of draft heads that a model's training makes: TokenSwift's from two starts, the paper's last, and Medusa's."""
-SPEED_TABLES = ("speed", "growth", "breakeven", "breakdown", "correction", "over_baselines")
 CLUSTER_THREADS = 8
 """Threads of a job on a cluster, where the profile does not say."""
 
@@ -128,12 +127,11 @@ class Plan:
         self.records = [str(file.path(Path(self.results) / "records")) for file in self.record_files]
         self.speed_jobs = run.throughput.jobs if run.throughput else ()
         self.speed_records = [f"{self.results}/speed/{job}.parquet" for job in self.speed_jobs]
-        self.speed_tables = [f"{self.results}/{name}.csv" for name in SPEED_TABLES] if self.speed_jobs else []
         self.role_files = [
             f"{self.results}/identification/{spec.model}/{name}/roles.json" for name, spec in run.role_trainings.items()
         ]
         self.tuning_files = [f"{self.results}/tuning/{model}.json" for model in run.models]
-        self.tuned_methods = tuned_labels(run) or {REFERENCE_METHOD: REFERENCE_METHOD}
+        self.tuned_methods = tuned_variants(run) or {REFERENCE_METHOD: REFERENCE_METHOD}
         self.tuned_on = sorted(
             {path for m, path in run.tuning.records.items() if m in run.models} if run.tuning else ()
         )
@@ -145,7 +143,7 @@ class Plan:
         self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.fork_trainings.items()}
         self.locality = [f"{self.results}/locality.csv"] if run.locality else []
         self.declarations = sorted(str(path) for path in (root / "reporting" / "papers").glob("*.yaml"))
-        self.analysis = [f"{self.results}/{name}" for name in ANALYSIS_TABLES]
+        self.analysis = [f"{self.results}/{name}" for name in TABLES]
 
     def hold_profile(self) -> None:
         """Lock the profile for as long as this process lives: two runs of one name would mix their results.

@@ -13,7 +13,7 @@ from longdecode.engine.request import Request
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.sequences import Sequences
 from longdecode.engine.speculation import AcceptRule, DraftTree, PlacedTree
-from longdecode.evals.stats import Estimate, Scores, generator, mean_estimate
+from longdecode.evals.stats import Interval, Spread, bootstrap_interval, generator
 
 MAX_LOGITS = 1 << 26
 """Logits of a block that exist at once."""
@@ -30,8 +30,8 @@ class Variation:
 
     paths: int
     rule: AcceptRule
-    expected: Estimate
-    measured: Estimate
+    expected: Interval
+    measured: Interval
 
 
 def total_variation(
@@ -100,6 +100,5 @@ def _share(
     return hits / draws
 
 
-def _estimate(values: np.ndarray, confidence: float, *identity: object) -> Estimate:
-    scores = Scores(values, np.arange(len(values)))
-    return mean_estimate(scores, confidence, RESAMPLES, generator("total variation", *identity))
+def _estimate(values: np.ndarray, confidence: float, *identity: object) -> Interval:
+    return bootstrap_interval([values], Spread(confidence, RESAMPLES, 0), generator("total variation", *identity))

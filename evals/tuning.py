@@ -10,20 +10,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from longdecode.engine.config_reader import read_config, resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import provenance
 from longdecode.evals.budgets import Budget
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.fairness import tuned_labels
+from longdecode.evals.fairness import tuned_variants
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import MethodSpec, RunConfig, SuiteSpec
+from longdecode.evals.run_config import REFERENCE_METHOD, MethodSpec, RunConfig, SuiteSpec
 from longdecode.evals.store import read_records
 from longdecode.evals.tasks.registry import suite_tasks
 from longdecode.evals.tuning_spec import TUNING_SUITE, Trial, Tuned, TuningRecord, TuningSpec, write_tuning
 from longdecode.methods.card import Card
-
-FULL = "full"
 
 
 def choices_of(card: Card, num_layers: int) -> dict[str, list[Any]]:
@@ -37,7 +36,7 @@ def choices_of(card: Card, num_layers: int) -> dict[str, list[Any]]:
 def sweep(
     config: RunConfig, model: str, methods: Mapping[str, MethodSpec], tasks: Sequence[str] = ()
 ) -> dict[str, list[Record]]:
-    """Score labels on the tuning prompts of a model and return each one's records.
+    """Score variants on the tuning prompts of a model and return each one's records.
 
     Conformance is not asked for here: it is the gate of what is scored and timed.
 
@@ -46,19 +45,15 @@ def sweep(
     """
     spec = _spec(config)
     tasks = tasks or spec.tasks or suite_tasks(TUNING_SUITE)
+    suites = {TUNING_SUITE: SuiteSpec(spec.contexts, spec.samples, spec.samples, tuple(tasks))}
     run = replace(
-        config,
-        profile=TUNING_SUITE,
-        methods=dict(methods),
-        budgets=(Budget(spec.budget),),
-        seed=spec.seed,
-        suites={TUNING_SUITE: SuiteSpec(spec.contexts, spec.samples, spec.samples, tuple(tasks))},
-        tuning=None,
-    )
+        config, profile=TUNING_SUITE, methods=dict(methods), budgets=(Budget(spec.budget),), seed=spec.seed,
+        suites=suites, tuning=None,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        outputs = {label: Path(folder) / f"{label}.parquet" for label in methods}
+        outputs = {variant: Path(folder) / f"{variant}.parquet" for variant in methods}
         evaluate_suite(run, model, TUNING_SUITE, outputs, gated=False)
-        return {label: read_records(path, Record) for label, path in outputs.items()}
+        return {variant: read_records(path, Record) for variant, path in outputs.items()}
 
 
 def tune(config: RunConfig, model: str, output: Path, methods: Collection[str] | None = None) -> TuningRecord:
@@ -67,12 +62,10 @@ def tune(config: RunConfig, model: str, output: Path, methods: Collection[str] |
     Raises:
         ConfigError: Full solves none of the tuning tasks, so that a score would choose nothing.
     """
-    from longdecode.engine.config_reader import read_config, resolve_checkpoint
-
     spec = _spec(config)
     folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
     layers = read_config(folder).num_layers
-    full = sweep(config, model, {FULL: MethodSpec(FULL)})[FULL]
+    full = sweep(config, model, {REFERENCE_METHOD: MethodSpec(REFERENCE_METHOD)})[REFERENCE_METHOD]
     solved = _by_task(full)
     kept = {task for task, score in solved.items() if score >= spec.full_min}
     if not kept:
@@ -81,38 +74,29 @@ def tune(config: RunConfig, model: str, output: Path, methods: Collection[str] |
             "task; name tasks or contexts that the model can do"
         )
     found: dict[str, Tuned] = {}
-    for method, label in tuned_labels(config).items():
-        if methods is not None and method not in methods:
-            continue
-        began = time.monotonic()
-        found[method] = _tuned(config, model, config.methods[label], layers, kept, began)
-        print(f"{method}: {found[method].chosen} after {found[method].seconds:.0f} s", flush=True)
+    for method, variant in tuned_variants(config).items():
+        if methods is None or method in methods:
+            found[method] = _tuned(config, model, config.methods[variant], layers, kept)
+            print(f"{method}: {found[method].chosen} after {found[method].seconds:.0f} s", flush=True)
     record = TuningRecord(
-        model=model,
-        model_hash=provenance.checkpoint_hash(folder),
+        model=model, model_hash=provenance.checkpoint_hash(folder),
         revision=provenance.revision() + ("+dirty" if provenance.is_dirty() else ""),
-        device=device_name(resolve_device(config.device)),
-        seed=spec.seed,
-        budget=spec.budget,
-        contexts=spec.contexts,
-        samples=spec.samples,
-        settings=spec.settings,
-        full=solved,
+        device=device_name(resolve_device(config.device)), seed=spec.seed, budget=spec.budget, contexts=spec.contexts,
+        samples=spec.samples, settings=spec.settings, full=solved, methods=found,
         left_out=tuple(sorted({r.task for r in full} - kept)),
-        methods=found,
         prompts=tuple(sorted({r.prompt_sha256 for r in full if r.prompt_sha256})),
-    )
+    )  # fmt: skip
     write_tuning(output, record)
     return record
 
 
-def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: set[str], began: float) -> Tuned:
+def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: set[str]) -> Tuned:
     """Sweep one knob after the other, the others at their best so far.
 
     The present value is tried first, so that any effort covers it, and stays where no setting differs from it. Of
     settings that score alike otherwise, the smallest is taken: it leaves most of a budget to choose with.
     """
-    fixed, most = spec.own_params(model), _spec(config).settings
+    began, fixed, most = time.monotonic(), spec.own_params(model), _spec(config).settings
     choices = choices_of(spec.card, layers)
     best = {knob.name: fixed.get(knob.name, knob.default) for knob in spec.card.tuned_knobs}
     trials: list[Trial] = []
@@ -120,12 +104,12 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
         known = [trial.setting for trial in trials]
         asked = [best | {name: value} for value in sorted(values, key=lambda value: value != best[name])]
         tried = [setting for setting in asked if setting not in known][: most - len(trials)]
-        labels = {
+        variants = {
             f"s{place}": replace(spec, params={**fixed, **setting}, by_model={}, suites=None, budgets=None, tuned={})
             for place, setting in enumerate(tried)
         }
-        records = sweep(config, model, labels, sorted(kept)) if labels else {}
-        trials += [_trial(setting, records[label], kept) for setting, label in zip(tried, labels, strict=True)]
+        records = sweep(config, model, variants, sorted(kept)) if variants else {}
+        trials += [_trial(setting, records[variant], kept) for setting, variant in zip(tried, variants, strict=True)]
         ran = [trial for trial in trials if trial.value is not None]
         if not ran:
             raise ConfigError(f"tuning {spec.method} on {model}: no setting ran; the first says {trials[0].status!r}")

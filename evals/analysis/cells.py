@@ -1,24 +1,24 @@
-"""Group scored records into cells, and pair two cells prompt by prompt."""
+"""Group records into cells, and pair two cells prompt by prompt."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.analysis.intervals import Floats
 from longdecode.evals.problems import problem_of
 from longdecode.evals.records import Record
+from longdecode.evals.stats import Floats
 
-Sample = tuple[int, int]
-"""Seed and number of a sample."""
+ALL_TASKS = "all"
+"""The task of a row that holds the mean over a suite's tasks."""
 
 
-class PairError(LongDecodeError):
-    """Two cells that cannot be compared: the same sample has another prompt in each."""
+class CellError(LongDecodeError):
+    """Records that cannot stand together: a sample twice, or one sample with two prompts."""
 
 
 class Cell(NamedTuple):
@@ -33,58 +33,104 @@ class Cell(NamedTuple):
     budget: str
 
 
-Cells = Mapping[Cell, Mapping[Sample, Record]]
+Samples = Mapping[tuple[int, int], Record]
+"""Records of one cell by seed and number of the sample."""
+Cells = Mapping[Cell, Samples]
 
 
-def scored_cells(records: Iterable[Record]) -> dict[Cell, dict[Sample, Record]]:
-    """Return the scored samples of every cell; a cell that ended with another status than ``ok`` is left out."""
-    found: dict[Cell, dict[Sample, Record]] = defaultdict(dict)
-    failed: set[Cell] = set()
-    for r in records:
-        cell = Cell(r.model, r.suite, r.task, r.context, r.batch, r.variant, r.budget)
-        if r.status == "ok":
-            found[cell][r.seed, r.sample_index] = r
-        elif not (r.status == "timeout" and r.sample_index >= 0):
-            failed.add(cell)
-    return {cell: samples for cell, samples in found.items() if cell not in failed}
-
-
-def paired_units(ours: Mapping[Sample, Record], theirs: Mapping[Sample, Record]) -> tuple[Floats, Floats]:
-    """Return both sides' scores by unit, ``[units]`` each: the mean over a problem's samples that both have scored.
+def all_cells(records: Iterable[Record]) -> dict[Cell, list[Record]]:
+    """Return the records of every cell, samples in order.
 
     Raises:
-        PairError: a sample has one prompt on one side and another on the other.
+        CellError: a sample is there twice.
     """
-    units: dict[object, list[tuple[float, float]]] = defaultdict(list)
-    for sample in sorted(ours.keys() & theirs.keys()):
+    found: dict[Cell, list[Record]] = defaultdict(list)
+    for r in records:
+        found[Cell(r.model, r.suite, r.task, r.context, r.batch, r.variant, r.budget)].append(r)
+    for cell, rows in found.items():
+        rows.sort(key=sample_of)
+        seen = [sample_of(r) for r in rows if r.sample_index >= 0]
+        if len(set(seen)) < len(seen):
+            raise CellError(f"{cell}: a sample is there twice")
+    return found
+
+
+def sample_of(record: Record) -> tuple[int, int]:
+    """Return seed and number of a sample."""
+    return record.seed, record.sample_index
+
+
+def status_of(found: Sequence[Record]) -> str:
+    """Return one status for a cell; a sample that was not scored in time does not fail it while others have a score."""
+    failed = next((r.status for r in found if r.status != "ok" and not is_unscored(r)), None)
+    return failed or ("ok" if any(r.status == "ok" for r in found) else "timeout" if found else "unsupported")
+
+
+def is_unscored(record: Record) -> bool:
+    """Return whether a sample could not be scored in time."""
+    return record.status == "timeout" and record.sample_index >= 0
+
+
+def scored_cells(cells: Mapping[Cell, Sequence[Record]]) -> dict[Cell, Samples]:
+    """Return the scored samples of the cells whose status is ``ok``."""
+    return {
+        cell: {sample_of(r): r for r in found if r.status == "ok"}
+        for cell, found in cells.items()
+        if status_of(found) == "ok"
+    }
+
+
+def unit_scores(found: Iterable[Record]) -> Floats:
+    """Return the scores of a cell by unit, ``[units]``: the mean over a problem's samples."""
+    units: dict[object, list[float]] = defaultdict(list)
+    for r in found:
+        units[problem_of(r)].append(float(r.score or 0.0))
+    return np.array([np.mean(scores) for scores in units.values()])
+
+
+def paired_units(ours: Samples, theirs: Samples) -> tuple[Floats, Floats]:
+    """Return both sides' scores by unit, ``[units]`` each, over the samples that both have scored.
+
+    Raises:
+        CellError: a sample has one prompt on one side and another on the other.
+    """
+    shared = sorted(ours.keys() & theirs.keys())
+    for sample in shared:
         a, b = ours[sample], theirs[sample]
         if a.prompt_sha256 != b.prompt_sha256:
-            raise PairError(
+            raise CellError(
                 f"{a.model}/{a.variant} and {b.model}/{b.variant}, {a.task} at {a.context}: sample {sample[1]} of seed "
                 f"{sample[0]} has another prompt on each side; both must be scored on the same prompts"
             )
-        units[problem_of(a)].append((float(a.score or 0.0), float(b.score or 0.0)))
-    means = np.array([np.mean(scores, axis=0) for scores in units.values()]).reshape(-1, 2)
-    return means[:, 0], means[:, 1]
+    return unit_scores(ours[s] for s in shared), unit_scores(theirs[s] for s in shared)
 
 
-def same_prompts(ours: Mapping[Sample, Record], theirs: Mapping[Sample, Record]) -> bool:
+def same_prompts(ours: Samples, theirs: Samples) -> bool:
     """Return whether two cells share samples, all of them with the same prompts."""
     shared = ours.keys() & theirs.keys()
     return bool(shared) and all(ours[s].prompt_sha256 == theirs[s].prompt_sha256 for s in shared)
 
 
-def is_bounded(samples: Mapping[Sample, Record]) -> bool:
-    """Return whether a cell's scores are shares in [0, 1], where higher is better."""
-    return all(r.higher_is_better and r.unit == "fraction" for r in samples.values())
+def is_bounded(found: Iterable[Record]) -> bool:
+    """Return whether scores are shares in [0, 1], where higher is better."""
+    return all(r.higher_is_better and r.unit == "fraction" for r in found)
 
 
-def tokens_read(samples: Mapping[Sample, Record]) -> float:
-    """Return the mean tokens that a step reads per KV head; NaN where no sample says so."""
-    read = [r.measures["kv_tokens_read"] for r in samples.values() if "kv_tokens_read" in r.measures]
-    return float(np.mean(read)) if read else float("nan")
-
-
-def method_of(samples: Mapping[Sample, Record]) -> str:
+def method_of(samples: Samples) -> str:
     """Return the registered method of a cell's variant."""
     return next(iter(samples.values())).method
+
+
+def require_alike(records: Iterable[Record]) -> None:
+    """Refuse records of one model that were scored with different weights.
+
+    Raises:
+        CellError: the message names two of them.
+    """
+    first: dict[str, Record] = {}
+    for r in records:
+        other = first.setdefault(r.model, r)
+        if r.status == other.status == "ok" and r.provenance.model_hash != other.provenance.model_hash:
+            raise CellError(
+                f"{r.model}/{r.variant}, {r.task}: scored with other weights than {other.variant}, {other.task}"
+            )

@@ -12,21 +12,28 @@ from longdecode.evals.analysis.declaration import Claim, Declaration
 from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Tables
 
 COLUMNS = (
-    "paper", "claim", "published", "like_for_like", "low", "high", "unit", "conditions", "best_variant", "best",
-    "verdict", "why", "source", "revision",
+    "paper", "claim", "published", "like_for_like", "low", "high", "unit", "conditions", "bound", "best_variant",
+    "best", "verdict", "why", "source", "run", "revision",
 )  # fmt: skip
-Outcome = Literal["reproduced", "partly", "not", "not comparable", "cannot tell", "not run"]
+Outcome = Literal["reproduced", "partly", "not reproduced", "not comparable", "cannot tell", "not run"]
 MOST_OF_IT = 0.5
 """Share of the printed effect from which on a claim holds partly."""
 
 
-def claims_table(papers: Mapping[str, Declaration], tables: Tables) -> pd.DataFrame:
+def claims_table(papers: Mapping[str, Declaration], tables: Tables, profile: str) -> pd.DataFrame:
     """Return a row for every claim of every paper; what was not run, or fits several rows, says so.
+
+    A claim has one answer among the committed runs: that of the run it names. A run that no claim names answers all.
 
     Raises:
         QueryError: a claim's query names an unknown column.
     """
-    rows = [_row(name, paper, claim, tables) for name, paper in papers.items() for claim in paper.claims]
+    named = {claim.run for paper in papers.values() for claim in paper.claims}
+    rows = [
+        _row(name, paper, claim, tables, claim.run == profile or profile not in named)
+        for name, paper in papers.items()
+        for claim in paper.claims
+    ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -34,9 +41,10 @@ def outcome(printed: float, claim: Claim, found: Found | None, digits: int) -> O
     """Return what came out of a claim under the paper's own conditions.
 
     At least so much: ``reproduced`` where the interval reaches the printed figure (as rounded there), ``partly`` where
-    it reaches half of the printed effect, ``not`` where it stays below. At most so much: ``reproduced`` where the whole
-    interval lies below, ``not`` where none of it does. ``cannot tell``: there is no interval, it holds both the
-    printed figure and no effect, or forks of one training each stand behind it. The best variant has no say.
+    it reaches half of the printed effect, ``not reproduced`` where it stays below. At most so much: ``reproduced``
+    where the whole interval lies below, ``not reproduced`` where none of it does. ``cannot tell``: there is no
+    interval, it holds both the printed figure and no effect, or forks of one training each stand behind it. The best
+    variant has no say.
     """
     if found is None:
         return "not run"
@@ -48,29 +56,33 @@ def outcome(printed: float, claim: Claim, found: Found | None, digits: int) -> O
     if claim.direction == "at_most":
         if found.high <= printed + rounding:
             return "reproduced"
-        return "not" if found.low > printed + rounding else "cannot tell"
+        return "not reproduced" if found.low > printed + rounding else "cannot tell"
     sign = 1.0 if printed >= claim.no_effect else -1.0
-    most = sign * (found.high if sign > 0 else found.low)
-    least = sign * (found.low if sign > 0 else found.high)
+    least, most = sorted((sign * found.low, sign * found.high))
     goal, nothing = sign * printed, sign * claim.no_effect
     if most >= goal - rounding:
         return "cannot tell" if least <= nothing else "reproduced"
-    return "partly" if most >= nothing + MOST_OF_IT * (goal - nothing) else "not"
+    return "partly" if most >= nothing + MOST_OF_IT * (goal - nothing) else "not reproduced"
 
 
-def _row(name: str, paper: Declaration, claim: Claim, tables: Tables) -> dict[str, Any]:
+def _row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: bool) -> dict[str, Any]:
     table, row, column = paper.printed(claim)
-    why = claim.why
-    try:
-        found = tables.find(claim.like)
-    except AmbiguousQueryError as error:
-        found, why = None, f"Not read: {error}."
-    best = tables.find(claim.best) if claim.best else None
+    found, best, bound, why = None, None, None, ""
+    if answers:
+        try:
+            found, best, bound = map(tables.find, (claim.like, claim.best, claim.bound))
+        except AmbiguousQueryError as error:
+            why = f"Not read: {error}."
+    elif claim.run:
+        why = f"The run {claim.run} answers it."
+    if found:
+        why = claim.why.format(bound=bound.value if bound else math.nan, **found.row)
     return {
         "paper": name, "claim": claim.claim, "published": table.text(row, column), "conditions": claim.conditions,
         "like_for_like": found and found.value, "low": found and found.low, "high": found and found.high,
-        "unit": found.unit if found else table.unit, "best_variant": best and _variant(best, found),
-        "best": best and best.value, "why": why, "source": table.mark(row, column),
+        "unit": found.unit if found else table.unit, "bound": bound and bound.value,
+        "best_variant": best and _variant(best, found), "best": best and best.value, "why": why,
+        "source": table.mark(row, column), "run": claim.run,
         "verdict": outcome(float(row[column]), claim, found, row.get("digits", table.digits)),
         "revision": found and found.row.get("revision"),
     }  # fmt: skip

@@ -8,41 +8,58 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field
 
-from longdecode.evals.analysis.baseline import Status, task_status
-from longdecode.evals.analysis.cells import (
-    Cell,
-    Cells,
-    is_bounded,
-    method_of,
-    paired_units,
-    same_prompts,
-    scored_cells,
-    tokens_read,
-)
-from longdecode.evals.analysis.intervals import Floats, mean_of_groups, paired_interval
-from longdecode.evals.analysis.margin import judge, margin_of
-from longdecode.evals.analysis.pairs import PairRequest, against_full, requested
-from longdecode.evals.analysis.significance import holm, sign_flip_p
-from longdecode.evals.records import Record
+from longdecode.evals import stats
+from longdecode.evals.analysis.baseline import TaskStatus, task_statuses
+from longdecode.evals.analysis.cells import ALL_TASKS, Cell, Cells, is_bounded, method_of, paired_units
 from longdecode.evals.run_config import REFERENCE_METHOD
-from longdecode.evals.stats import generator
-from longdecode.evals.summary import ALL_TASKS, Spread
+from longdecode.evals.stats import Spread, generator
 
 COLUMNS = (
     "a", "b", "model", "b_model", "suite", "task", "context", "batch", "budget", "b_budget", "n", "a_value", "b_value",
     "difference", "low", "high", "unit", "better", "p", "p_holm", "margin", "verdict", "status", "revision",
 )  # fmt: skip
-WINDOW_METHOD = "streaming"
-_FAMILY = ("b", "b_model", "suite", "task", "context", "batch", "budget", "b_budget")
+_FAMILY = ["b", "b_model", "suite", "task", "context", "batch", "budget", "b_budget"]
 """Columns that the variants of one table share; Holm's correction is over the rows of such a table."""
 
 Pair = tuple[Cell, Cell]
-RowStatus = Status | Literal["one_training"]
+Statuses = Mapping[tuple[Any, ...], TaskStatus]
+
+
+class PairRequest(BaseModel):
+    """Ask for one variant against another wherever both ran the same task.
+
+    Args:
+        a: variants that are compared.
+        b: the variant that each is compared with.
+        a_model: model of ``a``; every model where it is left out.
+        b_model: model of ``b``; that of ``a`` where it is left out.
+        suites: suites; all where it is left out.
+        any_budget: also pair different budgets, as where a budget was chosen so that both read alike.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    a: tuple[str, ...] = Field(min_length=1)
+    b: str
+    a_model: str | None = None
+    b_model: str | None = None
+    suites: tuple[str, ...] = ()
+    any_budget: bool = False
+
+    def asks_for(self, a: Cell, b: Cell) -> bool:
+        """Return whether the request is for this pair of cells of one task."""
+        return (
+            a.variant in self.a and b.variant == self.b
+            and self.a_model in (None, a.model) and b.model == (self.b_model or a.model)
+            and (not self.suites or a.suite in self.suites)
+            and (self.any_budget or b.budget in (a.budget, "full"))
+        )  # fmt: skip
 
 
 def comparisons_table(
-    records: Iterable[Record], requests: Sequence[PairRequest], pools: Mapping[str, Sequence[str]], spread: Spread
+    cells: Cells, requests: Sequence[PairRequest], pools: Mapping[str, Sequence[str]], spread: Spread
 ) -> pd.DataFrame:
     """Return every pair that a page or text quotes: a row a task, one named ``all`` for a suite's mean, one a pool.
 
@@ -51,117 +68,106 @@ def comparisons_table(
     training too, so that one training of each tells nothing.
 
     Args:
-        records: one a sample.
+        cells: scored samples.
         requests: pairs beside those with full attention.
         pools: by name, tasks whose mean is compared too.
         spread: confidence, bootstrap draws and seed.
 
     Raises:
-        PairError: two sides were scored on different prompts.
+        CellError: two sides were scored on different prompts.
     """
-    cells = scored_cells(records)
-    statuses = _statuses(cells, spread)
-    pairs = list(dict.fromkeys([*against_full(cells), *requested(cells, requests)]))
-    rows = [_row([pair], pair[0].task, cells, statuses, spread) for pair in pairs]
-    for name, members in _groups(pairs, cells, _tasks_of(statuses, pools)):
-        rows.append(_row(members, name, cells, statuses, spread))
-    found = [row for row in rows if row is not None]
-    _correct(found, spread)
-    return pd.DataFrame(found, columns=list(COLUMNS)).sort_values(
+    statuses = task_statuses(cells, spread)
+    pairs = list(dict.fromkeys([*against_full(cells), *_requested(cells, requests)]))
+    groups = [(a.task, [(a, b)]) for a, b in pairs] + list(means(pairs, cells, statuses, pools))
+    rows = [row for task, members in groups if (row := _row(members, task, cells, statuses, spread))]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"p_holm": float})
+    for _, table in frame[frame["p"].notna()].groupby(_FAMILY, sort=False):
+        frame.loc[table.index, "p_holm"] = stats.holm(table["p"].tolist())
+    frame["verdict"] = [_verdict(row, spread) for row in frame.to_dict("records")]
+    return frame.sort_values(
         ["model", "suite", "task", "context", "batch", "b_model", "b"], kind="stable", ignore_index=True
     )
 
 
-def _statuses(cells: Cells, spread: Spread) -> dict[tuple[Any, ...], Status]:
-    """Return the status of each task at each place, from full attention and the window that read least.
-
-    A fork without a window of its own is held against that of another fork on the same prompts.
-    """
-    windows = [cell for cell, samples in cells.items() if method_of(samples) == WINDOW_METHOD]
-    found: dict[tuple[Any, ...], Status] = {}
+def against_full(cells: Cells) -> Iterator[Pair]:
+    """Yield every cell of another variant with the cell of full attention at the same place."""
+    fulls = {cell[:5]: cell for cell, samples in cells.items() if method_of(samples) == REFERENCE_METHOD}
     for cell, samples in cells.items():
-        if method_of(samples) == REFERENCE_METHOD:
-            here = [w for w in windows if w[:5] == cell[:5]] or [
-                w for w in windows if w[1:5] == cell[1:5] and same_prompts(cells[w], samples)
-            ]
-            window = min((cells[w] for w in here), key=tokens_read, default=None)
-            rng = generator(spread.seed, "status", *cell)
-            found[cell[:5]] = task_status(samples, window, spread.confidence, spread.resamples, rng)
-    return found
+        if method_of(samples) != REFERENCE_METHOD and cell[:5] in fulls:
+            yield cell, fulls[cell[:5]]
 
 
-def _tasks_of(
-    statuses: Mapping[tuple[Any, ...], Status], pools: Mapping[str, Sequence[str]]
-) -> dict[tuple[Any, ...], dict[str, set[str]]]:
-    """Return the tasks behind each mean by the place of full attention: a suite's that it can do, and each pool's."""
-    found: dict[tuple[Any, ...], dict[str, set[str]]] = defaultdict(
-        lambda: {n: set(tasks) for n, tasks in pools.items()}
-    )
+def _requested(cells: Cells, requests: Iterable[PairRequest]) -> Iterator[Pair]:
+    """Yield the pairs that requests ask for, at the same suite, task, context and batch."""
+    places: dict[tuple[object, ...], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        places[cell[1:5]].append(cell)
+    for request in requests:
+        for here in places.values():
+            yield from ((a, b) for a in here for b in here if request.asks_for(a, b))
+
+
+def means(
+    pairs: Iterable[Pair],
+    cells: Cells,
+    statuses: Statuses,
+    pools: Mapping[str, Sequence[str]],
+    fewest: int = 2,
+) -> Iterator[tuple[str, list[Pair]]]:
+    """Yield the pairs behind each mean: over a suite's tasks that full attention can do, and over each pool's.
+
+    A pair of variants that lacks one of the tasks has no mean, as has a mean of fewer tasks than ``fewest``.
+    """
+    suites: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     for place, status in statuses.items():
         if status != "baseline_fails":
-            found[place[:2] + place[3:]].setdefault(ALL_TASKS, set()).add(place[2])
-    return found
-
-
-def _groups(
-    pairs: Sequence[Pair], cells: Cells, tasks: Mapping[tuple[Any, ...], Mapping[str, set[str]]]
-) -> Iterator[tuple[str, list[Pair]]]:
-    """Yield the pairs behind each mean; a pair of variants that lacks one of the tasks has no mean."""
+            suites[place[:2] + place[3:]].add(place[2])
     groups: dict[Pair, list[Pair]] = defaultdict(list)
     for a, b in pairs:
         groups[a._replace(task=ALL_TASKS), b._replace(task=ALL_TASKS)].append((a, b))
     for (_, b), members in groups.items():
-        for name, wanted in tasks.get(b[:2] + b[3:5], {}).items():
+        if (suite := suites.get(b[:2] + b[3:5])) is None:
+            continue
+        for name, wanted in {**{n: set(tasks) for n, tasks in pools.items()}, ALL_TASKS: suite}.items():
             kept = sorted(pair for pair in members if pair[0].task in wanted)
             kinds = {(r.unit, r.higher_is_better) for pair in kept for side in pair for r in cells[side].values()}
-            if len(wanted) > 1 and {a.task for a, _ in kept} == wanted and len(kinds) == 1:
+            if len(wanted) >= fewest and {a.task for a, _ in kept} == wanted and len(kinds) == 1:
                 yield name, kept
 
 
-def _row(
-    members: Sequence[Pair], task: str, cells: Cells, statuses: Mapping[tuple[Any, ...], Status], spread: Spread
-) -> dict[str, Any] | None:
+def _row(members: Sequence[Pair], task: str, cells: Cells, statuses: Statuses, spread: Spread) -> dict[str, Any] | None:
     """Return one row, or nothing where timeouts leave no sample that both sides have scored."""
     a, b = members[0]
     units = [paired_units(cells[ours], cells[theirs]) for ours, theirs in members]
     if not all(len(ours) for ours, _ in units):
         return None
-    first = next(iter(cells[a].values()))
-    points = first.unit == "fraction"
-    scale = 100.0 if points else 1.0
-    unit = "points" if points else first.unit
-    gaps: list[Floats] = [ours - theirs for ours, theirs in units]
-    bounded = all(is_bounded(cells[side]) for pair in members for side in pair)
+    records = [r for pair in members for side in pair for r in cells[side].values()]
+    points = records[0].unit == "fraction"
+    scale, unit = (100.0, "points") if points else (1.0, records[0].unit)
+    gaps = [ours - theirs for ours, theirs in units]
     identity = (spread.seed, task, *a, *b)
-    found = paired_interval(gaps, bounded, spread.confidence, spread.resamples, generator("interval", *identity))
-    status: RowStatus = statuses.get(b[:5], "ok") if len(members) == 1 else "ok"
+    found = stats.paired_interval(gaps, is_bounded(records), spread, generator("interval", *identity))
+    status: TaskStatus | Literal["one_training"] = statuses.get(b[:5], "ok") if len(members) == 1 else "ok"
     if a.model != b.model and status != "baseline_fails":
         status = "one_training"
+    a_value, b_value = (scale * float(stats.mean_of_groups(*side)) for side in zip(*units, strict=True))
+    judged = status != "baseline_fails"
     return {
         "a": a.variant, "b": b.variant, "model": a.model, "b_model": b.model, "suite": a.suite, "task": task,
         "context": a.context, "batch": a.batch, "budget": a.budget, "b_budget": b.budget,
-        "n": sum(len(gap) for gap in gaps),
-        "a_value": scale * float(mean_of_groups(*(ours for ours, _ in units))),
-        "b_value": scale * float(mean_of_groups(*(theirs for _, theirs in units))),
+        "n": sum(map(len, gaps)), "a_value": a_value, "b_value": b_value,
         "difference": scale * found.value, "low": scale * found.low, "high": scale * found.high, "unit": unit,
-        "better": "higher" if first.higher_is_better else "lower", "margin": margin_of(unit), "status": status,
-        "p": sign_flip_p(gaps, spread.resamples, generator("p", *identity)) if status != "baseline_fails" else np.nan,
-        "p_holm": np.nan, "verdict": None,
-        "revision": "; ".join(sorted({r.provenance.short_revision for pair in members for side in pair
-                                      for r in cells[side].values()})),
+        "better": "higher" if records[0].higher_is_better else "lower", "margin": stats.MARGINS.get(unit),
+        "p": stats.sign_flip_p(gaps, spread.resamples, generator("p", *identity)) if judged else np.nan,
+        "status": status, "revision": "; ".join(sorted({r.provenance.short_revision for r in records})),
     }  # fmt: skip
 
 
-def _correct(rows: Sequence[dict[str, Any]], spread: Spread) -> None:
-    """Fill in the p-values after Holm's correction over a table's variants, and the verdicts that follow from them."""
-    tables: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if row["status"] != "baseline_fails":
-            tables[tuple(row[name] for name in _FAMILY)].append(row)
-    for table in tables.values():
-        for row, adjusted in zip(table, holm([row["p"] for row in table]), strict=True):
-            row["p_holm"] = adjusted
-            row["verdict"] = "cannot tell" if row["status"] == "one_training" else judge(
-                row["low"], row["high"], adjusted, row["margin"], row["better"] == "higher", row["n"],
-                1 - spread.confidence,
-            )  # fmt: skip
+def _verdict(row: Mapping[Any, Any], spread: Spread) -> stats.Verdict | None:
+    """Return a row's verdict; none on a task that full attention cannot do."""
+    if row["status"] == "baseline_fails":
+        return None
+    if row["status"] == "one_training":
+        return "cannot tell"
+    higher, margin = row["better"] == "higher", stats.MARGINS.get(row["unit"])
+    return stats.judge(row["low"], row["high"], row["p_holm"], margin, higher, row["n"], 1 - spread.confidence)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.analysis.pairs import PairRequest
+from longdecode.evals.analysis.comparisons import PairRequest
 from longdecode.evals.analysis.query import Query, Where
 
 
@@ -19,17 +19,6 @@ class DeclarationError(LongDecodeError):
 
 class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PaperFacts(_Closed):
-    """Name a paper and its code."""
-
-    title: str
-    url: str
-    venue: str
-    year: int
-    code: str
-    code_revision: str
 
 
 class Ours(_Closed):
@@ -89,22 +78,6 @@ class PrintedTable(_Closed):
     ours: Ours | None = None
     note: str = ""
 
-    @model_validator(mode="after")
-    def _rows_fit(self) -> PrintedTable:
-        known = {*self.keys, *self.columns, "mark", "marks", "form", "digits"}
-        for row in self.rows:
-            if unknown := sorted(set(row) - known):
-                raise ValueError(f"a row has {unknown}; keys are {self.keys}, columns {self.columns}")
-            if missing := sorted({*self.keys, "mark"} - set(row)):
-                raise ValueError(f"the row {row} lacks {missing}")
-        named = [*self.ours.keys, *", ".join(self.ours.values).split(", ")] if self.ours else []
-        if strange := sorted(set(named) - {*self.keys, "column", ""}):
-            raise ValueError(f"ours names {strange}; keys are {self.keys}")
-        places = [tuple(row[key] for key in self.keys) for row in self.rows]
-        if twice := sorted({str(place) for place in places if places.count(place) > 1}):
-            raise ValueError(f"rows named twice: {twice}")
-        return self
-
     def text(self, row: dict[str, Any], column: str) -> str:
         """Return a number as it is printed; empty where none was found."""
         if row.get(column) is None:
@@ -127,9 +100,11 @@ class Claim(_Closed):
         like: the number under the paper's own conditions.
         best: the best that any variant of ours reaches.
         conditions: the conditions of ``like`` in words.
+        bound: the most that memory traffic allows under those conditions.
         trainings: of a claim on trained forks, how many trainings stand behind each side.
         comparable: false where another model, task or metric leaves no verdict.
-        why: the reason for what came out.
+        run: the committed run that answers it, so that it has one answer.
+        why: the reason for what came out; ``{bound}`` and columns of the row behind ``like`` are filled in.
     """
 
     claim: str
@@ -138,9 +113,11 @@ class Claim(_Closed):
     no_effect: float = 0.0
     like: Query
     best: Query | None = None
+    bound: Query | None = None
     conditions: str
     trainings: int | None = None
     comparable: bool = True
+    run: str | None = None
     why: str = ""
 
 
@@ -148,7 +125,7 @@ class Declaration(_Closed):
     """Everything that a paper's page shows: claims, tables as printed, and rows to query.
 
     Args:
-        paper: title, venue and code.
+        paper: title, url, venue, year, code and its revision.
         name: the method's name in titles.
         method: the registered method.
         summary: what the method does, in a line or two.
@@ -161,7 +138,7 @@ class Declaration(_Closed):
         tables: as printed.
     """
 
-    paper: PaperFacts
+    paper: dict[str, str | int]
     name: str
     method: str
     summary: str
@@ -173,47 +150,30 @@ class Declaration(_Closed):
     claims: list[Claim] = Field(min_length=1)
     tables: dict[str, PrintedTable]
 
-    @model_validator(mode="after")
-    def _fits(self) -> Declaration:
-        used = {
-            mark
-            for table in self.tables.values()
-            for row in table.rows
-            for marks in (row["mark"], *(row.get("marks") or {}).values())
-            for mark in marks.split("; ")
-        }
-        if unknown := sorted(used - set(self.marks)):
-            raise ValueError(f"marks without explanation: {unknown}")
-        for claim in self.claims:
-            self.printed(claim)
-        return self
-
     def printed(self, claim: Claim) -> tuple[PrintedTable, dict[str, Any], str]:
         """Return the table, row and column of a claim's number in print.
 
         Raises:
-            ValueError: no row has it.
+            DeclarationError: not one row has it.
         """
-        keys = {name: value for name, value in claim.published.items() if name not in ("table", "column")}
-        table, column = self.tables.get(str(claim.published.get("table"))), str(claim.published.get("column"))
-        rows = [row for row in table.rows if all(row.get(k) == v for k, v in keys.items())] if table else []
-        if table is None or len(rows) != 1 or rows[0].get(column) is None:
-            raise ValueError(f"{claim.claim}: {claim.published} names {len(rows)} rows of tables {list(self.tables)}")
+        asked = dict(claim.published)
+        table, column = self.tables[str(asked.pop("table"))], str(asked.pop("column"))
+        rows = [row for row in table.rows if asked.items() <= row.items() and row.get(column) is not None]
+        if len(rows) != 1:
+            raise DeclarationError(f"{claim.claim}: {claim.published} names {len(rows)} rows with a number")
         return table, rows[0], column
 
 
-def load_declaration(path: Path) -> Declaration:
-    """Read and check a paper's declaration.
+def load_declarations(folder: Path) -> dict[str, Declaration]:
+    """Read the declarations of a folder by name, in order.
 
     Raises:
-        DeclarationError: it is not YAML, or does not have the shape of :class:`Declaration`.
+        DeclarationError: one is not YAML, or does not have the shape of :class:`Declaration`.
     """
-    try:
-        return Declaration.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (ValidationError, yaml.YAMLError) as error:
-        raise DeclarationError(f"{path}: {error}") from error
-
-
-def load_declarations(folder: Path) -> dict[str, Declaration]:
-    """Return the declarations of a folder by name, in order."""
-    return {path.stem: load_declaration(path) for path in sorted(folder.glob("*.yaml"))}
+    found = {}
+    for path in sorted(folder.glob("*.yaml")):
+        try:
+            found[path.stem] = Declaration.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except (ValidationError, yaml.YAMLError) as error:
+            raise DeclarationError(f"{path}: {error}") from error
+    return found

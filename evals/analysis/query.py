@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -16,14 +15,15 @@ from longdecode.engine.errors import LongDecodeError
 
 TableName = Literal["summary", "speed", "comparisons", "measures"]
 Where = dict[str, str | int | float | list[str] | list[int]]
-_NUMBERS: Mapping[str, tuple[str, str, str]] = {
-    "summary": ("value", "low", "high"),
-    "speed": ("ratio", "ratio_low", "ratio_high"),
-    "comparisons": ("difference", "low", "high"),
-    "measures": ("value", "low", "high"),
+_NUMBERS: Mapping[str, tuple[str, str, str, str]] = {
+    "summary": ("value", "low", "high", "variant"),
+    "speed": ("ratio", "ratio_low", "ratio_high", "variant"),
+    "comparisons": ("difference", "low", "high", "a"),
+    "measures": ("value", "low", "high", "variant"),
 }
-_VARIANT = {"summary": "variant", "speed": "variant", "comparisons": "a", "measures": "variant"}
-_TEXT = {"budget": str, "b_budget": str, "setting": str, "over_setting": str, "op_sizes": str, "params": str}
+"""By table, the columns of number, bounds and variant."""
+TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params"), str)
+"""Columns that look like numbers at times and are none."""
 
 
 class QueryError(LongDecodeError):
@@ -88,81 +88,59 @@ class Tables:
     @classmethod
     def read(cls, folder: Path) -> Tables:
         """Read summary.csv, speed.csv, comparisons.csv and measures.csv of a results folder, those that exist."""
-        return cls(
-            {
-                name: pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=[""], low_memory=False).rename(
-                    columns={"subject": "method", "label": "variant"}
-                )
-                for name in _NUMBERS
-                if (path := folder / f"{name}.csv").is_file()
-            }
-        )
+        paths = {name: folder / f"{name}.csv" for name in _NUMBERS}
+        return cls({name: read_table(path) for name, path in paths.items() if path.is_file()})
 
-    def rows(self, query: Query) -> pd.DataFrame:
-        """Return the rows that fit, those with a number alone.
-
-        Raises:
-            QueryError: a column is unknown.
-        """
-        table = self._tables.get(query.table, pd.DataFrame())
-        if table.empty:
-            return table
-        if unknown := sorted(set(query.where) - set(table.columns)):
-            raise QueryError(f"{query.table}.csv has no column {', '.join(unknown)}; it has {', '.join(table.columns)}")
-        rows = table[table[_NUMBERS[query.table][0]].notna()]
-        for name, wanted in query.where.items():
-            many = wanted if isinstance(wanted, list) else [wanted]
-            rows = rows[rows[name].map(_text).isin([_text(value) for value in many])]
-        return rows
-
-    def find(self, query: Query) -> Found | None:
-        """Return the number of the one row that fits; nothing where none does.
+    def find(self, query: Query | None) -> Found | None:
+        """Return the number of the one row that fits; nothing where none does. Rows without a number do not count.
 
         Raises:
             QueryError: a column is unknown.
             AmbiguousQueryError: several rows fit.
         """
-        rows = self.rows(query)
-        if rows.empty:
+        rows = self._tables.get(query.table, pd.DataFrame()) if query else pd.DataFrame()
+        if query is None or rows.empty:
             return None
         number = _NUMBERS[query.table][0]
+        if unknown := sorted(set(query.where) - set(rows.columns)):
+            raise QueryError(f"{query.table}.csv has no column {', '.join(unknown)}; it has {', '.join(rows.columns)}")
+        rows = rows[rows[number].notna()]
+        wanted = {name: list(map(_text, x if isinstance(x, list) else [x])) for name, x in query.where.items()}
+        for name, values in wanted.items():
+            rows = rows[rows[name].map(_text).isin(values)]
         if query.longest:
             rows = rows[rows[query.longest] == rows[query.longest].max()]
         if query.best:
             rows = rows.sort_values(number, ascending=query.best == "lowest", kind="stable").head(1)
-        for name, wanted in query.where.items():
-            if isinstance(wanted, list) and len(rows) > 1:
-                shown = rows[name].map(_text)
-                rows = rows[shown == next(_text(each) for each in wanted if (shown == _text(each)).any())]
+        for name, values in wanted.items():
+            rank = rows[name].map(_text).map(values.index)
+            rows = rows[rank == rank.min()]
         if len(rows) > 1:
-            differing = [name for name in rows.columns if rows[name].astype(str).nunique() > 1]
-            raise AmbiguousQueryError(
-                f"{len(rows)} rows of {query.table}.csv fit; they differ in {', '.join(differing)}"
-            )
-        row = {str(name): each for name, each in rows.iloc[0].items()}
-        scale, unit = _scale(query, row)
-        value, low, high = (scale * float(row[name]) for name in _NUMBERS[query.table])
-        if query.side:
-            value, low, high = float(row[f"{query.side}_value"]), math.nan, math.nan
-        n = row.get("n")
-        samples = 0 if n is None or math.isnan(n) else int(n)
-        return Found(value, low, high, samples, unit, str(row[_VARIANT[query.table]]), row)
+            differing = ", ".join(name for name in rows.columns if rows[name].astype(str).nunique() > 1)
+            raise AmbiguousQueryError(f"{len(rows)} rows of {query.table}.csv fit; they differ in {differing}")
+        return None if rows.empty else _found(query, {str(name): each for name, each in rows.iloc[0].items()})
 
 
-def _scale(query: Query, row: Mapping[str, Any]) -> tuple[float, str]:
-    """Return the factor to the unit that pages show, and that unit."""
+def _found(query: Query, row: Mapping[str, Any]) -> Found:
+    """Return the number of a row in the unit that pages show."""
+    *numbers, variant = _NUMBERS[query.table]
+    scale, unit = (1.0, "times") if query.table == "speed" else (1.0, str(row["unit"]))
+    if unit == "fraction":
+        scale, unit = 100.0, "points"
     if query.relative:
-        return 100 / float(row["b_value"]), "percent"
-    if query.table == "speed":
-        return 1.0, "times"
-    unit = str(row["unit"])
-    return (100.0, "points") if unit == "fraction" else (1.0, unit)
+        scale, unit = 100 / float(row["b_value"]), "percent"
+    value, low, high = (scale * float(row[name]) for name in numbers)
+    if query.side:
+        value, low, high = float(row[f"{query.side}_value"]), math.nan, math.nan
+    n = row.get("n")
+    return Found(value, low, high, 0 if pd.isna(n) else int(n), unit, str(row[variant]), row)
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read one table; an empty field is missing, and no text is taken for missing."""
+    return pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=[""], low_memory=False)
 
 
 def _text(value: object) -> str:
-    """Return a cell or a wanted value as both are compared: whole numbers without a point, fractions as they stand."""
-    if isinstance(value, float) and math.isnan(value):
-        return ""
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
+    """Return a field or a wanted value as both are compared: whole numbers without a point, fractions as they stand."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

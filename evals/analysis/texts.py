@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from longdecode.evals.analysis.intervals import percentile_bootstrap
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import REFERENCE_METHOD
-from longdecode.evals.stats import generator
-from longdecode.evals.summary import Spread
+from longdecode.evals.stats import Spread, bootstrap_interval, generator
 
 DISTINCT = ("distinct_1", "distinct_2", "distinct_3", "distinct_4")
 UNITS = {
@@ -22,6 +20,7 @@ UNITS = {
     "loss_full": "nats/token",
 }  # fmt: skip
 _WHOLE = (*DISTINCT, "repeated_8", "loss_full")
+_KEYS = ["model", "task", "context", "variant", "budget", "length", "measure", "at"]
 
 
 def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Iterator[dict[str, Any]]:
@@ -36,24 +35,23 @@ def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Iterator[
         jobs: the records of each job.
         spread: confidence, bootstrap draws and seed.
     """
-    found: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
+    observed = pd.DataFrame(_observations(jobs), columns=[*_KEYS, "prompt", "value"])
+    latest = observed.groupby([*_KEYS, "prompt"], sort=False)["value"].last()
+    for key, found in latest.groupby(_KEYS, sort=False):
+        mean = bootstrap_interval([np.asarray(found)], spread, generator(spread.seed, "texts", *key))
+        row: dict[str, Any] = dict(zip(_KEYS, key, strict=True))
+        yield row | mean._asdict() | {"n": len(found), "unit": UNITS[row["measure"]], "source": "texts"}
+
+
+def _observations(jobs: Sequence[Sequence[Record]]) -> Iterator[tuple[Any, ...]]:
+    """Yield a row a text and measure."""
     for records in jobs:
         written = [r for r in records if r.status == "ok" and "+" not in r.variant]
         fulls = {_prompt(r): r.measures for r in written if r.method == REFERENCE_METHOD}
         for r in written:
+            cell = r.model, r.task, r.context, r.variant, r.budget, int(r.measures["tokens"])
             for measure, at, value in _of_text(r.measures, fulls.get(_prompt(r))):
-                cell = (r.model, r.task, r.context, r.variant, r.budget, int(r.measures["tokens"]), measure, at)
-                found[cell][r.sample_index] = value
-    for cell, values in found.items():
-        model, task, context, label, budget, length, measure, at = cell
-        each = np.array(list(values.values()))
-        rng = generator(spread.seed, "texts", *cell)
-        mean = percentile_bootstrap([each], spread.confidence, spread.resamples, rng)
-        yield {
-            "measure": measure, "model": model, "variant": label, "task": task, "context": context, "budget": budget,
-            "length": length, "at": at, "n": len(each), "value": mean.value, "low": mean.low, "high": mean.high,
-            "unit": UNITS[measure], "source": "texts",
-        }  # fmt: skip
+                yield *cell, measure, at, r.sample_index, value
 
 
 def _prompt(record: Record) -> tuple[Any, ...]:
@@ -63,9 +61,7 @@ def _prompt(record: Record) -> tuple[Any, ...]:
 def _of_text(seen: Mapping[str, float], full: Mapping[str, float] | None) -> Iterator[tuple[str, int, float]]:
     """Yield measure, tokens written and value of one text."""
     whole = int(seen["tokens"])
-    for name in _WHOLE:
-        if name in seen:
-            yield name, whole, seen[name]
+    yield from ((name, whole, seen[name]) for name in _WHOLE if name in seen)
     if all(name in seen for name in DISTINCT):
         yield "average_distinct", whole, fmean(seen[name] for name in DISTINCT)
     for at in sorted(int(name.split("_")[1]) for name in seen if name.startswith("at_") and name.endswith("_steps")):

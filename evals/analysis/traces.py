@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longdecode.evals.analysis.intervals import Floats, percentile_bootstrap
-from longdecode.evals.stats import generator
+from longdecode.evals.stats import Spread, bootstrap_interval, generator
 from longdecode.evals.store import read_frame
-from longdecode.evals.summary import Spread
 
 _SHARES = {"gamma": "hit_rate", "gamma_free": "hit_rate_without_forced", "union": "union"}
+_TODAY = {"label": "variant", "text": "task"}
+"""Columns of earlier files by today's names."""
 _TRACED = (
     "overlap_", "effective_budget", "loss_gap_minus_", "key_error_minus_", "value_error_minus_",
     "output_error_minus_", "output_final_error_minus_",
@@ -33,23 +33,24 @@ def step_overlaps(path: Path, spread: Spread) -> Iterator[dict[str, Any]]:
     """
     if not path.is_file():
         return
-    table = pd.read_csv(path)
+    table = pd.read_csv(path).rename(columns=_TODAY).astype({"budget": str})
     names = [*_SHARES, *(name for name in table.columns if name.startswith("misses_"))]
-    means = {label: rows.groupby("document")[names].mean() for label, rows in table.groupby("label", sort=False)}
-    first = {label: rows.iloc[0] for label, rows in table.groupby("label", sort=False)}
-    for label, by_text in means.items():
-        row = _place(first[label])
+    by_text = table.groupby(["variant", "document"])[names].mean()
+    by_text[list(_SHARES)] *= 100
+    for variant in table["variant"].unique():
+        rows = table[table["variant"] == variant]
+        row = {name: rows[name].iloc[0] for name in ("model", "variant", "task", "context", "budget")}
+        row |= {"n": len(by_text.loc[variant]), "source": path.name}
         for name in names:
-            if by_text[name].notna().all():
-                kind, scale, at = _named(name)
-                found = _mean(scale * by_text[name].to_numpy(), spread, (label, name))
-                yield row | found | {"measure": kind, "at": at, "unit": "percent" if at is None else "blocks"}
-        worst = table.loc[table["label"] == label, "worst"].min()
-        yield row | {"measure": "hit_rate_worst", "value": 100 * worst, "unit": "percent", "n": len(by_text)}
-        for other, theirs in means.items():
-            for name in ("gamma", "gamma_free") if other != label else ():
-                lead = 100 * (by_text[name] - theirs[name]).dropna().to_numpy()
-                found = _mean(lead, spread, (label, other, name))
+            measure, _, slots = name.partition("_") if name not in _SHARES else (_SHARES[name], "", "")
+            found = _mean(by_text.loc[variant, name], spread, variant, name)
+            unit = {"at": int(slots), "unit": "blocks"} if slots else {"unit": "percent"}
+            yield row | found | unit | {"measure": measure}
+        yield row | {"measure": "hit_rate_worst", "value": 100 * rows["worst"].min(), "unit": "percent"}
+        for other in (name for name in table["variant"].unique() if name != variant):
+            for name in ("gamma", "gamma_free"):
+                lead = (by_text.loc[variant, name] - by_text.loc[other, name]).dropna()
+                found = _mean(lead, spread, variant, other, name)
                 yield row | found | {"measure": f"{_SHARES[name]}_lead", "over": other, "unit": "points"}
 
 
@@ -61,17 +62,16 @@ def layer_overlaps(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.is_file():
         return
-    table = pd.read_csv(path)
-    for place, rows in table.groupby(["model", "task", "context", "k_tokens", "head_kind"], sort=False):
-        heads = rows.groupby(["layer", "head"])["mean_overlap"].mean()
-        layers = [values for _, values in heads.groupby("layer")]
-        values = max(layers, key=lambda values: float(values.max() - values.min()))
-        model, task, context, k_tokens, kind = place
-        for bound, value in (("lowest", values.min()), ("highest", values.max())):
-            yield {
-                "measure": f"layer_overlap_{bound}", "model": model, "task": task, "context": context,
-                "setting": kind, "at": k_tokens, "n": int(rows["n"].max()), "value": 100 * float(value),
-                "unit": "percent", "source": path.name,
+    place = ["model", "task", "context", "k_tokens", "head_kind"]
+    for key, rows in pd.read_csv(path).groupby(place, sort=False):
+        heads = 100 * rows.groupby(["layer", "head"])["mean_overlap"].mean()
+        layers = heads.groupby("layer").agg(lowest="min", highest="max")
+        widest = layers.loc[(layers["highest"] - layers["lowest"]).idxmax()]
+        row = dict(zip(("model", "task", "context", "at", "setting"), key, strict=True))
+        for bound, value in widest.items():
+            yield row | {
+                "measure": f"layer_overlap_{bound}", "n": int(rows["n"].max()), "value": value, "unit": "percent",
+                "source": path.name,
             }  # fmt: skip
 
 
@@ -82,16 +82,13 @@ def selection_traces(folder: Path) -> Iterator[dict[str, Any]]:
         folder: a run's retrospection; nothing where there is none.
     """
     for path in sorted(folder.glob("*.parquet")):
-        table = read_frame(path)
-        for row in table[(table["layer"] < 0) & table["measure"].str.startswith(_TRACED)].to_dict("records"):
-            share = str(row["measure"]).startswith("overlap")
-            scale = 100.0 if share else 1.0
-            yield {
-                "measure": row["measure"], "model": row["model"], "variant": row["label"], "task": row["task"],
-                "context": row["context"], "budget": row["budget"], "at": row["index"], "n": row["n"],
-                **{name: scale * row[name] for name in ("value", "low", "high")},
-                "unit": "percent" if share else "", "source": f"{folder.name}/{path.name}",
-            }  # fmt: skip
+        table = read_frame(path).rename(columns=_TODAY | {"index": "at"})
+        table = table[(table["layer"] < 0) & table["measure"].str.startswith(_TRACED)].copy()
+        shares = table["measure"].str.startswith("overlap")
+        table.loc[shares, ["value", "low", "high"]] *= 100
+        table["unit"] = np.select([shares, table["measure"] == "effective_budget"], ["percent", "times"], "")
+        found: list[dict[Any, Any]] = table.assign(source=f"{folder.name}/{path.name}").to_dict("records")
+        yield from found
 
 
 def head_losses(folder: Path) -> Iterator[dict[str, Any]]:
@@ -111,19 +108,6 @@ def head_losses(folder: Path) -> Iterator[dict[str, Any]]:
                 yield row | {"measure": measure, "at": int(head["head"]), "value": 100 * value, "unit": "percent"}
 
 
-def _place(first: pd.Series) -> dict[str, Any]:
-    return {
-        "model": first["model"], "variant": first["label"], "task": first["text"], "context": first["context"],
-        "budget": str(first["budget"]), "source": "locality.csv",
-    }  # fmt: skip
-
-
-def _named(column: str) -> tuple[str, float, int | None]:
-    """Return the measure, scale and slots of a column."""
-    return (_SHARES[column], 100.0, None) if column in _SHARES else ("misses", 1.0, int(column.removeprefix("misses_")))
-
-
-def _mean(values: Floats, spread: Spread, identity: tuple[object, ...]) -> dict[str, Any]:
-    rng = generator(spread.seed, "overlap", *identity)
-    found = percentile_bootstrap([np.asarray(values)], spread.confidence, spread.resamples, rng)
-    return {"n": len(values), "value": found.value, "low": found.low, "high": found.high}
+def _mean(values: pd.Series, spread: Spread, *identity: object) -> dict[str, Any]:
+    found = bootstrap_interval([values.to_numpy()], spread, generator(spread.seed, "overlap", *identity))
+    return {"n": len(values), **found._asdict()}

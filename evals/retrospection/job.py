@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -65,14 +64,14 @@ def _rows(config: RunConfig, spec: RetrospectionSpec, model: str, target: torch.
     folder = resolve_checkpoint(place.path, place.revision)
     decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
     rows: list[tuple[object, ...]] = []
+    spread = stats.Spread(config.confidence, RESAMPLES, config.seed)
     for context in spec.contexts:
         prompt, tokens = forced_continuation(config, spec, model, decoder, load_tokenizer(folder), context)
         for budget in spec.budgets:
             methods = _methods(config, spec, decoder, model, budget.tokens(context) or context)
             for label, measure, layer, index, values in measured(spec, decoder, prompt, tokens, methods):
-                scores = stats.Scores(values.cpu().numpy(), np.arange(len(values)), None)
                 rng = stats.generator("retrospection", model, context, budget.text, label, measure, layer, index)
-                found = stats.mean_estimate(scores, config.confidence, RESAMPLES, rng)
+                found = stats.bootstrap_interval([values.cpu().numpy()], spread, rng)
                 cell = (model, spec.task_of(model), context, budget.text, label, measure, layer, index)
                 rows.append((*cell, found.value, found.low, found.high, len(values)))
     return rows

@@ -240,25 +240,17 @@ def tables(job: Job) -> None:
     import yaml
 
     from longdecode.engine.errors import GateError
-    from longdecode.evals import manifest
-    from longdecode.evals.analysis.write import write_analysis
+    from longdecode.evals import analysis, manifest
     from longdecode.evals.instrument import check_instrument
     from longdecode.evals.run_config import load_run_config
     from longdecode.evals.store import replacing
-    from longdecode.evals.summary import write_summary
-    from longdecode.evals.throughput.summary import write_speed_summary
 
-    rule = job.rule
-    config, papers = Path(rule.output.config), Path(rule.input.papers[0]).parent
+    rule, config = job.rule, Path(job.rule.output.config)
     text = yaml.safe_dump(json.loads(rule.params.config), sort_keys=False)
     with replacing(config, len(text)) as temporary:
         temporary.write_text(text, encoding="utf-8")
     manifest.seal(config.parent, [config])
-    write_summary(config, [Path(path) for path in rule.input.records], Path(rule.output.summary))
-    if rule.input.speed:
-        run, speed = load_run_config(config), [Path(path) for path in rule.input.speed]
-        write_speed_summary(speed, config.parent / "speed.csv", run)
-    write_analysis(config, config.parent, papers)
+    analysis.write(config.parent)
     with suppress(GateError):  # the report's stage says so and ends the run; these numbers outlive it
         check_instrument(load_run_config(config), config.parent / "records", Path(rule.output.instrument))
 

@@ -8,8 +8,7 @@ import pytest
 
 from longdecode.engine.config_reader import read_config
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
-from longdecode.evals import equal_bytes
-from longdecode.evals.equal_bytes import BFLOAT16_BYTES, NativeBudgets, bracket, common_share
+from longdecode.evals.equal_bytes import BFLOAT16_BYTES, NativeBudgets, bracket
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
@@ -51,18 +50,6 @@ def test_a_method_that_reads_more_at_its_least_has_no_budget_below() -> None:
     assert below is None and above is not None and above.total_bytes > target
 
 
-def test_the_share_serves_every_context(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        equal_bytes.EqualBytes("quest", context, 1, None, equal_bytes.PricedBudget(tokens, 1))
-        for context, tokens in ((1000, 201), (2000, 403))
-    ]
-    assert common_share(rows) == 0.2015
-    assert common_share([*rows, equal_bytes.EqualBytes("quest", 9, 1, None, None)]) is None
-    assert equal_bytes.main(["lychee", "--rivals", "quest", "--contexts", "2048"]) == 0
-    printed = capsys.readouterr().out
-    assert "quest 2048 4986368" in printed  # the bytes that the committed records of lychee at 10 % have
-
-
 def test_native_budgets_read_the_share_or_say_why_none_does() -> None:
     config = read_config(MINIATURE)
     full = 2048 * config.kv_bytes_per_token(BFLOAT16_BYTES)
@@ -92,7 +79,7 @@ def test_a_budget_in_bytes_ends_as_records_that_read_it_or_as_a_status(tmp_path:
         "suites": {"mini_recall": {"contexts": [256], "samples": 1, "tasks": ["mini_recall_single"]}},
     }  # fmt: skip
     run = build_run_config(values, "run.yaml")
-    outputs = {label: tmp_path / "records" / f"{label}.parquet" for label in run.methods}
+    outputs = {name: tmp_path / "records" / f"{name}.parquet" for name in run.methods}
     evaluate_suite(run, "miniature", "mini_recall", outputs, gated=False)
     full, streaming, duo = (read_records(path, Record)[0] for path in outputs.values())
     assert (streaming.budget, streaming.budget_tokens, streaming.status) == ("bytes=0.25", 64, "ok")

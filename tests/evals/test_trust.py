@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
-from longdecode.evals import manifest, summary
+from longdecode.evals import analysis, manifest
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fingerprint import SettingsError, hash_data, narrowed, quality_settings, require_settings
 from longdecode.evals.manifest import ManifestError
@@ -19,7 +20,6 @@ from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import read_records
-from longdecode.reporting.results import ReportError, load_results
 
 pytestmark = pytest.mark.usefixtures("gate")
 
@@ -56,7 +56,7 @@ def test_a_run_is_summarised_and_any_change_to_its_files_is_found(finished: Any)
     config, records = finished()
     root = config.parent
     table = root / "summary.csv"
-    summary.write_summary(config, records, table)
+    analysis.write(root)
     assert manifest.problems(root) == []
 
     def refuses(message: str, **given: Any) -> None:
@@ -74,7 +74,7 @@ def test_a_run_is_summarised_and_any_change_to_its_files_is_found(finished: Any)
     records[0].unlink()
     refuses(rf"{records[0].name}: missing")
     with pytest.raises(ManifestError, match="missing"):
-        summary.write_summary(config, records, table)
+        analysis.write(root)
     records[0].write_bytes(parquet)
     stranger = records[0].with_name("mini_other.parquet")
     stranger.write_bytes(parquet)
@@ -119,8 +119,9 @@ def test_records_of_other_settings_are_refused_with_their_file(finished: Any, va
     config, records = finished(dtype="float32")
     for changes in OTHER_SETTINGS:
         config.write_text(yaml.safe_dump(copy.deepcopy(values) | {"dtype": "float32"} | changes))
+        manifest.seal(config.parent, [config])
         with pytest.raises(SettingsError, match=r"\.parquet: .* has other settings than .*; run again, ") as caught:
-            summary.write_summary(config, records, config.parent / "summary.csv")
+            analysis.write(config.parent)
         assert "\n" not in str(caught.value) and not (config.parent / "summary.csv").exists()
     run = build_run_config(yaml.safe_load(config.read_text()), "c")
     older = [r.provenance.model_copy(update={"settings_hash": None}) for r in read_records(records[0], Record)]
@@ -155,8 +156,8 @@ def test_small_jobs_give_the_records_of_large_ones(finished: Any, values: dict[s
     values["profile"] = "small"
     config, small = finished(jobs="cell")
     assert len(small) == 2 * len(large) and scores(small) == together
-    summary.write_summary(config, small, config.parent / "summary.csv")
-    assert load_results(config, config.parent).summary["context"].nunique() == 2
+    analysis.write(config.parent)
+    assert pd.read_csv(config.parent / "summary.csv")["context"].nunique() == 2
 
 
 @pytest.fixture
@@ -183,8 +184,8 @@ def test_a_broken_checkpoint_leaves_other_models_alone(
     found = [record for path in records for record in read_records(path, Record)]
     statuses = {model: {r.status for r in found if r.model == model} for model in values["models"]}
     assert statuses == {"broken": {"failed_gate"}, "sound": {"ok"}}
-    summary.write_summary(config, records, config.parent / "summary.csv")
-    assert set(load_results(config, config.parent).summary["model"]) == {"broken", "sound"}
+    analysis.write(config.parent)
+    assert set(pd.read_csv(config.parent / "summary.csv")["model"]) == {"broken", "sound"}
 
 
 def test_a_run_of_which_every_cell_failed_says_so(finished: Any, values: dict[str, Any], broken: Path) -> None:
@@ -194,6 +195,5 @@ def test_a_run_of_which_every_cell_failed_says_so(finished: Any, values: dict[st
     found = [record for path in records for record in read_records(path, Record)]
     assert {record.status for record in found} == {"failed_gate"}
     assert all("down_proj.weight holds NaN or inf" in str(record.reason) for record in found)
-    summary.write_summary(config, records, config.parent / "summary.csv")
-    with pytest.raises(ReportError, match=r"every cell failed \(3 failed_gate\).*holds NaN"):
-        load_results(config, config.parent)
+    analysis.write(config.parent)
+    assert set(pd.read_csv(config.parent / "summary.csv")["status"]) == {"failed_gate"}

@@ -12,7 +12,7 @@ import yaml
 from longdecode.engine.errors import ConfigError, DataUnavailableError
 from longdecode.evals import tuning
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.fairness import require_fair, standing_of, standings
+from longdecode.evals.fairness import require_fair, tuning_status, tuning_statuses
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.tasks.fidelity.suite import UNSEEN
 from longdecode.evals.tasks.mini_book.pg19 import HELD_OUT
@@ -86,12 +86,12 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
 
     def sweep(config: Any, model: str, methods: Any, tasks: Any = ()) -> dict[str, Sequence[Any]]:
         found: dict[str, Sequence[Any]] = {}
-        for label, spec in methods.items():
+        for variant, spec in methods.items():
             value = spec.params.get("sinks", spec.params.get("reselect_layer"))
             tried.append((spec.method, value))
-            score = 1.0 if label == "full" else worth.get((spec.method, value), 0.1)
+            score = 1.0 if variant == "full" else worth.get((spec.method, value), 0.1)
             fields = {"task": TASKS[0], "score": score, "prompt_sha256": "a" * 64, "reason": None, "status": "ok"}
-            found[label] = [type("R", (), fields)()]
+            found[variant] = [type("R", (), fields)()]
         return found
 
     monkeypatch.setattr(tuning, "sweep", sweep)
@@ -113,7 +113,7 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
 def test_a_knob_without_effect_stays_at_its_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def sweep(config: Any, model: str, methods: Any, tasks: Any = ()) -> dict[str, Sequence[Any]]:
         fields = {"task": TASKS[0], "prompt_sha256": "a" * 64, "reason": None, "status": "ok"}
-        return {label: [type("R", (), fields | {"score": float(label == "full")})()] for label in methods}
+        return {variant: [type("R", (), fields | {"score": float(variant == "full")})()] for variant in methods}
 
     monkeypatch.setattr(tuning, "sweep", sweep)
     made = tuning.tune(build_run_config(values(), "run.yaml"), "miniature", tmp_path / "t.json")
@@ -148,13 +148,13 @@ def _prompt(run: RunConfig) -> str:
     return prompt_hash(get_task("mini_recall_single").samples(256, 1, run.seed, tokenizer)[0])
 
 
-def test_a_label_takes_the_tuned_values_and_its_own_override_them(tmp_path: Path) -> None:
+def test_a_variant_takes_the_tuned_values_and_its_own_override_them(tmp_path: Path) -> None:
     found = record(tidal=TIDAL, streaming={"sinks": 16})
     own = {"full": {}, "streaming": {}, "tidal": {}, "mine": {"method": "tidal", "params": {"recent_tokens": 8}}}
     run = run_with(tmp_path / "t.json", found, methods=own)
     assert run.methods["tidal"].params_of("miniature") == TIDAL
     assert run.methods["mine"].params_of("miniature") == TIDAL | {"recent_tokens": 8}
-    kinds = {entry.label: (entry.kind, entry.reason) for entry in standings(run)}
+    kinds = {entry.variant: (entry.kind, entry.reason) for entry in tuning_statuses(run)}
     assert kinds["tidal"] == ("tuned", "") and kinds["full"] == ("nothing to tune", "")
     assert kinds["mine"] == ("untuned", "recent_tokens = 8, tuned: 32")
     with pytest.raises(ConfigError, match=r"methods\.mine: .*recent_tokens = 8.*allow_untuned=true"):
@@ -211,14 +211,14 @@ def test_a_choice_that_no_trial_made_is_no_record(tmp_path: Path) -> None:
 def test_a_knob_of_the_model_that_was_not_tuned_along_is_untuned_and_another_variant_is_named() -> None:
     known = read_tuning(SHIPPED)
     tuned = {**known.methods["lychee"].fixed, **known.methods["lychee"].chosen}
-    assert standing_of("lychee", tuned, "lychee", "miniature", known).kind == "tuned"
-    by_hand = standing_of("lychee", tuned | {"retrieval_heads": 3}, "lychee", "miniature", known)
+    assert tuning_status("lychee", tuned, "lychee", "miniature", known).kind == "tuned"
+    by_hand = tuning_status("lychee", tuned | {"retrieval_heads": 3}, "lychee", "miniature", known)
     assert (by_hand.kind, by_hand.reason) == ("untuned", "retrieval_heads = 3, tuned with None")
-    roles = standing_of("lychee", tuned | {"roles": "other.json"}, "lychee", "miniature", known)
+    roles = tuning_status("lychee", tuned | {"roles": "other.json"}, "lychee", "miniature", known)
     assert roles.kind == "tuned" and roles.reason.startswith("roles = 'other.json', tuned with 'models/miniature/roles")
 
 
-def test_a_label_that_names_every_suite_stands_beside_the_others(tmp_path: Path) -> None:
+def test_a_variant_that_names_every_suite_stands_beside_the_others(tmp_path: Path) -> None:
     found = record(tidal=TIDAL, streaming={"sinks": 16})
     part = {"method": "tidal", "params": {"reselect_layer": 4}}
     for restricted in ({"suites": ["mini_recall"]}, {"budgets": [0.25]}, {"budgets": [0.25, 0.5]}):
@@ -227,7 +227,7 @@ def test_a_label_that_names_every_suite_stands_beside_the_others(tmp_path: Path)
             require_fair(run_with(tmp_path / "t.json", found, methods=methods))
 
 
-def test_a_label_is_not_judged_on_a_model_that_it_does_not_run_on() -> None:
+def test_a_variant_is_not_judged_on_a_model_that_it_does_not_run_on() -> None:
     weights = {"path": str(ROOT / "models" / "miniature" / "weights")}
     methods = {"full": {}, "tidal": {"by_model": {"other": {"reselect_layer": 4}}},
                "streaming": {"models": ["miniature"]}}  # fmt: skip
@@ -298,17 +298,17 @@ def test_the_configurations_are_fair(name: str, monkeypatch: pytest.MonkeyPatch)
         pytest.skip(f"snakemake tune makes {missing[0]} first")
     run = build_run_config(config, name, check_fairness=True)
     known = read_tuning(SHIPPED)
-    for label in ("tidal", "lychee", "duo", "streaming"):
-        if run.tuning and label in run.methods and "miniature" in run.tuning.records:
-            chosen = known.methods[label].chosen
-            assert run.methods[label].params_of("miniature").items() >= chosen.items()
+    for name in ("tidal", "lychee", "duo", "streaming"):
+        if run.tuning and name in run.methods and "miniature" in run.tuning.records:
+            chosen = known.methods[name].chosen
+            assert run.methods[name].params_of("miniature").items() >= chosen.items()
 
 
 def test_the_shipped_record_is_of_the_shipped_model_and_chooses_what_scored_most() -> None:
     from longdecode.evals.provenance import checkpoint_hash
 
-    known = read_tuning(SHIPPED)
-    assert known.model_hash == checkpoint_hash(ROOT / "models" / "miniature" / "weights")
+    known, weights = read_tuning(SHIPPED), ROOT / "models" / "miniature" / "weights"
+    assert known.model_hash == checkpoint_hash(weights)
     for method, tuned in known.methods.items():
         scores = {repr(trial.setting): trial.value or 0.0 for trial in tuned.trials}
         assert set(tuned.chosen) == {knob.name for knob in load_card(method).tuned_knobs}

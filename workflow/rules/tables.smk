@@ -11,22 +11,16 @@ rule tables:
         papers=PLAN.declarations,
     output:
         config=f"{RESULTS}/config.yaml",
-        summary=report(
-            f"{RESULTS}/summary.csv",
-            caption="../report/summary.rst",
-            category="Results",
-        ),
-        curves=[
-            f"{RESULTS}/along_generation.parquet",
-            f"{RESULTS}/loss_by_position.parquet",
-        ],
         instrument=report(
             f"{RESULTS}/instrument.json",
             caption="../report/instrument.rst",
             category="Instrument",
         ),
-        speed=PLAN.speed_tables,
-        analysis=PLAN.analysis,
+        analysis=report(
+            PLAN.analysis,
+            caption="../report/summary.rst",
+            category="Results",
+        ),
     log:
         f"{RESULTS}/logs/tables.log",
     conda:
@@ -43,9 +37,7 @@ rule report:
     input:
         config=f"{RESULTS}/config.yaml",
         records=PLAN.records,
-        tables=[f"{RESULTS}/summary.csv", f"{RESULTS}/instrument.json"]
-        + PLAN.speed_tables
-        + PLAN.analysis,
+        tables=PLAN.analysis + [f"{RESULTS}/instrument.json"],
         training=PLAN.role_files + PLAN.overlap,
         retrospection=PLAN.retrospection,
         generation=PLAN.generation,

@@ -6,14 +6,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from longdecode.evals.analysis import measures
 from longdecode.evals.analysis.claims import claims_table, outcome
-from longdecode.evals.analysis.declaration import Claim, load_declaration
+from longdecode.evals.analysis.declaration import Claim, load_declarations
 from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, QueryError, Tables
 
 PAPERS = Path(__file__).parents[3] / "reporting" / "papers"
+LYCHEE = load_declarations(PAPERS)["lychee"]
 MEASURES = pd.DataFrame(
     {
         "measure": "alpha", "variant": ["a", "a", "b", "c"], "context": [4096, 4096, 4096, 8192],
@@ -95,14 +98,14 @@ def found(value: float, low: float, high: float) -> Found:
         ((2.8, 2.7, 2.9), {}, "reproduced"),
         ((2.66, 2.6, 2.66), {}, "reproduced"),  # 2.7 as rounded in print
         ((1.9, 1.86, 1.94), {}, "partly"),  # half of the way from 1 to 2.7
-        ((1.62, 1.61, 1.63), {}, "not"),
-        ((0.8, 0.7, 0.9), {}, "not"),
+        ((1.62, 1.61, 1.63), {}, "not reproduced"),
+        ((0.8, 0.7, 0.9), {}, "not reproduced"),
         ((2.0, 0.9, 3.1), {}, "cannot tell"),
         ((0.58, math.nan, math.nan), {}, "cannot tell"),
         ((2.8, 2.7, 2.9), {"trainings": 1}, "cannot tell"),
         ((2.8, 2.7, 2.9), {"comparable": False}, "not comparable"),
         ((2.0, 1.9, 2.1), {"direction": "at_most"}, "reproduced"),
-        ((3.0, 2.9, 3.1), {"direction": "at_most"}, "not"),
+        ((3.0, 2.9, 3.1), {"direction": "at_most"}, "not reproduced"),
         ((2.7, 2.5, 2.9), {"direction": "at_most"}, "cannot tell"),
     ],
 )
@@ -115,6 +118,43 @@ def test_a_claim_that_fits_several_rows_is_not_read_and_says_why() -> None:
             "batch": 1, "budget": "4096"}  # fmt: skip
     speed = pd.DataFrame([step | {"op_sizes": size, "method": "lychee", "ratio": 1.6, "ratio_low": 1.5,
                                   "ratio_high": 1.7, "n": 9} for size in ("a", "b")])  # fmt: skip
-    papers = {"lychee": load_declaration(PAPERS / "lychee.yaml")}
-    row = claims_table(papers, Tables({"speed": speed})).iloc[0]
+    row = claims_table({"lychee": LYCHEE}, Tables({"speed": speed}), "h200").iloc[0]
     assert row["verdict"] == "not run" and row["why"] == "Not read: 2 rows of speed.csv fit; they differ in op_sizes."
+
+
+STEP = {"bench": "decode", "stage": "step", "model": "llama3-8b", "variant": "lychee", "method": "lychee",
+        "context": 131072, "batch": 1, "budget": "4096"}  # fmt: skip
+
+
+def speed_of(*steps: dict[str, Any]) -> pd.DataFrame:
+    """A speed table of steps; bounds lie a tenth apart."""
+    found = [STEP | {"n": 9, "op_sizes": np.nan, "ratio_low": s["ratio"] - 0.1, "ratio_high": s["ratio"] + 0.1} | s
+             for s in steps]  # fmt: skip
+    return pd.DataFrame(found)
+
+
+@pytest.fixture
+def timed() -> Tables:
+    """One step of LycheeDecode, 1.6 times as fast as full attention where memory traffic allows 1.83."""
+    row = dict.fromkeys(measures.COLUMNS, np.nan) | {name: STEP[name] for name in STEP if name in measures.COLUMNS}
+    row |= {"measure": "memory_bound", "value": 1.826, "unit": "times", "n": 9, "over": "full"}
+    return Tables({"speed": speed_of({"ratio": 1.6}), "measures": pd.DataFrame([row])})
+
+
+def test_the_bound_in_a_reason_is_looked_up_and_names_its_context(timed: Tables) -> None:
+    row = claims_table({"lychee": LYCHEE}, timed, "h200").iloc[0]
+    assert (row["like_for_like"], row["bound"], row["verdict"]) == (1.6, 1.826, "not reproduced")
+    assert row["why"].startswith("At 131,072 tokens memory traffic allows 1.83 over")
+
+
+def test_one_committed_run_answers_a_claim_and_a_run_of_ones_own_answers_all(timed: Tables) -> None:
+    papers = load_declarations(PAPERS)
+    elsewhere = claims_table(papers, timed, "retro").iloc[0]
+    assert (elsewhere["verdict"], elsewhere["why"]) == ("not run", "The run h200 answers it.")
+    assert claims_table(papers, timed, "mine").iloc[0]["verdict"] == "not reproduced"
+
+
+def test_the_best_variant_says_where_it_is_best() -> None:
+    speed = speed_of({"ratio": 1.6}, {"batch": 4, "ratio": 2.79})
+    row = claims_table({"lychee": LYCHEE}, Tables({"speed": speed}), "h200").iloc[0]
+    assert (row["best"], row["best_variant"]) == (2.79, "lychee, batch 4")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from longdecode.evals.analysis.declaration import DeclarationError, Ours, load_declaration, load_declarations
+from longdecode.evals.analysis.declaration import DeclarationError, Ours, load_declarations
 from longdecode.evals.analysis.query import Query
 
 FOLDER = Path(__file__).parents[3] / "reporting" / "papers"
@@ -34,12 +32,12 @@ def test_averages_of_complete_rows_are_those_in_print() -> None:
 def test_queries_name_columns_that_tables_have(name: str) -> None:
     """A misspelt column would leave every cell grey."""
     from longdecode.evals.analysis import comparisons, measures
-    from longdecode.evals.summary import COLUMNS as SUMMARY
+    from longdecode.evals.analysis.summary import COLUMNS as SUMMARY
     from longdecode.evals.throughput.summary import COLUMNS as SPEED
 
     known = {
         "summary": SUMMARY,
-        "speed": {*SPEED, "variant"},
+        "speed": {*SPEED, "variant", "method"},
         "comparisons": comparisons.COLUMNS,
         "measures": measures.COLUMNS,
     }
@@ -49,7 +47,7 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
             found = [table.ours.query_of(row, column) for row in table.rows for column in table.columns]
             assert any(found), f"{name}: no printed number of the table has a query"
             asked += [query for query in found if query]
-    asked += [query for claim in paper.claims for query in (claim.like, claim.best) if query]
+    asked += [query for claim in paper.claims for query in (claim.like, claim.best, claim.bound) if query]
     for query in asked:
         assert set(query.where) <= set(known[query.table]), query
         assert query.longest is None or query.longest in known[query.table]
@@ -63,37 +61,44 @@ def test_numbers_are_worded_as_in_print() -> None:
     assert longbench.text(longbench.rows[3], "narrativeqa") == ""  # not found in print
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"mark": "hearsay"}, "without explanation"),
-        ({"speed": 3}, r"a row has \['speed'\]"),
-        ({"mark": None}, "lacks"),
-        ({"baseline": "tidal"}, "named twice"),
-    ],
-)
-def test_a_malformed_row_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    values = yaml.safe_load((FOLDER / "lychee.yaml").read_text(encoding="utf-8"))
-    row = values["tables"]["latency"]["rows"][0]
-    row |= {key: value for key, value in change.items() if value is not None}
-    for key in [key for key, value in change.items() if value is None]:
-        del row[key]
-    with pytest.raises(DeclarationError, match=said):
-        load_declaration(written(tmp_path, values))
+@pytest.mark.parametrize("name", PAPERS)
+def test_rows_have_their_keys_once_known_columns_and_explained_marks(name: str) -> None:
+    paper = PAPERS[name]
+    for table in paper.tables.values():
+        places = [tuple(row[key] for key in table.keys) for row in table.rows]
+        assert len(set(places)) == len(places), places
+        known = {*table.keys, *table.columns, "mark", "marks", "form", "digits"}
+        known |= {f"{column}_std" for column in table.columns}
+        for row in table.rows:
+            assert {*table.keys, "mark"} <= set(row) <= known, row
+            marks = "; ".join([row["mark"], *(row.get("marks") or {}).values()])
+            assert set(marks.split("; ")) <= set(paper.marks), row
+        if table.ours:
+            named = {*table.ours.keys, *", ".join(table.ours.values).split(", ")} - {""}
+            assert named <= {*table.keys, "column"}, named
 
 
-def test_a_claim_without_a_number_in_print_is_refused(tmp_path: Path) -> None:
-    values = yaml.safe_load((FOLDER / "lychee.yaml").read_text(encoding="utf-8"))
-    values["claims"][0]["published"]["context"] = 7
+@pytest.mark.parametrize("name", PAPERS)
+def test_claims_have_a_number_in_print_conditions_and_a_reason(name: str) -> None:
+    paper = PAPERS[name]
+    for claim in paper.claims:
+        table, row, column = paper.printed(claim)
+        assert table.text(row, column) and table.mark(row, column)
+        assert claim.conditions and claim.why and claim.run, claim.claim
+
+
+def test_a_claim_without_a_number_in_print_is_refused() -> None:
+    paper = PAPERS["lychee"]
+    claim = paper.claims[0].model_copy(update={"published": {**paper.claims[0].published, "context": 7}})
     with pytest.raises(DeclarationError, match="names 0 rows"):
-        load_declaration(written(tmp_path, values))
+        paper.printed(claim)
 
 
-def test_a_key_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
-    values = yaml.safe_load((FOLDER / "lychee.yaml").read_text(encoding="utf-8"))
-    values["tables"]["latency"]["ours"]["keys"] = {"base": "over"}
-    with pytest.raises(DeclarationError, match=r"ours names \['base'\]"):
-        load_declaration(written(tmp_path, values))
+@pytest.mark.parametrize(("text", "said"), [("claims: [", "while parsing"), ("claims: []", "summary")])
+def test_a_file_that_is_no_declaration_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "paper.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(DeclarationError, match=rf"(?s)paper\.yaml.*{said}"):
+        load_declarations(tmp_path)
 
 
 def test_a_printed_number_becomes_a_query() -> None:
@@ -105,9 +110,3 @@ def test_a_printed_number_becomes_a_query() -> None:
     assert found is not None
     assert found.where == {"suite": "ruler", "budget": "1024", "task": "vt", "model": "fork"}
     assert ours.query_of({"method": "nosa", "head": "other", "budget": "1024"}, "vt") is None
-
-
-def written(folder: Path, values: dict[str, Any]) -> Path:
-    path = folder / "paper.yaml"
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    return path

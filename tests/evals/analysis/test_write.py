@@ -9,13 +9,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from longdecode.evals import manifest
-from longdecode.evals.analysis.tables import ANALYSIS_TABLES
-from longdecode.evals.analysis.write import write_analysis
+from longdecode.evals import analysis, manifest
+from longdecode.evals.fingerprint import SettingsError
 from longdecode.evals.records import Record
-from longdecode.evals.store import write_records
-
-PAPERS = Path(__file__).parents[3] / "reporting" / "papers"
+from longdecode.evals.store import read_records, write_records
 
 
 @pytest.fixture
@@ -23,48 +20,64 @@ def results(tmp_path: Path, make_record: Callable[..., Record]) -> Path:
     """Full, Quest and DuoAttention with and without the common window, and a variant that no configuration names."""
     config = {
         "profile": "p", "models": {"tiny": {"path": "x"}},
-        "methods": dict.fromkeys(("full", "quest", "duo", "duo+window")),
-        "suites": {"mini_longgen": {"contexts": [2048]}},
-        "key_of_an_earlier_revision": 1,
+        "methods": {"full": {}, "quest": {}, "duo": {}, "duo+window": {"method": "duo"}}, "budgets": [256],
+        "suites": {"mini_longgen": {"contexts": [2048], "samples": 12}},
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    for label in ("full", "quest", "duo", "duo+window", "older"):
-        method = "quest" if label == "older" else label.partition("+")[0]
-        path = tmp_path / "records" / "tiny" / label / "mini_longgen.parquet"
+    origin = make_record().provenance.model_copy(update={"settings_hash": None})
+    for variant in ("full", "quest", "duo", "duo+window", "older"):
+        method = "quest" if variant == "older" else variant.partition("+")[0]
         rows = [
-            make_record(variant=label, method=method, sample_index=i, prompt_sha256=str(i), score=float(i % 3 > 0),
-                        budget="full" if label == "full" else "256")
+            make_record(variant=variant, method=method, sample_index=i, prompt_sha256=str(i), score=float(i % 3 > 0),
+                        parts=[1.0] * 8 + [0.0] * 8, budget="full" if variant == "full" else "256", provenance=origin)
             for i in range(12)
         ]  # fmt: skip
-        write_records(path, rows, Record)
+        write_records(tmp_path / "records" / "tiny" / variant / "mini_longgen.parquet", rows, Record)
     manifest.rewrite(tmp_path)
     return tmp_path
 
 
 def test_named_variants_are_compared_and_the_tables_are_in_the_manifest(results: Path) -> None:
-    paths = write_analysis(results / "config.yaml", results, PAPERS)
-    assert [path.name for path in paths] == list(ANALYSIS_TABLES)
-    assert set(pd.read_csv(paths[0])["a"]) == {"quest", "duo", "duo+window"}
-    assert set(pd.read_csv(paths[2])["verdict"]) == {"not run"}
+    paths = analysis.write(results)
+    assert [path.name for path in paths] == list(analysis.TABLES)
+    table = {path.stem: pd.read_csv(path) for path in paths}
+    assert table["summary"]["variant"].tolist() == ["full", "duo", "duo+window", "quest"]
+    assert set(table["comparisons"]["a"]) == {"quest", "duo", "duo+window"}
+    assert set(table["claims"]["verdict"]) == {"not run"} and table["speed"].empty and table["pareto"].empty
+    along = table["measures"][table["measures"]["variant"] == "quest"]
+    assert set(along["measure"]) == {"score_along"} and along["at"].tolist() == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert along["value"].tolist() == [100.0] * 4 + [0.0] * 4 and set(along["length"]) == {16}
     assert manifest.problems(results) == []
 
 
 def test_a_second_time_writes_the_same(results: Path) -> None:
-    first = [path.read_bytes() for path in write_analysis(results / "config.yaml", results, PAPERS)]
-    assert first == [path.read_bytes() for path in write_analysis(results / "config.yaml", results, PAPERS)]
+    first = [path.read_bytes() for path in analysis.write(results)]
+    assert first == [path.read_bytes() for path in analysis.write(results)]
 
 
 def test_records_that_changed_are_refused(results: Path) -> None:
     path = results / "records" / "tiny" / "quest" / "mini_longgen.parquet"
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(manifest.ManifestError, match="changed since it was written"):
-        write_analysis(results / "config.yaml", results, PAPERS)
+        analysis.write(results)
+
+
+def test_records_of_other_settings_are_refused(results: Path) -> None:
+    path = results / "records" / "tiny" / "quest" / "mini_longgen.parquet"
+    origin = {"settings_hash": "of another run"}
+    rows = [
+        r.model_copy(update={"provenance": r.provenance.model_copy(update=origin)}) for r in read_records(path, Record)
+    ]
+    write_records(path, rows, Record)
+    manifest.rewrite(results)
+    with pytest.raises(SettingsError, match=r"quest.*other settings"):
+        analysis.write(results)
 
 
 def test_a_pilot_is_judged_nowhere(results: Path) -> None:
     config = results / "config.yaml"
     config.write_text(config.read_text() + "\npilot: true\n")
     manifest.rewrite(results)
-    comparisons, _, claims = (pd.read_csv(path) for path in write_analysis(config, results, PAPERS))
-    assert comparisons["difference"].notna().all() and comparisons["verdict"].isna().all()
-    assert claims.empty
+    table = {path.stem: pd.read_csv(path) for path in analysis.write(results)}
+    assert table["comparisons"]["difference"].notna().all() and table["comparisons"]["verdict"].isna().all()
+    assert table["claims"].empty

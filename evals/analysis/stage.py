@@ -1,0 +1,69 @@
+"""The analysis stage: read a run's records, make every table, write them and enter them in the manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from longdecode.evals import manifest
+from longdecode.evals.analysis import TABLES
+from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells
+from longdecode.evals.analysis.claims import claims_table
+from longdecode.evals.analysis.comparisons import comparisons_table
+from longdecode.evals.analysis.declaration import load_declarations
+from longdecode.evals.analysis.measures import measures_table
+from longdecode.evals.analysis.pareto import pareto_table
+from longdecode.evals.analysis.query import Tables
+from longdecode.evals.analysis.summary import summary_table
+from longdecode.evals.fingerprint import require_settings
+from longdecode.evals.record_files import record_files
+from longdecode.evals.records import Record, SpeedRecord
+from longdecode.evals.run_config import load_run_config
+from longdecode.evals.stats import Spread
+from longdecode.evals.store import read_folder, read_records, write_table
+from longdecode.evals.throughput.summary import speed_table
+
+READ = ("locality.csv", "overlap.csv")
+"""Files beside the tables that are read; what else was measured has a folder of its own."""
+PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
+
+
+def write_tables(folder: Path, papers: Path = PAPERS) -> list[Path]:
+    """Write the tables; see :func:`longdecode.evals.analysis.write`.
+
+    A pilot's comparisons have no verdict, and it speaks to no claim.
+
+    Args:
+        folder: the results of a run.
+        papers: the folder of the papers' declarations.
+    """
+    config_path, paths = folder / "config.yaml", [folder / name for name in TABLES]
+    run = load_run_config(config_path)
+    manifest.require(folder, (path for path in manifest.listed(folder) if path.parent != folder or path.name in READ))
+    spread = Spread(run.confidence, run.bootstrap_resamples, run.seed)
+    declared = load_declarations(papers)
+    requests = [request for paper in declared.values() for request in paper.pairs]
+    pools = {name: tasks for paper in declared.values() for name, tasks in paper.pools.items()}
+    records = []
+    for path in sorted(file.path(folder / "records") for file in record_files(run)):
+        if path.exists():
+            records += (found := read_records(path, Record))
+            require_settings(run, path, found)
+    require_alike(records)
+    timed = read_folder(folder / "speed", SpeedRecord)
+    cells = all_cells(records)
+    scored = scored_cells(cells)
+    compared = comparisons_table(scored, requests, pools, spread)
+    tables = (
+        summary_table(cells, spread),
+        speed_table(timed, spread.confidence, spread.resamples).rename(
+            columns={"subject": "method", "label": "variant"}
+        ),
+        compared.assign(verdict=None) if run.pilot else compared,
+        measures_table(folder, scored, timed, requests, pools, spread),
+        pareto_table(scored, timed, spread),
+    )
+    for path, table in zip(paths, tables, strict=False):
+        write_table(path, table)
+    write_table(paths[-1], claims_table({} if run.pilot else declared, Tables.read(folder), run.profile))
+    manifest.seal(folder, paths)
+    return paths
