@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from longdecode.engine.correction import Correction
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
@@ -20,6 +19,7 @@ from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.kernels.prefill_attention import prefill_attention
 
 if TYPE_CHECKING:
+    from longdecode.engine.correction import Correction
     from longdecode.engine.speculation import Speculation
 
 

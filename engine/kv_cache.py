@@ -20,7 +20,6 @@ from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.rope_append import rope_append
 from longdecode.kernels.sparse_decode_attention import sparse_decode_attention
-from longdecode.kernels.token_move import compact_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +328,8 @@ class DenseCache(WholeCache):
             starts: ``[B]`` int64, the block's first slots.
             rows: ``[B, N]`` int64, the block row that goes to place ``n``, at least ``n``.
         """
+        from longdecode.kernels.token_move import compact_tokens  # speculation alone moves tokens
+
         compact_tokens(self.k, self.v, starts, rows)
 
     def takes_over(self, width: int) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from longdecode.engine.acceptance import accept
 from longdecode.engine.attention import AttentionMethod, DenseAttention
-from longdecode.engine.correction import Correction
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
@@ -18,8 +17,11 @@ from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.request import Prompt
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.sequences import Sequences
-from longdecode.engine.speculation import AcceptRule, PlacedTree, Proposer, Verified
 from longdecode.engine.token_block import TokenBlock
+
+if TYPE_CHECKING:
+    from longdecode.engine.correction import Correction
+    from longdecode.engine.speculation import AcceptRule, PlacedTree, Proposer
 
 Work = Callable[[], None]
 
@@ -182,6 +184,9 @@ class SpeculativeStepper(Stepper):
 
     def accept(self, starts: Tensor, nodes: Tensor, hidden: Tensor, logits: Tensor) -> None:
         """Emit the path that the rule accepts, keep its keys and values, and tell the proposer."""
+        from longdecode.engine.acceptance import accept  # plain decoding has no use for it
+        from longdecode.engine.speculation import Verified
+
         accepted = accept(self.placed, nodes, logits, self.sequences, self.rule)
         kept = self.sequences.emit(accepted.chosen, logits, accepted.counts, accepted.rows)
         cache = self.state.dense
@@ -222,6 +227,8 @@ def make_stepper(
     sequences.emit(sequences.choose(logits), logits)
     stepper: Stepper
     if (draft := method.draft) is not None:
+        from longdecode.engine.speculation import PlacedTree
+
         _dense(state, f"{method.name} verifies")
         proposer = draft.start(decoder, sequences, state, prompt)
         placed = PlacedTree(draft.tree, decoder.device)

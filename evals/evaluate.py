@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
-from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.against_full import compared_prompt, full_run
@@ -21,11 +20,11 @@ from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.fairness import TuningGuard
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
-from longdecode.evals.names import unknown_name
+from longdecode.evals.names import require_known
 from longdecode.evals.quality_job import QualityJob, Variant
-from longdecode.evals.records import Cell, Record
+from longdecode.evals.records import Cell
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.store import Store, results_root
+from longdecode.evals.store import results_root
 from longdecode.evals.tasks.base import Sample, Task
 
 T = TypeVar("T")
@@ -48,46 +47,23 @@ def evaluate_suite(
         CheckpointError: the model cannot be loaded.
         LockHeldError: another process runs one of the variants.
     """
-    for kind, names, known in (
-        ("model", [model], config.models),
-        ("variant", outputs, config.methods),
-        ("suite", [suite], config.suites),
-    ):
-        for name in names:
-            if name not in known:
-                raise ConfigError(f"{config.source}: {unknown_name(kind, name, known)}")
+    require_known(config.source, "model", [model], config.models)
+    require_known(config.source, "variant", outputs, config.methods)
+    require_known(config.source, "suite", [suite], config.suites)
     with lease_gpu(resolve_device(config.device)) as device, ExitStack() as stack:
         job = QualityJob(config, model, suite, device)
         if job.failure is not None and any(b.of_bytes for name in outputs for b in config.budgets_of(name)):
             raise job.failure  # a budget in bytes is solved for the model's shape
-        lines = list[_Line]()
+        variants = dict[str, Variant]()
         for name, output in outputs.items():
-            variant = Variant(job, name)
-            refusal = Gate(config, device, gate_folder(output)).refusal(name, model) if gated else None
-            lines.append(_Line(variant, refusal, stack.enter_context(_store(variant, output, refusal))))
-        _Evaluation(job, lines).run()
-        for line in lines:
-            line.store.finish()
+            asked = gated and config.methods[name].runs_on(model)
+            refusal = Gate(config, device, gate_folder(output)).refusal(name, model) if asked else None
+            variants[name] = Variant(job, name, output, refusal)
+            stack.enter_context(variants[name].store)
+        _Evaluation(job, variants).run()
+        for variant in variants.values():
+            variant.store.finish()
         seal(results_root(next(iter(outputs.values()))), outputs.values())
-
-
-class _Line(NamedTuple):
-    """One variant, the error that bars it from scoring, and what is known of its cells."""
-
-    variant: Variant
-    refusal: Exception | None
-    store: Store[Cell, Record]
-
-
-class _Todo(NamedTuple):
-    """One cell that is not done."""
-
-    line: _Line
-    cell: Cell
-
-    def scores(self, batch: Sequence[Sample]) -> frozenset[int]:
-        """Return the numbers of the samples that the cell lacks."""
-        return self.line.store.missing(self.cell, [sample.index for sample in batch])
 
 
 class _Shared(NamedTuple):
@@ -98,107 +74,87 @@ class _Shared(NamedTuple):
     full: Sequence[Completion] | None = None
 
 
-def _store(variant: Variant, output: Path, refusal: Exception | None) -> Store[Cell, Record]:
-    tasks, samples = variant.job.tasks, variant.job.spec.samples
-    return Store(
-        output,
-        Record,
-        variant.cells,
-        lambda cell: None if refusal else variant.origin(cell).fingerprint,
-        samples=lambda cell: samples * tasks[cell.task].samples_per_problem,
-    )
-
-
 class _Evaluation:
     """One pass over the cells that are not done."""
 
-    def __init__(self, job: QualityJob, lines: Sequence[_Line]):
-        self.job, self.lines = job, lines
+    def __init__(self, job: QualityJob, variants: Mapping[str, Variant]):
+        self.job, self.variants = job, variants
         self.guard = TuningGuard(job.config, job.model, job.model_hash)
-        self.left = sum(len(line.store.open(line.store.cells)) for line in lines)
+        self.cells = [cell for variant in variants.values() for cell in variant.store.open(variant.store.cells)]
+        self.where = f"{job.model}/{job.suite}"
         self.started, self.finished = time.monotonic(), 0
 
     def run(self) -> None:
         """Run task by task at each context; variants and budgets share samples."""
-        cells, names = sum(len(line.store.cells) for line in self.lines), [line.variant.name for line in self.lines]
-        _say(f"{self._where}: {', '.join(names)}: {self.left} cells to run, {cells - self.left} known")
+        known = sum(len(variant.store.cells) for variant in self.variants.values()) - len(self.cells)
+        _say(f"{self.where}: {', '.join(self.variants)}: {len(self.cells)} cells to run, {known} known")
         for context in self.job.spec.contexts:
             for task in self.job.tasks.values():
-                todo = [
-                    _Todo(line, cell)
-                    for line in self.lines
-                    for cell in line.store.open(line.store.cells)
-                    if (cell.task, cell.context) == (task.name, context)
-                ]
-                if todo:
-                    self._task(task, context, todo)
-                    self._report(todo)
+                cells = [cell for cell in self.cells if (cell.task, cell.context) == (task.name, context)]
+                if cells:
+                    self._task(task, context, cells)
+                    self._report(cells)
 
-    def _task(self, task: Task, context: int, todo: Sequence[_Todo]) -> None:
+    def _task(self, task: Task, context: int, cells: Sequence[Cell]) -> None:
         """Close what cannot run at all, then take the samples batch by batch."""
-        samples = self._attempt(todo, lambda: self.job.samples(task, context)) or []
+        samples = self._attempt(cells, lambda: self.job.samples(task, context)) or []
         self.guard.check(task.name, context, samples)
-        for item in todo if samples else ():
-            if item.line.refusal is not None:
-                self._close([item], item.line.refusal)
+        for cell in cells if samples else ():
+            if (refusal := self.variants[cell.variant].refusal) is not None:
+                self._close([cell], refusal)
         size = self.job.spec.batch  # of fixed composition, so that a resumed run repeats the first one's numbers
-        batches = [samples[start : start + size] for start in range(0, len(samples), size)]
-        for number, batch in enumerate(batches, 1):
-            if wanting := [item for item in todo if item.scores(batch)]:
+        for start in range(0, len(samples), size):
+            batch = samples[start : start + size]
+            if wanting := [cell for cell in cells if self._missing(cell, batch)]:
                 self._batch(task, context, batch, wanting)
-                if number < len(batches):
-                    place = f"{self._where} {task.name} context={context}"
-                    _say(f"  {place}: batch {number} of {len(batches)}, {self._elapsed:.0f} s")
+                if start + size < len(samples):
+                    done = f"{start + len(batch)} of {len(samples)} samples, {self._elapsed:.0f} s"
+                    _say(f"  {self.where} {task.name} context={context}: {done}")
 
-    def _batch(self, task: Task, context: int, batch: Sequence[Sample], wanting: Sequence[_Todo]) -> None:
+    def _batch(self, task: Task, context: int, batch: Sequence[Sample], cells: Sequence[Cell]) -> None:
         """Prefill a batch once and decode it for every cell that wants it; the prompt is dropped on return.
 
         A method with a prefill rule of its own gets a prefill of its own, and so does each cell where the shared
         prompt does not fit the device: a method's own cache may be smaller.
         """
-        prepared = self._attempt(
-            wanting, lambda: (self.job.generator(task), [self.job.request(task, context, s) for s in batch])
-        )
-        if prepared is None:
+        requests = self._attempt(cells, lambda: [self.job.request(task, context, sample) for sample in batch])
+        generator = self._attempt(cells, lambda: self.job.generator(task))
+        if requests is None or generator is None:
             return
-        generator, requests = prepared
-        methods = {
-            item: method
-            for item in wanting
-            if (method := self._attempt([item], partial(item.line.variant.method_at, item.cell))) is not None
-        }
-        alone, failure = _Shared(requests), None
-        shared = alone
+        built = {cell: self._attempt([cell], partial(self.variants[cell.variant].method_at, cell)) for cell in cells}
+        methods = {cell: method for cell, method in built.items() if method is not None}
+        shared, failure = _Shared(requests), None
         try:
             shared = _prefilled(generator, task, requests, [m for m in methods.values() if m.prefills_densely])
         except Exception as error:
             failure = error
+        if failure is not None and status_of(failure) != "oom":
+            self._close(list(methods), failure)
+            return
         if failure is not None:
-            if status_of(failure) != "oom":
-                self._close(list(methods), failure)
-                return
             free_memory(self.job.device, failure)
-        for item, method in methods.items():
-            given = shared if method.prefills_densely else _Shared(shared.requests, None, shared.full)
-            self._attempt([item], partial(self._decode, generator, given, batch, item, method))
+        for cell, method in methods.items():
+            given = shared if method.prefills_densely else shared._replace(prompt=None)
+            self._attempt([cell], partial(self._decode, generator, given, batch, cell, method))
 
     def _decode(
-        self, generator: Generator, shared: _Shared, batch: Sequence[Sample], item: _Todo, method: AttentionMethod
+        self, generator: Generator, shared: _Shared, batch: Sequence[Sample], cell: Cell, method: AttentionMethod
     ) -> None:
         """Decode and score a batch for one cell, and store the records that it lacks."""
-        if shared.prompt is None:
-            completions = generator.run(shared.requests, method)
-        else:
-            completions = generator.decode(shared.prompt, method)
+        prompt, variant = shared.prompt, self.variants[cell.variant]
+        completions = generator.run(shared.requests, method) if prompt is None else generator.decode(prompt, method)
         full: Sequence[Completion | None] = shared.full or [None] * len(batch)
         records = [
-            item.line.variant.scored(item.cell, sample, completion, method, reference)
+            variant.scored(cell, sample, completion, method, reference)
             for sample, completion, reference in zip(batch, completions, full, strict=True)
         ]
-        missing = item.scores(batch)
-        item.line.store.add(*(record for record in records if record.index in missing))
+        missing = self._missing(cell, batch)
+        variant.store.add(*(record for record in records if record.index in missing))
 
-    def _attempt(self, items: Sequence[_Todo], work: Callable[[], T]) -> T | None:
+    def _missing(self, cell: Cell, batch: Sequence[Sample]) -> frozenset[int]:
+        return self.variants[cell.variant].store.missing(cell, [sample.index for sample in batch])
+
+    def _attempt(self, cells: Sequence[Cell], work: Callable[[], T]) -> T | None:
         """Do some work; where it fails with an error of the cells, close them and return ``None``."""
         failure: Exception
         try:
@@ -206,41 +162,35 @@ class _Evaluation:
         except Exception as error:
             failure = error
         # Outside the handler nothing but the error itself refers to the frames that hold its tensors.
-        self._close(items, failure)
+        self._close(cells, failure)
         return None
 
-    def _close(self, items: Sequence[_Todo], error: Exception) -> None:
+    def _close(self, cells: Sequence[Cell], error: Exception) -> None:
         """Turn an error that belongs to the cells into their status; raise any other."""
         status = status_of(error)
         if status is None:
             raise error
-        for line, cell in items:
-            line.store.add(line.variant.closed(cell, status, str(error)))
+        for variant, cell in ((self.variants[cell.variant], cell) for cell in cells):
+            variant.store.add(variant.closed(cell, status, str(error)))
         if status == "oom":
             free_memory(self.job.device, error)
 
-    def _report(self, todo: Sequence[_Todo]) -> None:
+    def _report(self, cells: Sequence[Cell]) -> None:
         """Say for each cell its samples and mean score or its status, and about how long the rest takes."""
-        self.finished += len(todo)
-        for line, cell in todo:
-            found = line.store.of(cell)
+        self.finished += len(cells)
+        for cell in cells:
+            found = self.variants[cell.variant].store.of(cell)
             scores = [record.score for record in found if record.score is not None]
             outcome = f"n={len(scores)}" + (f" mean={fmean(scores):.4f}" if scores else "")
-            if late := sum(record.status == "timeout" for record in found):
-                outcome += f" timeouts={late}"
-            if found and found[0].index < 0:
-                outcome = f"{found[0].status}: {found[0].reason}"
-            _say(f"{line.variant.name} {cell.task} context={cell.context} budget={cell.budget.text} {outcome}")
-        rest = self._elapsed / self.finished * (self.left - self.finished)
-        _say(f"  {self.finished}/{self.left} cells, {self._elapsed:.0f} s, about {rest:.0f} s left")
+            if found and found[-1].status != "ok":
+                outcome += f" {found[-1].status}: {found[-1].reason}"
+            _say(f"{cell.variant} {cell.task} context={cell.context} budget={cell.budget.text} {outcome}")
+        left = self._elapsed / self.finished * (len(self.cells) - self.finished)
+        _say(f"  {self.finished}/{len(self.cells)} cells, {self._elapsed:.0f} s, about {left:.0f} s left")
 
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self.started
-
-    @property
-    def _where(self) -> str:
-        return f"{self.job.model}/{self.job.suite}"
 
 
 def _prefilled(

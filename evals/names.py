@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+from longdecode.engine.errors import ConfigError
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
@@ -13,6 +15,17 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.0)
     nearest = f"; nearest valid name: {near[0]!r}" if near else ""
     return f"unknown {kind} {given!r}{nearest} (valid: {', '.join(names) or 'none'})"
+
+
+def require_known(source: str, kind: str, given: Iterable[str], valid: Collection[str]) -> None:
+    """Refuse names that are not among the valid ones.
+
+    Raises:
+        ConfigError: the message begins with ``source`` and gives the nearest valid name.
+    """
+    for name in given:
+        if name not in valid:
+            raise ConfigError(f"{source}: {unknown_name(kind, name, valid)}")
 
 
 def slug(text: str) -> str:

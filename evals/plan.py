@@ -28,7 +28,7 @@ from longdecode.evals.fingerprint import (
     quality_settings,
     speed_code_hash,
 )
-from longdecode.evals.gate_launches import launches_of
+from longdecode.evals.gate import launches_of
 from longdecode.evals.names import unknown_name
 from longdecode.evals.record_files import record_files
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config
@@ -237,7 +237,7 @@ class Plan:
     @property
     def gate_models(self) -> list[str]:
         """Return the files of the models whose heads the gate needs to know."""
-        models = {model for label in self.gated for model in launches_of(self.run, label)}
+        models = {at.model for label in self.gated for at in launches_of(self.run, label)}
         return sorted({path for model in models for path in self.model_files(model)})
 
     def timed_files(self, job: str) -> list[str]:

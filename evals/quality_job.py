@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from typing import Any
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,15 +26,18 @@ from longdecode.engine.errors import (
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
-from longdecode.evals.equal_bytes import NativeBudgets
 from longdecode.evals.fingerprint import cell_settings, file_hashes, hash_data, hash_texts, quality_code_hash
 from longdecode.evals.records import KEPT_OUTPUTS, Cell, Provenance, Record, Status, hash_output
 from longdecode.evals.run_config import RunConfig
+from longdecode.evals.store import Store
 from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.question import encoded
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.methods.registry import get_method
+
+if TYPE_CHECKING:
+    from longdecode.evals.equal_bytes import NativeBudgets
 
 
 class QualityJob:
@@ -126,24 +131,28 @@ class QualityJob:
 
 
 class Variant:
-    """One variant of a job: its method, its cells and how its records are put together.
+    """One variant of a job: its method, its cells, and its records: those stored, and how new ones are put together.
 
     Args:
         job: the model and suite.
         name: a key of ``config.methods``.
+        output: the parquet file of its records.
+        refusal: the error that bars it from scoring; nothing known of it holds then.
     """
 
-    def __init__(self, job: QualityJob, name: str):
-        self.job, self.name = job, name
+    def __init__(self, job: QualityJob, name: str, output: Path, refusal: Exception | None = None):
+        self.job, self.name, self.refusal = job, name, refusal
         self.spec = job.config.methods[name]
         self.params = self.spec.params_of(job.model)
-        self.cells = [
-            Cell(name, task, context, budget)
-            for context in job.spec.contexts
-            for task in job.spec.tasks
-            for budget in job.config.budgets_of(name)
-            if self.spec.runs_on(job.model)
-        ]
+        places = product(job.spec.contexts, job.spec.tasks, job.config.budgets_of(name))
+        cells = [Cell(name, task, context, budget) for context, task, budget in places]
+        self.store: Store[Cell, Record] = Store(
+            output,
+            Record,
+            cells if self.spec.runs_on(job.model) else [],
+            lambda cell: None if refusal else self.origin(cell).fingerprint,
+            samples=lambda cell: job.spec.samples * job.tasks[cell.task].samples_per_problem,
+        )
 
     @functools.cache  # noqa: B019
     def origin(self, cell: Cell) -> Provenance:
@@ -191,6 +200,8 @@ class Variant:
 
     @functools.cached_property
     def _native(self) -> NativeBudgets:
+        from longdecode.evals.equal_bytes import NativeBudgets  # for budgets in bytes alone
+
         return NativeBudgets(self.method, self.job.model_config, self.job.dtype.itemsize)
 
     def scored(

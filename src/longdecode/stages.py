@@ -65,17 +65,14 @@ def gate(job: Job) -> None:
     """Check each label's method and its launches and write the outcomes, whatever they are; say what is refused."""
     from longdecode.engine.device import resolve_device
     from longdecode.engine.gpu_lease import lease_gpu
-    from longdecode.evals.gate import Gate, GateFile
+    from longdecode.evals.gate import Gate
 
     run = job.run
     with lease_gpu(resolve_device(run.device)) as device:
         for path in job.outputs:
-            Gate(run, device, path.parent).run(path.stem)
-            file = GateFile.model_validate_json(path.read_text(encoding="utf-8"))
-            outcomes: list[Any] = [*file.verdicts, *file.launches.values()]
-            for outcome in outcomes:
-                if outcome.refusal is not None:
-                    print(f"{path.stem} ({outcome.status}), its cells stay empty: {outcome.refusal}")
+            for verdict in Gate(run, device, path.parent).run(path.stem).verdicts:
+                if verdict.refusal is not None:
+                    print(f"{path.stem} on {verdict.model} ({verdict.status}), no cells: {verdict.refusal}")
 
 
 @stage

@@ -285,11 +285,11 @@ def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: pytes
 
 def test_progress_names_batches_and_outcomes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     suites = {"mini_recall": {"contexts": [256], "samples": 3, "batch": 2, "tasks": ["mini_recall_single"]}}
-    for open_cells, batches in ((2, ["  tiny/mini_recall mini_recall_single context=256: batch 1 of 2,"]), (0, [])):
+    for open_cells, batches in ((2, ["  tiny/mini_recall mini_recall_single context=256: 2 of 3 samples,"]), (0, [])):
         run("streaming", "mini_recall", suites=suites)
         lines = capsys.readouterr().err.splitlines()
         assert lines[0] == f"tiny/mini_recall: streaming: {open_cells} cells to run, {2 - open_cells} known"
-        assert [re.sub(r" \d+ s$", "", line) for line in lines if " batch " in line] == batches
+        assert [re.sub(r" \d+ s$", "", line) for line in lines if " samples, " in line] == batches
         outcomes = [line for line in lines if re.search(r"budget=(0.5|64) n=3 mean=0\.\d{4}$", line)]
         assert len(outcomes) == open_cells
 

@@ -11,21 +11,21 @@ import pytest
 import torch
 
 from longdecode.engine.device import device_name
-from longdecode.engine.errors import GateError, UnsupportedCellError
+from longdecode.engine.errors import DeviceMemoryError, GateError, UnsupportedCellError
 from longdecode.evals import gate
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.gate_launches import Launched, Launches, check_label, launches_of, places
+from longdecode.evals.gate import Gate, Launches, launches_of, places
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import read_records
 from longdecode.evals.throughput.models import shape_config
+from longdecode.methods import conformance_launches
 from longdecode.methods.conformance_launches import Place
 
 CPU = torch.device("cpu")
 ROLES = {"roles": "spread", "retrieval_heads": 1}
-LAUNCHED: dict[str, Launched] = {}
-"""The gate's second part in these tests; see ``test_a_launch_that_fails_bars_its_model_alone``."""
+TIMED = {"decode": {"llama3-8b": {"contexts": [512], "batches": [1], "budgets": [64], "methods": ["streaming"]}}}
 
 
 @pytest.fixture
@@ -41,41 +41,33 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
             raise UnsupportedCellError("no budget fits")
 
     monkeypatch.setattr(gate, "check_method", check)
-    monkeypatch.setattr(gate, "check_label", lambda config, label, device: dict(LAUNCHED))
+    monkeypatch.setattr(conformance_launches, "check_launches", lambda *given, **named: None)
     return asked
 
 
-def configured(config_values: dict[str, Any], **methods: Any) -> RunConfig:
-    return build_run_config(configured_values(config_values, **methods), "c")
-
-
-def configured_values(config_values: dict[str, Any], **methods: Any) -> dict[str, Any]:
-    timed = {"llama3-8b": {"contexts": [512], "batches": [1], "budgets": [64], "methods": ["streaming"]}}
-    values = copy.deepcopy(config_values) | {"throughput": {"decode": timed}}
+def configured(config_values: dict[str, Any], throughput: Any = TIMED, **methods: Any) -> RunConfig:
+    values = copy.deepcopy(config_values) | {"throughput": throughput}
     values["methods"] |= methods
-    return values
+    return build_run_config(values, "c")
 
 
 def test_every_set_of_parameters_is_checked_once_and_kept(
     config_values: dict[str, Any], tmp_path: Path, checks: list[Any]
 ) -> None:
-    config = configured(config_values, streaming={"by_model": {"llama3-8b": {"sinks": 5}}}, tidal={})
-    opened = gate.Gate(config, CPU, tmp_path)
-    for label in ("streaming", "tidal"):
-        opened.run(label)
+    more = {"streaming_part": {"method": "streaming", "suites": ["mini_recall"], "budgets": [0.25]}}
+    config = configured(config_values, streaming={"by_model": {"llama3-8b": {"sinks": 5}}}, tidal={}, **more)
+    assert config.gate_of("streaming_part") == "streaming"
+    opened = Gate(config, CPU, tmp_path)
+    for variant in ("streaming", "tidal"):
+        opened.run(variant)
     assert checks == [("streaming", {}), ("streaming", {"sinks": 5}), ("tidal", {})]
     file = json.loads((tmp_path / "streaming.json").read_text())
     assert [verdict["status"] for verdict in file["verdicts"]] == ["passed", "unsupported"]
-    assert (
-        file["device"] == device_name(CPU)
-        and file["versions"]["torch"]
-        and file["revision"]
-        and len(file["code_hash"]) == 64
-    )
+    assert file["device"] == device_name(CPU) and file["versions"]["torch"] and file["revision"]
     # Another process reads what was written.
     checks.clear()
-    again = gate.Gate(config, CPU, tmp_path)
-    assert again.refusal("streaming", "tiny") is None
+    again = Gate(config, CPU, tmp_path)
+    assert again.refusal("streaming", "tiny") is None is again.refusal("streaming_part", "tiny")
     unsupported, failed = again.refusal("streaming", "llama3-8b"), again.refusal("tidal", "tiny")
     assert isinstance(unsupported, UnsupportedCellError) and str(unsupported) == "no budget fits"
     assert isinstance(failed, GateError) and str(failed) == "logits differ by 3"
@@ -87,7 +79,7 @@ def test_a_file_that_does_not_hold_is_written_anew(
     config_values: dict[str, Any], tmp_path: Path, checks: list[Any], damage: str
 ) -> None:
     config, path = configured(config_values), tmp_path / "streaming.json"
-    gate.Gate(config, CPU, tmp_path).run("streaming")
+    Gate(config, CPU, tmp_path).run("streaming")
     text = path.read_text()
     if damage == "missing":
         path.unlink()
@@ -96,23 +88,23 @@ def test_a_file_that_does_not_hold_is_written_anew(
     else:
         path.write_text(json.dumps(json.loads(text) | {damage: "another"}))
     checks.clear()
-    assert gate.Gate(config, CPU, tmp_path).refusal("streaming", "tiny") is None
+    assert Gate(config, CPU, tmp_path).refusal("streaming", "tiny") is None
     assert checks == [("streaming", {})] and path.read_text() == text
 
 
-def test_labels_that_differ_in_what_belongs_to_one_model_share_a_gate(config_values: dict[str, Any]) -> None:
+def test_variants_that_differ_in_what_belongs_to_one_model_share_a_gate(config_values: dict[str, Any]) -> None:
     config = configured(
         config_values,
         lychee={"params": ROLES},
         lychee_drawn={"method": "lychee", "params": ROLES | {"roles": "random"}},
         lychee_token={"method": "lychee", "params": ROLES | {"mode": "token"}},
     )
-    assert [config.gate_of(label) for label in ("lychee", "lychee_drawn")] == ["lychee", "lychee"]
+    assert [config.gate_of(variant) for variant in ("lychee", "lychee_drawn")] == ["lychee", "lychee"]
     assert config.gate_of("lychee_token") == "lychee_token"
 
 
-def test_records_of_a_label_that_stops_conforming_are_closed(
-    config_values: dict[str, Any], tmp_path: Path, checks: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_records_of_a_variant_that_stops_conforming_are_closed(
+    config_values: dict[str, Any], tmp_path: Path, checks: list[Any]
 ) -> None:
     output = tmp_path / "records" / "tiny" / "streaming" / "mini_book.parquet"
     config = configured(config_values)
@@ -128,18 +120,26 @@ def test_records_of_a_label_that_stops_conforming_are_closed(
     }
 
 
+@pytest.mark.parametrize(
+    ("error", "barred"),
+    [(GateError("outputs differ"), True), (RuntimeError("a kernel broke"), True), (DeviceMemoryError("full"), False)],
+)
 def test_a_launch_that_fails_bars_its_model_alone(
-    config_values: dict[str, Any], tmp_path: Path, checks: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad = Launched(status="failed_gate", dtype="bfloat16", message="on llama3-8b: outputs differ")
-    skipped = Launched(status="skipped", dtype="bfloat16", message="no room")
-    monkeypatch.setitem(LAUNCHED, "llama3-8b", bad)
-    monkeypatch.setitem(LAUNCHED, "tiny", skipped)
+    config_values: dict[str, Any], tmp_path: Path, checks: list[Any], monkeypatch: pytest.MonkeyPatch,
+    error: Exception, barred: bool,
+) -> None:  # fmt: skip
+    def check(method: str, shape: Any, *given: Any, **named: Any) -> None:
+        if shape.hidden_size == 4096:
+            raise error
+
+    monkeypatch.setattr(conformance_launches, "check_launches", check)
     config = configured(config_values)
-    gate.Gate(config, CPU, tmp_path).run("streaming")
-    for opened in (gate.Gate(config, CPU, tmp_path), gate.Gate(config, CPU, tmp_path / "made_now")):
-        assert str(opened.refusal("streaming", "llama3-8b")) == bad.message
-        assert opened.refusal("streaming", "tiny") is None
+    verdicts = {verdict.model: verdict for verdict in Gate(config, CPU, tmp_path).run("streaming").verdicts}
+    assert verdicts["llama3-8b"].message == f"on llama3-8b: {type(error).__name__}: {error}"
+    assert verdicts["tiny"].checked == ("512 tokens x 2, budget 256",) and not verdicts["llama3-8b"].checked
+    opened = Gate(config, CPU, tmp_path)
+    assert isinstance(opened.refusal("streaming", "llama3-8b"), GateError) == barred
+    assert opened.refusal("streaming", "tiny") is None
 
 
 def test_launches_are_the_largest_that_are_scored_or_timed(config_values: dict[str, Any]) -> None:
@@ -148,41 +148,26 @@ def test_launches_are_the_largest_that_are_scored_or_timed(config_values: dict[s
         streaming={"by_model": {"llama3-8b": {"sinks": 5}}},
         streaming_part={"method": "streaming", "suites": ["mini_recall"], "budgets": [0.25]},
     )
-    assert config.gate_of("streaming_part") == "streaming"
-    found = launches_of(config, "streaming")
-    assert found == {
-        "tiny": Launches(512, 2, (Budget(0.5), Budget(64), Budget(0.25)), {}),
-        "llama3-8b": Launches(512, 1, (Budget(64),), {"sinks": 5}),
-    }
-    assert launches_of(config, "full")["tiny"].budgets == (FULL_BUDGET,)
+    assert launches_of(config, "streaming") == [
+        Launches("tiny", {}, 512, 2, (Budget(0.5), Budget(64), Budget(0.25))),
+        Launches("llama3-8b", {"sinks": 5}, 512, 1, (Budget(64),)),
+    ]
+    assert launches_of(config, "full")[0].budgets == (FULL_BUDGET,)
 
 
 def test_a_gate_covers_what_is_timed_at_equal_memory(config_values: dict[str, Any]) -> None:
     """Full, which the test times unasked, has the rows that it is given; others as many as a memory may hold."""
-    values = configured_values(config_values, streaming_spare={"method": "streaming", "params": {"sinks": 6}})
-    values["throughput"] = {
-        "equal_memory": {"model": "nosa-8b", "contexts": [8192, 16384], "methods": ["streaming"], "max_batch": 24}
-    }
-    config = build_run_config(values, "c")
-    assert launches_of(config, "streaming")["nosa-8b"] == Launches(16384, 24, (Budget(4096),), {})
-    assert launches_of(config, "full")["nosa-8b"] == Launches(16384, 4, (FULL_BUDGET,), {})
-    assert "nosa-8b" not in launches_of(config, "streaming_spare")
-
-
-def test_labels_are_checked_in_the_runs_dtype_with_their_models_heads(config_values: dict[str, Any]) -> None:
-    config = build_run_config(configured_values(config_values) | {"dtype": "bfloat16"}, "c")
-    assert check_label(config, "streaming", CPU) == {
-        "tiny": Launched(status="passed", dtype="bfloat16", checked=("512 tokens x 2, budget 256",)),
-        "llama3-8b": Launched(status="passed", dtype="bfloat16", checked=("512 tokens x 1, budget 64",)),
-    }
-    # A model that is not there is skipped, not failed.
-    gone = build_run_config(configured_values(config_values) | {"models": {"tiny": {"path": "/no/such/folder"}}}, "c")
-    assert check_label(gone, "full", CPU)["tiny"].status == "skipped"
+    shared = {"model": "nosa-8b", "contexts": [8192, 16384], "methods": ["streaming"], "max_batch": 24}
+    spare = {"method": "streaming", "params": {"sinks": 6}}
+    config = configured(config_values, {"equal_memory": shared}, streaming_spare=spare)
+    assert launches_of(config, "streaming")[-1] == Launches("nosa-8b", {}, 16384, 24, (Budget(4096),))
+    assert launches_of(config, "full")[-1] == Launches("nosa-8b", {}, 16384, 4, (FULL_BUDGET,))
+    assert "nosa-8b" not in {launches.model for launches in launches_of(config, "streaming_spare")}
 
 
 def test_places_fit_the_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, device = shape_config("llama3-8b"), torch.device("cuda")
-    launches = Launches(131_072, 16, (Budget(4096),), {})
+    launches = Launches("llama3-8b", {}, 131_072, 16, (Budget(4096),))
 
     def found(free: int) -> list[Place]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))

@@ -51,7 +51,7 @@ def test_a_run_ends_in_its_report(rehearsal: ModuleType, tmp_path: Path, monkeyp
     gate = Gate(config, torch.device("cpu"), tmp_path / "results" / config.profile / "gate")
     for label in config.methods:
         gate.run(label)
-        (launched,) = GateFile.model_validate_json((gate.folder / f"{label}.json").read_text()).launches.values()
+        (launched,) = GateFile.model_validate_json((gate.folder / f"{label}.json").read_text()).verdicts
         assert launched.status == "passed" and launched.checked, launched
     outcome = place.run("retro-reasoning", changes, again=False)
     assert dict(outcome.statuses) == {"ok": 8}, outcome.reasons

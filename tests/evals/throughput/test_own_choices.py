@@ -14,7 +14,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import gate
-from longdecode.evals.gate_launches import launches_of
+from longdecode.evals.gate import launches_of
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord
@@ -178,13 +178,13 @@ def test_places_say_what_is_timed_where() -> None:
     first = [(384, label, "full" if label == "full" else "64") for label in METHODS]
     assert found == [*first, (384, "near", "128"), (512, "full", "full"), (512, "far", "96")]
     assert {c.params["prompts"] for c in cells if c.budget.text != "128"} == {"whole"}
-    assert [budget.text for budget in launches_of(run, "near")["miniature"].budgets] == ["64", "96", "128"]
+    assert [budget.text for budget in launches_of(run, "near")[0].budgets] == ["64", "96", "128"]
 
 
 def test_the_plan_makes_models_and_gates_first() -> None:
     run = run_of()
     assert run.throughput is not None and run.throughput.jobs == ("own_choices",)
-    assert launches_of(run, "far")["miniature"].context == 384
+    assert launches_of(run, "far")[0].context == 384
     assert [m for m, labels in run.throughput.timed_on().items() if "shadow" in labels] == ["miniature"]
     files = Plan(run, ROOT).timed_files("own_choices")
     assert any(path.endswith("models/miniature/weights/model.safetensors") for path in files)
