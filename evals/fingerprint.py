@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,20 +25,14 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "longdecode"
-CHECKS = (
-    "conformance", "conformance_bench", "conformance_card", "conformance_launches", "conformance_model",
-    "conformance_rules", "rule",
-)  # fmt: skip
+CHECKS = ("rule", *(f"conformance{part}" for part in ("", "_bench", "_card", "_launches", "_model", "_rules")))
 """Modules of the methods room that check a method."""
-BOOKKEEPING = frozenset(
-    f"{PACKAGE}.{name}"
-    for name in (
-        "engine.plugins", "evals.config_values", "evals.fingerprint", "evals.gate", "evals.names", "evals.provenance",
-        "evals.records", "evals.run_config", "evals.store", "evals.tasks.registry", "evals.throughput.spec",
-        "methods.card", "methods.registry",
-        *(f"methods.{name}" for name in CHECKS),
-    )
-)  # fmt: skip
+_STOPS = {
+    "engine": "plugins",
+    "evals": "config_values fingerprint gate names provenance records run_config store tasks.registry throughput.spec",
+    "methods": f"card registry {' '.join(CHECKS)}",
+}
+BOOKKEEPING = frozenset(f"{PACKAGE}.{room}.{name}" for room, names in _STOPS.items() for name in names.split())
 """Modules that choose, check, describe or store what is run; a closure stops at them. What they choose is a root."""
 _CODE_SUFFIXES = (".py", ".yaml", ".json")
 
@@ -160,8 +154,7 @@ def import_closure(files: Iterable[Path], root: Path = REPOSITORY) -> frozenset[
     """Return the files, every module of the rooms that they import directly or not, and the data beside each module.
 
     Imports are read from the source, those inside functions and conditions included, so that a kernel that is imported
-    when first called counts. A text that is the name of a module counts as an import of it. Imports for type checkers
-    alone do not count.
+    when first called counts. A text that is the name of a module counts as an import of it.
     """
     found, todo = set[Path](), set(files)
     while todo:
@@ -232,16 +225,16 @@ def _content(path: Path, *version: int) -> str:
     if path.suffix != ".py":
         with path.open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
-    tree = ast.parse(path.read_bytes(), str(path))
-    for node in ast.walk(tree):
-        if isinstance(body := getattr(node, "body", None), list):
-            node.body = [part for part in body if not _is_text_alone(part)]  # type: ignore[attr-defined]
+    tree = _WithoutTexts().visit(ast.parse(path.read_bytes(), str(path)))
     return hash_texts([ast.unparse(tree)])
 
 
-def _is_text_alone(node: ast.AST) -> bool:
-    """Return true for a statement that is a text: a docstring, of whatever stands before it."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+class _WithoutTexts(ast.NodeTransformer):
+    """Drops statements that are a text: docstrings, of whatever stands before them."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node
 
 
 @functools.lru_cache(maxsize=4096)
@@ -251,7 +244,7 @@ def _reached(path: Path, root: Path, *version: int) -> frozenset[Path]:
     ``from a import b`` may import ``a`` and ``a.b``.
     """
     names = set[str]()
-    for node in _executed(ast.parse(path.read_bytes(), str(path))):
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -261,11 +254,3 @@ def _reached(path: Path, root: Path, *version: int) -> frozenset[Path]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(f"{PACKAGE}."):
             names.add(node.value)
     return frozenset(file for name in names - BOOKKEEPING for file in _module_files(name, root)) | _data_of(path)
-
-
-def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all below it but the bodies of ``if TYPE_CHECKING``."""
-    yield node
-    guarded = isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    for child in node.orelse if isinstance(node, ast.If) and guarded else ast.iter_child_nodes(node):
-        yield from _executed(child)

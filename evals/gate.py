@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from longdecode.engine.device import device_name, resolve_dtype
 from longdecode.engine.errors import GateError, LongDecodeError, UnsupportedCellError
+from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
+from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.fingerprint import gate_code_hash
 from longdecode.evals.manifest import seal
 from longdecode.evals.run_config import RunConfig
@@ -24,12 +26,7 @@ from longdecode.evals.store import replacing, results_root
 if TYPE_CHECKING:
     import torch
 
-    from longdecode.engine.model_config import ModelConfig
-    from longdecode.methods.conformance_launches import Place
-
-CACHE_BYTES = 6_000_000_000
-"""Most that a check's cache takes on a GPU; its definitions take as much again in float32, twice."""
-CPU_CONTEXT, CPU_BATCH = 1024, 2
+_REFUSALS: Mapping[str, type[LongDecodeError]] = {"failed_gate": GateError, "unsupported": UnsupportedCellError}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +54,7 @@ class Verdict(BaseModel):
     @property
     def refusal(self) -> Exception | None:
         """The error that bars the variant on this model from a table."""
-        kinds: dict[str, type[Exception]] = {"failed_gate": GateError, "unsupported": UnsupportedCellError}
-        return kinds[self.status](self.message) if self.status in kinds else None
+        return _REFUSALS[self.status](self.message) if self.status in _REFUSALS else None
 
 
 class GateFile(BaseModel):
@@ -89,16 +85,13 @@ class Gate:
 
     def run(self, variant: str) -> GateFile:
         """Check all that share a variant's gate, on every model they run on, and write the file."""
-        from longdecode.engine.device import device_name
-        from longdecode.evals import provenance
-
-        method = self.config.methods[variant].method
-        conforms = cache(lambda params: _conformance(method, self.device, json.loads(params)))
-        verdicts = []
+        method, known, verdicts = self.config.methods[variant].method, dict[str, Verdict](), list[Verdict]()
         for launches in launches_of(self.config, variant):
-            status, message = conforms(json.dumps(launches.params, sort_keys=True))
-            verdict = Verdict(model=launches.model, params=dict(launches.params), status=status, message=message)
-            verdicts.append(_check_launches(self.config, method, launches, self.device, verdict))
+            params = json.dumps(launches.params, sort_keys=True)
+            if params not in known:
+                known[params] = self._conformance(method, launches)
+            verdict = known[params].model_copy(update={"model": launches.model})
+            verdicts.append(self._launches(method, launches, verdict) if verdict.status == "passed" else verdict)
         file = GateFile(
             method=method, device=device_name(self.device), code_hash=gate_code_hash(method),
             revision=provenance.revision(), dirty=provenance.is_dirty(), versions=provenance.versions(),
@@ -124,16 +117,49 @@ class Gate:
 
     def _read(self, variant: str) -> GateFile | None:
         """Return a variant's file where it holds for this device and code."""
-        from longdecode.engine.device import device_name
-
-        path = self.folder / f"{variant}.json"
         try:
-            file = GateFile.model_validate_json(path.read_text(encoding="utf-8"))
+            file = GateFile.model_validate_json((self.folder / f"{variant}.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValidationError):
             return None
-        return (
-            file if (file.device, file.code_hash) == (device_name(self.device), gate_code_hash(file.method)) else None
-        )
+        today = (device_name(self.device), gate_code_hash(file.method))
+        return file if (file.device, file.code_hash) == today else None
+
+    def _conformance(self, method: str, launches: Launches) -> Verdict:
+        passed = Verdict(model=launches.model, params=dict(launches.params))
+        try:
+            check_method(method, self.device, passed.params)
+        except (GateError, UnsupportedCellError) as error:
+            return passed.model_copy(update={"status": status_of(error), "message": str(error)})
+        return passed
+
+    def _launches(self, method: str, launches: Launches, passed: Verdict) -> Verdict:
+        """Return a verdict with what its launches add: nothing where a model or the memory is not there."""
+        from longdecode.methods.conformance_launches import check_launches, places_for
+
+        dtype, checked = resolve_dtype(self.config.dtype, self.device), list[str]()
+        problem: Exception | None = None
+        try:
+            shape = _model_shape(self.config, launches)
+            for place in places_for(launches.context, launches.batch, shape, self.device, dtype):
+                budget = _budget(launches, place.context)
+                check_launches(method, shape, launches.params, budget, place, self.device, dtype, seed=self.config.seed)
+                checked.append(f"{place.context} tokens x {place.batch}" + (f", budget {budget}" if budget else ""))
+        except Exception as error:  # whatever a kernel raises at such a size fails it
+            problem = error
+        free_memory(self.device, problem)
+        if problem is None:
+            return passed.model_copy(update={"checked": tuple(checked)})
+        absent = isinstance(problem, LongDecodeError) and not isinstance(problem, GateError)
+        status = "passed" if absent or status_of(problem) == "oom" else "failed_gate"
+        message = f"on {launches.model}: {type(problem).__name__}: {problem}"
+        return passed.model_copy(update={"status": status, "message": message, "checked": tuple(checked)})
+
+
+def check_method(method: str, device: torch.device, params: dict[str, Any]) -> None:
+    """Run the conformance suite, which a job that finds a file has no use for."""
+    from longdecode.methods import conformance
+
+    conformance.check_method(method, device, params)
 
 
 def gate_folder(output: Path) -> Path:
@@ -144,11 +170,10 @@ def gate_folder(output: Path) -> Path:
 def launches_of(run: RunConfig, variant: str) -> list[Launches]:
     """Return the largest launches of all variants that share a variant's gate, by model and parameters."""
     method, found = run.methods[variant].method, dict[str, Launches]()
-    for name, spec in run.methods.items():
-        if spec.method != method or run.gate_of(name) != variant:
-            continue
-        for model, context, batch, budgets in (*_scored(run, name), *_timed(run, name), *_written(run, name)):
-            params = spec.portable(model)
+    sharing = [name for name, spec in run.methods.items() if spec.method == method and run.gate_of(name) == variant]
+    for name in sharing:
+        for model, context, batch, budgets in _sizes(run, name):
+            params = run.methods[name].portable(model)
             key = json.dumps([model, params], sort_keys=True, default=str)
             known = found.get(key, Launches(model, params))
             tokens = tuple(dict.fromkeys((*known.budgets, *(b for b in budgets if not b.of_bytes))))
@@ -156,25 +181,20 @@ def launches_of(run: RunConfig, variant: str) -> list[Launches]:
     return list(found.values())
 
 
-_Sizes = Iterator[tuple[str, int, int, tuple[Budget, ...]]]
-
-
-def _scored(run: RunConfig, variant: str) -> _Sizes:
+def _sizes(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[Budget, ...]]]:
+    """Yield model, tokens, rows and budgets of what a run scores, writes and times of a variant."""
+    spec, budgets = run.methods[variant], run.budgets_of(variant)
     suites = [run.suites[suite] for suite in run.suites_of(variant)]
-    for model in run.models if suites else ():
-        if run.methods[variant].runs_on(model):
-            context = max(max(suite.contexts) for suite in suites)
-            yield model, context, max(min(suite.batch, suite.samples) for suite in suites), run.budgets_of(variant)
+    for model in filter(spec.runs_on, run.models if suites else ()):
+        context = max(max(suite.contexts) for suite in suites)
+        yield model, context, max(min(suite.batch, suite.samples) for suite in suites), budgets
+    for texts in run.generation.runs.values() if run.generation else ():
+        if variant in texts.named:
+            yield texts.model, max(texts.prompts) + texts.tokens, 1, texts.budgets or budgets
+    yield from _timed(run, variant)
 
 
-def _written(run: RunConfig, variant: str) -> _Sizes:
-    """Yield what long generation launches: one row, the prompt and all that is written after it."""
-    for spec in run.generation.runs.values() if run.generation else ():
-        if variant in spec.named:
-            yield spec.model, max(spec.prompts) + spec.tokens, 1, spec.budgets or run.budgets_of(variant)
-
-
-def _timed(run: RunConfig, variant: str) -> _Sizes:
+def _timed(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[Budget, ...]]]:
     takes_budget = run.methods[variant].takes_budget
     for model, spec in run.throughput.decode.items() if run.throughput else ():
         places = [(c, b) for c in spec.contexts for b in spec.batches if spec.times(variant, c, b)]
@@ -192,81 +212,14 @@ def _timed(run: RunConfig, variant: str) -> _Sizes:
         yield own.labels[variant], max(own.contexts), rows, budgets
 
 
-def check_method(method: str, device: torch.device, params: dict[str, Any]) -> None:
-    """Run the conformance suite, which a job that finds a file has no use for."""
-    from longdecode.methods import conformance
-
-    conformance.check_method(method, device, params)
-
-
-def _conformance(method: str, device: torch.device, params: dict[str, Any]) -> tuple[Any, str]:
-    """Return the status of the conformance suite and why it was not passed."""
-    try:
-        check_method(method, device, params)
-    except (GateError, UnsupportedCellError) as error:
-        return "failed_gate" if isinstance(error, GateError) else "unsupported", str(error)
-    return "passed", ""
-
-
-def _check_launches(run: RunConfig, method: str, launches: Launches, device: torch.device, verdict: Verdict) -> Verdict:
-    """Return a verdict with what its launches add; where a model or the memory is not there, they add nothing."""
-    import torch
-
-    from longdecode.engine.device import resolve_dtype
-    from longdecode.evals.failures import free_memory
-    from longdecode.methods.conformance_launches import check_launches
-
-    if verdict.status != "passed":
-        return verdict
-    dtype, checked = resolve_dtype(run.dtype, device), list[str]()
-    problem: Exception | None = None
-    try:
-        config = _model_config(run, launches)
-        for place in places(launches, config, device, dtype):
-            budget = _budget(launches, place.context)
-            check_launches(method, config, launches.params, budget, place, device, dtype, seed=run.seed)
-            checked.append(f"{place.context} tokens x {place.batch}{'' if budget is None else f', budget {budget}'}")
-    except Exception as error:  # whatever a kernel raises at such a size fails it
-        problem = error
-    free_memory(device, problem)
-    said = "" if problem is None else f"on {launches.model}: {type(problem).__name__}: {problem}"
-    fits = isinstance(problem, LongDecodeError | torch.cuda.OutOfMemoryError | None)
-    failed = isinstance(problem, GateError) or not fits
-    status: Literal["passed", "failed_gate"] = "failed_gate" if failed else "passed"
-    return verdict.model_copy(update={"status": status, "message": said, "checked": tuple(checked)})
-
-
-def places(launches: Launches, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> list[Place]:
-    """Return where launches are checked: the longest context with the rows that fit, all rows at the context that fits.
-
-    Raises:
-        UnsupportedCellError: the device has no room for one row of ``CPU_CONTEXT`` tokens.
-    """
-    import torch
-
-    from longdecode.methods.conformance_launches import Place
-
-    if device.type == "cpu":
-        return [Place(min(launches.context, CPU_CONTEXT), min(launches.batch, CPU_BATCH))]
-    room = min(CACHE_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
-    token = Place(1, 1).cache_bytes(config, dtype)
-    rows = max(1, min(launches.batch, room // (launches.context * token)))
-    longest = Place(min(launches.context, room // token), rows)
-    widest = Place(min(launches.context, room // (launches.batch * token)), launches.batch)
-    least = min(launches.context, CPU_CONTEXT)
-    found = [place for place in dict.fromkeys((longest, widest)) if place.context >= least]
-    if not found:
-        raise UnsupportedCellError(f"{least} tokens take {least * token:,} bytes, {room:,} may be used on {device}")
-    return found
-
-
-def _model_config(run: RunConfig, launches: Launches) -> ModelConfig:
+def _model_shape(run: RunConfig, launches: Launches) -> Any:
+    """Return the shape of a model of the run, or of one that is only timed."""
     from longdecode.engine.config_reader import read_config, resolve_checkpoint
     from longdecode.evals.throughput.models import shape_config
 
-    if (model := run.models.get(launches.model)) is None:
-        return shape_config(launches.model, launches.context)
-    return read_config(resolve_checkpoint(model.path, model.revision))
+    model = run.models.get(launches.model)
+    known = read_config(resolve_checkpoint(model.path, model.revision)) if model else None
+    return known or shape_config(launches.model, launches.context)
 
 
 def _budget(launches: Launches, context: int) -> int | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.decode_state import DecodeState
-from longdecode.engine.errors import GateError
+from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.engine.kv_cache import CacheShape, DenseCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt, Request
@@ -34,6 +34,9 @@ from longdecode.methods.kept_cache import KeptCache
 from longdecode.methods.paged import PagedMethod
 from longdecode.methods.registry import get_method, load_card
 
+CACHE_BYTES = 6_000_000_000
+"""Most that a check's cache takes on a GPU; its definitions take as much again in float32, twice."""
+CPU_CONTEXT, CPU_BATCH = 1024, 2
 LAYERS = 7
 STEPS = 4
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -62,6 +65,25 @@ class Place:
     def cache_bytes(self, config: ModelConfig, dtype: torch.dtype) -> int:
         """Return the bytes of the dense cache that a check fills."""
         return self.context * self.batch * replace(config, num_layers=LAYERS).kv_bytes_per_token(dtype.itemsize)
+
+
+def places_for(context: int, batch: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> list[Place]:
+    """Return where launches up to a size are checked: the longest context, and all rows, as far as memory allows.
+
+    Raises:
+        UnsupportedCellError: the device has no room for one row of ``CPU_CONTEXT`` tokens.
+    """
+    if device.type == "cpu":
+        return [Place(min(context, CPU_CONTEXT), min(batch, CPU_BATCH))]
+    room = min(CACHE_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
+    token = Place(1, 1).cache_bytes(config, dtype)
+    longest = Place(min(context, room // token), max(1, min(batch, room // (context * token))))
+    widest = Place(min(context, room // (batch * token)), batch)
+    least = min(context, CPU_CONTEXT)
+    found = [place for place in dict.fromkeys((longest, widest)) if place.context >= least]
+    if not found:
+        raise UnsupportedCellError(f"{least} tokens take {least * token:,} bytes, {room:,} may be used on {device}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

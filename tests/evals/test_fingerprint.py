@@ -31,8 +31,7 @@ FILES = {
     "evals/tasks/math/suite.yaml": "a: 1\n",
     "evals/tasks/math/suite.py": "RUN = ['-m', 'longdecode.evals.worker']\n",
     "evals/worker.py": "",
-    "evals/generators/lookup.py": "if TYPE_CHECKING:\n    import longdecode.evals.typed\n",
-    "evals/typed.py": "",
+    "evals/generators/lookup.py": "",
     "evals/throughput/decode.py": "import longdecode.engine.decoder\n",
     "evals/throughput/kernels.py": "from longdecode.kernels.rope import rope\n",
     "engine/decoder.py": "from longdecode.kernels import rope\n",
@@ -75,7 +74,7 @@ QUALITY = {
 
 @pytest.mark.parametrize("edited", FILES)
 def test_a_score_depends_on_what_its_job_task_and_method_import(rooms: Path, edited: str) -> None:
-    """A lazy import of a kernel counts; another suite, page or method, bookkeeping and imports for types do not."""
+    """A lazy import of a kernel counts; another suite, page or method and bookkeeping do not."""
     before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms)
     edit(rooms / edited)
     assert (quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms) != before) == (edited in QUALITY)

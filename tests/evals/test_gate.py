@@ -15,13 +15,13 @@ from longdecode.engine.errors import DeviceMemoryError, GateError, UnsupportedCe
 from longdecode.evals import gate
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.gate import Gate, Launches, launches_of, places
+from longdecode.evals.gate import Gate, Launches, launches_of
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import read_records
 from longdecode.evals.throughput.models import shape_config
 from longdecode.methods import conformance_launches
-from longdecode.methods.conformance_launches import Place
+from longdecode.methods.conformance_launches import Place, places_for
 
 CPU = torch.device("cpu")
 ROLES = {"roles": "spread", "retrieval_heads": 1}
@@ -167,11 +167,10 @@ def test_a_gate_covers_what_is_timed_at_equal_memory(config_values: dict[str, An
 
 def test_places_fit_the_memory_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, device = shape_config("llama3-8b"), torch.device("cuda")
-    launches = Launches("llama3-8b", {}, 131_072, 16, (Budget(4096),))
 
     def found(free: int) -> list[Place]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
-        return places(launches, shape, device, torch.bfloat16)
+        return places_for(131_072, 16, shape, device, torch.bfloat16)
 
     assert found(140 * 10**9) == [Place(131_072, 1), Place(13_078, 16)]
     assert all(place.cache_bytes(shape, torch.bfloat16) <= 6e9 for place in found(140 * 10**9))
