@@ -132,7 +132,10 @@ def read(kind: type[T], values: Any, source: str, context: Mapping[str, Any] | N
         errors: list[Any] = list(raised.errors(include_url=False))
         # A misspelt key comes before the value that it leaves out.
         error = min(errors, key=lambda entry: entry["type"] != "unexpected_keyword_argument")
-        where = [str(part) for part in error["loc"] if not isinstance(part, int) and part != "[key]"]
+        # The number of an entry says where a mapping in a list stands; of a plain value the message tells more.
+        loc = error["loc"]
+        loc = loc[:-1] if loc and isinstance(loc[-1], int) else loc
+        where = [str(part) for part in loc if part != "[key]"]
         problem = _problem(error, where, adapter)
         key = ".".join([*where, *filter(None, [error.get("ctx", {}).get("key")])])
         raise ConfigError(f"{source}: {_clipped(key) or 'the file'}: {_clipped(problem, _MOST_SHOWN)}") from None
@@ -173,6 +176,9 @@ def _keys_at(schema: Mapping[str, Any], where: list[str]) -> list[str]:
 
     node = schema
     for part in where:
+        if "items" in node:
+            node = resolved(node["items"])
+            continue
         named = node.get("patternProperties") or {"": node.get("additionalProperties")}
         node = resolved(node.get("properties", {}).get(part) or next(iter(named.values())))
     return list(node["properties"])

@@ -22,6 +22,7 @@ from longdecode.evals.fingerprint import gate_code_hash
 from longdecode.evals.manifest import seal
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import replacing, results_root
+from longdecode.evals.throughput.spec import EQUAL_MEMORY, MAX_BATCH, OWN_CHOICES
 
 if TYPE_CHECKING:
     import torch
@@ -196,20 +197,12 @@ def _sizes(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[
 
 def _timed(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[Budget, ...]]]:
     takes_budget = run.methods[variant].takes_budget
-    for model, spec in run.throughput.decode.items() if run.throughput else ():
-        places = [(c, b) for c in spec.contexts for b in spec.batches if spec.times(variant, c, b)]
-        if variant in spec.methods and places:
-            budgets = spec.budgets_of(variant) if takes_budget else (FULL_BUDGET,)
-            yield model, max(c for c, _ in places), max(b for _, b in places), budgets
-    shared = run.throughput.equal_memory if run.throughput else None
-    if shared and takes_budget and variant in shared.methods:
-        yield shared.model, max(shared.contexts), shared.max_batch, (shared.tokens,)
-    elif shared and run.methods[variant].method == "full":
-        yield shared.model, max(shared.contexts), shared.sequences, (FULL_BUDGET,)
-    own = run.throughput.own_choices if run.throughput else None
-    if own and variant in own.labels:
-        rows, budgets = (own.max_batch, own.tokens) if takes_budget else (own.sequences, (FULL_BUDGET,))
-        yield own.labels[variant], max(own.contexts), rows, budgets
+    for grid in run.throughput.grids if run.throughput else ():
+        if variant in grid.timed_on and grid.contexts:
+            batch = max(grid.batches)
+            if grid.bench in (EQUAL_MEMORY, OWN_CHOICES):
+                batch = MAX_BATCH if takes_budget else grid.sequences
+            yield grid.timed_on[variant], max(grid.contexts), batch, grid.budgets if takes_budget else (FULL_BUDGET,)
 
 
 def _model_shape(run: RunConfig, launches: Launches) -> Any:

@@ -33,9 +33,7 @@ from longdecode.evals.names import unknown_name
 from longdecode.evals.record_files import record_files
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
-from longdecode.evals.throughput.own_choices_spec import JOB as OWN_CHOICES_JOB
-from longdecode.evals.throughput.spec import KERNELS_JOB, KernelSpec
+from longdecode.evals.throughput.spec import KERNELS, SHARED_JOBS
 from longdecode.evals.yaml_file import read_yaml
 
 HEADS = ("chained/zero", "chained/normal", "medusa/zero")
@@ -242,14 +240,13 @@ class Plan:
 
     def timed_files(self, job: str) -> list[str]:
         """Return the files of every model that a throughput job times, and those that its labels' parameters name."""
-        models = self.run.throughput.models_of(job) if self.run.throughput and job in self.speed_jobs else ()
+        models = self.run.throughput.models_of(job) if self.run.throughput else ()
         labels = self.timed_labels(job)
         return sorted({path for m in models for path in (*self.model_files(m), *self.method_files(labels, m))})
 
     def timed_labels(self, job: str) -> tuple[str, ...]:
         """Return the labels of a throughput job."""
-        part = self.run.throughput.part(job) if self.run.throughput and job in self.speed_jobs else None
-        return () if part is None or isinstance(part, KernelSpec) else part.methods
+        return self.run.throughput.variants_of(job) if self.run.throughput else ()
 
     @property
     def corrected_labels(self) -> tuple[str, ...]:
@@ -298,12 +295,12 @@ class Plan:
         return hash_texts(quality_code_hash(method, task) for method in methods for task in tasks)
 
     def _throughput(self, job: str) -> dict[str, Any]:
-        throughput = self.run.throughput
-        timed, model = (throughput.part(job), throughput.model_of(job)) if throughput else (None, job)
-        methods = self._methods(self.timed_labels(job), model)
-        bench = job if job in (EQUAL_MEMORY_JOB, OWN_CHOICES_JOB, KERNELS_JOB) else "decode"
-        named = () if job == KERNELS_JOB else {"full", *(method for method, _ in methods.values())}
-        return {"job": repr(timed), "methods": methods, "code": speed_code_hash(bench, named)}
+        grids = self.run.throughput.grids_of(job) if self.run.throughput else ()
+        timed = {name: model for grid in grids for name, model in grid.timed_on.items() if name in self.run.methods}
+        methods = {name: self._methods([name], model)[name] for name, model in timed.items()}
+        named = () if job == KERNELS else {"full", *(method for method, _ in methods.values())}
+        code = speed_code_hash(job if job in SHARED_JOBS else "decode", named)
+        return {"job": repr(grids), "methods": methods, "code": code}
 
     def _tune_model(self, model: str) -> dict[str, Any]:
         known = {name: label for name, label in self.tuned_methods.items() if label in self.run.methods}

@@ -22,7 +22,7 @@ from longdecode.evals.retrospection.spec import RetrospectionSpec
 from longdecode.evals.suite_spec import SuiteSpec, with_protocols
 from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks, task_names
 from longdecode.evals.throughput.shapes import shape_names
-from longdecode.evals.throughput.spec import CEILING_METHODS, ThroughputSpec
+from longdecode.evals.throughput.spec import Throughput, with_variants
 from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
 from longdecode.evals.tuning_spec import TUNING_SUITE, TuningSpec
 from longdecode.evals.usable_methods import require_usable
@@ -165,7 +165,7 @@ class RunConfig:
     data: Annotated[
         Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
     ] = field(default_factory=dict)
-    throughput: ThroughputSpec | None = None
+    throughput: Throughput | None = None
     retrospection: RetrospectionSpec | None = None
     generation: GenerationSpec | None = None
     training: Annotated[Mapping[typed.Name, TrainingSpec], typed.OrNull()] = field(default_factory=dict)
@@ -252,14 +252,8 @@ class RunConfig:
                 name: _over({"tasks": list(default_tasks(name))} if name in suite_names() else {}, entry)
                 for name, entry in suites.items()
             }
-        throughput = values.get("throughput")
-        if isinstance(throughput, Mapping) and isinstance(decode := throughput.get("decode"), Mapping):
-            for model in decode:
-                known = (*(values.get("models") or ()), *shape_names())
-                typed.require_known("model", [model], known, f"throughput.decode.{model}")
-            labels = [*(methods if isinstance(methods, Mapping) else ()), *CEILING_METHODS]
-            timed = {model: _over({"methods": labels}, entry) for model, entry in decode.items()}
-            filled["throughput"] = {**throughput, "decode": timed}
+        if "throughput" in values:
+            filled["throughput"] = with_variants(values["throughput"], methods if isinstance(methods, Mapping) else ())
         return filled
 
     @model_validator(mode="after")
@@ -273,7 +267,7 @@ class RunConfig:
         for name, suite in self.suites.items():
             typed.require_known(f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks")
         if self.throughput is not None:
-            self.throughput.check_names((*self.methods, *CEILING_METHODS), self.models)
+            self.throughput.check_names(self.methods, self.models)
         if self.retrospection is not None:
             self.retrospection.check_names(self.models, self.methods)
         if self.generation is not None:

@@ -10,9 +10,7 @@ from longdecode.evals.fingerprint import code_hash, gate_code_hash, quality_code
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.summary import REFERENCE_METHOD
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.throughput.equal_memory_spec import JOB as EQUAL_MEMORY_JOB
-from longdecode.evals.throughput.own_choices_spec import JOB as OWN_CHOICES_JOB
-from longdecode.evals.throughput.spec import KERNELS_JOB
+from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OWN_CHOICES
 from longdecode.reporting.results import Results, TextFile
 from longdecode.reporting.wording import listing
 
@@ -70,5 +68,5 @@ def _gate_hash(method: str) -> str:
 
 @functools.cache
 def _speed_hash(bench: str, subject: str) -> str:
-    module = {"decode": "decode", "offload": EQUAL_MEMORY_JOB, OWN_CHOICES_JOB: OWN_CHOICES_JOB}.get(bench, KERNELS_JOB)
-    return speed_code_hash(module, () if module == KERNELS_JOB else (REFERENCE_METHOD, subject))
+    module = {"decode": "decode", "offload": EQUAL_MEMORY, OWN_CHOICES: OWN_CHOICES}.get(bench, KERNELS)
+    return speed_code_hash(module, () if module == KERNELS else (REFERENCE_METHOD, subject))

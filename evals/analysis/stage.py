@@ -55,9 +55,7 @@ def write_tables(folder: Path, papers: Path = PAPERS) -> list[Path]:
     compared = comparisons_table(scored, requests, pools, spread)
     tables = (
         summary_table(cells, spread),
-        speed_table(timed, spread.confidence, spread.resamples).rename(
-            columns={"subject": "method", "label": "variant"}
-        ),
+        speed_table(timed, spread.confidence, spread.resamples),
         compared.assign(verdict=None) if run.pilot else compared,
         measures_table(folder, scored, timed, requests, pools, spread),
         pareto_table(scored, timed, spread),

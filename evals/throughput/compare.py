@@ -1,24 +1,21 @@
 """``make bench-compare REV=<rev>``: the same bench on two revisions, in one session on one machine.
 
-The other revision is checked out as a worktree under ``build/``, or is an exported tree (``--baseline``). Processes of
-both alternate A B B A (it, this tree, this tree, it) under one lease, so that neither has the cooler or the busier
-half; ratios are taken between neighbours. Of the records only columns that every revision has are read.
+The other revision is checked out as a worktree under ``build/``. Processes of both alternate A B B A (it, this tree,
+this tree, it) under one lease, so that neither has the cooler or the busier half; ratios are taken between neighbours.
+Both read one configuration file, so that it must be one that both understand.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,30 +27,13 @@ from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.fingerprint import REPOSITORY
-from longdecode.evals.records import op_sizes_text
+from longdecode.evals.records import OLDER_NAMES, op_sizes_text
 from longdecode.evals.run_config import load_run_config
 from longdecode.evals.store import write_table
-from longdecode.evals.throughput.statistics import Interval, median
+from longdecode.evals.throughput.statistics import Interval
 
 BENCH = Path("evals/throughput/cli.py")
-COLUMNS = (
-    "bench", "subject", "label", "stage", "context", "batch", "budget", "op_sizes", "status", "reason", "other_us",
-    "this_us", "ratio", "ratio_low", "ratio_high", "pairs", "disturbed", "verdict",
-)  # fmt: skip
-_CELL = COLUMNS[:8]
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Hold one process's times of a cell, disturbed samples left out."""
-
-    status: str
-    reason: str | None
-    times_us: tuple[float, ...]
-    disturbed: int
-
-
-Run = dict[tuple[Any, ...], Timed]
+CELL = ["bench", "method", "variant", "stage", "context", "batch", "budget", "op_sizes"]
 
 
 class CompareError(LongDecodeError):
@@ -63,65 +43,49 @@ class CompareError(LongDecodeError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare, print the table, write it to ``build/bench-compare.csv``."""
     parser = argparse.ArgumentParser(prog="python -m longdecode.evals.throughput.compare", description=__doc__)
-    other = parser.add_mutually_exclusive_group(required=True)
-    other.add_argument("--rev", help="the revision to compare this tree with")
-    other.add_argument("--baseline", type=Path, help="an exported tree of the other revision, where there is no git")
+    parser.add_argument("--rev", required=True, help="the revision to compare this tree with")
     parser.add_argument("--config", type=Path, default=Path("config/bench.yaml"), help="what to time")
     parser.add_argument("--repeats", type=int, default=2, help="how many times A B B A is run")
     parser.add_argument("--output", type=Path, default=Path("build/bench-compare.csv"))
     asked, filters = parser.parse_known_args(arguments)
     try:
-        frame = compare(asked.baseline or asked.rev, asked.config.resolve(), asked.repeats, filters)
+        frame = compare(asked.rev, asked.config.resolve(), asked.repeats, filters)
         write_table(asked.output, frame)
     except LongDecodeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    shown = frame.drop(columns=["reason", "pairs", "disturbed"])
-    print(shown.to_string(index=False, float_format=lambda value: f"{value:,.3f}", na_rep=""))
-    print(f"ratio: time of {asked.baseline or asked.rev} over this tree's; over 1, this tree is faster. {asked.output}")
+    print(frame.to_string(index=False, float_format=lambda value: f"{value:,.3f}", na_rep=""))
+    print(f"ratio: time of {asked.rev} over this tree's; over 1, this tree is faster. {asked.output}")
     return 0
 
 
 def compare(
-    other: str | Path, config: Path, repeats: int, filters: Sequence[str] = (), root: Path = REPOSITORY
-) -> pd.DataFrame:
+    rev: str, config: Path, repeats: int, filters: Sequence[str] = (), root: Path = REPOSITORY
+) -> pd.DataFrame:  # fmt: skip
     """Time both revisions, ``repeats`` times A B B A, and put their times side by side.
 
     Args:
-        other: the other revision, as git names it, or the folder of its tree.
-        config: a configuration with throughput tests; both revisions read this one file.
+        rev: the other revision, as git names it.
+        config: a configuration with throughput tests.
         filters: arguments for ``cli``, which choose cells.
         root: this repository.
 
     Raises:
-        CompareError: no such revision or tree, it has no bench, or a run failed.
+        CompareError: no such revision, it has no bench, or a run failed.
         ConfigError: the configuration is wrong.
     """
     if repeats < 1:
         raise ConfigError(f"--repeats is {repeats}; 1 or more is needed")
     device = resolve_device(load_run_config(config).device)
-    checkout = nullcontext(exported(other)) if isinstance(other, Path) else worktree(other, root)
-    with checkout as tree, lease_gpu(device, alone=True, uuids=_uuids(device)) as leased:
-        runs: dict[str, list[Run]] = {"other": [], "this": []}
-        gates: dict[str, Path] = {}
+    with worktree(rev, root) as tree, lease_gpu(device, alone=True, uuids=_uuids(device)) as leased:
+        runs: list[pd.DataFrame] = []
+        shutil.rmtree(root / "build" / "bench-compare", ignore_errors=True)
         for number in range(repeats):
             for step, side in enumerate(("other", "this", "this", "other")):
-                folder = root / "build" / "bench-compare" / f"{number}-{step}-{side}"
-                at = tree if side == "other" else root
-                runs[side].append(_run(at, config, folder, str(leased), filters, gates.get(side)))
-                gates[side] = folder / "gate"
-    return table(runs["other"], runs["this"])
-
-
-def exported(folder: Path) -> Path:
-    """Check the tree of another revision, as ``git archive`` writes it.
-
-    Raises:
-        CompareError: there is none, or its links under ``src/`` were lost.
-    """
-    if not (folder / "src" / "longdecode" / BENCH).is_file():
-        raise CompareError(f"{folder}: src/longdecode/{BENCH} is not there; a tree with its symbolic links is needed")
-    return folder.resolve()
+                folder = root / "build" / "bench-compare" / side
+                _run(tree if side == "other" else root, config, folder, str(leased), filters)
+                runs.append(read_times(folder).assign(side=side, pair=2 * number + step // 2))
+    return table(pd.concat(runs))
 
 
 @contextmanager
@@ -138,8 +102,7 @@ def worktree(rev: str, root: Path) -> Iterator[Path]:
     if _git(root, "cat-file", "-e", f"{commit}:{BENCH.as_posix()}").returncode != 0:
         raise CompareError(f"{rev} ({commit[:12]}) has no throughput bench ({BENCH}); it cannot be compared")
     folder = root / "build" / f"worktree-{commit[:12]}"
-    if folder.exists():
-        shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     _git(root, "worktree", "prune")
     made = _git(root, "worktree", "add", "--detach", str(folder), commit)
     if made.returncode != 0:
@@ -150,63 +113,60 @@ def worktree(rev: str, root: Path) -> Iterator[Path]:
         _git(root, "worktree", "remove", "--force", str(folder))
 
 
-def table(other: Sequence[Run], this: Sequence[Run]) -> pd.DataFrame:
-    """Tabulate medians over all good samples, and the ratio of neighbouring processes with its interval."""
-    keys = dict.fromkeys(key for run in (*this, *other) for key in run)
-    return pd.DataFrame([_row(key, other, this) for key in keys], columns=list(COLUMNS))
+def read_times(folder: Path) -> pd.DataFrame:
+    """Return a run's cells with their median times, disturbed samples left out, whatever the version of the records."""
+    rows = []
+    for file in sorted(folder.glob("*.parquet")):
+        for stored in pq.read_table(file).to_pylist():
+            row = {OLDER_NAMES.get(name, name): value for name, value in stored.items()}
+            times = [sample["us"] for sample in row["samples"] if sample["disturbed"] is None]
+            row["op_sizes"] = op_sizes_text(row["bench"], json.loads(row["params"])) or ""
+            rows.append({name: row[name] for name in (*CELL, "status")} | {"us": np.median(times) if times else np.nan})
+    return pd.DataFrame(rows, columns=[*CELL, "status", "us"])
 
 
-def geometric_ratio(ratios: Sequence[float], confidence: float = 0.95) -> Interval:
+def table(times: pd.DataFrame) -> pd.DataFrame:
+    """Return each cell's medians, the ratio of neighbouring processes with its interval, and what that shows.
+
+    A cell has a ratio where every process of both revisions timed it.
+    """
+    rows = []
+    processes = times.groupby(["side", "pair"]).ngroups
+    for key, found in times.groupby(CELL, sort=False):
+        sides = found.pivot_table(index="pair", columns="side", values="us", dropna=False)
+        sides = sides.reindex(columns=["other", "this"])
+        bad = found["status"][found["status"] != "ok"]
+        complete = len(found) == processes and bad.empty
+        ratio = geometric_ratio((sides["other"] / sides["this"]).dropna().to_numpy() if complete else np.array([]))
+        verdict = "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "no difference shown"
+        rows.append(
+            dict(zip(CELL, key, strict=True))
+            | {"status": "ok" if complete else "missing" if bad.empty else bad.iloc[0]}
+            | {"other_us": sides["other"].median(), "this_us": sides["this"].median(), "ratio": ratio.value}
+            | {"ratio_low": ratio.low, "ratio_high": ratio.high, "verdict": verdict if ratio.low == ratio.low else ""}
+        )
+    return pd.DataFrame(rows)
+
+
+def geometric_ratio(ratios: np.ndarray, confidence: float = 0.95) -> Interval:
     """Return the geometric mean of ratios with Student's interval of their logarithms; one ratio has no bounds.
 
     The process is the unit, not the sample: samples of one process share its memory layout and its moment.
     """
-    if not ratios:
-        return Interval(math.nan, math.nan, math.nan)
-    logs = np.log(np.asarray(ratios, dtype=np.float64))
-    centre = float(logs.mean())
+    if not len(ratios):
+        return Interval()
+    logs = np.log(ratios)
     if len(logs) < 2:
-        return Interval(math.exp(centre), math.nan, math.nan)
-    half = float(student.ppf(0.5 + confidence / 2, len(logs) - 1)) * float(logs.std(ddof=1)) / len(logs) ** 0.5
-    return Interval(math.exp(centre), math.exp(centre - half), math.exp(min(centre + half, 700.0)))
+        return Interval(float(np.exp(logs[0])))
+    half = student.ppf(0.5 + confidence / 2, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
+    low, centre, high = np.exp(np.minimum(logs.mean() + half * np.array([-1, 0, 1]), 700.0))
+    return Interval(float(centre), float(low), float(high))
 
 
-def _row(key: tuple[Any, ...], other: Sequence[Run], this: Sequence[Run]) -> dict[str, Any]:
-    found = [run.get(key) for run in (*other, *this)]
-    bad = next((timed for timed in found if timed is None or timed.status != "ok"), None)
-    complete = all(timed is not None and timed.status == "ok" for timed in found)
-    pairs = [(_median(a.get(key)), _median(b.get(key))) for a, b in zip(other, this, strict=True)]
-    ratios = [a / b for a, b in pairs if a == a and b == b]
-    ratio = geometric_ratio(ratios if complete else [])
-    missing = Timed("missing", "one revision does not know this cell", (), 0)
-    shown = Timed("ok", None, (), 0) if complete else bad or missing
-    return dict(zip(_CELL, key, strict=True)) | {
-        "status": shown.status, "reason": shown.reason, "other_us": median([a for a, _ in pairs if a == a]),
-        "this_us": median([b for _, b in pairs if b == b]), "ratio": ratio.value, "ratio_low": ratio.low,
-        "ratio_high": ratio.high, "pairs": len(ratios), "disturbed": sum(t.disturbed for t in found if t is not None),
-        "verdict": _verdict(ratio),
-    }  # fmt: skip
-
-
-def _verdict(ratio: Interval) -> str:
-    """Return the interval's verdict on this tree; nothing where there is none."""
-    if math.isnan(ratio.low):
-        return ""
-    if ratio.low > 1:
-        return "faster"
-    return "slower" if ratio.high < 1 else "no difference shown"
-
-
-def _median(timed: Timed | None) -> float:
-    return median(timed.times_us) if timed is not None else math.nan
-
-
-def _run(tree: Path, config: Path, folder: Path, device: str, filters: Sequence[str], gate: Path | None = None) -> Run:
-    """Run one process of one revision and read its records by cell; ``gate`` holds what its revision checked before."""
-    if folder.exists():
-        shutil.rmtree(folder)
-    if gate is not None and gate.is_dir():
-        shutil.copytree(gate, folder / "gate")
+def _run(tree: Path, config: Path, folder: Path, device: str, filters: Sequence[str]) -> None:
+    """Run one process of one revision; what its gate found stays for the next."""
+    for old in (*folder.rglob("*.parquet"), *folder.rglob("*.jsonl")):
+        old.unlink()
     command = [
         sys.executable, "-m", "longdecode.evals.throughput.cli", "--config", str(config), "--output", str(folder),
         "--device", device, "--leased", *filters,
@@ -219,19 +179,7 @@ def _run(tree: Path, config: Path, folder: Path, device: str, filters: Sequence[
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise CompareError(f"the bench of {tree.name} failed: {last}")
-    found = {key: timed for file in sorted(folder.glob("*.parquet")) for key, timed in read_timed(file)}
-    print(f"{folder.name}: {len(found)} cells", file=sys.stderr, flush=True)
-    return found
-
-
-def read_timed(file: Path) -> Iterator[tuple[tuple[Any, ...], Timed]]:
-    """Yield the cells of a file of speed records, whatever the version of their schema."""
-    names = {"method": "subject", "variant": "label"}  # records call them otherwise than this table
-    for stored in pq.read_table(file).to_pylist():
-        row = {names.get(name, name): value for name, value in stored.items()}
-        times = tuple(sample["us"] for sample in row["samples"] if sample["disturbed"] is None)
-        key = (*(row[name] for name in _CELL[:-1]), op_sizes_text(row["bench"], json.loads(row["params"])))
-        yield key, Timed(row["status"], row["reason"], times, len(row["samples"]) - len(times))
+    print(f"{folder.name}: done", file=sys.stderr, flush=True)
 
 
 def _uuids(device: torch.device) -> list[str]:

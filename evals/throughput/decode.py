@@ -1,286 +1,173 @@
-"""The decode bench: one model, every context and batch that fits, each method in pairs with our own full attention."""
+"""The decode bench: one model, every context and batch, each variant in pairs with our own full attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
-
-import torch
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.errors import ContextLimitError, DeviceMemoryError
+from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.kv_cache import DenseCache, KVCache
-from longdecode.evals.failures import free_memory, status_of
-from longdecode.evals.gate import Gate
-from longdecode.evals.records import Key, SpeedRecord
-from longdecode.evals.throughput.cells import SpeedCell, SpeedStore
-from longdecode.evals.throughput.decode_cells import FULL, HF_LABELS, Labels
-from longdecode.evals.throughput.launches import recorded
-from longdecode.evals.throughput.models import TimedModel
-from longdecode.evals.throughput.spec import DecodeSpec
-from longdecode.evals.throughput.speed_job import SpeedJob
-from longdecode.evals.throughput.step_block import (
-    correction_block,
+from longdecode.engine.model_config import ModelConfig
+from longdecode.evals.budgets import FULL_BUDGET
+from longdecode.evals.records import Stage
+from longdecode.evals.throughput.harness import Bench, SpeedCell, Variants
+from longdecode.evals.throughput.hf_full import stock_case
+from longdecode.evals.throughput.models import config_of
+from longdecode.evals.throughput.spec import FULL, Grid
+from longdecode.evals.throughput.steps import (
+    correction_case,
     fill_cache,
-    projections_block,
-    rows_block,
-    setup_block,
-    speculation_block,
-    states_of,
-    step_block,
+    prefill_case,
+    projections_case,
+    rows_case,
+    setup_case,
+    speculation_case,
+    step_case,
 )
-from longdecode.evals.throughput.timing import Block
+from longdecode.evals.throughput.timing import Case
 
 PREFILL_CHUNK_TOKENS = 16384
-SETUP_ROUNDS = 3
-PREFILL_ROUNDS = 2
+ONE_OFF_ROUNDS = 3
+"""Rounds of prefill, setup and the stock loop, a step of which takes a tenth of a second over 128K tokens."""
 DRAFT_ROOM = 65
 """Decoded tokens that an evicting drafter's cache has room for: the longest draft and one more."""
-Cache = TypeVar("Cache", bound=KVCache)
+SAMPLE_BUDGET = 4096
+"""A budget in tokens that every method can honour, for questions whose answer does not depend on it."""
 
 
-class DecodeBench:
-    """Times the open cells of a job; a cell that cannot run ends as a status and the rest goes on."""
+class DecodeBench(Bench):
+    """Times the steps of variants on one model, their parts, prefill and setup, tree passes and the stock loop.
 
-    def __init__(self, job: SpeedJob, store: SpeedStore, model: TimedModel, spec: DecodeSpec, gate: Gate):
-        self.job = job
-        self.store = store
-        self.model = model
-        self.spec = spec
-        self.labels = Labels(job.run, job.name)
-        self.gate = gate
-
-    def run(self) -> None:
-        """Time all cells, one context and batch at a time; the stock loop last.
-
-        A graph of the stock loop that cannot be captured must not stand in the way of what follows.
-        """
-        stock = [cell for cell in self.store.cells if cell.label in HF_LABELS]
-        ours = [cell for cell in self.store.cells if cell.label not in HF_LABELS]
-        for group in (ours, stock):
-            for context, batch in dict.fromkeys((cell.context, cell.batch) for cell in group):
-                wanted = self.store.open(cell for cell in group if (cell.context, cell.batch) == (context, batch))
-                if wanted:
-                    self._place(context, batch, wanted)
-                    free_memory(self.job.device)
-
-    def _place(self, context: int, batch: int, cells: Sequence[SpeedCell]) -> None:
-        """Time everything at one context and batch."""
-        place = _Place(self, context, batch)
-        place.watch_memory(cells)
-        for cell in cells:
-            failure: Exception | None = None
-            try:
-                self._gate(cell)
-                self.store.add(place.measure(cell))
-            except Exception as error:
-                failure = error
-            if failure is not None:
-                self._close(cell, failure)
-            free_memory(self.job.device)
-
-    def _gate(self, cell: SpeedCell) -> None:
-        """Let the labels of the configuration pass whose method conforms.
-
-        Raises:
-            GateError: a check of the conformance suite failed.
-            UnsupportedCellError: the conformance suite cannot check these parameters.
-        """
-        if cell.label in self.job.run.methods:
-            refusal = self.gate.refusal(cell.label, self.job.name)
-            if refusal is not None:
-                raise refusal
-
-    def _close(self, cell: SpeedCell, error: Exception) -> None:
-        status = self.job.status_or_raise(error)
-        if status is not None:
-            self.store.add(self.job.closed(cell, self.model.weights, status, str(error)))
-        free_memory(self.job.device, error)
-
-
-class _Place:
-    """One context and batch: the dense cache that most methods share, and full attention as the reference of pairs.
-
-    Both are made when a cell first needs them. Where full attention does not fit, the others are timed alone.
+    The variants of a place share a dense cache; those with a cache of their own make it for their cells.
     """
 
-    def __init__(self, bench: DecodeBench, context: int, batch: int):
-        self.bench = bench
-        self.job, self.model, self.spec = bench.job, bench.model, bench.spec
-        self.context, self.batch = context, batch
-        decoded = min(context - 1, max(self.spec.steps, DRAFT_ROOM))
-        self.shape = self.model.decoder.cache_shape(batch, context, decoded)
-        self._dense: DenseCache | None = None
-        self._full: Block | str | None = None
-        self._full_launches: dict[str, Any] = {}
-        self._peaks: dict[Key, int] = {}
+    module: ClassVar[str] = "decode"
 
-    @property
-    def _over_limit(self) -> bool:
-        return self.model.limit is not None and self.context > self.model.limit
+    def cells(self) -> list[SpeedCell]:
+        """Return every cell, grid by grid, context by context: full first, then the variants."""
+        variants, config = Variants(self.run, self.name), config_of(self.run, self.name)
+        found = [
+            cell
+            for grid in self.grids
+            for context in grid.contexts
+            for batch in grid.batches
+            for cell in _cells(variants, grid, config, context, batch)
+        ]
+        return list({cell.key: cell for cell in found}.values())
 
-    def measure(self, cell: SpeedCell) -> SpeedRecord:
-        """Time one cell.
+    def place(self, cell: SpeedCell) -> Any:
+        """See ``Bench.place``: a context and batch, which share the dense cache."""
+        return cell.context, cell.batch
 
-        Raises:
-            ContextLimitError: the context is over the checkpoint's limit.
-        """
-        if self._over_limit:
-            raise ContextLimitError(
-                f"context {self.context} is over the checkpoint's limit of {self.model.limit} tokens"
-            )
-        if cell.stage == "prefill":
-            return self._prefill(cell)
-        reference = self._reference()
-        if cell.label in HF_LABELS:
-            # transformers is slow to import and only these cells need it.
-            from longdecode.evals.throughput.hf_full import measure_stock_loop
+    def reference(self, cell: SpeedCell) -> Case | None:
+        """Return full attention's steps; prefill and setup stand alone."""
+        if cell.stage in ("prefill", "setup"):
+            return None
+        full = replace(cell, method=FULL, variant=FULL, stage="step", budget=FULL_BUDGET, params={})
+        return self.once(("full", cell.grid.steps), partial(self._step, full))
 
-            return measure_stock_loop(self.job, self.model, reference, cell, self.spec.rounds)
-        if cell.stage == "setup":
+    def case(self, cell: SpeedCell) -> Case:
+        """Prepare a cell of any stage."""
+        case = self._step(cell)
+        params = dict(case.params)
+        if cell.stage != "projections" and cell.method != "hf_full":
             method = self._method(cell)
-            method = (method.draft and method.draft.method) or method
-            block = setup_block(method, self._cache_for(method), cell.label, self.context - self.spec.steps)
-            return self.job.timed(cell, self.model.weights, self.job.time(block, None, SETUP_ROUNDS), None)
-        if cell.label == FULL and cell.stage == "step":
-            # Full against itself: how far from 1 a ratio comes out when nothing differs.
-            if reference is None:
-                raise DeviceMemoryError(str(self._full))
-            return self._timed(cell, reference, self._full_launches, reference)
-        with recorded(self.job.device) as launches:
-            block = self._block(cell)
-        return self._timed(cell, block, launches.as_record(), reference)
+            if cell.stage == "correction" and method.correction is not None:
+                params |= {"correction": method.correction.mode, "correction_period": method.correction.period}
+            if method.draft is not None:
+                params["draft_tokens"] = method.draft.tokens
+        return replace(case, params=params, bytes_min=self._bytes(cell))
 
-    def watch_memory(self, cells: Sequence[SpeedCell]) -> None:
-        """Record the allocator's peak of each label's step while nothing but its cache and the weights stand.
-
-        Labels with a cache of their own come first, before the dense cache is made. A label that cannot be built is
-        left to its cell, which meets the same error.
-        """
-        if self.job.device.type != "cuda" or self._over_limit:
-            return
-        steps = [cell for cell in cells if cell.stage in ("step", "speculative_step") and cell.label not in HF_LABELS]
-        for dense in (False, True):
-            for cell in steps:
-                try:
-                    method = self._method(cell)
-                    if (method.make_cache(self.shape) is None) == dense:
-                        self._peaks[cell.key] = self._peak(cell)
-                except Exception as error:
-                    free_memory(self.job.device, error)
-
-    def _peak(self, cell: SpeedCell) -> int:
-        free_memory(self.job.device)
-        torch.cuda.reset_peak_memory_stats(self.job.device)
-        block = self._block(cell)
-        block.reset()
-        block.run()
-        torch.cuda.synchronize(self.job.device)
-        return torch.cuda.max_memory_allocated(self.job.device)
-
-    def _timed(self, cell: SpeedCell, block: Block, launch: dict[str, Any], reference: Block | None) -> SpeedRecord:
-        """Time a block in pairs with full attention; where that does not fit, alone, and say so."""
-        samples = self.job.time(block, reference, self.spec.rounds)
-        record = self.job.timed(
-            cell, self.model.weights, samples, FULL if reference is not None else None,
-            bytes_min=self._bytes(cell), expected_bytes=self._expected_bytes(cell, block),
-            peak_bytes=self._peaks.get(cell.key), launch=launch,
-            reason=None if reference is not None else f"no ratio over {FULL}: {self._full}",
-        )  # fmt: skip
-        params, method = dict(cell.params), None if cell.stage == "projections" else self._method(cell)
-        if cell.stage == "correction" and method is not None and method.correction is not None:
-            params |= {"correction": method.correction.mode, "correction_period": method.correction.period}
-        if method is not None and method.draft is not None:
-            params |= {"draft_tokens": method.draft.tokens}
-        return record.model_copy(update={"params": params})
-
-    def _reference(self) -> Block | None:
-        """Return full attention's step, or nothing where its cache does not fit."""
-        if self._full is None:
-            failure: Exception | None = None
-            try:
-                with recorded(self.job.device) as launches:
-                    self._full = self._block(SpeedCell("decode", FULL, FULL, "step", self.context, self.batch))
-                self._full_launches = launches.as_record()
-            except Exception as error:
-                failure = error
-            if failure is not None:
-                if status_of(failure) != "oom":
-                    raise failure
-                self._full = str(failure)
-                self._dense = None
-                free_memory(self.job.device, failure)
-        return self._full if isinstance(self._full, Block) else None
-
-    def _block(self, cell: SpeedCell) -> Block:
-        """Make the block of a cell of any stage that is timed in pairs."""
-        decoder, label, stage = self.model.decoder, cell.label, cell.stage
+    def _step(self, cell: SpeedCell) -> Case:
+        model, variant, context, stage = self.model(cell), cell.variant, cell.context, cell.stage
+        decoder, steps = model.decoder, cell.grid.steps
+        if variant == "hf_full":
+            return stock_case(self.run, self.name, context, cell.batch, self.device, self.dtype)
         if stage == "projections":
-            return projections_block(decoder, self.batch)
+            return projections_case(decoder, cell.batch)
+        if (variant, stage) == (FULL, "step") and ("full", steps) in self._shared:
+            # Full against itself: how far from 1 a ratio comes out when nothing differs.
+            full: Case = self._shared["full", steps]
+            return full
         method = self._method(cell)
-        cache = self._cache_for(method)
+        if stage == "setup":
+            method = (method.draft and method.draft.method) or method
+            return setup_case(method, self._cache_for(cell, method), variant, context - steps)
+        cache = self._cache_for(cell, method)
+        if stage == "prefill":
+            return prefill_case(decoder, cache, variant, context, PREFILL_CHUNK_TOKENS, self.run.seed)
         if stage == "correction":
-            return correction_block(decoder, cache, method, label, self.context)
+            return correction_case(decoder, cache, method, variant, context)
         if stage == "forward_rows":
-            return rows_block(decoder, cache, method, label, self.context, cell.params["rows"])
+            return rows_case(decoder, cache, method, variant, context, cell.params["rows"])
         if method.draft is not None:
-            return speculation_block(decoder, cache, method, label, self.context, stage)
-        return step_block(decoder, cache, method, label, self.context, self.spec.steps)
+            return speculation_case(decoder, cache, method, variant, context, stage)
+        return step_case(decoder, cache, method, variant, context, steps)
 
     def _method(self, cell: SpeedCell) -> AttentionMethod:
-        given = cell.stage == "no_selection"
-        return self.bench.labels.build(cell.label, cell.budget_tokens, self.model.config, given=given)
+        return Variants(self.run, self.name).build(cell.variant, cell.budget_tokens, self.model(cell).config)
 
-    def _cache_for(self, method: AttentionMethod) -> KVCache:
-        """Return a filled cache of the method's own, or the dense one that the place's blocks share.
+    def _cache_for(self, cell: SpeedCell, method: AttentionMethod) -> KVCache:
+        """Return a filled cache of the method's own, or the dense one that the place's cells share."""
+        decoded = min(cell.context - 1, max(cell.grid.steps, DRAFT_ROOM))
+        shape = self.model(cell).decoder.cache_shape(cell.batch, cell.context, decoded)
+        own = method.make_cache(shape)
+        return self._filled(own, cell) if own else self.once("dense", lambda: self._filled(DenseCache(shape), cell))
 
-        Raises:
-            DeviceMemoryError: it does not fit.
-        """
-        cache = method.make_cache(self.shape)
-        if cache is None:
-            if self._dense is None:
-                self._dense = self._filled(DenseCache(self.shape))
-            return self._dense
-        return self._filled(cache)
-
-    def _filled(self, cache: Cache) -> Cache:
-        fill_cache(cache, self.context - self.spec.steps, self.job.run.seed)
+    def _filled(self, cache: KVCache, cell: SpeedCell) -> KVCache:
+        fill_cache(cache, cell.context - cell.grid.steps, self.run.seed)
         return cache
 
     def _bytes(self, cell: SpeedCell) -> int | None:
         """Return bytes that a call must read: weights once a pass, and what attention reads for every sequence."""
-        weights, element = self.model.read_bytes, self.model.decoder.dtype.itemsize
-        whole = self.context * self.model.config.kv_bytes_per_token(element)
+        model, element = self.model(cell), self.dtype.itemsize
+        weights = model.read_bytes
+        whole = weights + cell.batch * cell.context * model.config.kv_bytes_per_token(element)
         if cell.stage == "projections":
             return weights
-        if cell.stage in ("correction", "forward_rows", "verify"):
-            return weights + self.batch * whole
-        if cell.stage == "keep":
+        if cell.stage in ("correction", "forward_rows", "verify") or cell.method == "hf_full":
+            return whole
+        if cell.stage in ("keep", "prefill", "setup"):
             return None
         method = self._method(cell)
-        if (draft := method.draft) is not None:
-            drafted = draft.draft_bytes(self.context, element, weights, self.batch)
-            return drafted if cell.stage == "draft" else drafted + weights + self.batch * whole
-        traffic = method.traffic(self.context, element)
-        return weights + self.batch * (traffic.kv_bytes if cell.stage == "no_selection" else traffic.total_bytes)
+        if method.draft is not None:
+            drafted = method.draft.draft_bytes(cell.context, element, weights, cell.batch)
+            return drafted if cell.stage == "draft" else drafted + whole
+        return weights + cell.batch * method.traffic(cell.context, element).total_bytes
 
-    def _expected_bytes(self, cell: SpeedCell, block: Block) -> int | None:
-        """Return bytes of weights and caches that a user's run of the label holds."""
-        if cell.stage in ("projections", "forward_rows", "correction"):
-            return None
-        caches = {id(state.cache): state.cache.nbytes() for state in states_of(block)}
-        return self.model.resident_bytes + sum(caches.values())
 
-    def _prefill(self, cell: SpeedCell) -> SpeedRecord:
-        """Time dense prefill of random tokens into the shared cache, LM head of the last row included."""
-        generator = torch.Generator().manual_seed(self.job.run.seed)
-        vocab = self.model.config.vocab_size
-        prompts = [torch.randint(vocab, (self.context,), generator=generator) for _ in range(self.batch)]
-        cache = self._cache_for(self._method(cell))
+def _cells(variants: Variants, grid: Grid, config: ModelConfig, context: int, batch: int) -> Iterator[SpeedCell]:
+    """Yield the cells of a grid at one context and batch."""
+    short = replace(grid, rounds=min(grid.rounds, ONE_OFF_ROUNDS))
+    if grid.bench == "prefill":
+        yield SpeedCell(short, "decode", FULL, FULL, "prefill", context, batch)
+    elif grid.bench == "hf_full":
+        yield SpeedCell(short, "decode", "hf_full", "hf_full", "step", context, batch)
+    elif grid.bench == "rows":
+        for rows in grid.rows:
+            yield SpeedCell(
+                grid, "decode", FULL, FULL, "forward_rows", context, batch, params={"rows": rows, "mask": "tree"}
+            )
+    else:
+        for variant in (FULL, *(v for v in grid.variants if variants.method_name(v) != FULL)):
+            name, params = variants.method_name(variant), variants.params(variant)
+            for budget in grid.budgets if variants.takes_budget(variant) else (FULL_BUDGET,):
+                for stage in _stages(variants, variant, config):
+                    timed = short if stage == "setup" else grid
+                    yield SpeedCell(timed, "decode", name, variant, stage, context, batch, budget, params)
+        yield SpeedCell(grid, "decode", "projections", "projections", "projections", context, batch)
 
-        def prefill() -> None:
-            self.model.decoder.prefill(prompts, cache, PREFILL_CHUNK_TOKENS)
 
-        samples = self.job.time(Block(FULL, prefill), None, PREFILL_ROUNDS)
-        return self.job.timed(cell, self.model.weights, samples, None)
+def _stages(variants: Variants, variant: str, config: ModelConfig) -> tuple[Stage, ...]:
+    """Return what is timed of a variant: its step or the parts of a speculative one, its correction and its setup."""
+    try:
+        method = variants.build(variant, SAMPLE_BUDGET if variants.takes_budget(variant) else None, config)
+    except LongDecodeError:  # its cells will say why this model cannot have it
+        return ("step", "setup")
+    if method.draft is not None:
+        return ("speculative_step", "draft", "verify", "keep", "setup")
+    corrected: tuple[Stage, ...] = ("correction",) if method.correction is not None else ()
+    return ("step", *corrected, "setup")

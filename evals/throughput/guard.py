@@ -8,13 +8,15 @@ The power cap is a normal state of a loaded board, so it counts only through the
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
 
-from longdecode.engine.device import Reading
-from longdecode.engine.errors import LongDecodeError
+import torch
+
+from longdecode.engine.device import NvmlMonitor, Reading
+from longdecode.engine.errors import LongDecodeError, MonitorError
 
 CLOCK_TOLERANCE = 0.05
 HARMLESS = frozenset({"idle", "application clocks", "power cap", "display clocks"})
@@ -27,81 +29,64 @@ class DeviceBusyError(LongDecodeError):
     """Another process kept the device busy for longer than a timing job waits."""
 
 
-class Monitor(Protocol):
-    """Read a device's state; see ``engine.device.NvmlMonitor``."""
-
-    def read(self) -> Reading:
-        """Read clocks, temperature and reasons for lower clocks."""
-        ...
-
-    def others(self) -> frozenset[int]:
-        """Return ids of other processes that compute on the device."""
-        ...
-
-    def busy_percent(self) -> int:
-        """Return the share of the recent past in which the device worked."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Hold what was seen while one pair was timed; all ``None`` where nothing watches."""
-
-    sm_clock_mhz: tuple[int, int] | None = None
-    temperature_c: int | None = None
-    throttle: str | None = None
-
-
 class Guard:
-    """Watches one device while blocks are timed.
+    """Watches one device while cases are timed.
 
     Args:
         monitor: the device's monitor; ``None`` (a CPU, or a GPU that cannot be asked) watches nothing.
         unwatched: why there is no monitor, kept in every record.
-        wait_seconds: how long to wait for an idle device.
     """
 
     def __init__(
         self,
-        monitor: Monitor | None,
+        monitor: NvmlMonitor | None,
         unwatched: str | None = None,
         *,
-        wait_seconds: float = WAIT_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
     ):
         self.monitor = monitor
         self.unwatched = unwatched
-        self.wait_seconds = wait_seconds
         self._sleep = sleep
         self._now = now
         self.begin()
 
-    def wait_until_idle(self) -> None:
-        """Wait until no other process is on the device and its utilisation is low; for the start of a job.
+    @classmethod
+    def of(cls, device: torch.device) -> Guard:
+        """Return the guard of a device; on CUDA without NVML it watches nothing, and every record says so."""
+        if device.type != "cuda":
+            return cls(None)
+        try:
+            return cls(NvmlMonitor(device))
+        except MonitorError as error:
+            print(f"{device}: clocks and other processes are not watched: {error}", file=sys.stderr)
+            return cls(None, str(error))
+
+    def wait(self, *, idle: bool) -> None:
+        """Wait until no other process is on the device.
+
+        Args:
+            idle: wait for a low utilisation too: for the start of a job, before there is recent work of our own.
 
         Raises:
             DeviceBusyError: it did not happen in time.
         """
-        if self.monitor is not None:
-            monitor = self.monitor
-            self._wait(lambda: not monitor.others() and monitor.busy_percent() <= IDLE_PERCENT)
-
-    def wait_until_alone(self) -> None:
-        """Wait until no other process is on the device; between cells, when the recent work was our own.
-
-        Raises:
-            DeviceBusyError: it did not happen in time.
-        """
-        if self.monitor is not None:
-            monitor = self.monitor
-            self._wait(lambda: not monitor.others())
+        deadline = self._now() + WAIT_SECONDS
+        while (monitor := self.monitor) is not None:
+            others, busy = monitor.others(), monitor.busy_percent() if idle else 0
+            if not others and busy <= IDLE_PERCENT:
+                return
+            if self._now() >= deadline:
+                raise DeviceBusyError(
+                    f"the device was not idle within {WAIT_SECONDS:.0f} s: other processes {sorted(others) or 'none'}, "
+                    f"utilisation {busy} %; timing needs it alone"
+                )
+            self._sleep(POLL_SECONDS)
 
     def begin(self) -> None:
         """Forget earlier readings: a new pair begins."""
-        self._rounds: list[list[Reading]] = []
+        self._rounds: list[tuple[list[Reading], int]] = []
         self._current: list[Reading] = []
-        self._others: list[frozenset[int]] = []
 
     def watch(self) -> None:
         """Take a reading; called right after work was enqueued, so that it sees the device at work."""
@@ -110,56 +95,33 @@ class Guard:
 
     def end_round(self) -> None:
         """Close a round; processes are listed here, outside any timed region."""
-        self._rounds.append(self._current)
+        self._rounds.append((self._current, len(self.monitor.others()) if self.monitor is not None else 0))
         self._current = []
-        self._others.append(self.monitor.others() if self.monitor is not None else frozenset())
 
     def verdicts(self) -> list[str | None]:
         """Return the fault of each round since ``begin``; ``None`` for the good ones."""
-        readings = [reading for found in self._rounds for reading in found]
-        best_sm = max((reading.sm_clock_mhz for reading in readings), default=0)
-        best_memory = max((reading.memory_clock_mhz for reading in readings), default=0)
-        return [
-            _verdict(found, others, best_sm, best_memory)
-            for found, others in zip(self._rounds, self._others, strict=True)
-        ]
+        every = [reading for readings, _ in self._rounds for reading in readings]
+        best_sm = max((reading.sm_clock_mhz for reading in every), default=0)
+        best_memory = max((reading.memory_clock_mhz for reading in every), default=0)
+        found = []
+        for readings, others in self._rounds:
+            sm = min((reading.sm_clock_mhz for reading in readings), default=best_sm)
+            memory = min((reading.memory_clock_mhz for reading in readings), default=best_memory)
+            faults = [f"SM clock {sm} of {best_sm} MHz"] if sm < (1 - CLOCK_TOLERANCE) * best_sm else []
+            faults += [f"memory clock {memory} of {best_memory} MHz"] if memory < best_memory else []
+            faults += sorted({reason for reading in readings for reason in reading.throttle} - HARMLESS)
+            faults += [f"{others} other process(es) on the device"] if others else []
+            found.append("; ".join(faults) or None)
+        return found
 
-    def summary(self) -> Summary:
-        """Return clocks, the highest temperature and the reasons seen since ``begin``."""
-        readings = [reading for found in self._rounds for reading in found]
+    def summary(self) -> dict[str, Any]:
+        """Return clocks, the highest temperature and the reasons seen since ``begin``, as records have them."""
+        readings = [reading for found, _ in self._rounds for reading in found]
         if not readings:
-            return Summary(throttle=f"not read: {self.unwatched}" if self.unwatched else None)
+            return {"throttle": f"not read: {self.unwatched}" if self.unwatched else None}
         clocks = [reading.sm_clock_mhz for reading in readings]
-        reasons = sorted({reason for reading in readings for reason in reading.throttle})
-        return Summary(
-            sm_clock_mhz=(min(clocks), max(clocks)),
-            temperature_c=max(reading.temperature_c for reading in readings),
-            throttle=", ".join(reasons) or None,
-        )
-
-    def _wait(self, rested: Callable[[], bool]) -> None:
-        deadline = self._now() + self.wait_seconds
-        while not rested():
-            if self._now() >= deadline:
-                assert self.monitor is not None
-                others = sorted(self.monitor.others())
-                raise DeviceBusyError(
-                    f"the device was not idle within {self.wait_seconds:.0f} s: other processes {others or 'none'}, "
-                    f"utilisation {self.monitor.busy_percent()} %; timing needs it alone"
-                )
-            self._sleep(POLL_SECONDS)
-
-
-def _verdict(readings: Sequence[Reading], others: frozenset[int], best_sm: int, best_memory: int) -> str | None:
-    faults = []
-    if readings:
-        lowest = min(reading.sm_clock_mhz for reading in readings)
-        if lowest < (1 - CLOCK_TOLERANCE) * best_sm:
-            faults.append(f"SM clock {lowest} of {best_sm} MHz")
-        lowest = min(reading.memory_clock_mhz for reading in readings)
-        if lowest < best_memory:
-            faults.append(f"memory clock {lowest} of {best_memory} MHz")
-        faults += sorted({reason for reading in readings for reason in reading.throttle} - HARMLESS)
-    if others:
-        faults.append(f"{len(others)} other process(es) on the device")
-    return "; ".join(faults) or None
+        return {
+            "sm_clock_mhz": (min(clocks), max(clocks)),
+            "temperature_c": max(reading.temperature_c for reading in readings),
+            "throttle": ", ".join(sorted({why for reading in readings for why in reading.throttle})) or None,
+        }

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 
 from longdecode.engine.config_reader import parse_config, read_config, resolve_checkpoint
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.errors import DeviceMemoryError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.evals import provenance
 from longdecode.evals.fingerprint import hash_texts
+from longdecode.evals.records import Weights
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 
@@ -27,7 +26,7 @@ class TimedModel:
     """
 
     name: str
-    weights: Literal["random", "checkpoint"]
+    weights: Weights
     decoder: Decoder
     limit: int | None
 
@@ -54,6 +53,12 @@ def shape_config(name: str, positions: int = 0) -> ModelConfig:
     return replace(config, max_positions=max(config.max_positions, positions))
 
 
+def config_of(run: RunConfig, name: str, positions: int = 0) -> ModelConfig:
+    """Return the ``ModelConfig`` of a model of the configuration or of a shape; nothing is loaded."""
+    spec = run.models.get(name)
+    return read_config(resolve_checkpoint(spec.path, spec.revision)) if spec else shape_config(name, positions)
+
+
 def load_model(run: RunConfig, name: str, device: torch.device, dtype: torch.dtype, positions: int) -> TimedModel:
     """Load a model of the configuration by its key, or make a shape with random weights.
 
@@ -62,18 +67,12 @@ def load_model(run: RunConfig, name: str, device: torch.device, dtype: torch.dty
 
     Raises:
         CheckpointError: the checkpoint cannot be loaded.
-        DeviceMemoryError: a shape's weights do not fit the device.
     """
-    if name in run.models:
-        spec = run.models[name]
-        folder = resolve_checkpoint(spec.path, spec.revision)
-        limit = read_config(folder).max_positions
-        decoder = load_decoder(folder, device=device, dtype=dtype)
-        return TimedModel(name, "checkpoint", decoder, limit)
-    config = shape_config(name, positions)
-    _refuse_if_too_large(config, device, dtype)
-    decoder = random_decoder(config, run.seed, device, dtype)
-    return TimedModel(name, "random", decoder, None)
+    config = config_of(run, name, positions)
+    if name not in run.models:
+        return TimedModel(name, "random", random_decoder(config, run.seed, device, dtype), None)
+    folder = resolve_checkpoint(run.models[name].path, run.models[name].revision)
+    return TimedModel(name, "checkpoint", load_decoder(folder, device=device, dtype=dtype), config.max_positions)
 
 
 def model_hash(run: RunConfig, name: str) -> str:
@@ -81,19 +80,3 @@ def model_hash(run: RunConfig, name: str) -> str:
     if name in run.models:
         return provenance.checkpoint_hash(resolve_checkpoint(run.models[name].path, run.models[name].revision))
     return hash_texts([name, str(run.seed)])
-
-
-def parameters(config: ModelConfig) -> int:
-    """Count the weights of a decoder of this shape, norms left out."""
-    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    layer = config.hidden_size * (heads + 3 * config.intermediate_size)
-    tables = 1 if config.tie_embeddings else 2
-    return config.num_layers * layer + tables * config.vocab_size * config.hidden_size
-
-
-def _refuse_if_too_large(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-    if device.type != "cuda":
-        return
-    need, (free, _) = parameters(config) * dtype.itemsize, torch.cuda.mem_get_info(device)
-    if need > free:
-        raise DeviceMemoryError(f"weights of {need:,} bytes; {free:,} are free on {device}")

@@ -1,8 +1,13 @@
-"""Public rivals of our kernels, set up on the same inputs: torch's SDPA (cuDNN, flash), cuBLAS, topk, FlashInfer."""
+"""Public rivals of our kernels on the same inputs: torch's SDPA (flash, cuDNN), cuBLAS, topk, FlashInfer 0.6.13.
+
+FlexAttention is none of them: compiled, it is 10 to 40 times slower than flash on decode shapes. A peer sets itself up
+on the inputs of ours and returns a call that computes what ours does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,268 +17,178 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.throughput import flashinfer_peers
-from longdecode.evals.throughput.attention_cases import PAGE, rows_of, whole_mask
-from longdecode.evals.throughput.hybrid_cases import attend
-from longdecode.evals.throughput.kernel_case import Case, Inputs
-from longdecode.evals.throughput.spec import ROWS_OP
-from longdecode.evals.throughput.step_cases import EPS
-from longdecode.kernels.decode_attention import decode_attention
-from longdecode.kernels.dispatch import naive_kernels
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.evals.throughput.kernel_ops import PAGE, Inputs, Size, whole_mask
 from longdecode.kernels.layout import fold_group
-from longdecode.kernels.page_score import page_score
-from longdecode.kernels.rope_append import rope_append
-from longdecode.kernels.token_score import token_logits
 
-Calls = list[Callable[[], Any]]
-Setup = Callable[[Case, Sequence[Inputs]], Calls]
-"""Makes one call a set; a call returns what ``Case.same`` compares with ours."""
+Call = Callable[[], Tensor]
+Peer = Callable[[Size, Inputs], Call]
 
 
-class PeerUnavailableError(LongDecodeError):
-    """A peer cannot run here; its row says why."""
-
-
-def peers_of(subject: str) -> dict[str, Setup]:
-    """Return the peers of an op by label; the first is the one that our own row is compared with."""
-    return _PEERS[ROWS_OP if rows_of(subject) else subject]
-
-
-def _flash(case: Case, sets: Sequence[Inputs]) -> Calls:
+def flash(size: Size, x: Inputs) -> Call:
     """Set up flash SDPA and nothing else: torch raises where its flash kernel does not take the inputs.
 
     The query heads of a group are the rows of their KV head, which reads each key once whatever torch does with groups.
     """
-
-    def attend(x: Inputs) -> Tensor:
-        rows = fold_group(x["q"], x["k"].shape[1])
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return F.scaled_dot_product_attention(rows, x["k"], x["v"]).view(x["q"].shape)
-
-    return [partial(attend, x) for x in sets]
-
-
-def _cudnn(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Set up SDPA through cuDNN and nothing else, which takes groups of query heads and masks as they are."""
-    if sets[0]["q"].device.type != "cuda":
-        raise PeerUnavailableError("torch_cudnn needs a CUDA device")
-
-    visible = whole_mask(sets[0]) if "mask" in sets[0] else None
-
-    def attend(x: Inputs) -> Tensor:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], attn_mask=visible, enable_gqa=True)
-
-    return [partial(attend, x) for x in sets]
+    if size.tree:
+        raise UnsupportedCellError("torch's flash attention takes no tree mask")
+    if size.rows == 1:
+        return _sdpa(SDPBackend.FLASH_ATTENTION, x | {"q": fold_group(x["q"], x["k"].shape[1])})
+    causal = causal_lower_right(size.rows, size.context)
+    return _sdpa(SDPBackend.FLASH_ATTENTION, x, attn_mask=causal, enable_gqa=True)
 
 
-def _one_row(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Set up our own kernel for a single row, the last: what several rows cost more."""
-    last = [x | {"q": x["q"][:, :, -1:].contiguous()} for x in sets]
-    return _ours_dense(case, last)
-
-
-def _flash_rows(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Set up flash SDPA of several rows, which takes no mask but the causal one."""
-    if sets[0]["mask"] is not None:
-        raise PeerUnavailableError("torch's flash attention takes no tree mask")
-
-    def attend(x: Inputs) -> Tensor:
-        causal = causal_lower_right(x["q"].shape[2], x["k"].shape[2])
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], attn_mask=causal, enable_gqa=True)
-
-    return [partial(attend, x) for x in sets]
-
-
-def _flashinfer_rows(case: Case, sets: Sequence[Inputs]) -> Calls:
-    return flashinfer_peers.rows(_flashinfer(), case.size, sets, PAGE)
-
-
-def _flash_contiguous(case: Case, sets: Sequence[Inputs]) -> Calls:
+def flash_contiguous(size: Size, x: Inputs) -> Call:
     """Set up flash SDPA over the selected tokens laid out one after the other: what gathering for free would give."""
-    gathered = []
-    for x in sets:
-        block, indices = x["block"], x["indices"]
-        offsets = torch.arange(block, device=indices.device)
-        tokens = (indices[..., None] * block + offsets).flatten(2)[..., None].expand(-1, -1, -1, x["k"].shape[-1])
-        gathered.append({"q": x["q"], "k": x["k"].gather(2, tokens), "v": x["v"].gather(2, tokens)})
-    return _flash(case, gathered)
+    offsets = torch.arange(x["block"], device=size.device)
+    tokens = (x["indices"][..., None] * x["block"] + offsets).flatten(2)[..., None].expand(-1, -1, -1, x["k"].shape[-1])
+    return flash(size, {"q": x["q"], "k": x["k"].gather(2, tokens), "v": x["v"].gather(2, tokens)})
 
 
-def _matmul_logits(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Multiply the mean query of a group with all keys, by cuBLAS in the keys' dtype."""
-    scale = case.size.config.head_dim**-0.5
-
-    def logits(x: Inputs) -> Tensor:
-        grouped = fold_group(x["q"], x["k"].shape[1]).mean(dim=2, keepdim=True)
-        return (grouped @ x["k"].transpose(-1, -2))[:, :, 0].float() * scale
-
-    return [partial(logits, x) for x in sets]
+def cudnn(size: Size, x: Inputs) -> Call:
+    """Set up SDPA through cuDNN and nothing else, which takes groups of query heads and masks as they are."""
+    if size.device.type != "cuda":
+        raise UnsupportedCellError("cuDNN needs a CUDA device")
+    mask = whole_mask(x) if size.rows > 1 else None
+    return _sdpa(SDPBackend.CUDNN_ATTENTION, x, attn_mask=mask, enable_gqa=True)
 
 
-def _matmul_pages(case: Case, sets: Sequence[Inputs]) -> Calls:
+def _sdpa(backend: SDPBackend, x: Inputs, **options: Any) -> Call:
+    def attend() -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(x["q"], x["k"], x["v"], **options)
+
+    return attend
+
+
+def matmul_pages(size: Size, x: Inputs) -> Call:
     """Compute page bounds by two products of cuBLAS in the bounds' dtype, then the largest of each group."""
+    bounds = x["bounds"]
 
-    def scores(x: Inputs) -> Tensor:
-        bounds = x["bounds"]
+    def scores() -> Tensor:
         grouped = fold_group(x["q"], bounds.minimum.shape[1])
         found = grouped.clamp(min=0) @ bounds.maximum.transpose(-1, -2)
         found = found + grouped.clamp(max=0) @ bounds.minimum.transpose(-1, -2)
         return found.amax(dim=2).float()
 
-    return [partial(scores, x) for x in sets]
+    return scores
 
 
-def _topk_indices(x: Inputs) -> Tensor:
-    return torch.topk(x["scores"], x["k"], dim=-1, sorted=False).indices
+def torch_topk(size: Size, x: Inputs) -> Call:
+    """Set up ``torch.topk``, unsorted."""
+    return lambda: torch.topk(x["scores"], x["k"], dim=-1, sorted=False).indices
 
 
-def _torch_topk(case: Case, sets: Sequence[Inputs]) -> Calls:
-    return [partial(_topk_indices, x) for x in sets]
+def cublas(size: Size, x: Inputs) -> Call:
+    """Set up a projection by cuBLAS."""
+    return partial(F.linear, x["x"], x["weight"])
 
 
-def _flashinfer_topk(case: Case, sets: Sequence[Inputs]) -> Calls:
-    return flashinfer_peers.top_k(_flashinfer(), sets)
+def cublas_gated(size: Size, x: Inputs) -> Call:
+    """Set up gate and up projection as one product, then SiLU and the product of both."""
 
-
-def _torch_selection(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Set up our page scores, then ``torch.topk``: what selection costs without a kernel of its own."""
-
-    def select(x: Inputs) -> Tensor:
-        scores = page_score(x["q"], x["bounds"], x["pages"], group="max")
-        return torch.topk(scores, x["k"], dim=-1, sorted=False).indices
-
-    return [partial(select, x) for x in sets]
-
-
-def _torch_norm(case: Case, sets: Sequence[Inputs]) -> Calls:
-    def norm(x: Inputs) -> tuple[Tensor, Tensor]:
-        total = x["residual"] + x["delta"]
-        return F.rms_norm(total, total.shape[-1:], x["weight"], EPS), total
-
-    return [partial(norm, x) for x in sets]
-
-
-def _torch_rope(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Set up the op's definition in plain torch."""
-
-    def rotate(x: Inputs) -> Tensor:
-        with naive_kernels():
-            return rope_append(x["q"], x["k"], x["v"], x["cos"], x["sin"], x["keys"], x["values"], x["slots"])
-
-    return [partial(rotate, x) for x in sets]
-
-
-def _cublas(case: Case, sets: Sequence[Inputs]) -> Calls:
-    return [partial(F.linear, x["x"], x["weight"]) for x in sets]
-
-
-def _cublas_gated(case: Case, sets: Sequence[Inputs]) -> Calls:
-    def gated(x: Inputs) -> Tensor:
+    def gated() -> Tensor:
         gate, up = F.linear(x["x"], x["weight"]).chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    return [partial(gated, x) for x in sets]
+    return gated
 
 
-def _flashinfer_dense(case: Case, sets: Sequence[Inputs]) -> Calls:
-    return flashinfer_peers.dense(_flashinfer(), case.size, sets, PAGE)
-
-
-def _flashinfer_sparse(case: Case, sets: Sequence[Inputs]) -> Calls:
-    return flashinfer_peers.sparse(_flashinfer(), case.size, sets)
-
-
-def _ours_dense(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Set up our own dense attention of all heads."""
-    return [partial(lambda x: decode_attention(x["q"], x["k"], x["v"], x["lengths"])[0], x) for x in sets]
-
-
-def _unscored(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Set up our own launch on the same lists without scores: what they cost is the difference."""
-    return [partial(lambda x: attend(x, scores=False)[0], x) for x in sets]
-
-
-def _two_passes(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Set up our own launch without scores, then a second pass for them over the scored heads' keys, laid out apart."""
-
-    def calls(x: Inputs) -> Callable[[], Tensor]:
-        full, group = x["full"], case.size.config.group_size
-        queries = x["q"].unflatten(1, (-1, group))[:, full].flatten(1, 2).contiguous()
-        keys = x["k"][:, full].contiguous()
-
-        def run() -> Tensor:
-            out = attend(x, scores=False)[0]
-            token_logits(queries, keys, x["lengths"], group="mean")
-            return out
-
-        return run
-
-    return [calls(x) for x in sets]
-
-
-def _once_a_cache(setup: Setup) -> Setup:
-    """Make a dense peer's calls on each cache once, where the sets of a case share caches."""
-
-    def calls(case: Case, sets: Sequence[Inputs]) -> Calls:
-        first: dict[int, Inputs] = {}
-        for x in sets:
-            first.setdefault(id(x["k"]), x)
-        return setup(case, list(first.values()))
-
-    return calls
-
-
-def _torch_topk_into(case: Case, sets: Sequence[Inputs]) -> Calls:
-    """Set up ``torch.topk`` and a scatter into the lists; nothing is kept by force and nothing sorted."""
-
-    def select(x: Inputs) -> None:
-        x["indices"].index_copy_(1, x["heads"], _topk_indices(x))
-
-    return [partial(select, x) for x in sets]
-
-
-def _flashinfer() -> Any:
-    """Import the package, where it is installed and there is a device for it.
+def flashinfer() -> Any:
+    """Import FlashInfer, where it is installed and there is a device for it.
 
     Raises:
-        PeerUnavailableError: it is not.
+        UnsupportedCellError: it is not.
     """
     if not torch.cuda.is_available():
-        raise PeerUnavailableError("FlashInfer needs a CUDA device")
+        raise UnsupportedCellError("FlashInfer needs a CUDA device")
     try:
-        import flashinfer
+        import flashinfer as library
     except Exception as error:  # an import of compiled parts can fail in many ways, each a reason to report
-        raise PeerUnavailableError(f"flashinfer cannot be imported: {type(error).__name__}: {error}") from error
-    return flashinfer
+        raise UnsupportedCellError(f"flashinfer cannot be imported: {type(error).__name__}: {error}") from error
+    return library
 
 
-_PEERS: dict[str, dict[str, Setup]] = {
-    "decode_attention": {"torch_cudnn": _cudnn, "torch_flash": _flash, "flashinfer": _flashinfer_dense},
-    ROWS_OP: {
-        "longdecode_one_row": _one_row, "torch_flash": _flash_rows, "torch_cudnn": _cudnn,
-        "flashinfer": _flashinfer_rows,
-    },
-    "sparse_decode_attention": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
-    "sparse_decode_attention_tokens": {"flashinfer": _flashinfer_sparse, "torch_flash_contiguous": _flash_contiguous},
-    "page_score": {"torch_matmul": _matmul_pages},
-    "topk_select": {"flashinfer": _flashinfer_topk, "torch_topk": _torch_topk},
-    "selection": {"torch_topk": _torch_selection},
-    "token_logits": {"torch_matmul": _matmul_logits},
-    "add_rms_norm": {"torch": _torch_norm},
-    "rope_append": {"torch": _torch_rope},
-    "linear_qkv": {"cublas": _cublas},
-    "linear_o": {"cublas": _cublas},
-    "linear_down": {"cublas": _cublas},
-    "linear_lm_head": {"cublas": _cublas},
-    "gated_linear": {"cublas": _cublas_gated},
-    "hybrid_attention": {
-        "torch_flash": _once_a_cache(_flash), "torch_cudnn": _once_a_cache(_cudnn),
-        "flashinfer": _once_a_cache(_flashinfer_dense), "longdecode_dense": _once_a_cache(_ours_dense),
-    },
-    "hybrid_attention_random": {"flashinfer": _flashinfer_dense, "longdecode_dense": _ours_dense},
-    "hybrid_attention_scored": {"torch_flash": _flash, "longdecode_unscored": _unscored, "two_passes": _two_passes},
-    "topk_select_into": {"torch_topk": _torch_topk_into},
-}  # fmt: skip
+def flashinfer_topk(size: Size, x: Inputs) -> Call:
+    """Set up radix top-k over the lists as rows, unsorted, as fast as it goes."""
+    library = flashinfer()
+    return lambda: library.top_k(x["scores"].flatten(0, 1), x["k"])[1]
+
+
+def flashinfer_dense(size: Size, x: Inputs) -> Call:
+    """Set up paged decoding over every page of each row, layout ``[pages, page, Hkv, D]``, on tensor cores."""
+    pages = size.context // PAGE
+    indices = torch.arange(size.batch * pages, device=size.device, dtype=torch.int32)
+    wrapper = _decoder(size, pages, indices, PAGE, size.config.num_heads, size.config.num_kv_heads)
+    return partial(wrapper.run, x["q"][:, :, 0].contiguous(), (_paged(x["k"]), _paged(x["v"])))
+
+
+def flashinfer_sparse(size: Size, x: Inputs) -> Call:
+    """Set up each KV head as a request of its own with its own pages; our cache serves as it is, one head a page."""
+    config, block, picked = size.config, x["block"], x["indices"].shape[-1]
+    requests, blocks = size.batch * config.num_kv_heads, size.context // block
+    first = torch.arange(requests, device=size.device)[:, None] * blocks
+    indices = (x["indices"].view(requests, picked) + first).flatten().to(torch.int32)
+    wrapper = _decoder(size, picked, indices, block, config.group_size, 1)
+    kv = tuple(x[name].view(requests * blocks, block, 1, config.head_dim) for name in ("k", "v"))
+    return partial(wrapper.run, x["q"].view(requests, config.group_size, config.head_dim), kv)
+
+
+def flashinfer_rows(size: Size, x: Inputs) -> Call:
+    """Set up prefill attention of several rows a request over all its pages, causal or under a mask of all keys."""
+    pages, batch = size.context // PAGE, size.batch
+    first = torch.arange(batch + 1, device=size.device, dtype=torch.int32)
+    indices = torch.arange(batch * pages, device=size.device, dtype=torch.int32)
+    last = torch.full((batch,), PAGE, device=size.device, dtype=torch.int32)
+    wrapper = flashinfer().BatchPrefillWithPagedKVCacheWrapper(_workspace(size.device), "NHD")
+    wrapper.plan(
+        first * size.rows, first * pages, indices, last, size.config.num_heads, size.config.num_kv_heads,
+        size.config.head_dim, PAGE, custom_mask=whole_mask(x).flatten().repeat(batch) if size.tree else None,
+        causal=not size.tree, q_data_type=size.dtype, kv_data_type=size.dtype,
+    )  # fmt: skip
+    kv, queries = (_paged(x["k"]), _paged(x["v"])), x["q"].transpose(1, 2).flatten(0, 1).contiguous()
+    return lambda: wrapper.run(queries, kv).unflatten(0, (batch, -1)).transpose(1, 2).contiguous()
+
+
+def _decoder(size: Size, pages: int, indices: Tensor, page: int, heads: int, kv_heads: int) -> Any:
+    """Return a wrapper with its page table, planned once on the host so that its run can be captured."""
+    requests = len(indices) // pages
+    indptr = torch.arange(requests + 1, device=size.device, dtype=torch.int32) * pages
+    last = torch.full((requests,), page, device=size.device, dtype=torch.int32)
+    wrapper = flashinfer().BatchDecodeWithPagedKVCacheWrapper(
+        _workspace(size.device), "NHD", use_cuda_graph=True, use_tensor_cores=True,
+        paged_kv_indptr_buffer=torch.empty_like(indptr), paged_kv_indices_buffer=torch.empty_like(indices),
+        paged_kv_last_page_len_buffer=torch.empty_like(last),
+    )  # fmt: skip
+    wrapper.plan(
+        indptr, indices, last, heads, kv_heads, size.config.head_dim, page, q_data_type=size.dtype,
+        kv_data_type=size.dtype,
+    )  # fmt: skip
+    return wrapper
+
+
+@functools.cache
+def _workspace(device: torch.device) -> Tensor:
+    """Return scratch for the splits, 256 MiB; wrappers that run one after the other can share it."""
+    return torch.zeros(256 << 20, dtype=torch.uint8, device=device)
+
+
+def _paged(cache: Tensor) -> Tensor:
+    """Lay ``[B, H, S, D]`` out as pages ``[B * S / page, page, H, D]``, row by row."""
+    return cache.transpose(1, 2).unflatten(1, (-1, PAGE)).flatten(0, 1).contiguous()
+
+
+_SPARSE: Mapping[str, Peer] = {"flashinfer": flashinfer_sparse, "torch_flash_contiguous": flash_contiguous}
+_DENSE: Mapping[str, Peer] = {"torch_flash": flash, "torch_cudnn": cudnn, "flashinfer": flashinfer_dense}
+PEERS: Mapping[str, Mapping[str, Peer]] = {
+    "decode_attention": {"torch_cudnn": cudnn, **_DENSE},
+    "decode_attention_rows": {**_DENSE, "flashinfer": flashinfer_rows},
+    "sparse_decode_attention": _SPARSE,
+    "sparse_decode_attention_tokens": _SPARSE,
+    "hybrid_attention": _DENSE,
+    "page_score": {"torch_matmul": matmul_pages},
+    "topk_select": {"flashinfer": flashinfer_topk, "torch_topk": torch_topk},
+    "gated_linear": {"cublas": cublas_gated},
+    **{op: {"cublas": cublas} for op in ("linear_qkv", "linear_o", "linear_down", "linear_lm_head")},
+}
+"""The rivals of each op by variant; the first that runs is the one that our own row is compared with."""

@@ -25,7 +25,7 @@ from longdecode.methods.conformance_launches import Place, places_for
 
 CPU = torch.device("cpu")
 ROLES = {"roles": "spread", "retrieval_heads": 1}
-TIMED = {"decode": {"llama3-8b": {"contexts": [512], "batches": [1], "budgets": [64], "methods": ["streaming"]}}}
+TIMED = [{"bench": "decode", "model": "llama3-8b", "contexts": [512], "budgets": [64], "variants": ["streaming"]}]
 
 
 @pytest.fixture
@@ -157,10 +157,10 @@ def test_launches_are_the_largest_that_are_scored_or_timed(config_values: dict[s
 
 def test_a_gate_covers_what_is_timed_at_equal_memory(config_values: dict[str, Any]) -> None:
     """Full, which the test times unasked, has the rows that it is given; others as many as a memory may hold."""
-    shared = {"model": "nosa-8b", "contexts": [8192, 16384], "methods": ["streaming"], "max_batch": 24}
+    shared = {"bench": "equal_memory", "model": "nosa-8b", "contexts": [8192, 16384], "budgets": [4096]}
     spare = {"method": "streaming", "params": {"sinks": 6}}
-    config = configured(config_values, {"equal_memory": shared}, streaming_spare=spare)
-    assert launches_of(config, "streaming")[-1] == Launches("nosa-8b", {}, 16384, 24, (Budget(4096),))
+    config = configured(config_values, [shared | {"variants": ["streaming"]}], streaming_spare=spare)
+    assert launches_of(config, "streaming")[-1] == Launches("nosa-8b", {}, 16384, 64, (Budget(4096),))
     assert launches_of(config, "full")[-1] == Launches("nosa-8b", {}, 16384, 4, (FULL_BUDGET,))
     assert "nosa-8b" not in {launches.model for launches in launches_of(config, "streaming_spare")}
 

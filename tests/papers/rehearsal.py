@@ -68,9 +68,8 @@ def scaled(name: str) -> dict[str, Any]:
     for training in values.get("training", {}).values():
         training |= {"contexts": [768], "steps": 2, "window": [4, 16]}
     if timed := values.get("throughput"):
-        (spec,) = timed["decode"].values()
-        spec |= {"contexts": [SHORT], "batches": [1], "budgets": [128], "rounds": 2, "steps": 1}
-        timed["decode"] = {next(iter(values["models"])): spec}
+        small = {"contexts": [SHORT], "batches": [1], "budgets": [128], "rounds": 2, "steps": 1}
+        values["throughput"] = [grid | small | {"model": next(iter(values["models"]))} for grid in timed]
     if writing := values.get("generation"):
         for sampler in writing["samplers"].values():
             sampler["penalty_window"] = 64

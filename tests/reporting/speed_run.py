@@ -14,7 +14,6 @@ import pandas as pd
 
 from longdecode.evals.records import Provenance, SpeedRecord, SpeedSample
 from longdecode.evals.store import write_records, write_table
-from longdecode.evals.throughput.derived import breakdown_table, breakeven_table, growth_table
 from longdecode.evals.throughput.summary import speed_table
 
 RATE = 4.6e6  # bytes a microsecond
@@ -45,9 +44,6 @@ def write_speed(folder: Path, seed: int = 7, labels: Collection[str] | None = No
         write_records(folder / "speed" / f"{job}.parquet", mine, SpeedRecord)
     table = speed_table(records, 0.95, 200)
     write_table(folder / "speed.csv", table)
-    write_table(folder / "growth.csv", growth_table(table, 0.95))
-    write_table(folder / "breakeven.csv", breakeven_table(table))
-    write_table(folder / "breakdown.csv", breakdown_table(table))
     return pd.read_csv(folder / "speed.csv")
 
 

@@ -17,7 +17,7 @@ from longdecode.evals.run_config import build_run_config, load_run_config
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_RULES = {"gate", "tables", "report", "all"}
-DECODE = {"random": {"contexts": [512], "batches": [1], "budgets": [64]}}
+DECODE = [{"bench": "decode", "model": "random", "contexts": [512], "budgets": [64]}]
 
 
 def planned(output: str) -> dict[str, int]:
@@ -33,12 +33,12 @@ def test_demo_is_the_default_and_has_one_job_per_model_and_suite(snakemake: Any)
     assert jobs.pop("total") == sum(jobs.values())
     for suite in config["suites"]:
         assert jobs.pop(f"evaluate_{suite}") == len(config["models"])
-    assert jobs.pop("throughput") == 1 + len(config["throughput"]["decode"])  # the kernels' job and one a model
+    assert jobs.pop("throughput") == 2  # the kernels' job and the one model's
     assert jobs == dict.fromkeys(OTHER_RULES, 1)
 
 
 def test_times_alone_score_nothing_and_what_is_done_needs_no_gpu_here(snakemake: Any, write_config: Any) -> None:
-    path = str(write_config(device="cuda", throughput={"decode": DECODE}))
+    path = str(write_config(device="cuda", throughput=DECODE))
     jobs = planned(snakemake("-n", "times", "--configfile", path, check=True).stdout)
     assert set(jobs) == {"times", "throughput", "gate", "total"}
     refused = snakemake("times", "--configfile", path, "--cores", "1")
@@ -58,7 +58,7 @@ def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_confi
             methods=methods,
             training={"kuma": run, "other": run},
             device="cuda",
-            throughput={"decode": DECODE},
+            throughput=DECODE,
             allow_untuned=True,
         )
     )
@@ -99,7 +99,7 @@ def test_a_profile_has_the_files_that_it_asks_for(profile: str) -> None:
 
 def test_settings_change_with_what_the_records_depend_on(write_config: Any) -> None:
     def plan(**changes: Any) -> Plan:
-        values = yaml.safe_load(write_config(throughput={"decode": DECODE}, **changes).read_text())
+        values = yaml.safe_load(write_config(throughput=DECODE, **changes).read_text())
         return Plan(build_run_config(values, "c"), ROOT)
 
     def settings(plan: Plan) -> tuple[str, str, str]:
@@ -120,7 +120,7 @@ def test_settings_change_with_what_the_records_depend_on(write_config: Any) -> N
 
 @pytest.mark.parametrize("cores", [1, 2, 6, 8])
 def test_jobs_fill_the_machine_once(write_config: Any, cores: int) -> None:
-    values = yaml.safe_load(write_config(throughput={"decode": DECODE}).read_text())
+    values = yaml.safe_load(write_config(throughput=DECODE).read_text())
     plan = Plan(build_run_config(values, "c"), ROOT, cores)
     processors = len(os.sched_getaffinity(0))
     threads, torch_threads = plan.threads

@@ -7,61 +7,37 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
-from longdecode.engine.errors import ConfigError, GateError
+from longdecode.engine.errors import ConfigError, DeviceMemoryError, GateError
 from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import journal_path, read_records
 from longdecode.evals.throughput import cli, decode, kernels
+from longdecode.evals.throughput.harness import Bench
 from longdecode.evals.throughput.measure import measure_speed
-from longdecode.evals.throughput.summary import write_speed_summary
 
-SPEED = {
-    "kernels": {
-        "shape": "miniature-shape",
-        "ops": [
-            "decode_attention",
-            "sparse_decode_attention",
-            "topk_select",
-            "add_rms_norm",
-            "hybrid_attention",
-            "topk_select_into",
-            "decode_attention_rows",
-        ],
-        "contexts": [256],
-        "batches": [1],
-        "budgets": [64, 256],
-        "rounds": 2,
-        "rows": {"contexts": [256], "batches": [1], "causal": [2], "tree": [5]},
-        "hybrid": {
-            "contexts": [256],
-            "batches": [2],
-            "budgets": [64],
-            "full_heads": [0, 2],
-            "lengths": ["full", "random"],
-        },
-    },
-    "decode": {
-        "tiny": {
-            "methods": ["full", "streaming", "split", "free_selection"],
-            "contexts": [128, 4096],
-            "batches": [2],
-            "budgets": [32],
-            "rounds": 2,
-            "steps": 2,
-            "prefill_contexts": [128],
-            "hf_contexts": [128],
-            "hf_batches": [2],
-        }
-    },
-}
-
-
-COMPANIONS = ("growth", "breakeven", "breakdown", "correction", "over_baselines", "speculation")
+KERNELS = {
+    "bench": "kernels", "model": "miniature-shape", "contexts": [256], "budgets": [64, 256], "rounds": 2,
+    "ops": ["decode_attention", "sparse_decode_attention", "topk_select", "linear_o"],
+}  # fmt: skip
+STEPS = {
+    "bench": "decode", "model": "tiny", "variants": ["full", "streaming", "split"], "contexts": [128, 4096],
+    "batches": [2], "budgets": [32], "rounds": 2, "steps": 2,
+}  # fmt: skip
+AT_128 = {"model": "tiny", "contexts": [128], "batches": [2], "rounds": 2}
+GRIDS = [
+    KERNELS,
+    KERNELS | {"ops": ["hybrid_attention"], "batches": [2], "budgets": [64], "full_heads": [0, 2]},
+    KERNELS | {"ops": ["decode_attention_rows"], "rows": [2]},
+    KERNELS | {"ops": ["decode_attention_rows"], "rows": [5], "mask": "tree"},
+    STEPS,
+    {"bench": "prefill", **AT_128},
+    {"bench": "rows", "rows": [2, 5], **AT_128},
+    {"bench": "hf_full", **AT_128},
+]
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +50,8 @@ def conforming(monkeypatch: pytest.MonkeyPatch) -> None:
 def speed_values(config_values: dict[str, Any]) -> dict[str, Any]:
     """The small configuration of the evals room with throughput tests."""
     split = {"method": "duo", "params": {"roles": "spread"}, "by_model": {"tiny": {"retrieval_heads": 1}}}
-    return config_values | {"throughput": SPEED, "methods": config_values["methods"] | {"split": split}}
+    methods = config_values["methods"] | {"split": split}
+    return config_values | {"throughput": copy.deepcopy(GRIDS), "methods": methods}
 
 
 @pytest.fixture
@@ -87,31 +64,31 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
     output = tmp_path / "speed" / "tiny.parquet"
     measure_speed(run, "tiny", output)
     records = read_records(output, SpeedRecord)
-    by_cell = {(record.variant, record.stage): record for record in records if record.context == 128}
+    by_cell = {(r.variant, r.stage, r.params.get("rows")): r for r in records if r.context == 128}
     assert set(by_cell) == {
-        ("full", "step"), ("full", "setup"), ("full", "prefill"), ("streaming", "step"), ("streaming", "setup"),
-        ("split", "step"), ("split", "setup"), ("free_selection", "step"), ("no_attention", "no_attention"),
-        ("projections", "projections"),
-        ("hf_full", "step"), ("hf_full_static", "step"),
+        ("full", "step", None), ("full", "setup", None), ("full", "prefill", None), ("streaming", "step", None),
+        ("streaming", "setup", None), ("split", "step", None), ("split", "setup", None),
+        ("projections", "projections", None), ("hf_full", "step", None), ("full", "forward_rows", 2),
+        ("full", "forward_rows", 5),
     }  # fmt: skip
     assert {record.status for record in by_cell.values()} == {"ok"}, [record.reason for record in records]
-    for (_, stage), record in by_cell.items():
+    for (_, stage, _), record in by_cell.items():
         paired = stage not in ("setup", "prefill")
-        assert (record.reference == "full") == paired
+        assert (record.reference == "full") == paired and len(record.samples) == 2
         assert all(sample.us > 0 and (sample.reference_us is not None) == paired for sample in record.samples)
-    full, streaming = by_cell["full", "step"], by_cell["streaming", "step"]
-    assert full.weights == "checkpoint" and len(full.samples) == 2
+    full, streaming, split = (by_cell[name, "step", None] for name in ("full", "streaming", "split"))
+    assert full.weights == "checkpoint" and full.method == "full" and split.method == "duo"
     kv_bytes = 2 * 2 * 2 * 8 * 4  # K and V, two layers, two heads of eight, float32
-    assert full.bytes_min is not None and streaming.bytes_min is not None
+    assert full.bytes_min is not None and streaming.bytes_min is not None and split.bytes_min is not None
+    assert full.expected_bytes is not None and streaming.expected_bytes is not None and split.expected_bytes is not None
     assert full.bytes_min - streaming.bytes_min == 2 * (128 - 32) * kv_bytes
-    assert full.expected_bytes is not None and streaming.expected_bytes is not None
     assert full.expected_bytes - streaming.expected_bytes == 2 * (128 - 32) * kv_bytes
-    split = by_cell["split", "step"]
     assert split.params == {"roles": "spread", "retrieval_heads": 1}
-    assert split.bytes_min is not None and split.expected_bytes is not None
     # Three of the four KV heads keep 32 tokens.
     assert full.bytes_min - split.bytes_min == 2 * (128 - 32) * kv_bytes * 3 // 4
     assert full.expected_bytes - split.expected_bytes == 2 * (128 - 32) * kv_bytes * 3 // 4
+    whole = [by_cell["full", "forward_rows", rows] for rows in (2, 5)] + [by_cell["hf_full", "step", None]]
+    assert {record.bytes_min for record in whole} == {full.bytes_min}
     over = [record for record in records if record.context == 4096]
     assert over and all(record.status == "unsupported" and "1024" in str(record.reason) for record in over)
 
@@ -119,100 +96,109 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
 def test_a_kernels_job(run: RunConfig, tmp_path: Path) -> None:
     output = tmp_path / "kernels.parquet"
     measure_speed(run, "kernels", output)
-    records = {
-        (record.method, record.variant, record.budget): record
-        for record in read_records(output, SpeedRecord)
-        if "full_heads" not in record.params
-    }
-    ours = records["decode_attention", "longdecode", "full"]
-    theirs = records["decode_attention", "torch_flash", "full"]
+    found = read_records(output, SpeedRecord)
+    records = {(r.method, r.variant, r.budget, r.params.get("full_heads")): r for r in found}
+    ours = records["decode_attention", "longdecode", "full", None]
+    theirs = records["decode_attention", "torch_flash", "full", None]
     assert (ours.reference, theirs.reference) == ("torch_flash", "longdecode")
-    assert [sample.us for sample in ours.samples] == [sample.reference_us for sample in theirs.samples]
-    missing = records["decode_attention", "flashinfer", "full"]
+    missing = records["decode_attention", "flashinfer", "full", None]
     assert missing.status == "unsupported" and "FlashInfer needs a CUDA device" in str(missing.reason)
-    assert records["sparse_decode_attention", "longdecode", "64"].status == "ok"
-    covered = records["sparse_decode_attention", "longdecode", "256"]
+    assert records["sparse_decode_attention", "longdecode", "64", None].status == "ok"
+    covered = records["sparse_decode_attention", "longdecode", "256", None]
     assert covered.status == "unsupported" and "256" in str(covered.reason)
-    assert {label for subject, label, _ in records if subject == "read_bandwidth"} == {
+    assert {variant for method, variant, *_ in records if method == "read_bandwidth"} == {
         "torch_sum", "torch_flash", "longdecode", "longdecode_linear",
     }  # fmt: skip
-    hybrid = {
-        (record.method, record.variant, record.params["full_heads"]): record
-        for record in read_records(output, SpeedRecord)
-        if "full_heads" in record.params
-    }
     for heads in (0, 2):
-        sparse, flash = (hybrid["hybrid_attention", label, heads] for label in ("longdecode", "torch_flash"))
+        sparse, flash = (records["hybrid_attention", v, "64", heads] for v in ("longdecode", "torch_flash"))
         assert (sparse.reference, flash.reference) == ("torch_flash", "longdecode")
         # Keys and values of 4 heads over 256 tokens, float32, batch 2; a list is one block.
         assert flash.bytes_min == 2 * 4 * 256 * 2 * 32 * 4
         assert sparse.bytes_min == 2 * (heads * 256 + (4 - heads) * 64) * 2 * 32 * 4 + 2 * (4 - heads) * 8
-        assert hybrid["hybrid_attention_random", "longdecode", heads].reference == "longdecode_dense"
-    for subject, params in (("rows2", {"rows": 2, "mask": "causal"}), ("rows5_tree", {"rows": 5, "mask": "tree"})):
-        several = records[f"decode_attention_{subject}", "longdecode", "full"]
-        assert several.reference == "longdecode_one_row" and params.items() <= several.params.items()
-    chosen = hybrid["topk_select_into", "longdecode", 2]
-    assert chosen.status == "ok" and chosen.params == {"full_heads": 2, "k": 1, "entries": 4, "sets": 1, "cold": False}
-    assert ("topk_select_into", "longdecode", 0) not in hybrid
+    for rows, name in ((2, "decode_attention_rows2"), (5, "decode_attention_rows5_tree")):
+        several = records[name, "longdecode", "full", None]
+        mask = "tree" if "tree" in name else "causal"
+        assert several.params == {"rows": rows, "mask": mask, "sets": 1, "cold": False}
+        assert several.reference == (None if mask == "tree" else "torch_flash")
 
 
 def test_a_killed_job_resumes_at_its_next_record(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "speed" / "tiny.parquet"
-    timed = decode.DecodeBench._gate
-    count = 0
+    timed, count = Bench._timed, 0
 
-    def killed(self: Any, cell: Any) -> None:
+    def killed(self: Any, cell: Any) -> SpeedRecord:
         nonlocal count
         count += 1
         if count == 4:
             raise KeyboardInterrupt
-        timed(self, cell)
+        return timed(self, cell)
 
-    monkeypatch.setattr(decode.DecodeBench, "_gate", killed)
+    monkeypatch.setattr(Bench, "_timed", killed)
     with pytest.raises(KeyboardInterrupt):
         measure_speed(run, "tiny", output)
-    monkeypatch.setattr(decode.DecodeBench, "_gate", timed)
     assert not output.exists()
     lines = journal_path(output).read_text().splitlines()
     kept = [SpeedRecord.model_validate(fields) for line in lines for fields in json.loads(line.partition(" ")[2])]
     assert len(kept) == 3
+    monkeypatch.setattr(Bench, "_timed", timed)
     fresh = measure_speed(run, "tiny", output)
-    assert read_records(output, SpeedRecord)[:3] == kept
-    assert len(fresh) == len(read_records(output, SpeedRecord)) - 3
+    total = read_records(output, SpeedRecord)
+    assert total[:3] == kept and len(fresh) == len(total) - 3
     assert measure_speed(run, "tiny", output) == []
 
 
-def test_an_op_that_fails_its_gate_is_not_timed(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wrong(case: Any) -> None:
-        if case.subject == "topk_select":
-            raise GateError("other indices than its definition")
-
-    monkeypatch.setattr(kernels, "_gate", wrong)
+def test_a_change_of_rounds_times_everything_anew(speed_values: dict[str, Any], tmp_path: Path) -> None:
     output = tmp_path / "kernels.parquet"
-    measure_speed(run, "kernels", output)
-    records = [record for record in read_records(output, SpeedRecord) if record.method == "topk_select"]
-    failed = [record for record in records if record.budget == "64"]
-    assert len(failed) == 3 and all(record.status == "failed_gate" and not record.samples for record in failed)
+    speed_values["throughput"] = [KERNELS | {"ops": ["linear_o"]}]
+    first = measure_speed(build_run_config(speed_values, "c"), "kernels", output)
+    speed_values["throughput"] = [KERNELS | {"ops": ["linear_o"], "rounds": 3}]
+    again = measure_speed(build_run_config(speed_values, "c"), "kernels", output)
+    assert len(again) == len(first) and {len(record.samples) for record in again} == {3}
+
+
+@pytest.mark.parametrize("kind", ["ours", "peer"])
+def test_an_op_that_fails_its_gate_is_not_timed(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    make = kernels.make_op
+
+    def wrong(*given: Any) -> None:
+        raise GateError("differs from its definition")
+
+    def broken(name: str, size: Any) -> Any:
+        op = make(name, size)
+        if name != "topk_select":
+            return op
+        stub: Any = type("Stub", (), {**{key: getattr(op, key) for key in op.__slots__}})()
+        stub.sets, stub.ours, stub.draw = op.sets, op.ours, op.draw
+        stub.gate = wrong if kind == "ours" else op.gate
+        stub.require_same = wrong if kind == "peer" else op.require_same
+        return stub
+
+    monkeypatch.setattr(kernels, "make_op", broken)
+    output = tmp_path / "kernels.parquet"
+    measure_speed(run, "kernels", output, choose=lambda cell: cell.method == "topk_select")
+    records = {r.variant: r for r in read_records(output, SpeedRecord) if r.budget == "64"}
+    failed = ("longdecode", "torch_topk") if kind == "ours" else ("torch_topk",)
+    for variant in failed:
+        assert records[variant].status == "failed_gate" and not records[variant].samples
+    if kind == "peer":
+        assert records["longdecode"].status == "ok" and records["longdecode"].reference is None
 
 
 def test_where_full_does_not_fit_the_others_are_timed_alone(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from longdecode.engine.errors import DeviceMemoryError
-
     def refuse(shape: object) -> None:
         raise DeviceMemoryError("needs more than there is")
 
     monkeypatch.setattr(decode, "DenseCache", refuse)
     output = tmp_path / "tiny.parquet"
-    measure_speed(run, "tiny", output, choose=lambda cell: cell.subject != "hf_full")
+    measure_speed(run, "tiny", output, choose=lambda cell: cell.method != "hf_full")
     records = [record for record in read_records(output, SpeedRecord) if record.context == 128]
-    own = {(record.variant, record.stage) for record in records if record.status == "ok"}
-    assert own == {
+    assert {(record.variant, record.stage) for record in records if record.status == "ok"} == {
         ("streaming", "step"), ("streaming", "setup"), ("split", "step"), ("split", "setup"),
         ("projections", "projections"),
     }  # fmt: skip
@@ -226,43 +212,46 @@ def test_where_full_does_not_fit_the_others_are_timed_alone(
 
 
 def test_speculation_is_timed_in_stages(speed_values: dict[str, Any], tmp_path: Path) -> None:
-    values = copy.deepcopy(speed_values)
-    values["methods"]["magic"] = {"method": "speculate", "params": {"draft_tokens": 3}}
-    values["throughput"]["decode"]["tiny"] = {
-        "methods": ["full", "magic"], "contexts": [128], "batches": [2], "budgets": [64], "rounds": 2, "steps": 1,
-        "stages": False, "forward_contexts": [128], "forward_rows": 5, "only": {"magic": {"budgets": [32]}},
-    }  # fmt: skip
-    output, run = tmp_path / "speed" / "tiny.parquet", build_run_config(values, "c")
+    speed_values["methods"]["magic"] = {"method": "speculate", "params": {"draft_tokens": 3}}
+    speed_values["throughput"] = [STEPS | {"variants": ["magic"], "contexts": [128]}]
+    output, run = tmp_path / "speed" / "tiny.parquet", build_run_config(speed_values, "c")
     measure_speed(run, "tiny", output)
     records = {(record.variant, record.stage): record for record in read_records(output, SpeedRecord)}
     stages = ("speculative_step", "draft", "verify", "keep")
     assert set(records) == {
-        ("full", "step"), ("full", "setup"), ("full", "forward_rows"), ("magic", "setup"),
+        ("full", "step"), ("full", "setup"), ("magic", "setup"), ("projections", "projections"),
         *(("magic", stage) for stage in stages),
     }  # fmt: skip
     assert {record.status for record in records.values()} == {"ok"}, [record.reason for record in records.values()]
     whole, draft, verify, keep = (records["magic", stage] for stage in stages)
     assert whole.budget_tokens == 32 and whole.params == {"draft_tokens": 3}
     assert whole.bytes_min == (draft.bytes_min or 0) + (verify.bytes_min or 0) and keep.bytes_min is None
-    full, rows = records["full", "step"], records["full", "forward_rows"]
-    assert verify.bytes_min == rows.bytes_min == full.bytes_min and rows.params == {"rows": 5, "mask": "tree"}
-    write_speed_summary([output], tmp_path / "speed.csv", run)
-    model = pd.read_csv(tmp_path / "speculation.csv")
-    assert set(model["label"]) == {"magic"} and model["tokens_per_step"].max() == 4
+    assert verify.bytes_min == records["full", "step"].bytes_min
+
+
+def test_a_correction_says_what_it_is(speed_values: dict[str, Any], tmp_path: Path) -> None:
+    speed_values["methods"]["fixed"] = {
+        "method": "lychee",
+        "params": {"roles": "spread", "retrieval_heads": 2, "correction": "dense_step"},
+    }
+    speed_values["throughput"] = [STEPS | {"variants": ["fixed"], "contexts": [128], "budgets": [64]}]
+    output, run = tmp_path / "speed" / "tiny.parquet", build_run_config(speed_values, "c")
+    measure_speed(run, "tiny", output, choose=lambda cell: cell.variant == "fixed")
+    records = {record.stage: record for record in read_records(output, SpeedRecord)}
+    assert records["correction"].status == "ok", records["correction"].reason
+    assert records["correction"].params["correction"] == "dense_step"
+    assert records["correction"].params["correction_period"] >= 1
 
 
 def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(speed_values))
-    folder, table = tmp_path / "out" / "speed", tmp_path / "out" / "speed.csv"
-    common = ["--config", str(path), "--output", str(folder), "--device", "cpu", "--leased"]
-    chosen = ["--jobs", "tiny", "--stages", "step", "--subjects", "streaming", "--contexts", "128"]
-    assert cli.main([*common, *chosen, "--rounds", "3", "--summary", str(table)]) == 0
-    (record,) = read_records(folder / "tiny.parquet", SpeedRecord)
-    assert (record.variant, record.stage, len(record.samples)) == ("streaming", "step", 3)
+    common = ["--config", str(path), "--output", str(tmp_path / "speed"), "--device", "cpu", "--leased"]
+    chosen = ["--jobs", "tiny", "--stages", "step", "--variants", "streaming", "--contexts", "128"]
+    assert cli.main([*common, *chosen]) == 0
+    (record,) = read_records(tmp_path / "speed" / "tiny.parquet", SpeedRecord)
+    assert (record.variant, record.stage, len(record.samples)) == ("streaming", "step", 2)
     assert "streaming" in capsys.readouterr().out
-    assert pd.read_csv(table)["label"].tolist() == ["streaming"]
-    assert all((table.parent / f"{name}.csv").exists() for name in COMPANIONS)
     assert cli.main([*common, "--jobs", "tinny"]) == 1
     assert "nearest valid name: 'tiny'" in capsys.readouterr().err
 

@@ -23,8 +23,8 @@ def one_round(guard: Guard, readings: int = 2) -> None:
 
 def test_it_waits_until_the_device_is_idle(fake_monitor: Any) -> None:
     slept: list[float] = []
-    monitor = fake_monitor(processes=[frozenset({7}), frozenset({7}), frozenset()], load=[80, 3])
-    Guard(monitor, sleep=slept.append).wait_until_idle()
+    monitor = fake_monitor(processes=[frozenset({7}), frozenset({7}), frozenset()], load=[80, 80, 80, 3])
+    Guard(monitor, sleep=slept.append).wait(idle=True)
     assert len(slept) == 3  # two for the process, one more for the load
 
 
@@ -32,7 +32,7 @@ def test_it_gives_up_with_a_reason(fake_monitor: Any) -> None:
     clock = iter(range(0, 10_000, 60))
     guard = Guard(fake_monitor(processes=[frozenset({4711})]), sleep=lambda _: None, now=lambda: float(next(clock)))
     with pytest.raises(DeviceBusyError, match=r"300 s: other processes \[4711\]"):
-        guard.wait_until_alone()
+        guard.wait(idle=False)
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_a_new_pair_forgets_the_last(fake_monitor: Any) -> None:
     guard.begin()
     one_round(guard)
     assert guard.verdicts() == [None]
-    assert guard.summary().sm_clock_mhz == (1400, 1400)
+    assert guard.summary()["sm_clock_mhz"] == (1400, 1400)
 
 
 def test_nothing_is_watched_without_a_monitor() -> None:
     guard = Guard(None, "no NVML")
-    guard.wait_until_idle()
+    guard.wait(idle=True)
     one_round(guard)
     assert guard.verdicts() == [None]
-    assert guard.summary().sm_clock_mhz is None and guard.summary().throttle == "not read: no NVML"
+    assert guard.summary() == {"throttle": "not read: no NVML"}
 
 
 class FakeNvml:

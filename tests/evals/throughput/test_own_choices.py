@@ -20,10 +20,10 @@ from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import read_records
-from longdecode.evals.throughput import own_choices_spec, timing
+from longdecode.evals.throughput import equal_memory
 from longdecode.evals.throughput.measure import measure_speed
-from longdecode.evals.throughput.own_choices import OwnChoicesBench, OwnChoicesJob, own_choices_cells
-from longdecode.evals.throughput.own_choices_spec import OwnChoicesSpec
+from longdecode.evals.throughput.own_choices import OwnChoicesBench
+from longdecode.evals.throughput.spec import Grid
 from longdecode.evals.throughput.summary import speed_table
 from longdecode.methods.registry import get_method
 
@@ -39,23 +39,26 @@ METHODS = {
 }
 
 
-def run_of(**changes: Any) -> RunConfig:
-    settings = {
-        "labels": dict.fromkeys(METHODS, "miniature"), "places": [{"context": 384, "budget": 64, "prompts": "own"}],
-        "sequences": 2,
-        "host_gib": 1, "max_batch": 2, "rounds": 2, "steps": 5, **changes,
+def grid_of(**changes: Any) -> dict[str, Any]:
+    grid = {
+        "bench": "own_choices", "models": dict.fromkeys(METHODS, "miniature"), "contexts": [384], "budgets": [64],
+        "prompts": "own", "sequences": 2, "host_gib": 1, "rounds": 2, "steps": 5,
     }  # fmt: skip
+    return grid | changes
+
+
+def run_of(*grids: dict[str, Any]) -> RunConfig:
     values = {
         "profile": "own", "device": "cpu", "dtype": "float32", "seed": 1, "budgets": [64], "methods": METHODS,
         "models": {"miniature": {"path": str(ROOT / "models/miniature/weights")}},
-        "suites": {"mini_recall": {"contexts": [256], "samples": 1}}, "throughput": {"own_choices": settings},
+        "suites": {"mini_recall": {"contexts": [256], "samples": 1}}, "throughput": list(grids) or [grid_of()],
     }  # fmt: skip
     return build_run_config(values, "test")
 
 
-def spec_of(run: RunConfig) -> OwnChoicesSpec:
-    assert run.throughput is not None and run.throughput.own_choices is not None
-    return run.throughput.own_choices
+def spec_of(run: RunConfig) -> Grid:
+    assert run.throughput is not None
+    return run.throughput.grids[0]
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +71,7 @@ def whole_job(run: RunConfig, folder: Path) -> dict[str, SpeedRecord]:
     """Time every cell and return the records by label."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gate, "check_method", lambda *args, **kwargs: None)
+        patch.setattr(equal_memory, "MAX_BATCH", 2)
         measure_speed(run, "own_choices", folder / "speed.parquet")
     records = read_records(folder / "speed.parquet", SpeedRecord)
     assert {r.status for r in records} == {"ok"}, [r.reason for r in records if r.status != "ok"]
@@ -75,25 +79,22 @@ def whole_job(run: RunConfig, folder: Path) -> dict[str, SpeedRecord]:
 
 
 def bench_of(run: RunConfig) -> OwnChoicesBench:
-    assert run.throughput is not None
-    job = OwnChoicesJob(run, run.throughput, "own_choices", CPU)
-    nothing: Any = None
-    return OwnChoicesBench(job, nothing, nothing)
+    return OwnChoicesBench(run, "own_choices", CPU)
 
 
 def test_a_prompt_leaves_as_many_tokens_as_are_decoded() -> None:
-    assert own_choices_spec.WARMUP_BLOCKS == timing.WARMUP_RUNS
-    spec = spec_of(run_of())
-    assert spec.scored == 1 + (2 + 2 * 2) * 5
-    for request in bench_of(run_of())._requests(384, 3):
-        assert len(request.prompt_ids) + len(request.forced_ids) == 384 and len(request.forced_ids) == spec.forced
+    grid = spec_of(run_of())
+    assert grid.scored_tokens == 1 + (2 + 2 * 2) * 5
+    for request in bench_of(run_of()).requests(grid, 384, 3):
+        assert len(request.prompt_ids) + len(request.forced_ids) == 384
+        assert len(request.forced_ids) == grid.forced_tokens
 
 
 def test_rows_are_windows_of_text_that_do_not_depend_on_the_batch() -> None:
     bench = bench_of(run_of())
-    few, many = bench._requests(384, 2), bench._requests(384, 9)
+    few, many = (bench.requests(bench.grids[0], 384, rows) for rows in (2, 9))
     assert many[:2] == few and len({request.prompt_ids for request in many}) == 9
-    assert bench.ids is not None
+    assert bench.ids
     joined = [" ".join(map(str, ids)) for ids in bench.ids]
     for request in many:
         wanted = " ".join(map(str, (*request.prompt_ids, *request.forced_ids)))
@@ -104,12 +105,12 @@ def test_losses_are_those_of_plain_decoding(timed: dict[str, SpeedRecord]) -> No
     """Steps timed in blocks are one generation: every label's loss is the engine's on the same words."""
     bench = bench_of(run_of())
     decoder = load_decoder(ROOT / "models/miniature/weights", device=CPU, dtype=torch.float32)
-    scored = spec_of(run_of()).scored
+    scored = spec_of(run_of()).scored_tokens
     for label, spec in run_of().methods.items():
         budget = 64 if spec.takes_budget else None
         method = get_method(spec.method).from_budget(budget, decoder.config, **spec.params_of("miniature"))
         rows = timed[label].batch
-        found = Generator(decoder).run(bench._requests(384, rows), method)
+        found = Generator(decoder).run(bench.requests(bench.grids[0], 384, rows), method)
         loss = -sum(sum(one.forced_logprobs[:scored]) for one in found) / (rows * scored)
         assert timed[label].params["loss"] == pytest.approx(loss, abs=1e-6), label
     assert timed["far"].params["full_loss"] == timed["full"].params["loss"] != timed["far"].params["loss"]
@@ -117,7 +118,7 @@ def test_losses_are_those_of_plain_decoding(timed: dict[str, SpeedRecord]) -> No
 
 
 def test_where_the_cache_lies_changes_bytes_and_no_loss(timed: dict[str, SpeedRecord], tmp_path: Path) -> None:
-    run = run_of(sequences=3, labels={"full": "miniature", "near": "miniature", "far": "miniature"})
+    run = run_of(grid_of(sequences=3, models=dict.fromkeys(("full", "near", "far"), "miniature")))
     alone = whole_job(run, tmp_path)
     assert alone["near"].batch == alone["far"].batch == 2
     assert alone["near"].params["loss"] == alone["far"].params["loss"] == timed["far"].params["loss"]
@@ -132,8 +133,8 @@ def test_where_the_cache_lies_changes_bytes_and_no_loss(timed: dict[str, SpeedRe
 
 
 def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, SpeedRecord], tmp_path: Path) -> None:
-    labels = {"full": "miniature", "far": "miniature"}
-    whole = whole_job(run_of(places=[{"context": 384, "budget": 64}], labels=labels), tmp_path)
+    models = {"full": "miniature", "far": "miniature"}
+    whole = whole_job(run_of(grid_of(prompts="whole", models=models)), tmp_path)
     far, own = whole["far"], timed["far"]
     assert far.params["prompts"] == "whole" and far.key != own.key
     assert 0 < far.params["miss_rate"] < 1 and far.params["loss"] != own.params["loss"]
@@ -141,8 +142,8 @@ def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, Sp
     bench = bench_of(run_of())
     decoder = load_decoder(ROOT / "models/miniature/weights", device=CPU, dtype=torch.float32)
     method = get_method("nosa").from_budget(64, decoder.config, block_size=8, heads="random:1")
-    generator, requests = Generator(decoder), bench._requests(384, 2)
-    scored = spec_of(run_of()).scored
+    generator, requests = Generator(decoder), bench.requests(bench.grids[0], 384, 2)
+    scored = spec_of(run_of()).scored_tokens
     prompt = replace(generator.prefill(requests, [method]), maker=method)
     found = generator.decode(prompt, method)
     loss = -sum(sum(one.forced_logprobs[:scored]) for one in found) / (2 * scored)
@@ -150,14 +151,13 @@ def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, Sp
 
 
 def test_the_table_has_tokens_a_second(timed: dict[str, SpeedRecord]) -> None:
-    table = speed_table(timed.values(), 0.95, 100).set_index("label")
+    table = speed_table(timed.values(), 0.95, 100).set_index("variant")
     assert set(table.index) == set(timed)
     assert table["tokens_per_s"].to_numpy() == pytest.approx(1e6 / table["median_us"].to_numpy())
 
 
 def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
-    run = run_of(max_batch=64)
-    cells = {cell.label: cell for cell in own_choices_cells(run, spec_of(run), torch.float32)}
+    cells = {cell.variant: cell for cell in bench_of(run_of()).cells()}
     token = 2 * 12 * 4 * 32 * 4
     for label, cell in cells.items():
         one = cell.params["device_bytes_per_sequence"]
@@ -167,18 +167,19 @@ def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
     assert cells["far"].batch > cells["near"].batch
 
 
-def test_places_say_what_is_timed_where() -> None:
-    places = [
-        {"context": 384, "budget": 64}, {"context": 512, "budget": 96, "labels": ["far"]},
-        {"context": 384, "budget": 128, "labels": ["near", "full"], "prompts": "own"},
-    ]  # fmt: skip
-    run = run_of(places=places)
-    cells = own_choices_cells(run, spec_of(run), torch.float32)
-    found = [(c.context, c.label, c.budget.text) for c in cells]
-    first = [(384, label, "full" if label == "full" else "64") for label in METHODS]
-    assert found == [*first, (384, "near", "128"), (512, "full", "full"), (512, "far", "96")]
+def test_grids_say_what_is_timed_where() -> None:
+    near = {"full": "miniature", "near": "miniature"}
+    run = run_of(
+        grid_of(prompts="whole"),
+        grid_of(prompts="whole", contexts=[512], budgets=[96], models={"full": "miniature", "far": "miniature"}),
+        grid_of(budgets=[128], models=near),
+    )
+    cells = list({cell.key: cell for cell in bench_of(run).cells()}.values())
+    found = [(c.context, c.variant, c.budget.text) for c in cells]
+    first = [(384, variant, "full" if variant == "full" else "64") for variant in METHODS]
+    assert found == [*first, (512, "full", "full"), (512, "far", "96"), (384, "near", "128")]
     assert {c.params["prompts"] for c in cells if c.budget.text != "128"} == {"whole"}
-    assert [budget.text for budget in launches_of(run, "near")[0].budgets] == ["64", "96", "128"]
+    assert [budget.text for budget in launches_of(run, "near")[0].budgets] == ["64", "128"]
 
 
 def test_the_plan_makes_models_and_gates_first() -> None:
@@ -207,19 +208,3 @@ def test_a_fork_that_another_run_is_to_train_is_asked_for_by_the_jobs_that_need_
     wrong = build_run_config(values | {"device": "cpu"}, "test")
     with pytest.raises(ConfigError, match="no checkpoint folder at results/absent/fork/nosa/model"):
         look(wrong, Plan(wrong, ROOT).made)
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"labels": {"near": "miniature"}}, "lacks 'full'"),
-        ({"labels": {"full": "miniature", "fat": "miniature"}}, "far"),
-        ({"labels": {"full": "miniatures"}}, "miniature"),
-        ({"places": [{"context": 96, "budget": 64}]}, r"places\.0\.context.*are needed"),
-        ({"places": [{"context": 384, "budget": 64, "labels": ["fat"]}]}, "far"),
-        ({"places": []}, "places"),
-    ],
-)
-def test_bad_settings_are_named(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        run_of(**changes)

@@ -3,187 +3,131 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from longdecode.engine.errors import ConfigError
-from longdecode.engine.model_config import ModelConfig
-from longdecode.evals.fingerprint import speed_settings
-from longdecode.evals.run_config import build_run_config, load_run_config
-from longdecode.evals.throughput.cells import SpeedCell
-from longdecode.evals.throughput.decode_cells import Labels, decode_cells
-from longdecode.evals.throughput.measure import _cells
-from longdecode.evals.throughput.spec import OPS, ThroughputSpec
+from longdecode.evals.plan import Plan
+from longdecode.evals.run_config import RunConfig, build_run_config, load_run_config
+from longdecode.evals.throughput.spec import OPS, Grid, ThroughputSpec
 
 ROOT = Path(__file__).parents[3]
+KERNELS = {"bench": "kernels", "model": "qwen3-8b", "contexts": [1024], "batches": [1, 4], "budgets": [64, 0.1]}
+STEPS = {"bench": "decode", "model": "mine", "contexts": [512, 1024], "budgets": [64], "steps": 3}
+EQUAL = {
+    "bench": "equal_memory", "model": "nosa-8b", "contexts": [65536], "budgets": [4096], "variants": ["quest"],
+    "hits": {"quest": [0.9]},
+}  # fmt: skip
+OWN = {"bench": "own_choices", "models": {"full": "mine", "quest": "mine"}, "contexts": [4096], "budgets": [64]}
 VALUES: dict[str, Any] = {
     "profile": "p",
     "models": {"mine": {"path": "x"}},
     "methods": {"full": {}, "quest": {}, "small": {"method": "streaming"}},
     "budgets": [0.5],
     "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
-    "throughput": {
-        "kernels": {
-            "shape": "qwen3-8b",
-            "contexts": [1024],
-            "batches": [1, 4],
-            "budgets": [64, 0.1],
-            "hybrid": {"contexts": [16000], "batches": [8], "budgets": [0.1]},
-        },
-        "decode": {
-            "mine": {"contexts": [512, 1024], "batches": [1], "budgets": [64], "steps": 3, "stages": False},
-            "llama3-8b": {"methods": ["quest", "free_selection"], "contexts": [512], "batches": [2], "budgets": [0.5]},
-        },
-    },
 }
 
 
-def edited(edit: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    values = copy.deepcopy(VALUES)
-    edit(values["throughput"])
-    return values
-
-
-def test_throughput_at_equal_memory_alone_brings_no_kernels_job() -> None:
-    shared = {"model": "nosa-8b", "contexts": [65536], "methods": ["quest"]}
-    for part, jobs in (
-        ({}, ("equal_memory",)),
-        ({"kernels": VALUES["throughput"]["kernels"]}, ("kernels", "equal_memory")),
-        ({"decode": VALUES["throughput"]["decode"]}, ("kernels", "mine", "llama3-8b", "equal_memory")),
-    ):
-        found = build_run_config(VALUES | {"throughput": {"equal_memory": shared} | part}, "c").throughput
-        assert found is not None and found.jobs == jobs
-
-
-def test_times_do_not_depend_on_where_data_lies() -> None:
-    here, there = (build_run_config(VALUES | {"data": {"pg19": place}}, "c") for place in (None, "hub"))
-    assert speed_settings(here, "mine") == speed_settings(there, "mine")
+def spec_of(*grids: dict[str, Any]) -> ThroughputSpec:
+    found = build_run_config(copy.deepcopy(VALUES) | {"throughput": list(grids)}, "my.yaml").throughput
+    assert found is not None
+    return found
 
 
 def test_it_is_read_as_written() -> None:
-    spec = build_run_config(VALUES, "c").throughput
-    assert spec is not None
-    assert spec.jobs == ("kernels", "mine", "llama3-8b")
-    assert spec.kernels.ops == OPS and spec.kernels.shape == "qwen3-8b"
-    assert [budget.text for budget in spec.kernels.budgets] == ["64", "0.1"]
-    hybrid = spec.kernels.hybrid
-    assert hybrid is not None and hybrid.contexts == (16000,)
-    assert (hybrid.full_heads, hybrid.lengths) == ((0, 1, 2, 4, 8), ("full",))
-    mine = spec.decode["mine"]
-    assert mine.methods == ("full", "quest", "small", "free_selection")
-    assert (mine.steps, mine.stages, mine.rounds, mine.hf_batches) == (3, False, 10, (1,))
-    assert spec.decode["llama3-8b"].methods == ("quest", "free_selection")
+    kernels, steps, rows, equal, own = spec_of(
+        KERNELS, STEPS, {"bench": "rows", "model": "llama3-8b", "contexts": [512], "rows": [2, 41]}, EQUAL, OWN
+    ).grids
+    hybrid = ("hybrid_attention", "decode_attention_rows")
+    assert kernels.ops == tuple(op for op in OPS if op not in hybrid) and kernels.model == "qwen3-8b"
+    assert [budget.text for budget in kernels.budgets] == ["64", "0.1"]
+    assert steps.variants == ("full", "quest", "small") and (steps.steps, steps.rounds) == (3, 10)
+    assert rows.rows == (2, 41) and rows.timed_on == {"full": "llama3-8b"}
+    assert equal.hits == {"quest": (0.9,)} and equal.timed_on == {"full": "nosa-8b", "quest": "nosa-8b"}
+    assert own.timed_on == {"full": "mine", "quest": "mine"} and own.model == "mine"
+    assert own.scored_tokens == 1 + (2 + 2 * 10) * 4
+
+
+def test_a_job_has_the_grids_of_its_model_or_kind() -> None:
+    spec = spec_of(KERNELS, STEPS, STEPS | {"model": "llama3-8b", "variants": ["quest"]}, EQUAL, OWN)
+    assert spec.jobs == ("kernels", "mine", "llama3-8b", "equal_memory", "own_choices")
+    assert [len(spec.grids_of(job)) for job in spec.jobs] == [1, 1, 1, 1, 1]
+    assert spec.variants_of("llama3-8b") == ("full", "quest") and spec.models_of("own_choices") == ("mine",)
+    assert spec.variants_of("kernels") == () == spec.models_of("kernels")
+    assert spec.timed_on()["mine"] == ("full", "quest", "small")
+
+
+@pytest.mark.parametrize(
+    ("grids", "jobs"), [((EQUAL,), ("equal_memory",)), ((EQUAL, STEPS), ("kernels", "mine", "equal_memory")), ((), ())]
+)
+def test_floors_of_a_model_bring_the_kernels_job(grids: tuple[dict[str, Any], ...], jobs: tuple[str, ...]) -> None:
+    assert spec_of(*grids).jobs == jobs
 
 
 def test_absent_means_no_throughput_tests() -> None:
-    values = {key: value for key, value in VALUES.items() if key != "throughput"}
-    assert build_run_config(values, "c").throughput is None
-    assert build_run_config(values | {"throughput": {}}, "c").throughput == ThroughputSpec()
+    assert build_run_config(VALUES, "c").throughput is None
+
+
+def test_times_do_not_depend_on_where_data_lies() -> None:
+    def depends(run: RunConfig) -> str:
+        return Plan(run, ROOT).depends("throughput", job="mine")
+
+    values = VALUES | {"throughput": [STEPS]}
+    here, there = (build_run_config(values | {"data": {"pg19": place}}, "c") for place in (None, "hub"))
+    assert depends(here) == depends(there)
+    other = build_run_config(VALUES | {"throughput": [STEPS | {"rounds": 3}]}, "c")
+    assert depends(here) != depends(other)
 
 
 @pytest.mark.parametrize(
-    ("edit", "key", "says"),
+    ("grid", "key", "says"),
     [
-        (lambda v: v.update(kernel={}), "throughput.kernel", "'kernels'"),
-        (lambda v: v["kernels"].update(ops=["topk_selec"]), "throughput.kernels.ops", "'topk_select'"),
-        (lambda v: v["kernels"].update(shape="llama3-8"), "throughput.kernels.shape", "'llama3-8b'"),
-        (lambda v: v["kernels"].update(contexts=[8]), "throughput.kernels.contexts", "8"),
-        (lambda v: v["kernels"].update(budgets=[0]), "throughput.kernels.budgets", "0;"),
-        (lambda v: v["kernels"].pop("batches"), "throughput.kernels.batches", "missing"),
-        (lambda v: v["kernels"]["hybrid"].update(full_head=[0]), "throughput.kernels.hybrid.full_head", "'full_heads'"),
-        (lambda v: v["kernels"]["hybrid"].update(full_heads=[9]), "throughput.kernels.hybrid.full_heads", "8 KV heads"),
-        (lambda v: v["kernels"]["hybrid"].update(lengths=["any"]), "throughput.kernels.hybrid.lengths", "'any'"),
-        (lambda v: v["kernels"]["hybrid"].pop("budgets"), "throughput.kernels.hybrid.budgets", "missing"),
-        (lambda v: v["kernels"].update(ops=["topk_select_into"], hybrid=None), "throughput.kernels.hybrid", "topk"),
-        (lambda v: v["decode"]["mine"].update(hf_contexts=[768]), "throughput.decode.mine.hf_contexts", "768"),
-        (lambda v: v["decode"]["mine"].update(prefill_contexts=[8]), "throughput.decode.mine.prefill_contexts", "512"),
-        (
-            lambda v: v["decode"]["mine"].update(hf_contexts=[512], hf_batches=[2]),
-            "throughput.decode.mine.hf_batches",
-            "2 in",
-        ),
-        (lambda v: v["decode"].update(miine={}), "throughput.decode.miine", "'mine'"),
-        (lambda v: v["decode"]["mine"].update(methods=["qest"]), "throughput.decode.mine.methods", "'quest'"),
-        (lambda v: v["decode"]["mine"].update(step=1), "throughput.decode.mine.step", "'steps'"),
-        (lambda v: v["decode"]["mine"].update(rounds=1), "throughput.decode.mine.rounds", "1"),
-        (lambda v: v["decode"]["mine"].update(forward_rows=[9, 1]), "throughput.decode.mine.forward_rows.list", "is 1"),
-        (
-            lambda v: v["decode"]["mine"].update(forward_rows=[9, 9]),
-            "throughput.decode.mine.forward_rows.list",
-            "twice",
-        ),
-        (lambda v: v["decode"]["mine"].update(steps=512), "throughput.decode.mine.steps", "512"),
-        (lambda v: v["decode"]["mine"].update(stages="yes"), "throughput.decode.mine.stages", "'yes'"),
-        (lambda v: v["decode"]["mine"].update(hf_contexts=[0]), "throughput.decode.mine.hf_contexts", "0"),
+        (KERNELS | {"bench": "kernel"}, "bench", "'kernels'"),
+        (KERNELS | {"ops": ["topk_selec"]}, "ops", "'topk_select'"),
+        (KERNELS | {"model": "llama3-8"}, "model", "'llama3-8b'"),
+        (KERNELS | {"contexts": [8]}, "contexts", "8"),
+        (KERNELS | {"budgets": [0]}, "budgets", "0;"),
+        (KERNELS | {"ops": ["hybrid_attention"]}, "full_heads", "hybrid_attention is timed at its sizes"),
+        (KERNELS | {"steps": 3}, "steps", "is no key of bench kernels"),
+        (KERNELS | {"rows": [1]}, "rows", "1"),
+        (STEPS | {"variants": ["qest"]}, "variants", "'quest'"),
+        (STEPS | {"model": "miine"}, "model", "'mine'"),
+        (STEPS | {"model": "kernels"}, "model", "a job has that name"),
+        (STEPS | {"step": 1}, "step", "'steps'"),
+        (STEPS | {"rounds": 1}, "rounds", "1"),
+        (STEPS | {"steps": 512}, "contexts", "512"),
+        (STEPS | {"contexts": None}, "contexts", "missing"),
+        ({"bench": "rows", "model": "mine", "contexts": [512]}, "rows", "missing"),
+        (EQUAL | {"hits": {"quets": [0.9]}}, "hits", "'quest'"),
+        (EQUAL | {"hits": {"quest": [1.5]}}, "hits", "1.5"),
+        (EQUAL | {"contexts": [4098]}, "contexts", "more than 4100"),
+        (EQUAL | {"budgets": None}, "budgets", "missing"),
+        (OWN | {"models": {"quest": "mine"}}, "models", "full"),
+        (OWN | {"models": {"full": "llama3-8b"}}, "model", "mine"),
+        (OWN | {"models": {"full": "mine", "fat": "mine"}}, "variants", "fat"),
+        (OWN | {"contexts": [96]}, "contexts", "tokens are needed"),
     ],
 )
-def test_wrong_values_are_refused(edit: Callable[[dict[str, Any]], Any], key: str, says: str) -> None:
+def test_wrong_values_are_refused(grid: dict[str, Any], key: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build_run_config(edited(edit), "my.yaml")
-    assert str(caught.value).startswith(f"my.yaml: {key}: ") and says in str(caught.value)
+        spec_of(grid)
+    assert str(caught.value).startswith("my.yaml: throughput") and says in str(caught.value)
+    assert key in str(caught.value)
 
 
-def test_hybrid_sizes_alone_need_no_others() -> None:
-    values = edited(lambda v: v.update(kernels={"ops": ["hybrid_attention"], "hybrid": v["kernels"]["hybrid"]}))
-    spec = build_run_config(values, "c").throughput
-    assert spec is not None and spec.kernels.contexts == () and spec.kernels.hybrid is not None
-    miniature = edited(lambda v: v["kernels"].update(shape="miniature-shape"))
-    small = build_run_config(miniature, "c").throughput
-    assert small is not None and small.kernels.hybrid is not None and small.kernels.hybrid.full_heads == (0, 1, 2, 4)
+def test_the_form_of_earlier_versions_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ConfigError, match="a list of grids is needed"):
+        build_run_config(VALUES | {"throughput": {"decode": {}}}, "c")
 
 
-def test_a_model_named_like_the_kernels_job_is_refused() -> None:
-    values = edited(lambda v: v["decode"].update(kernels=v["decode"].pop("mine")))
-    values["models"] = {"kernels": {"path": "x"}}
-    with pytest.raises(ConfigError, match="kernels' job"):
-        build_run_config(values, "c")
-
-
-@pytest.mark.parametrize("profile", ["demo", "tiny", "h200", "bench"])
+@pytest.mark.parametrize("profile", ["demo", "tiny", "h200", "bench", "offload"])
 def test_the_shipped_profiles_time_something(profile: str) -> None:
     spec = load_run_config(ROOT / "config" / f"{profile}.yaml").throughput
-    assert spec is not None and spec.decode and (spec.kernels.ops or profile == "bench")
+    assert spec is not None and spec.grids and spec.jobs
 
 
-def test_contexts_and_labels_may_keep_to_a_part_of_the_grid() -> None:
-    values = copy.deepcopy(VALUES)
-    values["throughput"]["decode"]["mine"].update(
-        batches=[1, 4], smallest_batch_contexts=[1024], only={"quest": {"contexts": [512], "batches": [4]}}
-    )
-    run = build_run_config(values, "c")
-    assert run.throughput is not None
-    mine = run.throughput.decode["mine"]
-    assert [mine.times("full", 1024, batch) for batch in (1, 4)] == [True, False]
-    assert [mine.times("quest", *place) for place in ((512, 4), (512, 1), (1024, 1))] == [True, False, False]
-    config = ModelConfig("llama", 96, 64, 96, 4, 4, 2, 32, 2048, rope={"rope_theta": 1e4})
-    cells = decode_cells(Labels(run, "mine"), mine, config)
-    assert {(cell.context, cell.batch) for cell in cells if cell.label == "quest"} == {(512, 4)}
-    assert {(cell.context, cell.batch) for cell in cells if cell.label == "full"} == {(512, 1), (512, 4), (1024, 1)}
-
-
-def test_a_pass_is_timed_at_each_number_of_rows() -> None:
-    """A number alone makes the cells that it always made; records of several rows do not take each other's place."""
-
-    def cells(**given: Any) -> list[SpeedCell]:
-        run = build_run_config(edited(lambda v: v["decode"]["llama3-8b"].update(forward_contexts=[512], **given)), "c")
-        assert run.throughput is not None
-        return _cells(SimpleNamespace(run=run, name="llama3-8b"), run.throughput)  # type: ignore[arg-type]
-
-    one, several = cells(), cells(forward_rows=[2, 41, 121])
-    rows = {cell.key: cell.params["rows"] for cell in several if cell.stage == "forward_rows"}
-    assert list(rows.values()) == [2, 41, 121] and {cell.key for cell in one} <= {cell.key for cell in several}
-    assert len(several) == len(one) + 2
-    (old,) = [cell for cell in one if cell.stage == "forward_rows"]
-    assert cells(forward_rows=41) == one and rows[old.key] == 41
-
-
-@pytest.mark.parametrize(
-    ("entry", "says"), [({"quets": {}}, "quest"), ({"quest": {"contexts": [300]}}, "nothing is timed there")]
-)
-def test_a_part_outside_the_grid_is_refused(entry: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        build_run_config(edited(lambda v: v["decode"]["mine"].update(only=entry)), "c")
+def test_a_grid_has_few_keys() -> None:
+    """At most 25 keys for all that is timed: whoever adds one says which one goes."""
+    assert len(Grid.__dataclass_fields__) <= 25

@@ -1,4 +1,4 @@
-"""Decode steps and their parts as blocks to time, each a CUDA graph where there are graphs."""
+"""Decode steps and their parts as cases to time, each a CUDA graph where there are graphs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import CacheShape, KVCache, empty_pair
 from longdecode.engine.prefill import Observed
 from longdecode.engine.request import Prompt, Request
 from longdecode.engine.sampling import Sampling
-from longdecode.engine.steppers import CorrectedStepper, SpeculativeStepper, Stepper, capture, make_stepper
+from longdecode.engine.steppers import CorrectedStepper, SpeculativeStepper, Stepper, make_stepper
 from longdecode.engine.token_block import TokenBlock
-from longdecode.evals.throughput.kernel_case import random_tree
-from longdecode.evals.throughput.timing import Block
+from longdecode.evals.throughput.kernel_ops import random_tree
+from longdecode.evals.throughput.timing import Case, captured, repeated
 from longdecode.kernels.linear import gated_linear, linear
 
-WARMUP_STEPS = 2
 _ENDLESS = 1 << 14
 """Tokens a request may generate: more than a block has steps, so that no row ends while it is timed."""
 
@@ -38,29 +36,33 @@ def fill_cache(cache: KVCache, tokens: int, seed: int) -> None:
     cache.stand_at(torch.full_like(cache.positions, tokens))
 
 
-def step_block(
-    decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int, steps: int
-) -> Block:
-    """Make a block of ``steps`` decode steps that ends with a query over ``context`` tokens.
+def step_case(
+    decoder: Decoder, cache: KVCache, method: AttentionMethod, variant: str, context: int, steps: int
+) -> Case:
+    """Make a case of ``steps`` decode steps that ends with a query over ``context`` tokens.
 
     Counters go back to their start before each block, so that the context does not drift.
 
     Args:
-        cache: filled, of the kind that the method decodes in; several blocks may share it, each after its own reset.
+        cache: filled, of the kind that the method decodes in; several cases may share it, each after its own reset.
     """
     stepper = new_stepper(decoder, cache, method, context - steps)
+    return stepper_case(stepper, stepper.step, variant, steps)
+
+
+def stepper_case(
+    stepper: Stepper, work: Callable[[], object], variant: str, steps: int = 1, keep: Sequence[Tensor] = ()
+) -> Case:
+    """Make a case of some work of a stepper, done ``steps`` times; its counters go back before each block."""
     reset = resetter(stepper)
-    advance = captured(stepper.step, decoder.device, reset)
-
-    def block() -> None:
-        for _ in range(steps):
-            advance()
-
-    return Block(label, block, calls=steps, reset=reset, keep=(stepper, advance))
+    advance = captured(work, stepper.decoder.device, reset)
+    caches = tuple({id(state.cache): state.cache for state in stepper.states}.values())
+    run = repeated(advance, steps)
+    return Case(variant, run, calls=steps, reset=reset, keep=(stepper, advance, keep), caches=caches)
 
 
-def correction_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int) -> Block:
-    """Make a block of one correction: a dense step, or the latest tokens run again as one chunk.
+def correction_case(decoder: Decoder, cache: KVCache, method: AttentionMethod, variant: str, context: int) -> Case:
+    """Make a case of one correction: a dense step, or the latest tokens run again as one chunk.
 
     It ends with a query over ``context`` tokens. The tokens are any: time does not depend on them.
 
@@ -69,20 +71,19 @@ def correction_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, 
     """
     correction = method.correction
     if correction is None:
-        raise UnsupportedCellError(f"{label} corrects nothing")
+        raise UnsupportedCellError(f"{variant} corrects nothing")
     rewrite = correction.mode == "rewrite"
     if rewrite and correction.period > context:
         raise UnsupportedCellError(f"{correction.period} tokens are rewritten; the context has {context}")
     stepper = cast(CorrectedStepper, new_stepper(decoder, cache, method, context - (not rewrite)))
-    reset = resetter(stepper)
-    correct = captured(stepper.correct, decoder.device, reset)
-    return Block(label, correct, reset=reset, keep=(stepper, correct))
+    return stepper_case(stepper, stepper.correct, variant)
 
 
-def speculation_block(
-    decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int, stage: str
-) -> Block:
-    """Make a block of one speculative step, or of one of its stages, whose last row reads ``context`` tokens.
+def speculation_case(
+    decoder: Decoder, cache: KVCache, method: AttentionMethod, variant: str, context: int,
+    stage: str = "speculative_step",
+) -> Case:  # fmt: skip
+    """Make a case of one speculative step, or of one of its stages, whose last row reads ``context`` tokens.
 
     Args:
         stage: ``speculative_step`` for all three of ``draft``, ``verify`` (one dense pass over the drafts) and ``keep``
@@ -92,36 +93,35 @@ def speculation_block(
         UnsupportedCellError: the method drafts nothing, or more than the context has.
     """
     if method.draft is None:
-        raise UnsupportedCellError(f"{label} drafts nothing")
+        raise UnsupportedCellError(f"{variant} drafts nothing")
     rows = method.draft.tree.rows
     if rows >= context:
         raise UnsupportedCellError(f"{rows} tokens are verified; the context has {context}")
     stepper = cast(SpeculativeStepper, new_stepper(decoder, cache, method, context - rows))
-    reset = resetter(stepper)
+    back = resetter(stepper)
     starts = stepper.state.dense.lengths.clone()
     with torch.no_grad():
         nodes = stepper.proposer.propose()
         hidden, logits = stepper.verify(starts, nodes)
+    back()
     works: dict[str, Callable[[], object]] = {
         "speculative_step": stepper.step,
         "draft": stepper.proposer.propose,
         "verify": lambda: stepper.verify(starts, nodes),
         "keep": lambda: stepper.accept(starts, nodes, hidden, logits),
     }
-    run = captured(works[stage], decoder.device, reset)
-    return Block(label, run, reset=reset, keep=(stepper, run, starts, nodes, hidden, logits))
+    return stepper_case(stepper, works[stage], variant, keep=(starts, nodes, hidden, logits))
 
 
-def rows_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, label: str, context: int, rows: int) -> Block:
-    """Make a block of one forward pass over ``rows`` tokens a sequence under a tree mask, LM head of all rows included.
+def rows_case(decoder: Decoder, cache: KVCache, method: AttentionMethod, variant: str, context: int, rows: int) -> Case:
+    """Make a case of one forward pass over ``rows`` tokens a sequence under a tree mask, LM head of all rows included.
 
     The last row's slot is ``context - 1``; the cache's counters stay as they are.
     """
     state = method.decode_in(cache)
-    device = decoder.device
-    mask, depths = random_tree(rows, device)
-    starts = torch.full((cache.batch,), context - rows, device=device)
-    tokens = torch.zeros(cache.batch, rows, dtype=torch.int64, device=device)
+    mask, depths = random_tree(rows, decoder.device)
+    starts = torch.full((cache.batch,), context - rows, device=decoder.device)
+    tokens = torch.zeros(cache.batch, rows, dtype=torch.int64, device=decoder.device)
     block = TokenBlock(tokens, starts[:, None] + depths, mask, starts, reads="dense")
     none = torch.zeros_like(starts)
 
@@ -130,11 +130,11 @@ def rows_block(decoder: Decoder, cache: KVCache, method: AttentionMethod, label:
         state.accept(none)
         decoder.logits(hidden)
 
-    return Block(label, captured(forward, device), keep=(state, block, none))
+    return Case(variant, captured(forward, decoder.device), keep=(state, block, none))
 
 
-def projections_block(decoder: Decoder, batch: int) -> Block:
-    """Make a block of all linear calls of one step and nothing else: every layer's projections and the LM head."""
+def projections_case(decoder: Decoder, batch: int) -> Case:
+    """Make a case of all linear calls of one step and nothing else: every layer's projections and the LM head."""
     config, dtype, device = decoder.config, decoder.dtype, decoder.device
     x = torch.randn(batch, 1, config.hidden_size, device=device).to(dtype)
     heads = torch.randn(batch, 1, config.num_heads * config.head_dim, device=device).to(dtype)
@@ -146,11 +146,11 @@ def projections_block(decoder: Decoder, batch: int) -> Block:
             linear(gated_linear(x, layer.gate_up), layer.down)
         linear(x[:, 0], decoder.weights.lm_head)
 
-    return Block("projections", captured(run, device), keep=(x, heads))
+    return Case("projections", captured(run, device), keep=(x, heads))
 
 
-def setup_block(method: AttentionMethod, cache: KVCache, label: str, context: int) -> Block:
-    """Make a block of what the method does once between prefill and the first step.
+def setup_case(method: AttentionMethod, cache: KVCache, variant: str, context: int) -> Case:
+    """Make a case of what the method does once between prefill and the first step.
 
     A method with a cache of its own moves what it keeps of every layer into it; one random layer stands for all.
     """
@@ -168,59 +168,27 @@ def setup_block(method: AttentionMethod, cache: KVCache, label: str, context: in
         cache.stand_at(lengths)
         method.decode_in(cache)
 
-    return Block(label, start)
+    return Case(variant, start, caches=(cache,))
 
 
-def captured(
-    run: Callable[[], object], device: torch.device, reset: Callable[[], None] = lambda: None
-) -> Callable[[], None]:
-    """Return the replay of ``run`` captured as a graph after a warm-up on a side stream; on a CPU ``run`` itself.
-
-    The graph is kept alive by what is returned; the tensors that ``run`` closes over by the caller.
-
-    Args:
-        reset: called before each warm-up and before the capture; more steps in a row than a block has leave the cache.
-    """
-
-    @torch.no_grad()
-    def work() -> None:
-        run()
-
-    if device.type != "cuda":
-        return work
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARMUP_STEPS):
-            reset()
-            work()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    torch.cuda.synchronize(device)
-    reset()
-    return capture(work, device)
+def prefill_case(decoder: Decoder, cache: KVCache, variant: str, context: int, chunk: int, seed: int) -> Case:
+    """Make a case of the dense prefill of random tokens, LM head of the last row included."""
+    generator = torch.Generator().manual_seed(seed)
+    vocab = decoder.config.vocab_size
+    prompts = [torch.randint(vocab, (context,), generator=generator) for _ in range(cache.batch)]
+    return Case(variant, repeated(lambda: decoder.prefill(prompts, cache, chunk), 1), caches=(cache,))
 
 
 def new_stepper(decoder: Decoder, cache: KVCache, method: AttentionMethod, tokens: int) -> Stepper:
     """Start a method in ``cache`` with ``tokens`` tokens a row, with requests that do not end while it is timed."""
     cache.stand_at(torch.full_like(cache.positions, tokens))
-    requests = tuple(Request((0,) * tokens, max_new_tokens=_ENDLESS) for _ in range(cache.batch))
+    requests = tuple(Request((0,) * tokens, max_new_tokens=_ENDLESS) for row in range(cache.batch))
     logits = torch.zeros(cache.batch, decoder.config.vocab_size, dtype=torch.float32, device=decoder.device)
-    observed = _observed(method, cache.shape, tokens) if method.draft else {}
+    prompt = Prompt(requests, cache, logits, 0.0, _observed(method, cache.shape, tokens) if method.draft else {})
     with torch.no_grad():
-        stepper = make_stepper(
-            decoder, Sampling(), Prompt(requests, cache, logits, 0.0, observed), method, keep_prompt=False
-        )
+        stepper = make_stepper(decoder, Sampling(), prompt, method, keep_prompt=False)
     method.settle(stepper.state)
     return stepper
-
-
-def _observed(method: AttentionMethod, shape: CacheShape, tokens: int) -> Observed:
-    """Return what the method's prefill observers would keep, with random values."""
-    found: dict[str, Sequence[Tensor]] = {}
-    for observer in method.observers():
-        observer.begin(shape, [tokens] * shape.batch)
-        found[observer.key] = [observer.layer(layer).normal_() for layer in range(shape.config.num_layers)]
-    return found
 
 
 def resetter(stepper: Stepper) -> Callable[[], None]:
@@ -238,7 +206,10 @@ def resetter(stepper: Stepper) -> Callable[[], None]:
     return reset
 
 
-def states_of(block: Block) -> tuple[DecodeState, ...]:
-    """Return the decode states that a block of steps works in."""
-    stepper: Stepper = block.keep[0]
-    return stepper.states
+def _observed(method: AttentionMethod, shape: CacheShape, tokens: int) -> Observed:
+    """Return what the method's prefill observers would keep, with random values."""
+    found: dict[str, Sequence[Tensor]] = {}
+    for observer in method.observers():
+        observer.begin(shape, [tokens] * shape.batch)
+        found[observer.key] = [observer.layer(layer).normal_() for layer in range(shape.config.num_layers)]
+    return found

@@ -1,0 +1,286 @@
+"""The ops of the kernel bench at a size: what goes in, our call, the bytes it must move, how results compare."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.errors import GateError, UnsupportedCellError
+from longdecode.engine.model_config import ModelConfig
+from longdecode.kernels.decode_attention import decode_attention
+from longdecode.kernels.dispatch import naive_kernels
+from longdecode.kernels.linear import gated_linear, linear
+from longdecode.kernels.page_minmax import PageBounds
+from longdecode.kernels.page_score import page_score
+from longdecode.kernels.sparse_decode_attention import EVERYTHING, sparse_decode_attention
+from longdecode.kernels.topk_select import topk_select
+
+COLD_BYTES = 3 * (60 << 20)
+"""Bytes that a rotation covers, three times the last-level cache of an H200, so that no call finds its input there."""
+MAX_SETS = 64
+PAGE, HYBRID_BLOCK = 16, 64
+"""Tokens a page, and a block of hybrid layers as LycheeDecode times its kernel."""
+_SCORE_BYTES, _INDEX_BYTES = 4, 8
+_TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 2e-4}
+"""Largest error allowed, as a share of the largest value; by dtype of the inputs."""
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Hold the sizes of an op; ``context`` is 0 for ops that do not depend on it."""
+
+    config: ModelConfig
+    context: int
+    batch: int
+    budget_tokens: int | None
+    device: torch.device
+    dtype: torch.dtype
+    full_heads: int = 0
+    rows: int = 1
+    tree: bool = False
+
+    def smaller(self) -> Size:
+        """Return a size for the correctness gate, no larger in any direction."""
+        context = min(self.context, 2048)
+        budget = None if self.budget_tokens is None else min(self.budget_tokens, max(16, context // 4))
+        return replace(self, context=context, batch=min(self.batch, 2), budget_tokens=budget)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Return random normal values in the size's dtype."""
+        return torch.randn(shape, device=self.device, dtype=self.dtype)
+
+    def whole(self, *shape: int, value: int) -> Tensor:
+        """Return int64 values, all alike."""
+        return torch.full(shape, value, device=self.device, dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An op at a size.
+
+    Args:
+        draw: makes one set of inputs.
+        ours: the op as methods call it.
+        read_bytes: bytes that one call must move at least.
+        params: what records say of it.
+        view: the part of a result that a peer computes too.
+        peer_bytes: bytes that peers must move where it is something else.
+    """
+
+    draw: Callable[[], Inputs]
+    ours: Callable[[Inputs], Any]
+    read_bytes: int
+    params: dict[str, Any] = field(default_factory=dict)
+    view: Callable[[Tensor], Tensor] = lambda result: result
+    peer_bytes: int | None = None
+
+    def sets(self, device: torch.device) -> int:
+        """Count input sets in rotation: enough that the last-level cache is cold, up to a limit."""
+        return min(MAX_SETS, max(1, math.ceil(COLD_BYTES / self.read_bytes))) if device.type == "cuda" else 1
+
+    def gate(self, dtype: torch.dtype) -> None:
+        """Hold ours against the definition on fresh random inputs.
+
+        Raises:
+            GateError: they differ by more than rounding.
+        """
+        inputs = self.draw()
+        got = self.ours(inputs)
+        with naive_kernels():
+            want = self.ours(inputs)
+        if (error := difference(got, want)) > _TOLERANCE[dtype]:
+            raise GateError(f"differs from its definition by {error:.3g} of its largest value")
+
+    def require_same(self, peer: Tensor, mine: Tensor, dtype: torch.dtype) -> None:
+        """Hold a peer's result against ours, to twice the tolerance, since both sides round.
+
+        Raises:
+            GateError: they differ.
+        """
+        if difference(self.view(peer.view(mine.shape)), self.view(mine)) > 2 * _TOLERANCE[dtype]:
+            raise GateError("gives another result than ours on the same inputs")
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    """Return the largest difference as a share of the largest value; infinite where one side alone is not finite.
+
+    Whole numbers differ infinitely or not at all.
+    """
+    finite = torch.isfinite(want)
+    if got.shape != want.shape or not torch.equal(torch.isfinite(got), finite):
+        return math.inf
+    if not want.is_floating_point():
+        return 0.0 if torch.equal(got, want) else math.inf
+    if not bool(finite.any()):
+        return 0.0
+    scale = max(float(want[finite].abs().max()), 1e-6)
+    return float((got[finite].double() - want[finite].double()).abs().max()) / scale
+
+
+def make_op(name: str, size: Size) -> Op:
+    """Make an op of ``spec.OPS`` at a size.
+
+    Raises:
+        UnsupportedCellError: nothing is left to select at this budget.
+    """
+    match name:
+        case "decode_attention" | "decode_attention_rows":
+            return _attention(size)
+        case "sparse_decode_attention":
+            return _listed(size, PAGE)
+        case "sparse_decode_attention_tokens":
+            return _listed(size, 1)
+        case "hybrid_attention":
+            return _listed(size, HYBRID_BLOCK)
+        case "page_score":
+            return _page_score(size)
+        case "topk_select":
+            return _topk_select(size)
+    return _projection(size, name)
+
+
+def _attention(size: Size) -> Op:
+    """Dense attention of the last rows over the whole context, causal or in a tree; the cache is read once for all."""
+    if size.rows == 1:
+        return Op(lambda: _cache(size), _dense, _cache_bytes(size))
+    mask = random_tree(size.rows, size.device)[0] if size.tree else None
+    shape = (size.batch, size.config.num_heads, size.rows, size.config.head_dim)
+    params = {"rows": size.rows, "mask": "tree" if size.tree else "causal"}
+    return Op(lambda: _cache(size) | {"q": size.normal(*shape), "mask": mask}, _dense, _cache_bytes(size), params)
+
+
+def _dense(x: Inputs) -> Tensor:
+    return decode_attention(x["q"], x["k"], x["v"], x["lengths"], mask=x.get("mask"))[0]
+
+
+def _listed(size: Size, block: int) -> Op:
+    """Attention over ``budget`` tokens per KV head, in blocks, indices given; ``full_heads`` heads read everything.
+
+    Those heads are spread over the layer. Peers of a hybrid layer read all heads whole, and are held against ours
+    where ours does.
+    """
+    config, picked = size.config, _budget(size, block) // block
+    heads, count, blocks = config.num_kv_heads, size.full_heads, -(-size.context // block)
+    full = [head for head in range(heads) if (head + 1) * count // heads > head * count // heads]
+    listed = size.batch * (heads - len(full))
+    token = 2 * config.head_dim * size.dtype.itemsize
+    read = size.batch * len(full) * size.context * token + listed * picked * (block * token + _INDEX_BYTES)
+
+    def draw() -> Inputs:
+        counts = size.whole(size.batch, heads, value=picked)
+        counts[:, full] = EVERYTHING
+        chosen = torch.rand(size.batch, heads, blocks, device=size.device).topk(picked, dim=-1).indices
+        return _cache(size) | {"indices": chosen.sort(dim=-1).values, "counts": counts, "block": block}
+
+    def ours(x: Inputs) -> Tensor:
+        return sparse_decode_attention(
+            x["q"], x["k"], x["v"], x["indices"], x["counts"], block_size=block, kv_lengths=x["lengths"],
+            uneven=bool(full),
+        )[0]  # fmt: skip
+
+    params = {"block": block, "blocks": picked}
+    if block != HYBRID_BLOCK:
+        return Op(draw, ours, read, params)
+    return Op(
+        draw, ours, read, params, lambda result: result.unflatten(1, (heads, -1))[:, full], _cache_bytes(size)
+    )  # fmt: skip
+
+
+def _page_score(size: Size) -> Op:
+    """Upper bounds of every page's scores, the largest over a KV head's queries."""
+    config, pages = size.config, -(-size.context // PAGE)
+    shape = (size.batch, config.num_kv_heads, pages, config.head_dim)
+    entries = size.batch * config.num_kv_heads * pages
+
+    def draw() -> Inputs:
+        low, query = size.normal(*shape), size.normal(size.batch, config.num_heads, 1, config.head_dim)
+        bounds = PageBounds(low, low + size.normal(*shape).abs())
+        return {"q": query, "bounds": bounds, "pages": size.whole(size.batch, value=pages)}
+
+    moved = entries * (2 * config.head_dim * size.dtype.itemsize + _SCORE_BYTES)
+    return Op(draw, lambda x: page_score(x["q"], x["bounds"], x["pages"], group="max"), moved)
+
+
+def _topk_select(size: Size) -> Op:
+    """The choice of the best pages, one score each; the budget in pages of 16."""
+    heads, pages, picked = size.config.num_kv_heads, -(-size.context // PAGE), _budget(size, PAGE) // PAGE
+
+    def draw() -> Inputs:
+        # float32 whatever the dtype, as scores are: narrower ones would tie, and peers break ties as they like.
+        scores = torch.randn(size.batch, heads, pages, device=size.device)
+        return {"scores": scores, "valid": size.whole(size.batch, value=pages), "k": picked}
+
+    moved = size.batch * heads * (pages * _SCORE_BYTES + picked * _INDEX_BYTES)
+    return Op(
+        draw, lambda x: topk_select(x["scores"], picked, x["valid"])[0], moved, {"k": picked, "entries": pages},
+        lambda result: result.long().sort(dim=-1).values,
+    )  # fmt: skip
+
+
+def _projection(size: Size, name: str) -> Op:
+    """A projection of one token a row by a weight ``[rows, columns]``."""
+    config = size.config
+    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, ffn, gated = config.hidden_size, config.intermediate_size, name == "gated_linear"
+    rows, columns = {
+        "linear_qkv": (q_width + 2 * kv_width, hidden),
+        "linear_o": (hidden, q_width),
+        "linear_down": (hidden, ffn),
+        "linear_lm_head": (config.vocab_size, hidden),
+        "gated_linear": (2 * ffn, hidden),
+    }[name]
+    moved = (rows * columns + size.batch * (columns + (rows // 2 if gated else rows))) * size.dtype.itemsize
+    return Op(
+        lambda: {"x": size.normal(size.batch, 1, columns), "weight": size.normal(rows, columns) * columns**-0.5},
+        lambda x: (gated_linear if gated else linear)(x["x"], x["weight"]), moved, {"rows": rows, "columns": columns},
+    )  # fmt: skip
+
+
+def _cache_bytes(size: Size) -> int:
+    """Return bytes of the keys and values of one layer."""
+    return 2 * size.batch * size.config.num_kv_heads * size.context * size.config.head_dim * size.dtype.itemsize
+
+
+def _cache(size: Size) -> Inputs:
+    """Return one layer's queries, cache and lengths; every row is filled."""
+    config = size.config
+    stored = {name: size.normal(size.batch, config.num_kv_heads, size.context, config.head_dim) for name in ("k", "v")}
+    query = size.normal(size.batch, config.num_heads, 1, config.head_dim)
+    return stored | {"q": query, "lengths": size.whole(size.batch, value=size.context)}
+
+
+def _budget(size: Size, block: int) -> int:
+    """Return the budget in tokens, whole blocks.
+
+    Raises:
+        UnsupportedCellError: it is under one block or covers the context, so that nothing is selected.
+    """
+    budget = (size.budget_tokens or 0) // block * block
+    if budget < block or budget >= size.context:
+        raise UnsupportedCellError(
+            f"a budget of {size.budget_tokens} tokens leaves nothing to select of {size.context} in blocks of {block}"
+        )
+    return budget
+
+
+def random_tree(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the mask ``[T, T]`` of a random draft tree of ``T`` nodes, and their depths ``[T]`` int64."""
+    draw = random.Random(f"tree {rows}")
+    mask = torch.eye(rows, dtype=torch.bool)
+    for node in range(1, rows):
+        mask[node] |= mask[draw.randrange(node)]
+    return mask.to(device), (mask.sum(dim=1) - 1).to(device)
+
+
+def whole_mask(x: Inputs) -> Tensor:
+    """Return which of all stored keys the last rows see, causally or in a tree, ``[T, S]`` bool."""
+    rows, tokens = x["q"].shape[2], x["k"].shape[2]
+    own = x["q"].new_ones(rows, rows, dtype=torch.bool).tril() if x["mask"] is None else x["mask"]
+    return torch.cat((own.new_ones(rows, tokens - rows), own), dim=1)

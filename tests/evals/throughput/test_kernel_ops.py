@@ -1,0 +1,291 @@
+"""Kernel ops: bytes by hand, gates that catch a wrong kernel, peers that agree, rotations that are cold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longdecode.engine.errors import GateError, UnsupportedCellError
+from longdecode.evals.throughput import kernel_ops, peers
+from longdecode.evals.throughput.kernel_ops import (
+    COLD_BYTES,
+    HYBRID_BLOCK,
+    MAX_SETS,
+    Inputs,
+    Size,
+    difference,
+    make_op,
+    random_tree,
+    whole_mask,
+)
+from longdecode.evals.throughput.models import shape_config
+from longdecode.evals.throughput.peers import PEERS
+from longdecode.evals.throughput.shapes import RAW_SHAPES
+from longdecode.evals.throughput.spec import OPS
+
+CPU = torch.device("cpu")
+HEADS, GROUP, DIM = 4, 2, 32
+
+
+def size_of(context: int = 512, batch: int = 2, budget: int | None = 64, **sizes: Any) -> Size:
+    return Size(shape_config("miniature-shape"), context, batch, budget, CPU, torch.float32, **sizes)
+
+
+CASES = [
+    *((op, size_of(full_heads=int(op == "hybrid_attention"))) for op in OPS if op != "decode_attention_rows"),
+    *(("decode_attention_rows", size_of(rows=rows, tree=tree)) for rows, tree in ((2, False), (41, False), (41, True))),
+]
+
+
+@pytest.mark.parametrize(("op", "size"), CASES)
+def test_every_op_passes_its_gate_and_agrees_with_its_peers(op: str, size: Size, seed: int) -> None:
+    torch.manual_seed(seed)
+    made = make_op(op, size)
+    made.gate(size.dtype)
+    inputs = made.draw()
+    mine = made.ours(inputs)
+    for label, peer in PEERS[op].items():
+        if label in ("flashinfer", "torch_cudnn") or (label == "torch_flash" and size.tree):
+            with pytest.raises(UnsupportedCellError, match=r"CUDA|tree mask"):
+                peer(size, inputs)
+            continue
+        found = peer(size, inputs)()
+        made.require_same(found, mine, size.dtype)
+        wrong = found.roll(1, -1) + 1
+        with pytest.raises(GateError, match="another result"):
+            made.require_same(wrong, mine, size.dtype)
+
+
+def test_every_op_has_peers() -> None:
+    assert set(OPS) == set(PEERS) and all(PEERS.values())
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "wrong"),
+    [
+        ("decode_attention", "decode_attention", lambda out: (out[0] * 1.05, out[1])),
+        ("sparse_decode_attention", "sparse_decode_attention", lambda out: (out[0].roll(1, 1), out[1])),
+        ("hybrid_attention", "sparse_decode_attention", lambda out: (out[0].roll(1, 1), out[1])),
+        ("page_score", "page_score", lambda out: out + 1),
+        ("topk_select", "topk_select", lambda out: (out[0] + 1, out[1])),
+        ("linear_o", "linear", lambda out: out * float("nan")),
+    ],
+)
+def test_a_wrong_kernel_fails_its_gate(monkeypatch: pytest.MonkeyPatch, op: str, name: str, wrong: Any) -> None:
+    """The first call is ours, the second the definition's."""
+    good, calls = getattr(kernel_ops, name), []
+
+    def broken(*args: Any, **rest: Any) -> Any:
+        calls.append(name)
+        return wrong(good(*args, **rest)) if len(calls) == 1 else good(*args, **rest)
+
+    monkeypatch.setattr(kernel_ops, name, broken)
+    with pytest.raises(GateError, match="differs from its definition"):
+        make_op(op, size_of(full_heads=int(op == "hybrid_attention"))).gate(torch.float32)
+    assert len(calls) == 2
+
+
+def test_a_difference_is_a_share_of_the_largest_value() -> None:
+    want = torch.tensor([0.0, 4.0, float("-inf")])
+    assert difference(want.clone(), want) == 0
+    assert difference(torch.tensor([1.0, 4.0, float("-inf")]), want) == 0.25
+    assert difference(torch.tensor([0.0, 4.0, 9.0]), want) == float("inf")
+    assert difference(torch.tensor([1, 2]), torch.tensor([1, 3])) == float("inf")
+
+
+def test_bytes_by_hand() -> None:
+    """4 KV heads of 32 in float32; 512 tokens in 32 pages of 16, batch 2, a budget of 64 tokens."""
+    kv_token = 2 * (2 * 4 * 32 * 4)  # keys and values of batch x heads x channels
+    read = {op: make_op(op, size).read_bytes for op, size in CASES}
+    assert read["decode_attention"] == read["decode_attention_rows"] == 512 * kv_token
+    assert read["sparse_decode_attention"] == 64 * kv_token + 2 * 4 * 4 * 8
+    assert read["sparse_decode_attention_tokens"] == 64 * kv_token + 2 * 4 * 64 * 8
+    assert read["page_score"] == 32 * kv_token + 2 * 4 * 32 * 4
+    assert read["topk_select"] == 2 * 4 * (32 * 4 + 4 * 8)
+    assert read["linear_down"] == 4 * (256 * 640 + 2 * (640 + 256))
+    token = 2 * DIM * 4
+    hybrid = make_op("hybrid_attention", size_of(704, budget=200, full_heads=1))  # 11 blocks, of which a list has 3
+    assert hybrid.read_bytes == 2 * (704 * token + 3 * (192 * token + 3 * 8))
+    assert hybrid.peer_bytes == 2 * 4 * 704 * token
+
+
+def by_hand(x: Inputs, row: int, head: int, tokens: Tensor) -> Tensor:
+    """Outputs of a KV head's queries over some tokens, in float64."""
+    q = x["q"][row, head * GROUP : (head + 1) * GROUP, 0].double()
+    keys, values = (x[name][row, head, tokens].double() for name in ("k", "v"))
+    return (q @ keys.T / DIM**0.5).softmax(dim=-1) @ values
+
+
+@pytest.mark.parametrize(("full_heads", "full"), [(0, set()), (1, {3}), (2, {1, 3}), (4, {0, 1, 2, 3})])
+def test_some_heads_read_everything_and_the_others_their_blocks(full_heads: int, full: set[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    op = make_op("hybrid_attention", size_of(700, budget=200, full_heads=full_heads))
+    x = op.draw()
+    out = op.ours(x)
+    for row in range(2):
+        for head in range(HEADS):
+            listed = x["indices"][row, head, : int(x["counts"][row, head])]
+            tokens = (listed[:, None] * HYBRID_BLOCK + torch.arange(HYBRID_BLOCK)).flatten()
+            tokens = torch.arange(700) if head in full else tokens[tokens < 700]
+            assert len(tokens.unique()) == len(tokens) and (head in full or 128 < len(tokens) <= 192)
+            mine = out[row, head * GROUP : (head + 1) * GROUP, 0].double()
+            torch.testing.assert_close(mine, by_hand(x, row, head, tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_dense_peers_of_a_hybrid_layer_are_held_against_the_heads_that_read_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    op, size = make_op("hybrid_attention", size_of(full_heads=2)), size_of(full_heads=2)
+    x = op.draw()
+    found, mine = peers.flash(size, x)(), op.ours(x)
+    found[:, 0] += 1.0  # queries of KV head 0, which reads a list
+    op.require_same(found, mine, size.dtype)
+    found[:, 1] += 1.0  # of KV head 1, which reads everything
+    with pytest.raises(GateError):
+        op.require_same(found, mine, size.dtype)
+
+
+def test_rows_see_the_prefix_and_their_own_part_of_the_block(seed: int) -> None:
+    torch.manual_seed(seed)
+    mask, depths = random_tree(41, CPU)
+    parents = [int(row[:node].nonzero()[-1]) if node else -1 for node, row in enumerate(mask)]
+    assert mask.diagonal().all() and not mask.triu(1).any() and depths[0] == 0
+    for node in range(1, 41):
+        assert mask[node, :node].equal(mask[parents[node], :node]) and depths[node] == depths[parents[node]] + 1
+    op = make_op("decode_attention_rows", size_of(rows=41, tree=True))
+    x = op.draw()
+    visible = whole_mask(x)
+    assert visible.shape == (41, 512) and visible[:, :471].all() and visible[:, 471:].equal(mask)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        x["q"].double(), x["k"].double(), x["v"].double(), attn_mask=visible, enable_gqa=True
+    )
+    torch.testing.assert_close(op.ours(x).double(), want, atol=1e-5, rtol=1e-5)
+    assert op.params == {"rows": 41, "mask": "tree"}
+
+
+@pytest.mark.parametrize(
+    ("op", "budget"), [("sparse_decode_attention", 512), ("hybrid_attention", 63), ("topk_select", 15)]
+)
+def test_a_budget_that_leaves_nothing_to_select_is_unsupported(op: str, budget: int) -> None:
+    with pytest.raises(UnsupportedCellError, match=f"{budget} tokens"):
+        make_op(op, size_of(budget=budget))
+
+
+def test_a_rotation_is_larger_than_the_last_level_cache_three_times() -> None:
+    device = torch.device("cuda")  # never touched: sizes only
+    size = Size(shape_config("llama3-8b"), 8192, 1, 4096, device, torch.bfloat16)
+    op = make_op("decode_attention", size)
+    assert op.sets(device) == 6 and 6 * op.read_bytes >= COLD_BYTES == 3 * 60 * 2**20  # 33.6 MB a set
+    assert make_op("topk_select", size).sets(device) == MAX_SETS and op.sets(CPU) == 1
+
+
+def test_shapes_are_the_published_ones() -> None:
+    """Parameters without norms: 8.03 and 8.19 billion, as the models' cards say."""
+
+    def count(raw: dict[str, Any]) -> int:
+        hidden, dim = raw["hidden_size"], raw["head_dim"]
+        heads = (2 * raw["num_attention_heads"] + 2 * raw["num_key_value_heads"]) * dim
+        layer = hidden * (heads + 3 * raw["intermediate_size"])
+        return int(raw["num_hidden_layers"] * layer + 2 * raw["vocab_size"] * hidden)
+
+    assert count(RAW_SHAPES["llama3-8b"]) == pytest.approx(8.03e9, rel=1e-3)
+    assert count(RAW_SHAPES["qwen3-8b"]) == pytest.approx(8.19e9, rel=1e-3)
+    assert shape_config("llama3-8b", 524288).max_positions == 524288
+
+
+class PagedWrapper:
+    """FlashInfer's decode wrapper in plain torch: NHD pages, planned before it runs, buffers of fixed size."""
+
+    def __init__(self, workspace: Tensor, layout: str, **options: Any):
+        assert layout == "NHD" and options["use_cuda_graph"] and options["use_tensor_cores"]
+        assert not bool(workspace.any()), "the workspace must start at zero"
+        self.buffers = options
+
+    def plan(
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int, num_kv_heads: int,
+        head_dim: int, page_size: int, *, q_data_type: torch.dtype, kv_data_type: torch.dtype,
+    ) -> None:  # fmt: skip
+        assert indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
+        assert len(self.buffers["paged_kv_indptr_buffer"]) == len(indptr) == len(last_page_len) + 1
+        assert len(self.buffers["paged_kv_indices_buffer"]) >= len(indices)
+        assert (last_page_len == page_size).all()
+        self.planned = indptr.tolist(), indices.long(), page_size, (num_qo_heads, num_kv_heads), head_dim
+
+    def run(self, q: Tensor, kv: tuple[Tensor, Tensor]) -> Tensor:
+        indptr, indices, page, (heads, kv_heads), dim = self.planned
+        out = torch.empty_like(q)
+        assert q.shape[1:] == (heads, dim) and q.is_contiguous()
+        assert all(x.shape[1:] == (page, kv_heads, dim) for x in kv)
+        for request in range(len(q)):
+            pages = indices[slice(*indptr[request : request + 2])]
+            keys, values = (x[pages].flatten(0, 1).repeat_interleave(heads // kv_heads, dim=1) for x in kv)
+            weights = torch.einsum("hd,thd->ht", q[request], keys).mul(dim**-0.5).softmax(dim=-1)
+            out[request] = torch.einsum("ht,thd->hd", weights, values)
+        return out
+
+
+class PrefillWrapper:
+    """FlashInfer's paged prefill wrapper in plain torch; causal aligns the last row with the last key."""
+
+    def __init__(self, workspace: Tensor, layout: str):
+        assert layout == "NHD"
+
+    def plan(
+        self, qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int,
+        num_kv_heads: int, head_dim: int, page_size: int, *, custom_mask: Tensor | None, causal: bool,
+        q_data_type: torch.dtype, kv_data_type: torch.dtype,
+    ) -> None:  # fmt: skip
+        assert qo_indptr.dtype == indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
+        assert causal == (custom_mask is None) and (last_page_len == page_size).all()
+        self.planned = qo_indptr.tolist(), indptr.tolist(), indices.long(), custom_mask, num_qo_heads // num_kv_heads
+
+    def run(self, q: Tensor, kv: tuple[Tensor, Tensor]) -> Tensor:
+        starts, pages, indices, mask, group = self.planned
+        out, used = torch.empty_like(q), 0
+        for request in range(len(starts) - 1):
+            rows = slice(*starts[request : request + 2])
+            found = [x[indices[slice(*pages[request : request + 2])]].flatten(0, 1) for x in kv]
+            keys, values = (x.repeat_interleave(group, dim=1).transpose(0, 1) for x in found)
+            count, tokens = rows.stop - rows.start, keys.shape[1]
+            visible = torch.ones(count, tokens, dtype=torch.bool).tril(tokens - count)
+            if mask is not None:
+                visible = mask[used : used + count * tokens].view(count, tokens)
+                used += count * tokens
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                q[rows].transpose(0, 1), keys, values, attn_mask=visible
+            )
+            out[rows] = attended.transpose(0, 1)
+        assert mask is None or used == len(mask)
+        return out
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer replaced by wrappers that keep its contract."""
+    found = SimpleNamespace(
+        BatchDecodeWithPagedKVCacheWrapper=PagedWrapper, BatchPrefillWithPagedKVCacheWrapper=PrefillWrapper,
+        top_k=lambda scores, k: torch.topk(scores, k, dim=-1, sorted=False),
+    )  # fmt: skip
+    monkeypatch.setattr(peers, "flashinfer", lambda: found)
+    monkeypatch.setattr(peers, "_workspace", lambda device: torch.zeros(64, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [
+        ("decode_attention", {}), ("sparse_decode_attention", {}), ("sparse_decode_attention_tokens", {}),
+        ("topk_select", {}), ("hybrid_attention", {"full_heads": 4, "budget": 64}),
+        ("decode_attention_rows", {"rows": 8}), ("decode_attention_rows", {"rows": 41, "tree": True}),
+    ],
+)  # fmt: skip
+def test_flashinfer_gets_the_same_to_do(library: None, op: str, sizes: dict[str, Any], seed: int) -> None:
+    torch.manual_seed(seed)
+    size = size_of(**{"context": 128, "batch": 3, "budget": 48, **sizes})
+    made = make_op(op, size)
+    inputs = made.draw()
+    call: Callable[[], Tensor] = PEERS[op]["flashinfer"](size, inputs)
+    made.require_same(call(), made.ours(inputs), torch.float32)
