@@ -97,7 +97,8 @@ class Conformance(_Strict):
     ``budget_tokens`` is the small budget, doubled for parameters that need more; the contexts grow with it. ``params``
     hold where a case does not set them, ``launches`` likewise where a run's own launches are checked: values without
     which rounding grows. ``whole_budget_exact`` says that a budget over the context gives exactly Full's
-    logits; where not, ``why`` says so.
+    logits; where not, ``why`` says so. A cache that rounds says ``stored_bits`` of a number at least, and
+    ``stored_error``: how far a stored number may be from the exact one, as a share of the largest of its KV head.
     """
 
     budget_tokens: int = Field(default=64, ge=4)
@@ -105,6 +106,8 @@ class Conformance(_Strict):
     launches: dict[str, Any] = Field(default_factory=dict)
     whole_budget_exact: bool = True
     why: str = ""
+    stored_bits: int | None = Field(default=None, ge=1)
+    stored_error: float = Field(default=0.0, ge=0, lt=1)
 
 
 class Card(_Strict):
@@ -152,6 +155,8 @@ class Card(_Strict):
                 raise ValueError(f"conformance.{part} sets {', '.join(unknown)}, which is no knob of this card")
         if (self.rule == "none") != bool(self.rule_reason):
             raise ValueError("rule_reason is needed with rule: none, and only there")
+        if self.conformance.whole_budget_exact and self.conformance.stored_error:
+            raise ValueError("a cache with a stored_error is not exact: conformance.whole_budget_exact is false")
         if not (self.conformance.whole_budget_exact or self.conformance.why):
             raise ValueError("conformance.why is needed where whole_budget_exact is false")
         return self

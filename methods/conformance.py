@@ -163,10 +163,14 @@ def stored_keys_keep_their_rotation(bench: Bench) -> None:
             raise GateError(f"row {row} is at position {int(got.positions[row])} after {seen} tokens")
         for head in range(bench.config.num_kv_heads):
             (keys, values), (all_keys, all_values) = got.stored_kv(0, row, head), want.stored_kv(0, row, head)
-            token = torch.cdist(keys, all_keys).argmin(dim=1)
-            what = f"row {row}, head {head}"
-            _close(keys, all_keys[token], f"{what}: stored keys and keys at their original positions")
-            _close(values, all_values[token], f"{what}: values beside those keys")
+            what, error = f"row {row}, head {head}", bench.card.conformance.stored_error
+            # Rounded keys may be nearer to another's: a cache that rounds holds every token, in order.
+            token = torch.arange(seen) if error else torch.cdist(keys, all_keys).argmin(dim=1)
+            for part, exact, name in (
+                (keys, all_keys, "stored keys and keys at their original positions"),
+                (values, all_values, "values beside those keys"),
+            ):
+                _close(part, exact[token], f"{what}: {name}", error * float(exact.abs().max()))
             if len(set(token.tolist())) != len(keys):
                 raise GateError(f"{what} stores {len(keys)} tokens of which {len(set(token.tolist()))} are distinct")
 
@@ -205,9 +209,10 @@ def traffic_covers_the_reads(bench: Bench) -> None:
     config, steps = bench.config, bench.fed.shape[1]
     tokens = int(bench.small.kv_tokens_read[-1, :, 0].sum())
     tokens -= steps * config.num_layers * config.num_kv_heads * bench.card.slack.per_generated_token
-    read_bytes = tokens * 2 * config.head_dim
+    bits = bench.card.conformance.stored_bits
+    read_bytes = tokens * 2 * config.head_dim * (bits or 8) // 8
     traffic = bench.method.traffic(len(bench.prompts[0]) + steps, 1)
-    if traffic.kv_bytes < read_bytes or (traffic.kv_bytes > 1.1 * read_bytes and not traffic.at_most):
+    if traffic.kv_bytes < read_bytes or (traffic.kv_bytes > 1.1 * read_bytes and not (traffic.at_most or bits)):
         raise GateError(f"the traffic model says {traffic.kv_bytes:,} bytes, {read_bytes:,} were read")
 
 
@@ -375,10 +380,11 @@ def _setting(value: object) -> str:
     return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
 
-def _close(got: Tensor, want: Tensor, what: str) -> None:
+def _close(got: Tensor, want: Tensor, what: str, allowed: float = 0.0) -> None:
     """Raise where two tensors differ by more than the tolerance, or one is not finite."""
+    allowed = max(TOLERANCE, allowed)
     if not bool(torch.isfinite(got).all()):
         raise GateError(f"{what}: not finite")
     difference = float((got.double() - want.double()).abs().max())
-    if difference > TOLERANCE:
-        raise GateError(f"{what}: differ by up to {difference:.3g}, allowed {TOLERANCE}")
+    if difference > allowed:
+        raise GateError(f"{what}: differ by up to {difference:.3g}, allowed {allowed}")

@@ -43,7 +43,8 @@ def traffic_follows_the_rule(bench: Bench) -> None:
         return
     config = bench.config
     rule = bench.rule(bench.params, bench.budget, config)
-    token_bytes = 2 * config.head_dim * _ELEMENT_BYTES
+    bits = bench.card.conformance.stored_bits
+    token_bytes = 2 * config.head_dim * (bits / 8 if bits else _ELEMENT_BYTES)
     for row, prompt in enumerate(bench.prompts):
         for step, read in enumerate(bench.small.kv_tokens_read[:, :, row].sum(dim=1).tolist()):
             kv_length = len(prompt) + step + 1
@@ -65,6 +66,7 @@ def _follow(bench: Bench, trace: Trace, budget: int, rows: Sequence[int]) -> Non
         rule = bench.rule(bench.params, budget, bench.config)
         for step, layer, view in _row_views(bench, rule, trace, at, row):
             where = f"budget {budget}, row {row}, step {step}, layer {layer}, {view.kv_length} tokens"
+            view.keys, view.values = rule.stored(layer, view.keys, view.values)
             bias = rule.bias(layer, view.values)
             lists = rule.reads(layer, view.queries, view.keys)
             weights = _check_output(rule, layer, lists, view, bias, where)

@@ -66,6 +66,10 @@ class Rule(ABC):
         """
         return None
 
+    def stored(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values ``[Hkv, n, D]`` as the cache holds them; by default as they are."""
+        return keys, values
+
     def see_weights(self, layer: int, weights: Tensor) -> None:  # noqa: B027 (optional hook)
         """See the attention weights ``[Hq, n]`` of the step just read, zero where nothing was read."""
 

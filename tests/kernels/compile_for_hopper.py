@@ -13,6 +13,10 @@ from torch import Tensor
 from longdecode.kernels.attention_weights.gpu import attention_weights_gpu
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.eviction.gpu import choose_victims_gpu
+from longdecode.kernels.quantised_kv import Fp8Layer, Int4Layer
+from longdecode.kernels.quantised_kv.append_gpu import append_quantised_gpu
+from longdecode.kernels.quantised_kv.fp8_gpu import attend_fp8_gpu
+from longdecode.kernels.quantised_kv.int4_gpu import attend_int4_gpu
 from longdecode.kernels.rms_norm.gpu import rms_norm_gpu
 from longdecode.kernels.rope.gpu import apply_rope_gpu
 from longdecode.kernels.silu_mul.gpu import silu_mul_gpu
@@ -41,6 +45,7 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
     cache, lengths, q = tensor(batch, kv_heads, capacity, dim), integers(batch), tensor(batch, heads, 1, dim)
     decode_attention_gpu(q, cache, cache, lengths, kv_tokens_read=lengths)
     evict(q, cache[:, :, :1024])
+    quantise(q, tensor(batch, kv_heads, 1, dim), capacity)
     for rows in {torch.bfloat16: (8, 41, 121) if dim == 128 else (8,), torch.float32: (8,)}.get(dtype, ()):
         block, tree = tensor(batch, heads, rows, dim), floats(torch.bool)(rows, rows)
         decode_attention_gpu(block, cache, cache, lengths, mask=tree, kv_tokens_read=lengths)
@@ -86,6 +91,22 @@ def evict(q: Tensor, cache: Tensor) -> None:
     for rule in ("accumulate", "latest"):
         rows = integers(batch)
         choose_victims_gpu(logits, logits[..., 0], by_head, by_head, rows, rows, *told, by_head, rule=rule)
+
+
+def quantise(q: Tensor, k: Tensor, capacity: int) -> None:
+    """Append a token to eight-bit and four-bit storage and attend to it."""
+    (batch, _, _, dim), kv_heads = q.shape, k.shape[1]
+    lists, groups, runs = (batch, kv_heads), capacity // 64, -(-dim // 64)
+    half, byte, codes = floats(torch.float16), floats(torch.uint8), floats(torch.float8_e4m3fn)
+    scale, recent = floats(torch.float32)(*lists), floats(q.dtype)(*lists, 128, dim)
+    fp8 = Fp8Layer(codes(*lists, capacity, dim), codes(*lists, capacity // 128, dim, 128), scale, scale)
+    by_channel, by_token = half(*lists, groups, dim), half(*lists, groups, runs, 64)
+    k4, v4 = byte(*lists, groups, 64, dim // 2), byte(*lists, groups, dim, 32)
+    int4 = Int4Layer(k4, by_channel, by_channel, v4, by_token, by_token, recent, recent)
+    angles, rows = floats(torch.float32)(batch, 1, dim), integers(batch)
+    for layer, attend in ((fp8, attend_fp8_gpu), (int4, attend_int4_gpu)):
+        append_quantised_gpu(layer, q, k, k, angles, angles, rows, q_norm=recent[0, 0, 0], k_norm=recent[0, 0, 0])
+        attend(layer, q, rows, rows)
 
 
 def train_on_blocks(dtype: torch.dtype) -> None:

@@ -1,0 +1,41 @@
+"""Tokens that eight-bit attention reads, and what it reads of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longdecode.methods.rule import ReadsEverything
+
+
+class Fp8Rule(ReadsEverything):
+    """Read everything, each number as the nearest of e4m3 times its KV head's scale."""
+
+    prompt = 0
+
+    def see_prompt(self, layer: int, queries: Tensor, keys: Tensor) -> None:
+        """Note the prompt's length, whose largest numbers set the scales."""
+        self.prompt = keys.shape[1]
+
+    def stored(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the numbers that the codes stand for."""
+        return self.rounded(keys), self.rounded(values)
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Return each head's numbers on its grid: 3 bits behind the leading one, exponents from -6 on, 448 at most."""
+        grid = [(8 + mantissa) * 2.0 ** (exponent - 3) for exponent in range(-6, 9) for mantissa in range(8)]
+        grid = torch.tensor([0.0, *(step * 2.0**-9 for step in range(1, 8)), *grid[:-1]], dtype=torch.float64)
+        scale = x[:, : self.prompt].abs().amax(dim=(1, 2), keepdim=True) / 448.0
+        wanted = (x / torch.where(scale > 0, scale, 1.0)).clamp(-448.0, 448.0).float().double()
+        above = torch.searchsorted(grid, wanted.abs()).clamp(1, len(grid) - 1)
+        low, high = grid[above - 1], grid[above]
+        nearer_high = (high - wanted.abs()) < (wanted.abs() - low)
+        tie_to_even = ((high - wanted.abs()) == (wanted.abs() - low)) & (above % 2 == 0)
+        return torch.where(nearer_high | tie_to_even, high, low) * wanted.sign() * torch.where(scale > 0, scale, 1.0)
+
+    def metadata_bytes(self, kv_length: int, bytes_per_element: int) -> int:
+        """Return the bytes of two scales a KV head."""
+        return 8 * self.config.num_layers * self.config.num_kv_heads
+
+
+RULE = Fp8Rule
