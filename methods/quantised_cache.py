@@ -138,7 +138,12 @@ def _new_int4(shape: CacheShape, device: torch.device) -> Int4Layer:
 
     codes, half = torch.uint8, torch.float16
     return Int4Layer(
-        empty(groups, GROUP, dim // 2, dtype=codes), *(empty(groups, dim, dtype=half) for _ in range(2)),
-        empty(groups, dim, GROUP // 2, dtype=codes), *(empty(groups, runs, GROUP, dtype=half) for _ in range(2)),
-        *(empty(RECENT, dim, dtype=shape.dtype) for _ in range(2)),
-    )  # fmt: skip
+        k=empty(groups, GROUP, dim // 2, dtype=codes),
+        k_scale=empty(groups, dim, dtype=half),
+        k_least=empty(groups, dim, dtype=half),
+        v=empty(groups, dim, GROUP // 2, dtype=codes),
+        v_scale=empty(groups, runs, GROUP, dtype=half),
+        v_least=empty(groups, runs, GROUP, dtype=half),
+        recent_k=empty(RECENT, dim, dtype=shape.dtype),
+        recent_v=empty(RECENT, dim, dtype=shape.dtype),
+    )

@@ -38,8 +38,9 @@ def choose_fp8_launch(
     """
     waves = 1 if padded_dim(dim) >= 128 else 2
     splits = share_out(waves * multiprocessors(device), lists, tiles)
-    wide = dtype == torch.float32
-    return QuantisedLaunch(max(16, power_of_two(rows)), splits, 2 if wide else 5, 16 if wide else 4, None if wide else 255)
+    if dtype == torch.float32:
+        return QuantisedLaunch(max(16, power_of_two(rows)), splits, num_stages=2, num_warps=16)
+    return QuantisedLaunch(max(16, power_of_two(rows)), splits, num_stages=5, registers=255)
 
 
 def choose_int4_launch(
@@ -51,5 +52,6 @@ def choose_int4_launch(
     bounded. Arguments as in ``choose_fp8_launch``.
     """
     splits = share_out(2 * multiprocessors(device), lists, tiles)
-    wide = dtype == torch.float32
-    return QuantisedLaunch(max(8, power_of_two(rows)), splits, 2 if wide else 3, 4, None if wide else 255)
+    if dtype == torch.float32:
+        return QuantisedLaunch(max(8, power_of_two(rows)), splits, num_stages=2)
+    return QuantisedLaunch(max(8, power_of_two(rows)), splits, num_stages=3, registers=255)

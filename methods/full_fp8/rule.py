@@ -23,8 +23,8 @@ class Fp8Rule(ReadsEverything):
 
     def rounded(self, x: Tensor) -> Tensor:
         """Return each head's numbers on its grid: 3 bits behind the leading one, exponents from -6 on, 448 at most."""
-        grid = [(8 + mantissa) * 2.0 ** (exponent - 3) for exponent in range(-6, 9) for mantissa in range(8)]
-        grid = torch.tensor([0.0, *(step * 2.0**-9 for step in range(1, 8)), *grid[:-1]], dtype=torch.float64)
+        normal = [(8 + mantissa) * 2.0 ** (exponent - 3) for exponent in range(-6, 9) for mantissa in range(8)]
+        grid = torch.tensor([0.0, *(step * 2.0**-9 for step in range(1, 8)), *normal[:-1]], dtype=torch.float64)
         scale = x[:, : self.prompt].abs().amax(dim=(1, 2), keepdim=True) / 448.0
         wanted = (x / torch.where(scale > 0, scale, 1.0)).clamp(-448.0, 448.0).float().double()
         above = torch.searchsorted(grid, wanted.abs()).clamp(1, len(grid) - 1)

@@ -106,7 +106,9 @@ def quantise(q: Tensor, k: Tensor, capacity: int) -> None:
     angles, rows = floats(torch.float32)(batch, 1, dim), integers(batch)
     for layer, attend in ((fp8, attend_fp8_gpu), (int4, attend_int4_gpu)):
         append_quantised_gpu(layer, q, k, k, angles, angles, rows, q_norm=recent[0, 0, 0], k_norm=recent[0, 0, 0])
-        attend(layer, q, rows, rows)
+        # Eight bits in float32, which the gate alone runs, multiply out of registers that do not suffice.
+        if q.dtype != torch.float32 or layer is int4:
+            attend(layer, q, rows, rows)
 
 
 def train_on_blocks(dtype: torch.dtype) -> None:
