@@ -57,6 +57,10 @@ def shallow() -> Decoder:
     return sharp(replace(CONFIG, num_layers=3))
 
 
+REFUSED = ("full", "full_fp8", "full_int4", "retro")
+"""Drafters that take no budget, and one that writes over the verifier's tokens."""
+
+
 def speculate(drafter: str, tokens: int = 4, config: ModelConfig = CONFIG) -> Any:
     return get_method("speculate").from_budget(
         BUDGET, config, drafter=drafter, draft_tokens=tokens, drafter_params=DRAFTERS[drafter]
@@ -137,7 +141,7 @@ def test_every_attention_method_drafts_or_says_why_not(drafter: str, shallow: De
             64, shallow.config, drafter=drafter, draft_tokens=3, drafter_params=params
         )
     except (UnsupportedCellError, ConfigError) as error:
-        assert drafter in ("full", "retro"), error
+        assert drafter in REFUSED, error
         return
     requests = [Request(random_ids(n, CONFIG.vocab_size), 24, seed=n) for n in (150, 70)]
     generator = Generator(shallow, Sampling(1.0, penalty=1.2, penalty_window=32))
@@ -175,7 +179,7 @@ def test_a_ragged_batch_is_that_of_dense_decoding_for_short_and_long_drafts(
     drafter: str, tokens: int, decoder: Decoder, shallow: Decoder, ragged: list[Request], dense_texts: Callable
 ) -> None:
     """Three unequal prompts and lengths, greedy and drawn with the penalty, by every method that drafts."""
-    if drafter in ("full", "retro"):  # refused, as the test above has it
+    if drafter in REFUSED:  # refused, as the test above has it
         return
     model = decoder if drafter == "tidal" else shallow
     params = DRAFTERS.get(drafter) or dict(load_card(drafter).conformance.params)
