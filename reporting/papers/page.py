@@ -1,206 +1,182 @@
-"""Show a paper as its declaration says: claims first, then its tables as printed with our numbers beside them."""
+"""Make a paper's page: its claims, its key figure redrawn, and its tables as printed with our numbers in each cell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from longdecode.evals.analysis.declaration import Declaration, PaperFacts, PrintedTable, load_declarations
-from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, Tables
-from longdecode.reporting import wording
-from longdecode.reporting.wording import NARROW
+from longdecode.evals.analysis.declaration import Declaration, PrintedTable
+from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query
+from longdecode.reporting import charts, wording
+from longdecode.reporting.overview import claim_cells
+from longdecode.reporting.site import Figure, Page, Site
 
-_DIGITS = {
-    "points": 1, "percent": 1, "times": 2, "ms": 2, "share": 2, "minutes": 2, "nats": 3, "nats/token": 3,
-    "nats/byte": 3,
-}  # fmt: skip
+_PIVOT_ROWS = 12
+"""Tables with more rows have their last key as columns, as papers print them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cell:
-    """One number: as printed, where it was read, and ours with its interval; empty strings where there is none."""
+    """One number: as printed with its spread, and ours with its interval; ``found`` is the row that ours stands in."""
 
-    printed: str
-    mark: str
+    printed: str = ""
+    number: float | None = None
     ours: str = ""
     interval: str = ""
+    found: Found | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShownTable:
-    """A table as printed: heads of its keys, its columns, and rows of keys with cells."""
-
-    title: str
-    caption: str
-    keys: Sequence[str]
-    columns: Sequence[str]
-    rows: Sequence[tuple[Sequence[str], Sequence[Cell]]]
-    note: str
-    stands: str
-
-    @property
-    def measured(self) -> bool:
-        """True where a number of ours stands beside one in print."""
-        return any(cell.ours for _, cells in self.rows for cell in cells)
-
-
-@dataclass(frozen=True, slots=True)
-class PaperPage:
-    """A paper's page; ``name`` is its declaration and the method that it is about."""
+@dataclass(frozen=True)
+class Mirror:
+    """A table as printed: heads of its rows and columns, and cells by row."""
 
     name: str
     title: str
-    summary: str
-    facts: PaperFacts
+    what: str
+    keys: Sequence[str]
+    columns: Sequence[Sequence[str]]
+    rows: Sequence[tuple[Sequence[str], Sequence[Cell]]]
+    sources: str
+    stands: str
     note: str
-    marks: Mapping[str, str]
-    claims: Sequence[Mapping[str, str]]
-    tables: Sequence[ShownTable]
-    pairs: Sequence[Sequence[str]]
 
     @property
-    def concerned(self) -> bool:
-        """True where the run has a number for a claim or a table."""
-        return any(claim["ours"] for claim in self.claims) or any(table.measured for table in self.tables)
+    def measured(self) -> bool:
+        """True where a number of ours stands in a cell."""
+        return any(cell.ours for _, cells in self.rows for cell in cells)
 
 
-def paper_pages(results: Path) -> list[PaperPage]:
-    """Return the pages of the papers that a run has numbers for, from the tables in its folder.
+def write_papers(site: Site) -> list[str]:
+    """Write the pages of the papers that the site has a number for, and return their names."""
+    written = []
+    for name, paper in site.papers.items():
+        claims = site.claims
+        claims = claims[claims.paper == name] if len(claims) else claims
+        tables = [mirror(site, name, title, table) for title, table in paper.tables.items()]
+        if not (len(claims) and claims.answered.any()) and not any(table.measured for table in tables):
+            continue
+        page = Page(f"paper-{name}")
+        site.write(
+            page, "paper.html", paper=paper, claims=[claim_cells(site, row) for row in claims.itertuples()],
+            figure_shown=key_figure(site, page, paper, tables), tables=sorted(tables, key=lambda table: not table.measured), pairs=pairs(site, paper),
+        )  # fmt: skip
+        written.append(name)
+    return written
 
-    Raises:
-        DeclarationError: a declaration contradicts itself.
-        QueryError: a declaration's query names an unknown column.
-    """
-    tables = Tables.read(results)
-    claims = _read(results / "claims.csv")
-    pairs = _read(results / "comparisons.csv")
-    declared = load_declarations(Path(__file__).parent)
-    pages = [_page(name, paper, tables, claims, pairs) for name, paper in declared.items()]
-    return [page for page in pages if page.concerned]
 
-
-def _page(name: str, paper: Declaration, tables: Tables, claims: pd.DataFrame, pairs: pd.DataFrame) -> PaperPage:
-    mine = claims[claims["paper"] == name] if len(claims) else claims
-    shown = [_table(title, table, paper, tables) for title, table in paper.tables.items()]
-    return PaperPage(
-        name, paper.name, paper.summary, paper.paper, paper.note, paper.marks,
-        [_claim(row) for row in mine.to_dict("records")], sorted(shown, key=lambda table: not table.measured),
-        list(_pairs(paper, pairs)),
+def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirror:
+    """Return a table as printed with our numbers."""
+    paper = site.papers[paper_name]
+    columns = [c for c in table.columns if not (c.endswith("_std") and c.removesuffix("_std") in table.columns)]
+    cells = [[cell(site, paper_name, table, row, column) for column in columns] for row in table.rows]
+    keys, pivot = list(table.keys), len(table.rows) > _PIVOT_ROWS and len(table.keys) > 1
+    if pivot:
+        last = keys.pop()
+        values = list(dict.fromkeys(row[last] for row in table.rows))
+        grouped: dict[tuple[Any, ...], dict[tuple[Any, str], Cell]] = {}
+        for row, found in zip(table.rows, cells, strict=True):
+            grouped.setdefault(tuple(row[key] for key in keys), {}).update({(row[last], column): c for column, c in zip(columns, found, strict=True)})
+        heads = [(wording.spaced(column), _key(paper, last, value)) for column in columns for value in values]
+        rows = [([_key(paper, k, v) for k, v in zip(keys, key, strict=True)], [found.get((value, column), Cell()) for column in columns for value in values]) for key, found in grouped.items()]
+    else:
+        heads = [(wording.spaced(column),) for column in columns]
+        rows = [([_key(paper, key, row[key]) for key in keys], found) for row, found in zip(table.rows, cells, strict=True)]
+    marks = dict.fromkeys(mark for row in table.rows for column in columns if table.text(row, column) for mark in table.mark(row, column).split("; "))
+    return Mirror(
+        name, f"{wording.spaced(name)} ({table.section})", table.what, [wording.spaced(key) for key in keys], heads, rows,
+        "; ".join(marks), _stands([c.found for found in cells for c in found if c.found]), table.note,
     )  # fmt: skip
 
 
-def _claim(row: Mapping[Any, Any]) -> dict[str, str]:
-    """Return a claim as text: in print, like for like with its interval, and the best variant."""
-    unit = "" if pd.isna(row["unit"]) else str(row["unit"])
-    ours = "" if pd.isna(row["like_for_like"]) else _number(row["like_for_like"], unit)
-    best = "" if pd.isna(row["best"]) else f"{_number(row['best'], unit)} ({row['best_variant']})"
-    return {
-        "claim": row["claim"], "published": f"{row['published']} {_unit(unit)}".strip(),
-        "source": short_mark(row["source"]), "ours": ours,
-        "interval": _interval(row["low"], row["high"], unit) if ours else "",
-        "conditions": row["conditions"], "best": best, "verdict": row["verdict"],
-        "why": "" if pd.isna(row["why"]) else row["why"],
-    }  # fmt: skip
-
-
-def _table(name: str, table: PrintedTable, paper: Declaration, tables: Tables) -> ShownTable:
-    rows, stands = [], list[Found]()
-    for printed in table.rows:
-        cells = []
-        for column in table.columns:
-            query = table.ours.query_of(printed, column) if table.ours else None
-            try:
-                found = tables.find(query) if query and table.text(printed, column) else None
-            except AmbiguousQueryError as error:
-                cells.append(
-                    Cell(table.text(printed, column), short_mark(table.mark(printed, column)), "?", str(error))
-                )
-                continue
-            stands += [found] if found else []
-            cells.append(_cell(table, printed, column, query, found))
-        rows.append(([_key(paper, key, printed[key]) for key in table.keys], cells))
-    keys, columns = ([name.replace("_", " ") for name in names] for names in (table.keys, table.columns))
-    title = f"{name.replace('_', ' ').capitalize()} ({table.section})"
-    caption = f"{table.what} Unit: {table.unit or 'as named'}."
-    return ShownTable(title, caption, keys, columns, rows, table.note, _stands(stands))
-
-
-def _cell(
-    table: PrintedTable, printed: Mapping[str, Any], column: str, query: Query | None, found: Found | None
-) -> Cell:
-    row = dict(printed)
-    text, mark = table.text(row, column), short_mark(table.mark(row, column))
+def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], column: str) -> Cell:
+    """Return one cell; ours comes from the first run that has the row, the paper's own run first."""
+    printed = table.text(dict(row), column)
+    if not printed:
+        return Cell()
+    spread = row.get(f"{column}_std")
+    text = f"{printed}±{spread}" if spread is not None else printed
+    query = table.ours.query_of(dict(row), column) if table.ours else None
+    found = find(site, paper, query) if query else None
+    number = float(row[column])
     if query is None or found is None:
-        return Cell(text, mark)
+        return Cell(text, number)
     signed = query.table == "comparisons" and not query.side
-    bounds = _interval(found.low, found.high, found.unit, signed=signed)
-    return Cell(text, mark, _number(found.value, found.unit, signed=signed), bounds or f"n = {found.n}")
+    bounds = wording.interval(found.low, found.high, found.unit) or (f"n = {found.n}" if found.n else "")
+    return Cell(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found)
+
+
+def find(site: Site, paper: str, query: Query) -> Found | None:
+    """Return the row of a query from the paper's own run, else from the first other that has it."""
+    for run in sorted(site.tables, key=lambda name: name != paper):
+        try:
+            found = site.tables[run].find(query)
+        except AmbiguousQueryError:
+            continue
+        if found:
+            return found
+    return None
 
 
 def _stands(found: Sequence[Found]) -> str:
-    """Say which variants, models, contexts and revisions our numbers are of."""
-    said = []
-    for name, heads in (("", ("variant", "a")), ("model", ("model",)), ("context", ("context",)),
-                        ("budget", ("budget",)), ("revision", ("revision",))):  # fmt: skip
-        values = [str(f.row[head]) for f in found for head in heads if head in f.row and not pd.isna(f.row[head])]
-        if distinct := list(dict.fromkeys(value.removesuffix(".0") for value in values)):
-            said.append(f"{name} {', '.join(distinct)}".strip())
-    return "; ".join(said)
-
-
-def _pairs(paper: Declaration, pairs: pd.DataFrame) -> Iterator[Sequence[str]]:
-    """Yield the rows of comparisons that the paper asks for, as text."""
-    for request in paper.pairs if len(pairs) else ():
-        rows = pairs[pairs["a"].isin(request.a) & (pairs["b"] == request.b)]
-        rows = rows[rows["b_model"] == (request.b_model or rows["model"])]
-        for row in rows[rows["model"] == (request.a_model or rows["model"])].to_dict("records"):
-            unit = str(row["unit"])
-            sides = [
-                f"{row[side]}, {row[model]}, {wording.budget(str(row[budget]))}"
-                for side, model, budget in (("a", "model", "budget"), ("b", "b_model", "b_budget"))
-            ]
-            place = f"{row['task'] if row['task'] != 'all' else row['suite']}, {wording.short_tokens(row['context'])}"
-            judged = row["verdict"] if isinstance(row["verdict"], str) else str(row["status"]).replace("_", " ")
-            yield (
-                *sides, place, str(row["n"]), f"{_number(row['difference'], unit, signed=True)} {_unit(unit)}",
-                _interval(row["low"], row["high"], unit, signed=True), wording.p_value(row["p_holm"]), judged,
-            )  # fmt: skip
+    """Say which models, contexts and budgets our numbers are of."""
+    words = (("model", wording.model_title), ("context", wording.tokens), ("budget", wording.budget))
+    parts = []
+    for column, say in words:
+        values = dict.fromkeys(say(f.row[column]) for f in found if column in f.row and not wording.missing(f.row[column]))  # type: ignore[operator]
+        if 0 < len(values) <= 4:
+            parts.append(f"{column} {', '.join(values)}")
+    return "; ".join(parts)
 
 
 def _key(paper: Declaration, key: str, value: object) -> str:
     if key == "model":
         return paper.models.get(str(value), str(value))
-    if key == "budget":
-        return wording.budget(str(value))
+    if key == "method" and wording.card(str(value)):
+        return wording.method_title(str(value))
     if isinstance(value, int):
-        return wording.short_tokens(value) if key == "context" else f"{value:,}"
-    return str(value)
+        return wording.tokens(value) if key in ("context", "generated", "prefill") else f"{value:,}"
+    return wording.spaced(str(value))
 
 
-def _read(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype={"budget": str, "b_budget": str}) if path.is_file() else pd.DataFrame()
+def key_figure(site: Site, page: Page, paper: Declaration, tables: Sequence[Mirror]) -> Figure | None:
+    """Return print (grey) and ours of the table with the most numbers of ours in one column, two at least."""
+    candidates = []
+    for table in tables:
+        for at, head in enumerate(table.columns):
+            rows = [(" · ".join(keys), cells[at]) for keys, cells in table.rows if cells[at].found and cells[at].number is not None]
+            if len(rows) > 1:
+                candidates.append((min(len(rows), 8), table, head, rows[:8]))
+    if not candidates:
+        return None
+    _, table, head, rows = max(candidates, key=lambda item: item[0])
+    frame = pd.DataFrame({
+        "name": [name for name, _ in rows], "print": [c.number for _, c in rows], "ours": [c.found.value for _, c in rows if c.found],
+        "low": [c.found.low for _, c in rows if c.found], "high": [c.found.high for _, c in rows if c.found],
+        "family": wording.family(paper.method),
+    })  # fmt: skip
+    above = int((frame.ours >= frame.print).sum())
+    title = f"{table.title}, {', '.join(head)}: {above} of {len(frame)} rows reach the printed number"
+    return site.figure(page, "key", title, charts.dumbbells(frame, f"{wording.spaced(table.name)}: {', '.join(head)}"), frame, "Grey: in print. Colour: measured here, with its 95 % interval.")
 
 
-def _number(value: float, unit: str, *, signed: bool = False) -> str:
-    return wording.number(value, _DIGITS.get(unit, 2), signed=signed)
-
-
-def _interval(low: float, high: float, unit: str, *, signed: bool = False) -> str:
-    return "" if pd.isna(low) or pd.isna(high) else wording.interval(low, high, _DIGITS.get(unit, 2), signed=signed)
-
-
-def _unit(unit: str) -> str:
-    return {"times": "", "percent": f"{NARROW}%", "share": ""}.get(unit, unit)
-
-
-def short_mark(mark: str) -> str:
-    """Return the marks of a source in short: ``paper; digests A, B``."""
-    parts = mark.split("; ")
-    digests = [part.removeprefix("digest ") for part in parts if part.startswith("digest ")]
-    others = [part for part in parts if not part.startswith("digest ")]
-    named = [f"digest{'s' if len(digests) > 1 else ''} {', '.join(digests)}"] if digests else []
-    return "; ".join([*others, *named])
+def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
+    """Return the comparisons that the paper asks for beside those with full attention, at the longest context of each task."""
+    out = []
+    for run in site.runs:
+        for request in paper.pairs if len(run.comparisons) else ():
+            if request.b == "full":
+                continue
+            rows = run.comparisons[run.comparisons.a.isin(request.a) & (run.comparisons.b == request.b)]
+            rows = rows[(rows.task == "all") | (rows.groupby("suite").task.transform("nunique") == 1)]
+            rows = rows[rows.context == rows.groupby("suite").context.transform("max")]
+            for r in rows.itertuples():
+                out.append({
+                    "a": run.title(r.a), "b": run.title(r.b), "task": wording.task_title(r.suite, r.task), "model": wording.model_title(r.model),
+                    "context": wording.tokens(r.context), "budget": wording.budget(r.budget), "n": int(r.n), "unit": r.unit,
+                    "difference": wording.number(r.difference, r.unit, signed=True), "interval": wording.interval(r.low, r.high, r.unit),
+                    "verdict": r.verdict if isinstance(r.verdict, str) else "", "why": wording.REASONS.get(r.status, ""),
+                })  # fmt: skip
+    return out

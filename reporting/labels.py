@@ -1,0 +1,76 @@
+"""Place names on the trade-off chart when the page is built, so that they cover no mark, line or other name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]
+SIZES = {"wide": (800, 430), "narrow": (290, 430)}
+"""Plot areas in px that names are placed for: a desk and a phone."""
+_BESIDE = [(dx * r, dy * r, align) for r in (1.0, 1.7, 2.6) for dx, dy, align in (
+    (12, 0, "left"), (-12, 0, "right"), (0, -16, "center"), (0, 17, "center"),
+    (11, -12, "left"), (11, 13, "left"), (-11, -12, "right"), (-11, 13, "right"))]  # fmt: skip
+_HEIGHT, _TOO_MUCH = 8, 60
+
+
+def root(value: float) -> float:
+    """Return the signed square root, the scale of losses."""
+    return math.copysign(math.sqrt(abs(value)), value)
+
+
+def text_width(text: str) -> float:
+    """Return the width in px of bold 13 px Arial, to a few per cent."""
+    return sum(11.6 if c in "mwMW" else 4.4 if c in "iljtfr-., " else 9.4 if c.isupper() else 7.5 for c in text)
+
+
+class Canvas:
+    """The plot area with what is on it already.
+
+    Args:
+        size: ``wide`` or ``narrow``.
+        x: domain of the speeds, linear.
+        y: domain of the losses, by square root, the smallest at the top.
+        paths: lines on the chart as points (speed, loss); their ends and corners are marks.
+    """
+
+    def __init__(self, size: str, x: Point, y: Point, paths: Iterable[Sequence[Point]]) -> None:
+        (self.width, self.height), self.x, self.y = SIZES[size], x, y
+        drawn = [[self.at(point) for point in path] for path in paths]
+        self.marks = [point for path in drawn for point in path]
+        steps = [t / 24 for t in range(25)]
+        self.lines = [
+            (ax + (bx - ax) * t, ay + (by - ay) * t)
+            for path in drawn for (ax, ay), (bx, by) in zip(path, path[1:], strict=False) for t in steps
+        ]  # fmt: skip
+        self.boxes: list[Box] = [(self.width - 160, 0, self.width, 26)]  # the words of the band
+
+    def at(self, point: Point) -> Point:
+        """Return where a speed and a loss stand, in px."""
+        (x0, x1), (y0, y1) = self.x, (root(self.y[0]), root(self.y[1]))
+        return (point[0] - x0) / (x1 - x0) * self.width, (root(point[1]) - y0) / (y1 - y0) * self.height
+
+    def place(self, text: str, anchors: Sequence[Point]) -> dict[str, float | str] | None:
+        """Return the best place beside any anchor, the first ones preferred; none where all would cover something."""
+        wide, best = text_width(text) + 3, None
+        for order, anchor in enumerate(anchors):
+            x, y = self.at(anchor)
+            for rank, (dx, dy, align) in enumerate(_BESIDE):
+                left = x + dx - {"left": 0.0, "right": wide, "center": wide / 2}[align]
+                box = (left, y + dy - _HEIGHT, left + wide, y + dy + _HEIGHT)
+                cost = self._cost(box) + 0.5 * rank + 3 * order
+                if best is None or cost < best[0]:
+                    best = (cost, box, {"x": anchor[0], "y": anchor[1], "dx": dx, "dy": dy, "align": align})
+        if best is None or best[0] >= _TOO_MUCH:
+            return None
+        self.boxes.append(best[1])
+        return {"text": text, **best[2]}
+
+    def _cost(self, box: Box) -> float:
+        left, top, right, bottom = box
+        outside = left < 0 or right > self.width or top < 0 or bottom > self.height
+        on_text = sum(left < b[2] and b[0] < right and top < b[3] and b[1] < bottom for b in self.boxes)
+        on_marks = sum(left - 9 < x < right + 9 and top - 4 < y < bottom + 4 for x, y in self.marks)
+        on_lines = sum(left < x < right and top < y < bottom for x, y in self.lines)
+        return 1000 * outside + 300 * on_text + 60 * on_marks + 6 * on_lines

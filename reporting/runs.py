@@ -1,0 +1,191 @@
+"""Read what analysis wrote of a run: its tables, gate and instrument checks. Pages read nothing else and compute no statistic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from longdecode.engine.errors import LongDecodeError
+from longdecode.reporting import wording
+
+REFERENCE = "full"
+TABLES = ("summary", "speed", "comparisons", "measures", "claims", "pareto")
+_TEXT = {name: str for name in ("budget", "b_budget", "setting", "over_setting", "op_sizes", "params")}
+_OLD_NAMES = {"method": "variant"}
+"""Columns of traces that were written before a variant was called one."""
+CELL = ["model", "suite", "task", "context", "variant", "budget"]
+
+
+class ReportError(LongDecodeError):
+    """A results folder that no page can be made of."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The tables of one run; a table that was not written is empty.
+
+    ``older`` marks evidence of earlier questions, which is shown as plain tables without pages of its own.
+    """
+
+    name: str
+    folder: Path
+    tables: Mapping[str, pd.DataFrame]
+    along: pd.DataFrame
+    gate: Sequence[Mapping[str, Any]] = ()
+    checks: Sequence[Mapping[str, Any]] = ()
+    older: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name in TABLES:
+            return self.tables[name]
+        raise AttributeError(name)
+
+    @cached_property
+    def titles(self) -> dict[str, str]:
+        """Titles of all variants of the run by name, each of its own."""
+        named = {}
+        for table in (self.summary, self.speed):
+            for row in table.drop_duplicates("variant").itertuples() if len(table) else ():
+                named.setdefault(row.variant, (row.method, row.params))
+        found = {v: wording.variant_title(v, method, params) for v, (method, params) in named.items()}
+        taken = list(found.values())
+        return {v: title if taken.count(title) == 1 else f"{title} ({v})" for v, title in found.items()}
+
+    @cached_property
+    def methods(self) -> dict[str, str]:
+        """The method of each variant."""
+        tables = [table[["variant", "method"]] for table in (self.summary, self.speed) if len(table)]
+        return dict(pd.concat(tables).drop_duplicates("variant").itertuples(index=False)) if tables else {}
+
+    def title(self, variant: str) -> str:
+        """Return a variant's title."""
+        return self.titles.get(variant) or wording.variant_title(variant, self.methods.get(variant, variant))
+
+    def family(self, variant: str) -> str:
+        """Return a variant's colour family."""
+        return wording.family(self.methods.get(variant, variant))
+
+    @cached_property
+    def losses(self) -> pd.DataFrame:
+        """Comparisons with full attention, as losses: above 0 means worse than Full.
+
+        A comparison without a verdict has ``cannot tell``, unless its status names why the task says nothing.
+        """
+        pairs = self.comparisons
+        if pairs.empty:
+            return pairs.assign(variant=[], loss=[], loss_low=[], loss_high=[])
+        pairs = pairs[(pairs.b == REFERENCE) & (pairs.model == pairs.b_model) & (pairs.a != REFERENCE)]
+        sign = pairs.better.map({"higher": -1.0, "lower": 1.0})
+        ends = pd.DataFrame({"one": sign * pairs.low, "other": sign * pairs.high})
+        silent = pairs.status.isin(["baseline_fails", "short"])
+        verdict = pairs.verdict.where(pairs.verdict.notna() & ~silent, "cannot tell").mask(silent, "")
+        return pairs.rename(columns={"a": "variant"}).assign(
+            loss=sign * pairs.difference, loss_low=ends.min(axis=1), loss_high=ends.max(axis=1), verdict=verdict
+        )
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """Timed decode steps: one row a model, variant, budget, context and batch."""
+        speed = self.speed
+        if speed.empty:
+            return speed
+        timed = speed[(speed.bench == "decode") & (speed.stage == "step") & (speed.status == "ok")]
+        return timed[timed.op_sizes.isna() & timed.median_us.notna()]
+
+    @cached_property
+    def suites(self) -> list[str]:
+        """The suites that were scored."""
+        return [] if self.summary.empty else list(dict.fromkeys(self.summary.suite))
+
+    def headline(self, suite: str) -> list[str]:
+        """Return the tasks of a suite that stand for it: their mean where it was compared, else each."""
+        for table in (self.losses, self.summary):
+            tasks = in_order(table[table.suite == suite].task) if len(table) else []
+            if tasks:
+                return ["all"] if "all" in tasks else tasks
+        return []
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices behind the numbers."""
+        found = [t.device.dropna() for t in (self.summary, self.speed) if len(t)]
+        return sorted(set(pd.concat(found))) if found else []
+
+    @property
+    def revisions(self) -> list[str]:
+        """The code revisions behind the numbers."""
+        found = [t.revision.dropna() for t in (self.summary, self.speed) if len(t)]
+        return sorted(set(pd.concat(found))) if found else []
+
+
+def read_run(folder: Path) -> Run:
+    """Read one run.
+
+    Raises:
+        ReportError: the folder holds none of the tables.
+    """
+    found = {name: _table(folder / f"{name}.csv") for name in TABLES}
+    if found["summary"].empty and found["speed"].empty:
+        raise ReportError(f"{folder}: neither summary.csv nor speed.csv has a row; run the evaluation first")
+    for name in ("summary", "speed"):
+        if len(found[name]) and "variant" not in found[name]:
+            raise ReportError(f"{folder / name}.csv has no column 'variant'; write the tables again with this version")
+    traces = folder / "along_generation.parquet"
+    along = pd.read_parquet(traces) if traces.is_file() else pd.DataFrame()
+    if len(along) and "variant" not in along:
+        along = along.rename(columns=_OLD_NAMES)
+    checks = folder / "instrument.json"
+    config = folder / "config.yaml"
+    return Run(
+        name=folder.name,
+        folder=folder,
+        tables=found,
+        along=along,
+        gate=[_checked(path) for path in sorted(folder.glob("gate/*.json"))],
+        checks=json.loads(checks.read_text(encoding="utf-8"))["checks"] if checks.is_file() else (),
+        older=folder.name in wording.TITLES["older"],
+        config=yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {},
+    )
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return {**found, "variant": path.stem}
+
+
+def _table(path: Path) -> pd.DataFrame:
+    if not path.is_file():
+        return pd.DataFrame()
+    return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=[""], low_memory=False)
+
+
+def joined(run: Run) -> pd.DataFrame:
+    """Join quality and speed: one row a model, context, variant, budget, batch and task, both measured with the same budget.
+
+    What was not timed as it was scored has no row.
+    """
+    if run.losses.empty or run.steps.empty:
+        return pd.DataFrame()
+    sizes = run.summary.drop_duplicates(CELL)[[*CELL, "budget_tokens", "kv_tokens_read", "value"]]
+    scored = run.losses.drop(columns=["batch"]).merge(sizes, on=CELL).dropna(subset=["budget_tokens", "loss"])
+    timed = run.steps.rename(columns={"ratio": "speed", "ratio_low": "speed_low", "ratio_high": "speed_high"})
+    timed = timed[["model", "context", "variant", "budget_tokens", "batch", "speed", "speed_low", "speed_high", "median_us"]]
+    rows = scored.merge(timed.dropna(subset=["speed"]), on=["model", "context", "variant", "budget_tokens"])
+    leading = {(suite, task) for suite in run.suites for task in run.headline(suite)}
+    rows = rows[pd.Series([pair in leading for pair in zip(rows.suite, rows.task, strict=True)], index=rows.index, dtype=bool)]
+    return rows.drop_duplicates(["model", "context", "variant", "budget_tokens", "batch", "suite", "task"]).assign(
+        title=rows.variant.map(run.title), family=rows.variant.map(run.family), run=run.name
+    )
+
+
+def in_order(values: Iterable[Any]) -> list[Any]:
+    """Return distinct values, in the order in which they first stand."""
+    return list(dict.fromkeys(values))

@@ -1,1 +1,0 @@
-"""Report speed: the times, their figures and tables."""
