@@ -38,7 +38,11 @@ def build_all(results_root: Path, out: Path) -> Path:
         ReportError: no folder in it holds a table of results.
     """
     folders = sorted(path.parent for path in Path(results_root).glob("*/config.yaml"))
-    runs = [read_run(folder) for folder in folders if any((folder / f"{name}.csv").is_file() for name in ("summary", "speed"))]
+    runs = [
+        read_run(folder)
+        for folder in folders
+        if any((folder / f"{name}.csv").is_file() for name in ("summary", "speed"))
+    ]
     if not runs:
         raise ReportError(f"{results_root}: no run in it has tables; run `longdecode run` first")
     return _build(runs, Path(out))
@@ -49,7 +53,7 @@ def _build(runs: Sequence[Run], out: Path) -> Path:
         for path in out.glob(pattern):
             path.unlink()
     site = Site(runs, out)
-    site.written_papers = write_papers(site)
+    write_papers(site)
     write_overview(site)
     write_compare(site)
     write_methods(site)

@@ -13,6 +13,7 @@ import vl_convert
 
 from longdecode.reporting import choice, labels, palette, wording
 from longdecode.reporting.palette import LIGHT
+from longdecode.reporting.runs import each
 
 Spec = dict[str, Any]
 VEGA_LITE = "6.4"
@@ -22,14 +23,23 @@ _CONFIG: Spec = {
     "background": None,
     "view": {"stroke": None},
     "axis": {
-        "labelFontSize": 13, "titleFontSize": 13, "labelColor": LIGHT["muted"], "titleColor": LIGHT["ink"],
-        "titleFontWeight": 600, "gridColor": LIGHT["grid"], "domainColor": LIGHT["line"], "tickColor": LIGHT["line"],
-        "labelPadding": 6, "titlePadding": 10, "labelLimit": 240, "tickSize": 4,
+        "labelFontSize": 13,
+        "titleFontSize": 13,
+        "labelColor": LIGHT["muted"],
+        "titleColor": LIGHT["ink"],
+        "titleFontWeight": 600,
+        "gridColor": LIGHT["grid"],
+        "domainColor": LIGHT["line"],
+        "tickColor": LIGHT["line"],
+        "labelPadding": 6,
+        "titlePadding": 10,
+        "labelLimit": 240,
+        "tickSize": 4,
     },
     "text": {"fontSize": 13},
     "header": {"labelFontSize": 13, "labelColor": LIGHT["ink"]},
-}  # fmt: skip
-_LOSS_AXES = {
+}
+_LOSS_AXES: Mapping[str, tuple[tuple[float, float], list[float], str, str]] = {
     "points": ((-3.0, 105.0), [0, 2, 5, 10, 20, 40, 60, 80, 100], "Points lost against Full", ".1f"),
     "nats": ((-0.01, 0.6), [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5], "Nats lost against Full", ".3f"),
 }
@@ -42,16 +52,18 @@ def family_colour(name: str = "family:N") -> alt.Color:
     return alt.Color(name, legend=None, scale=alt.Scale(domain=domain, range=[LIGHT[f] for f in domain]))
 
 
-def _finished(chart: Any, height: int | alt.Step, width: int | str = "container") -> Spec:
-    sized = chart.properties(width=width, height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
-    spec: Spec = sized.to_dict()
-    return {**spec, "config": _CONFIG}
+def _finished(chart: Any, height: int | alt.Step, width: alt.Step | None = None) -> Spec:
+    """Return a chart as wide as its box, or as its columns where their width is given."""
+    spec: Spec = chart.properties(width=width or "container", height=height).to_dict(validate=False)
+    fitted = {} if width else {"autosize": {"type": "fit-x", "contains": "padding"}}
+    return {**spec, **fitted, "config": _CONFIG}
 
 
 def static(spec: Spec, width: int = 800) -> str:
     """Render a figure as SVG of a fixed width."""
     fixed = json.loads(json.dumps(spec))
-    fixed["width"] = width
+    if fixed["width"] == "container":
+        fixed["width"] = width
     svg: str = vl_convert.vegalite_to_svg(fixed, vl_version=VEGA_LITE)
     return svg
 
@@ -64,10 +76,17 @@ def loss_unit(unit: str) -> str:
 def tradeoff(unit: str) -> Spec:
     """Speed against loss, one line a variant over its budgets; data sets are filled in by view."""
     domain, ticks, title, form = _LOSS_AXES[unit]
-    x = alt.X("x:Q", scale=alt.Scale(domain=[0, 3], nice=False), title="Decoding speed, times Full (right is faster)",
-              axis=alt.Axis(labelExpr="datum.label + '\u00d7'", tickCount=7, grid=False, labelOverlap="greedy"))  # fmt: skip
-    style = {"scale": alt.Scale(type="pow", exponent=0.5, domain=list(domain), reverse=True, nice=False, clamp=True),
-             "title": f"{title} (up is better)", "axis": alt.Axis(values=ticks)}  # fmt: skip
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[0, 3], nice=False),
+        title="Decoding speed, times Full (right is faster)",
+        axis=alt.Axis(labelExpr="datum.label + '\u00d7'", tickCount=7, grid=False, labelOverlap="greedy"),
+    )
+    style: Spec = {
+        "scale": alt.Scale(type="pow", exponent=0.5, domain=list(domain), reverse=True, nice=False, clamp=True),
+        "title": f"{title} (up is better)",
+        "axis": alt.Axis(values=ticks),
+    }
     y = alt.Y("y:Q", **style)
     hover = alt.selection_point(name="hover", fields=["title"], on="pointerover", clear="pointerout", empty=True)
     dim = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0.18))
@@ -76,26 +95,75 @@ def tradeoff(unit: str) -> Spec:
         return alt.Chart(alt.NamedData(name=name))
 
     band = of("band").mark_rect(color=LIGHT["band"]).encode(y=alt.Y("low:Q", **style), y2="high:Q")
-    words = of("band").mark_text(align="right", baseline="top", y=7, dx=-6, x="width", color=LIGHT["selection"]).encode(text="words:N")
+    words = (
+        of("band")
+        .mark_text(align="right", baseline="top", y=7, dx=-6, x="width", color=LIGHT["selection"])
+        .encode(text="words:N")
+    )
     one = of("one").mark_rule(strokeDash=[5, 4], color=LIGHT["muted"]).encode(x="x:Q")
-    one_words = of("one").mark_text(align="center", baseline="bottom", y=-5, color=LIGHT["muted"], text="1\u00d7 = speed of Full").encode(x="x:Q")
-    steps = of("front").mark_line(interpolate="step-before", strokeWidth=9, opacity=0.16, color=LIGHT["ink"],
-                                  strokeJoin="round", strokeCap="round").encode(x=x, y=y, order="order:Q")  # fmt: skip
-    lines = of("points").mark_line(strokeWidth=2).encode(x=x, y=y, color=family_colour(), detail="title:N", order="budget:Q", opacity=dim)
-    spread = of("points").mark_rule(strokeWidth=1.5, clip=True).encode(
-        x=x, y=alt.Y("low:Q"), y2="high:Q", color=family_colour(),
-        opacity=alt.when(hover).then(alt.value(0.4)).otherwise(alt.value(0.08)))  # fmt: skip
-    shape = alt.Shape("family:N", legend=None, scale=alt.Scale(domain=list(palette.SHAPES), range=list(palette.SHAPES.values())))
+    one_words = (
+        of("one")
+        .mark_text(align="center", baseline="bottom", y=-5, color=LIGHT["muted"], text="1\u00d7 = speed of Full")
+        .encode(x="x:Q")
+    )
+    steps = (
+        of("front")
+        .mark_line(
+            interpolate="step-before",
+            strokeWidth=9,
+            opacity=0.16,
+            color=LIGHT["ink"],
+            strokeJoin="round",
+            strokeCap="round",
+        )
+        .encode(x=x, y=y, order="order:Q")
+    )
+    lines = (
+        of("points")
+        .mark_line(strokeWidth=2)
+        .encode(x=x, y=y, color=family_colour(), detail="title:N", order="budget:Q", opacity=dim)
+    )
+    spread = (
+        of("points")
+        .mark_rule(strokeWidth=1.5, clip=True)
+        .encode(
+            x=x,
+            y=alt.Y("low:Q"),
+            y2="high:Q",
+            color=family_colour(),
+            opacity=alt.when(hover).then(alt.value(0.4)).otherwise(alt.value(0.08)),
+        )
+    )
+    shape = alt.Shape(
+        "family:N", legend=None, scale=alt.Scale(domain=list(palette.SHAPES), range=list(palette.SHAPES.values()))
+    )
     tooltip = [
-        alt.Tooltip("title:N", title="Variant"), alt.Tooltip("budget:Q", title="Budget, tokens", format=","),
-        alt.Tooltip("x:Q", title="Times Full's speed", format=".2f"), alt.Tooltip("y:Q", title=title, format=form),
-        alt.Tooltip("low:Q", title="95 % interval, from", format=form), alt.Tooltip("high:Q", title="to", format=form),
-        alt.Tooltip("verdict:N", title="Verdict"), alt.Tooltip("n:Q", title="Prompts"),
-    ]  # fmt: skip
-    marks = of("points").mark_point(filled=True, stroke=LIGHT["ground"], strokeWidth=1.2, size=95).encode(
-        x=x, y=y, color=family_colour(), shape=shape, opacity=dim, tooltip=tooltip).add_params(hover)  # fmt: skip
-    names = of("labels").mark_text(fontWeight=600, baseline="middle", align=alt.expr("datum.align"), dx=alt.expr("datum.dx"),
-                                   dy=alt.expr("datum.dy")).encode(x="x:Q", y="y:Q", text="text:N", color=family_colour(), opacity=dim)  # fmt: skip
+        alt.Tooltip("title:N", title="Variant"),
+        alt.Tooltip("budget:Q", title="Budget, tokens", format=","),
+        alt.Tooltip("x:Q", title="Times Full's speed", format=".2f"),
+        alt.Tooltip("y:Q", title=title, format=form),
+        alt.Tooltip("low:Q", title="95 % interval, from", format=form),
+        alt.Tooltip("high:Q", title="to", format=form),
+        alt.Tooltip("verdict:N", title="Verdict"),
+        alt.Tooltip("n:Q", title="Prompts"),
+    ]
+    marks = (
+        of("points")
+        .mark_point(filled=True, stroke=LIGHT["ground"], strokeWidth=1.2, size=95)
+        .encode(x=x, y=y, color=family_colour(), shape=shape, opacity=dim, tooltip=tooltip)
+        .add_params(hover)
+    )
+    names = (
+        of("labels")
+        .mark_text(
+            fontWeight=600,
+            baseline="middle",
+            align=alt.expr("datum.align"),
+            dx=alt.expr("datum.dx"),
+            dy=alt.expr("datum.dy"),
+        )
+        .encode(x="x:Q", y="y:Q", text="text:N", color=family_colour(), opacity=dim)
+    )
     ring = of("chosen").mark_point(size=420, strokeWidth=2, color=LIGHT["ink"]).encode(x=x, y=y)
     return _finished(alt.layer(band, words, one, one_words, steps, spread, lines, ring, marks, names), 430)
 
@@ -107,30 +175,53 @@ def tradeoff_view(rows: pd.DataFrame, chosen: choice.Choice) -> Spec:
     x = (min(0.9, math.floor(rows.speed.min() * 10 - 1) / 10), math.ceil(rows.speed.max() * 10 + 2) / 10)
     margin = float(rows.margin.iloc[0])
     points = [
-        {"title": r.title, "family": r.family, "budget": int(r.budget_tokens), "x": round(r.speed, 3), "y": round(r.loss, 4),
-         "low": round(r.loss_low, 3), "high": round(r.loss_high, 3), "verdict": r.verdict or "says nothing", "n": int(r.n)}
-        for r in rows.sort_values("budget_tokens").itertuples()
-    ]  # fmt: skip
-    front = [{"x": 1.0, "y": 0.0}] + [{"x": round(r.speed, 3), "y": round(r.loss, 4)} for r in choice.front(rows).itertuples()]
+        {
+            "title": r.title,
+            "family": r.family,
+            "budget": int(r.budget_tokens),
+            "x": round(r.speed, 3),
+            "y": round(r.loss, 4),
+            "low": round(r.loss_low, 3),
+            "high": round(r.loss_high, 3),
+            "verdict": r.verdict or "says nothing",
+            "n": int(r.n),
+        }
+        for r in rows.sort_values("budget_tokens").pipe(each)
+    ]
+    front = [{"x": 1.0, "y": 0.0}] + [
+        {"x": round(r.speed, 3), "y": round(r.loss, 4)} for r in choice.front(rows).pipe(each)
+    ]
     paths = {p["title"]: [(q["x"], q["y"]) for q in points if q["title"] == p["title"]] for p in points}
     picked = {(chosen.first.title, int(chosen.first.budget_tokens))} if len(chosen.rows) else set()
     on_front = {(p["x"], p["y"]) for p in front}
-    order = sorted(paths, key=lambda title: (title not in {t for t, _ in picked}, not on_front & set(paths[title]), min(y for _, y in paths[title])))
-    placed = {}
+    order = sorted(
+        paths,
+        key=lambda title: (
+            title not in {t for t, _ in picked},
+            not on_front & set(paths[title]),
+            min(y for _, y in paths[title]),
+        ),
+    )
+    families = dict(zip(rows.title, rows.family, strict=True))
+    placed: dict[str, list[Spec]] = {}
     for size in labels.SIZES:
         canvas = labels.Canvas(size, x, domain, [*paths.values(), [(1, 0)]])
-        found = [({"family": "reference"}, canvas.place("Full", [(1, 0)]))]
-        found += [({"family": rows[rows.title == title].family.iloc[0], "title": title}, canvas.place(title, paths[title][::-1])) for title in order]
-        placed[size] = [extra | place for extra, place in found if place]
+        found = [("Full", "reference", canvas.place("Full", [(1, 0)]))]
+        found += [(title, families[title], canvas.place(title, paths[title][::-1])) for title in order]
+        placed[size] = [{"title": title, "family": family, **place} for title, family, place in found if place]
     words = f"within {wording.number(margin, 'points') if unit == 'points' else margin} {unit}".replace(".0 ", " ")
     return {
-        "unit": unit, "x": x, "labels": placed,
+        "unit": unit,
+        "x": x,
+        "labels": placed,
         "data": {
-            "points": points, "front": [p | {"order": i} for i, p in enumerate(front)], "one": [{"x": 1}],
+            "points": points,
+            "front": [p | {"order": i} for i, p in enumerate(front)],
+            "one": [{"x": 1}],
             "band": [{"low": domain[0], "high": margin, "words": words}],
             "chosen": [p for p in points if (p["title"], p["budget"]) in picked],
         },
-    }  # fmt: skip
+    }
 
 
 def filled(spec: Spec, view: Spec, size: str = "wide") -> Spec:
@@ -144,22 +235,44 @@ def filled(spec: Spec, view: Spec, size: str = "wide") -> Spec:
 
 
 def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
-    """Published against measured: columns ``name``, ``print``, ``ours``, ``low``, ``high`` and ``family``; print is grey."""
+    """Published (grey) against measured: columns ``name``, ``print``, ``ours``, ``low``, ``high`` and ``family``."""
     rows = rows.assign(bottom=rows.low.fillna(rows.ours), top=rows.high.fillna(rows.ours))
     base = alt.Chart(rows)
-    y = alt.Y("name:N", sort=None, title=None, axis=alt.Axis(grid=False, domain=False, ticks=False, labelColor=LIGHT["ink"]))
+    y = alt.Y("name:N", sort=None, title=None, axis=None)
     scale = alt.Scale(type="log", nice=True) if log else alt.Scale(zero=False, nice=True)
-    x = alt.X("print:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5, format="~g" if log else ""))
+    x = alt.X("print:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5, format="~g", grid=not log))
     link = base.mark_rule(color=LIGHT["line"], strokeWidth=3).encode(y=y, x=x, x2="ours:Q")
     spread = base.mark_rule(strokeWidth=2).encode(y=y, x=alt.X("bottom:Q"), x2="top:Q", color=family_colour())
-    tips = [alt.Tooltip("name:N", title="Row"), alt.Tooltip("print:Q", title="In print"), alt.Tooltip("ours:Q", title="Here", format=".3~g"),
-            alt.Tooltip("low:Q", title="95 % interval, from", format=".3~g"), alt.Tooltip("high:Q", title="to", format=".3~g")]  # fmt: skip
+    tips = [
+        alt.Tooltip("name:N", title="Row"),
+        alt.Tooltip("print:Q", title="In print"),
+        alt.Tooltip("ours:Q", title="Here", format=".3~g"),
+        alt.Tooltip("low:Q", title="95 % interval, from", format=".3~g"),
+        alt.Tooltip("high:Q", title="to", format=".3~g"),
+    ]
     printed = base.mark_point(filled=True, size=110, color=LIGHT["print"], opacity=1).encode(y=y, x=x, tooltip=tips)
-    ours = base.mark_point(filled=True, size=110, opacity=1).encode(y=y, x=alt.X("ours:Q"), color=family_colour(), tooltip=tips)
-    first = alt.Chart(rows.head(1))
-    below = first.mark_text(dy=19, color=LIGHT["print"], text="print", fontWeight=600).encode(y=y, x=x)
-    beside = first.mark_text(dy=19, text="here", fontWeight=600).encode(y=y, x=alt.X("ours:Q"), color=family_colour())
-    return _finished(alt.layer(link, spread, printed, ours, below, beside), alt.Step(44))
+    ours = base.mark_point(filled=True, size=110, opacity=1).encode(
+        y=y, x=alt.X("ours:Q"), color=family_colour(), tooltip=tips
+    )
+    # Names stand above their rows, so that the plot keeps the width of a phone.
+    names = base.mark_text(align="left", baseline="bottom", dy=-9, color=LIGHT["ink"]).encode(
+        y=y, x=alt.value(0), text="name:N"
+    )
+    left = rows.head(1).assign(
+        side=lambda row: row.ours < row.print, edge=lambda row: row.bottom.where(row.ours < row.print, row.top)
+    )
+    words = [
+        alt.Chart(left).mark_text(
+            baseline="middle",
+            fontWeight=600,
+            dx=alt.expr(f"datum.side ? {dx} : {-dx}"),
+            align=alt.expr(f"datum.side ? '{align}' : '{other}'"),
+        )
+        for dx, align, other in ((10, "left", "right"), (-10, "right", "left"))
+    ]
+    grey = words[0].encode(y=y, x=x, text=alt.value("print"), color=alt.value(LIGHT["print"]))
+    beside = words[1].encode(y=y, x=alt.X("edge:Q"), text=alt.value("here"), color=family_colour())
+    return _finished(alt.layer(link, spread, printed, ours, names, grey, beside), alt.Step(46))
 
 
 def lines(rows: pd.DataFrame, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip], *, height: int = 320) -> Spec:
@@ -167,9 +280,14 @@ def lines(rows: pd.DataFrame, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]
     base = alt.Chart(rows)
     dash = alt.StrokeDash("dash:N", legend=None, scale=alt.Scale(domain=["solid", "dashed"], range=[[1, 0], [6, 4]]))
     line = base.mark_line(strokeWidth=2.2).encode(x=x, y=y, color=family_colour(), strokeDash=dash, detail="name:N")
-    marks = base.mark_point(filled=True, size=55, opacity=1).encode(x=x, y=y, color=family_colour(), tooltip=list(tooltip))
-    names = alt.Chart(_spread_ends(rows)).mark_text(align="left", dx=8, baseline="middle", fontWeight=600, dy=alt.expr("datum.dy")).encode(
-        x=x, y=y, text="name:N", color=family_colour())  # fmt: skip
+    marks = base.mark_point(filled=True, size=55, opacity=1).encode(
+        x=x, y=y, color=family_colour(), tooltip=list(tooltip)
+    )
+    names = (
+        alt.Chart(_spread_ends(rows))
+        .mark_text(align="left", dx=8, baseline="middle", fontWeight=600, dy=alt.expr("datum.dy"))
+        .encode(x=x, y=y, text="name:N", color=family_colour())
+    )
     return _finished(alt.layer(line, marks, names), height)
 
 
@@ -189,32 +307,81 @@ def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:
     """Milliseconds a step against context, with the bandwidth bound of full attention dashed."""
     ticks = sorted(set(rows.x))
     room = ticks[-1] * (ticks[-1] / ticks[0]) ** 0.35 if len(ticks) > 1 else ticks[-1] * 1.5
-    x = alt.X("x:Q", title=f"Context, tokens (batch {batch})", scale=alt.Scale(type="log", base=2, domain=[ticks[0], room], nice=False),
-              axis=alt.Axis(values=ticks, grid=False, labelExpr="datum.value >= 1024 ? round(datum.value / 1024) + 'K' : datum.label"))  # fmt: skip
+    x = alt.X(
+        "x:Q",
+        title=f"Context, tokens (batch {batch})",
+        scale=alt.Scale(type="log", base=2, domain=[ticks[0], room], nice=False),
+        axis=alt.Axis(
+            values=ticks, grid=False, labelExpr="datum.value >= 1024 ? round(datum.value / 1024) + 'K' : datum.label"
+        ),
+    )
     y = alt.Y("y:Q", title="Milliseconds a step (down is faster)", scale=alt.Scale(zero=True))
-    return lines(rows, x, y, [alt.Tooltip("name:N", title="Variant"), alt.Tooltip("x:Q", title="Context", format=","), alt.Tooltip("y:Q", title="ms", format=".3f")])
+    return lines(
+        rows,
+        x,
+        y,
+        [
+            alt.Tooltip("name:N", title="Variant"),
+            alt.Tooltip("x:Q", title="Context", format=","),
+            alt.Tooltip("y:Q", title="ms", format=".3f"),
+        ],
+    )
 
 
 def along_lines(rows: pd.DataFrame, bins: int, what: str, unit: str) -> Spec:
     """Score along a long answer; the drawing joins neighbouring places into groups of equal size."""
     last = rows.x.max()
-    x = alt.X("x:Q", title=what, scale=alt.Scale(domain=[1, last * 1.28], nice=False), axis=alt.Axis(grid=False, values=sorted({1, round(last / 2), last})))
+    x = alt.X(
+        "x:Q",
+        title=what,
+        scale=alt.Scale(domain=[1, last * 1.22], nice=False),
+        axis=alt.Axis(grid=False, values=sorted({1, round(last / 2), last})),
+    )
     y = alt.Y("y:Q", title=unit, scale=alt.Scale(zero=False))
     size = max(1, math.ceil(last / bins))
-    drawn = rows.assign(group=(rows.x - 1) // size).groupby(["name", "family", "dash", "group"], sort=False).agg(x=("x", "median"), y=("y", "mean")).reset_index()
-    return lines(drawn, x, y, [alt.Tooltip("name:N", title="Variant"), alt.Tooltip("x:Q", title="Around place"), alt.Tooltip("y:Q", title=unit, format=".3~g")])
+    drawn = (
+        rows.assign(group=(rows.x - 1) // size)
+        .groupby(["name", "family", "dash", "group"], sort=False)
+        .agg(x=("x", "median"), y=("y", "mean"))
+        .reset_index()
+    )
+    return lines(
+        drawn,
+        x,
+        y,
+        [
+            alt.Tooltip("name:N", title="Variant"),
+            alt.Tooltip("x:Q", title="Around place"),
+            alt.Tooltip("y:Q", title=unit, format=".3~g"),
+        ],
+    )
 
 
 def heat(cells: pd.DataFrame) -> Spec:
     """Smallest budget that holds: columns ``name``, ``column``, ``words``, ``shade`` (heat0 to heat3, open, fails)."""
     fills: Mapping[str, str] = {**{k: LIGHT[k] for k in palette.HEAT}, "open": LIGHT["panel"], "fails": LIGHT["grid"]}
-    inks: Mapping[str, str] = {k: LIGHT["ground"] if k in ("heat0", "heat1") else LIGHT["ink"] if k.startswith("heat") else LIGHT["muted"] for k in fills}
+    inks: Mapping[str, str] = {
+        k: LIGHT["ground"] if k in ("heat0", "heat1") else LIGHT["ink"] if k.startswith("heat") else LIGHT["muted"]
+        for k in fills
+    }
     base = alt.Chart(cells)
     y = alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False, labelColor=LIGHT["ink"]))
-    x = alt.X("column:N", sort=None, title=None, axis=alt.Axis(orient="top", domain=False, ticks=False, labelAngle=0, labelLimit=110, labelExpr="split(datum.label, ' @ ')"))
+    x = alt.X(
+        "column:N",
+        sort=None,
+        title=None,
+        axis=alt.Axis(
+            orient="top", domain=False, ticks=False, labelAngle=0, labelLimit=110, labelExpr="split(datum.label, ' @ ')"
+        ),
+    )
     shade = alt.Color("shade:N", legend=None, scale=alt.Scale(domain=list(fills), range=list(fills.values())))
     ink = alt.Color("shade:N", legend=None, scale=alt.Scale(domain=list(inks), range=list(inks.values())))
-    tips = [alt.Tooltip("name:N", title="Method"), alt.Tooltip("column:N", title="Task @ context"), alt.Tooltip("words:N", title="Smallest budget"), alt.Tooltip("n:Q", title="Prompts")]
+    tips = [
+        alt.Tooltip("name:N", title="Method"),
+        alt.Tooltip("column:N", title="Task @ context"),
+        alt.Tooltip("words:N", title="Smallest budget"),
+        alt.Tooltip("n:Q", title="Prompts"),
+    ]
     boxes = base.mark_rect(stroke=LIGHT["ground"], strokeWidth=2).encode(x=x, y=y, color=shade, tooltip=tips)
     text = base.mark_text(fontSize=12).encode(x=x, y=y, text="words:N", color=ink)
-    return _finished(alt.layer(boxes, text).resolve_scale(color="independent"), alt.Step(28))
+    return _finished(alt.layer(boxes, text).resolve_scale(color="independent"), alt.Step(28), alt.Step(112))

@@ -1,15 +1,18 @@
-"""Choose what pages recommend: from verdicts and measured speeds alone, and never a variant of which nothing is proven."""
+"""Choose what pages recommend, from verdicts and measured speeds alone; what is not proven is never called the best."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
 
-from longdecode.reporting.runs import REFERENCE, Run
+from longdecode.reporting.runs import REFERENCE, Run, groups, top
 
 PLACE = ["run", "model", "context", "batch"]
+FEW = 16
+"""Units below which an interval is too narrow to exclude a variant."""
 NEEDED = 300
 """Prompts a task that decide at a margin of 2 points where at most 3 % of the answers differ."""
 
@@ -18,12 +21,14 @@ NEEDED = 300
 class Choice:
     """What to take at one model, context and batch.
 
-    ``state`` is ``proven`` (within the margin on every task), ``open`` (no loss proven, but none excluded either) or
-    ``none`` (every faster variant loses more than the margin). ``rows`` are the chosen variant's, one a task.
+    ``state`` is ``proven`` (within the margin on every task), ``open`` (no loss proven, none excluded either) or
+    ``none`` (every faster variant is worse on some task). ``rows`` are the chosen variant's, one a task; ``others`` are
+    further candidates, each faster than the one before and with a larger loss.
     """
 
     state: Literal["proven", "open", "none"]
     rows: pd.DataFrame
+    others: Sequence[pd.DataFrame] = ()
 
     @property
     def first(self) -> pd.Series:
@@ -37,43 +42,54 @@ class Choice:
 
 
 def choose(rows: pd.DataFrame) -> Choice:
-    """Choose among the variants of one place: of those faster than Full, the fastest of the best state.
+    """Choose among the variants of one place that are faster than Full.
+
+    Of those within the margin on every task, the fastest. Where there is none, of those without a proven loss whose
+    intervals reach the margin, the one whose largest loss, in margins, is smallest; faster ones follow as candidates.
 
     Args:
         rows: joined rows of one run, model, context and batch. Tasks that say nothing have an empty verdict and no say.
     """
     telling = rows[(rows.verdict != "") & (rows.family != "reference") & (rows.speed > 1)]
     tasks = telling.groupby(["suite", "task"]).ngroups
-    states: dict[str, list[pd.DataFrame]] = {"proven": [], "open": []}
-    for _, part in telling.groupby(["variant", "budget_tokens"]):
-        verdicts = set(part.verdict)
-        if verdicts == {"within"} and len(part) == tasks:
-            states["proven"].append(part)
-        elif "worse" not in verdicts:
-            states["open"].append(part)
-    for state, parts in states.items():
-        if parts:
-            return Choice(state, max(parts, key=lambda part: part.speed.iloc[0]))  # type: ignore[arg-type]
-    return Choice("none", telling.iloc[:0])
+    parts = [part for _, part in groups(telling, ["variant", "budget_tokens"]) if len(part) == tasks]
+    proven = [part for part in parts if (part.verdict == "within").all()]
+    if proven:
+        return Choice("proven", max(proven, key=_speed))
+    reaching = [
+        part for part in parts if ((part.verdict != "worse") & ((part.loss_low <= part.margin) | (part.n < FEW))).all()
+    ]
+    candidates = sorted(reaching, key=lambda part: (largest_loss(part), -_speed(part)))
+    leading: list[pd.DataFrame] = []
+    for part in candidates:
+        if not leading or _speed(part) > _speed(leading[-1]):
+            leading.append(part)
+    return Choice("open", leading[0], leading[1:3]) if leading else Choice("none", telling.iloc[:0])
+
+
+def largest_loss(part: pd.DataFrame) -> float:
+    """Return the largest loss of a variant's tasks, in margins."""
+    return float((part.loss / part.margin).max())
+
+
+def _speed(part: pd.DataFrame) -> float:
+    return float(part.speed.iloc[0])
 
 
 def fastest(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the row of the fastest variant of a place on the task on which it loses most; none where Full is fastest."""
+    """Return the fastest variant of a place, on the task on which it loses most; none where Full is fastest."""
     faster = rows[(rows.speed > 1) & (rows.family != "reference") & (rows.unit == "points")]
     if faster.empty:
         return None
     mine = faster[faster.speed == faster.speed.max()]
-    return mine.loc[mine.loss.idxmax()]
+    return top(mine, mine.loss)
 
 
 def front(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of one task that no other row beats in both speed and loss, from slow to fast."""
-    kept, best = [], float("inf")
-    for row in rows[rows.speed > 1].sort_values(["speed", "loss"], ascending=[False, True]).itertuples():
-        if row.loss < best:
-            kept.append(row.Index)
-            best = row.loss
-    return rows.loc[kept[::-1]]
+    fast_first = rows[rows.speed > 1].sort_values(["speed", "loss"], ascending=[False, True])
+    best_so_far = fast_first.loss.cummin().shift(fill_value=float("inf"))
+    return fast_first[fast_first.loss < best_so_far][::-1]
 
 
 def smallest_budgets(run: Run) -> pd.DataFrame:
@@ -88,14 +104,12 @@ def smallest_budgets(run: Run) -> pd.DataFrame:
     sizes = run.summary[["model", "suite", "task", "context", "variant", "budget", "budget_tokens"]].drop_duplicates()
     rows = losses.merge(sizes, on=["model", "suite", "task", "context", "variant", "budget"])
     plain = [run.methods.get(v) == v and v != REFERENCE for v in rows.variant]
-    rows = rows[(rows.verdict != "") & rows.budget_tokens.notna() & pd.Series(plain, index=rows.index, dtype=bool)]
+    rows = run.leading(
+        rows[(rows.verdict != "") & rows.budget_tokens.notna() & pd.Series(plain, index=rows.index, dtype=bool)]
+    )
     found = []
-    for key, part in rows.groupby(["model", "suite", "task", "context", "variant"], sort=False):
-        if key[2] not in run.headline(key[1]):
-            continue
+    for key, part in groups(rows, ["model", "suite", "task", "context", "variant"], sort=False):
         holds = part[part.verdict == "within"].budget_tokens
         state = "holds" if len(holds) else "fails" if (part.verdict == "worse").all() else "open"
         found.append((*key, state, holds.min() if len(holds) else None, int(part.n.max())))
-    return pd.DataFrame(
-        found, columns=["model", "suite", "task", "context", "variant", "state", "budget_tokens", "n"]
-    )
+    return pd.DataFrame(found, columns=["model", "suite", "task", "context", "variant", "state", "budget_tokens", "n"])

@@ -1,4 +1,4 @@
-"""Make the Compare page: every variant with its quality and speed, smallest budgets, speed by context, equal memory, kernels."""
+"""Make the Compare page: variants with quality and speed, smallest budgets, speed by context, equal memory, kernels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 
 from longdecode.reporting import charts, wording
-from longdecode.reporting.choice import smallest_budgets
 from longdecode.reporting.overview import row_anchor
-from longdecode.reporting.runs import REFERENCE, Run, in_order
+from longdecode.reporting.runs import REFERENCE, Run, each, in_order
 from longdecode.reporting.site import Figure, Page, Site
 
 _CELL = ["context", "variant", "budget"]
@@ -22,12 +21,26 @@ _SMALL = (1 / 32, 1 / 8, 1 / 4)
 def write_compare(site: Site) -> None:
     """Write compare.html."""
     page = Page("compare")
-    sections = [section for run in site.current for section in _sections(run)]
+    both: dict[Any, int] = site.joined.groupby(["run", "model"]).size().to_dict() if len(site.joined) else {}
+    # Models with the most rows of both quality and times come first: the page opens with one of them.
+    sections = sorted(
+        (section for run in site.current for section in _sections(run)),
+        key=lambda s: -both.get((s["run"], s["model"]), 0),
+    )
     heats = [figure for run in site.current if (figure := _heat(site, page, run))]
     times = [figure for run in site.current for figure in _times(site, page, run)]
     memory = [row for run in site.current for row in _memory(run)]
     kernels = [row for run in site.current for row in _kernels(run)]
-    site.write(page, "compare.html", sections=sections, heats=heats, times=times, memory=memory, kernels=kernels, controls=_controls(sections))
+    site.write(
+        page,
+        "compare.html",
+        sections=sections,
+        heats=heats,
+        times=times,
+        memory=memory,
+        kernels=kernels,
+        controls=_controls(sections),
+    )
 
 
 def _controls(sections: list[dict[str, Any]]) -> dict[str, list[tuple[str, str]]]:
@@ -45,12 +58,22 @@ def _sections(run: Run) -> Iterator[dict[str, Any]]:
     for model in models:
         scored = _of(run.summary, model)
         losses, steps = _of(run.losses, model), _of(run.steps, model)
-        columns = [(suite, task) for suite in in_order(scored.suite) for task in run.headline(suite)] if len(scored) else []
+        columns = (
+            [(suite, task) for suite in in_order(scored.suite) for task in run.main_tasks[suite]] if len(scored) else []
+        )
         batches = sorted(steps.batch.unique()) if len(steps) else []
         rows = list(_rows(run, model, columns, batches, scored, losses, steps))
         if len(rows) > 1:
-            yield {"key": f"{run.name}|{model}", "run": run.name, "model": model, "title": wording.model_title(model), "columns": columns,
-                   "units": [_unit(losses, scored, pair) for pair in columns], "batches": batches, "rows": rows}  # fmt: skip
+            yield {
+                "key": f"{run.name}|{model}",
+                "run": run.name,
+                "model": model,
+                "title": wording.model_title(model),
+                "columns": columns,
+                "units": [_unit(losses, scored, pair) for pair in columns],
+                "batches": batches,
+                "rows": rows,
+            }
 
 
 def _of(table: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -64,25 +87,40 @@ def _unit(losses: pd.DataFrame, scored: pd.DataFrame, pair: tuple[str, str]) -> 
 
 
 def _rows(
-    run: Run, model: str, columns: list[tuple[str, str]], batches: list[int], scored: pd.DataFrame, losses: pd.DataFrame, steps: pd.DataFrame
+    run: Run,
+    model: str,
+    columns: list[tuple[str, str]],
+    batches: list[int],
+    scored: pd.DataFrame,
+    losses: pd.DataFrame,
+    steps: pd.DataFrame,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of one table, slow ones last where times are known."""
-    cells = {(r.context, r.variant, r.budget, r.suite, r.task): r for r in losses.itertuples()}
-    timed = {(r.context, r.variant, _size(r), r.batch): r for r in steps.itertuples()}
+    cells = {(r.context, r.variant, r.budget, r.suite, r.task): r for r in losses.pipe(each)}
+    timed = {(r.context, r.variant, _size(r), r.batch): r for r in steps.pipe(each)}
     ok = scored[scored.status == "ok"] if len(scored) else scored
-    sizes = {(r.context, r.variant, r.budget): r for r in ok.itertuples()}
-    for r in steps.itertuples():
+    sizes = {(r.context, r.variant, r.budget): r for r in ok.pipe(each)}
+    for r in steps.pipe(each):
         if not any(key[:2] == (r.context, r.variant) and _size(row) == _size(r) for key, row in sizes.items()):
             sizes[r.context, r.variant, r.budget] = r
-    for (context, variant, budget), row in sorted(sizes.items(), key=lambda item: (item[0][0], run.title(item[0][1]), _size(item[1]))):
+    for (context, variant, budget), row in sorted(
+        sizes.items(), key=lambda item: (item[0][0], run.title(item[0][1]), _size(item[1]))
+    ):
         speeds = [timed.get((context, variant, _size(row), batch)) for batch in batches]
         lost = [cells.get((context, variant, budget, *pair)) for pair in columns]
         if variant == REFERENCE or any(speeds) or any(lost):
             yield {
-                "id": row_anchor(run.name, model, context, variant, budget), "title": run.title(variant), "family": run.family(variant),
-                "method": run.methods[variant], "context": int(context), "budget": wording.budget(budget, row.budget_tokens),
-                "size": _size(row), "reads": getattr(row, "kv_tokens_read", None), "speeds": speeds, "lost": lost,
-            }  # fmt: skip
+                "id": row_anchor(run.name, model, context, variant, budget),
+                "title": run.title(variant),
+                "family": run.family(variant),
+                "method": run.methods[variant],
+                "context": int(context),
+                "budget": wording.budget(budget, row.budget_tokens),
+                "size": _size(row),
+                "reads": getattr(row, "kv_tokens_read", None),
+                "speeds": speeds,
+                "lost": lost,
+            }
 
 
 def _size(row: Any) -> int:
@@ -92,21 +130,37 @@ def _size(row: Any) -> int:
 
 def _heat(site: Site, page: Page, run: Run) -> Figure | None:
     """Return the heat map of the smallest budgets within the margin."""
-    cells = smallest_budgets(run)
+    cells = site.held[run.name]
     cells = cells[cells.context.isin(sorted(cells.context.unique())[-2:])] if len(cells) else cells
     if cells.empty or (cells.state == "open").all():
         return None
-    shown = pd.DataFrame({
-        "name": cells.variant.map(run.title),
-        "column": [f"{wording.task_title(r.suite, r.task)} @ {wording.tokens(r.context)}" + (f", {wording.model_title(r.model)}" if cells.model.nunique() > 1 else "") for r in cells.itertuples()],
-        "words": [f"{int(r.budget_tokens):,}" if r.state == "holds" else {"open": "?", "fails": "none"}[r.state] for r in cells.itertuples()],
-        "shade": [f"heat{sum(r.budget_tokens / r.context > share for share in _SMALL)}" if r.state == "holds" else r.state for r in cells.itertuples()],
-        "n": cells.n,
-    })  # fmt: skip
+    shown = pd.DataFrame(
+        {
+            "name": cells.variant.map(run.title),
+            "column": [
+                f"{wording.task_title(r.suite, r.task)} @ {wording.tokens(r.context)}"
+                + (f", {wording.model_title(r.model)}" if cells.model.nunique() > 1 else "")
+                for r in cells.pipe(each)
+            ],
+            "words": [
+                f"{int(r.budget_tokens):,}" if r.state == "holds" else {"open": "?", "fails": "none"}[r.state]
+                for r in cells.pipe(each)
+            ],
+            "shade": [
+                f"heat{sum(r.budget_tokens / r.context > share for share in _SMALL)}" if r.state == "holds" else r.state
+                for r in cells.pipe(each)
+            ],
+            "n": cells.n,
+        }
+    )
     holds = cells[cells.state == "holds"].groupby("variant").size().sort_values(ascending=False)
     total = shown.column.nunique()
-    title = f"{run.title(holds.index[0])} holds on {holds.iloc[0]} of {total} tasks and contexts" if len(holds) else "No method is proven to hold at any budget"
-    note = f"Run {run.name}. Smallest budget in tokens that stays within the margin of Full; ? cannot tell; none: every budget is worse."
+    title = (
+        f"{run.title(holds.index[0])} holds on {holds.iloc[0]} of {total} tasks and contexts"
+        if len(holds)
+        else "No method is proven to hold at any budget"
+    )
+    note = f"Run {run.name}. Smallest budget in tokens within the margin of Full; ? cannot tell; none: all are worse."
     return site.figure(page, f"budgets-{run.name}", title, charts.heat(shown), shown, note)
 
 
@@ -120,30 +174,73 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
         if full.context.nunique() < 2:
             continue
         last = at[at.context == full.context.max()].sort_values("ratio", ascending=False)
-        lines = [pd.DataFrame({"name": "Full", "x": full.context, "y": full.median_us / 1000, "family": "reference", "dash": "solid"}),
-                 pd.DataFrame({"name": "Full, bandwidth bound", "x": full.context, "y": full.floor_us / 1000, "family": "print", "dash": "dashed"})]  # fmt: skip
-        for row in last.drop_duplicates("variant").itertuples():
+        lines = [
+            pd.DataFrame(
+                {"name": "Full", "x": full.context, "y": full.median_us / 1000, "family": "reference", "dash": "solid"}
+            ),
+            pd.DataFrame(
+                {
+                    "name": "Full, bandwidth bound",
+                    "x": full.context,
+                    "y": full.floor_us / 1000,
+                    "family": "print",
+                    "dash": "dashed",
+                }
+            ),
+        ]
+        for row in last.drop_duplicates("variant").pipe(each):
             mine = at[(at.variant == row.variant) & (at.budget == row.budget)].sort_values("context")
-            if row.variant != REFERENCE and wording.card(run.methods[row.variant]) and mine.context.nunique() > 1 and len(lines) < _LINES:
-                lines.append(pd.DataFrame({"name": f"{run.title(row.variant)}, {wording.budget(row.budget, row.budget_tokens)}", "x": mine.context, "y": mine.median_us / 1000, "family": run.family(row.variant), "dash": "solid"}))
+            if (
+                row.variant != REFERENCE
+                and wording.card(run.methods[row.variant])
+                and mine.context.nunique() > 1
+                and len(lines) < _LINES
+            ):
+                lines.append(
+                    pd.DataFrame(
+                        {
+                            "name": f"{run.title(row.variant)}, {wording.budget(row.budget, row.budget_tokens)}",
+                            "x": mine.context,
+                            "y": mine.median_us / 1000,
+                            "family": run.family(row.variant),
+                            "dash": "solid",
+                        }
+                    )
+                )
         shown = pd.concat(lines, ignore_index=True)
         best = last[last.variant.map(lambda v: wording.card(run.methods[v]) is not None)].iloc[0]
-        title = f"{wording.model_title(model)}: at {wording.tokens(best.context)} tokens {run.title(best.variant)} is fastest, {wording.number(best.ratio, 'times')} times Full"
-        yield site.figure(page, f"times-{run.name}-{model}", title, charts.speed_lines(shown, int(batch)), shown,
-                          f"Run {run.name}. Bound: bytes that Full must read, over the fastest read measured on this device.")  # fmt: skip
+        where = f"{wording.model_title(model)}: at {wording.tokens(best.context)} tokens"
+        title = f"{where} {run.title(best.variant)} is fastest, {wording.times(best.ratio)} times Full"
+        yield site.figure(
+            page,
+            f"times-{run.name}-{model}",
+            title,
+            charts.speed_lines(shown, int(batch)),
+            shown,
+            f"Run {run.name}. Bound: bytes that Full must read, over the fastest read measured on this device.",
+        )
 
 
 def _memory(run: Run) -> Iterator[dict[str, Any]]:
     """Yield the rows timed at equal device memory: batch is what fits, the ratio is of tokens a second."""
     if run.speed.empty:
         return
-    rows = run.speed[run.speed.bench.isin(["offload", "own_choices"]) & (run.speed.stage == "step") & run.speed.ratio.notna()]
-    for r in rows.itertuples():
+    rows = run.speed[
+        run.speed.bench.isin(["offload", "own_choices"]) & (run.speed.stage == "step") & run.speed.ratio.notna()
+    ]
+    for r in rows.pipe(each):
         yield {
-            "title": run.title(r.variant), "family": run.family(r.variant), "model": wording.model_title(r.model), "context": int(r.context),
-            "batch": int(r.batch), "setting": "" if wording.missing(r.op_sizes) else r.op_sizes.replace("_", " ").replace("=", " "),
-            "rate": r.tokens_per_s, "ratio": r.ratio, "low": r.ratio_low, "high": r.ratio_high,
-        }  # fmt: skip
+            "title": run.title(r.variant),
+            "family": run.family(r.variant),
+            "model": wording.model_title(r.model),
+            "context": int(r.context),
+            "batch": int(r.batch),
+            "setting": "" if wording.missing(r.op_sizes) else r.op_sizes.replace("_", " ").replace("=", " "),
+            "rate": r.tokens_per_s,
+            "ratio": r.ratio,
+            "low": r.ratio_low,
+            "high": r.ratio_high,
+        }
 
 
 def _kernels(run: Run) -> Iterator[dict[str, Any]]:
@@ -152,8 +249,14 @@ def _kernels(run: Run) -> Iterator[dict[str, Any]]:
         return
     rows = run.speed[(run.speed.bench == "kernel") & run.speed.median_us.notna() & run.speed.op_sizes.isna()]
     rows = rows[rows.context == rows.groupby("method").context.transform("max")]
-    for r in rows[rows.batch == rows.groupby("method").batch.transform("max")].itertuples():
+    for r in rows[rows.batch == rows.groupby("method").batch.transform("max")].pipe(each):
         yield {
-            "op": wording.spaced(r.method), "peer": wording.spaced(r.variant), "context": int(r.context), "batch": int(r.batch), "us": r.median_us,
-            "ratio": r.ratio, "share": r.fraction, "own": r.variant.startswith("longdecode"),
-        }  # fmt: skip
+            "op": wording.spaced(r.method),
+            "peer": wording.spaced(r.variant),
+            "context": int(r.context),
+            "batch": int(r.batch),
+            "us": r.median_us,
+            "ratio": r.ratio,
+            "share": r.fraction,
+            "own": r.variant.startswith("longdecode"),
+        }

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
 SIZES = {"wide": (800, 430), "narrow": (290, 430)}
 """Plot areas in px that names are placed for: a desk and a phone."""
-_BESIDE = [(dx * r, dy * r, align) for r in (1.0, 1.7, 2.6) for dx, dy, align in (
-    (12, 0, "left"), (-12, 0, "right"), (0, -16, "center"), (0, 17, "center"),
-    (11, -12, "left"), (11, 13, "left"), (-11, -12, "right"), (-11, 13, "right"))]  # fmt: skip
+_BESIDE = [
+    (dx * r, dy * r, align)
+    for r in (1.0, 1.7, 2.6)
+    for dx, dy, align in (
+        (12, 0, "left"),
+        (-12, 0, "right"),
+        (0, -16, "center"),
+        (0, 17, "center"),
+        (11, -12, "left"),
+        (11, 13, "left"),
+        (-11, -12, "right"),
+        (-11, 13, "right"),
+    )
+]
 _HEIGHT, _TOO_MUCH = 8, 60
 
 
@@ -38,12 +53,10 @@ class Canvas:
     def __init__(self, size: str, x: Point, y: Point, paths: Iterable[Sequence[Point]]) -> None:
         (self.width, self.height), self.x, self.y = SIZES[size], x, y
         drawn = [[self.at(point) for point in path] for path in paths]
-        self.marks = [point for path in drawn for point in path]
-        steps = [t / 24 for t in range(25)]
-        self.lines = [
-            (ax + (bx - ax) * t, ay + (by - ay) * t)
-            for path in drawn for (ax, ay), (bx, by) in zip(path, path[1:], strict=False) for t in steps
-        ]  # fmt: skip
+        self.marks = np.array([point for path in drawn for point in path])
+        steps = np.linspace(0, 1, 25)[:, None]
+        parts = [np.array(a) + (np.array(b) - np.array(a)) * steps for path in drawn for a, b in pairwise(path)]
+        self.lines = np.concatenate([self.marks, *parts])
         self.boxes: list[Box] = [(self.width - 160, 0, self.width, 26)]  # the words of the band
 
     def at(self, point: Point) -> Point:
@@ -53,7 +66,8 @@ class Canvas:
 
     def place(self, text: str, anchors: Sequence[Point]) -> dict[str, float | str] | None:
         """Return the best place beside any anchor, the first ones preferred; none where all would cover something."""
-        wide, best = text_width(text) + 3, None
+        wide = text_width(text) + 3
+        best: tuple[float, Box, dict[str, float | str]] | None = None
         for order, anchor in enumerate(anchors):
             x, y = self.at(anchor)
             for rank, (dx, dy, align) in enumerate(_BESIDE):
@@ -71,6 +85,11 @@ class Canvas:
         left, top, right, bottom = box
         outside = left < 0 or right > self.width or top < 0 or bottom > self.height
         on_text = sum(left < b[2] and b[0] < right and top < b[3] and b[1] < bottom for b in self.boxes)
-        on_marks = sum(left - 9 < x < right + 9 and top - 4 < y < bottom + 4 for x, y in self.marks)
-        on_lines = sum(left < x < right and top < y < bottom for x, y in self.lines)
+        on_marks = _inside(self.marks, (left - 9, top - 4, right + 9, bottom + 4))
+        on_lines = _inside(self.lines, box)
         return 1000 * outside + 300 * on_text + 60 * on_marks + 6 * on_lines
+
+
+def _inside(points: npt.NDArray[np.float64], box: Box) -> int:
+    x, y = points[:, 0], points[:, 1]
+    return int(((x > box[0]) & (x < box[2]) & (y > box[1]) & (y < box[3])).sum())

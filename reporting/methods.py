@@ -5,46 +5,72 @@ from __future__ import annotations
 from typing import Any
 
 from longdecode.reporting import wording
-from longdecode.reporting.choice import smallest_budgets
+from longdecode.reporting.runs import each
 from longdecode.reporting.site import Page, Site
 
 
 def write_methods(site: Site) -> None:
     """Write a page for each method that current runs measured."""
-    held = {run.name: smallest_budgets(run) for run in site.current}
     for method in site.methods:
         card = wording.card(method)
         papers = [name for name, paper in site.papers.items() if paper.method == method]
         site.write(
-            Page(f"method-{method}"), "method.html", method=method, card=card, papers=papers, holds=_holds(site, held, method),
-            speeds=_speeds(site, method), gates=_gates(site, method),
-        )  # fmt: skip
+            Page(f"method-{method}"),
+            "method.html",
+            method=method,
+            card=card,
+            papers=papers,
+            holds=_holds(site, method),
+            speeds=_speeds(site, method),
+            gates=_gates(site, method),
+        )
 
 
-def _holds(site: Site, held: dict[str, Any], method: str) -> list[dict[str, Any]]:
+def _holds(site: Site, method: str) -> list[dict[str, Any]]:
     """Return, by task and context, the smallest budget of the method that stays within the margin."""
     out = []
     for run in site.current:
-        rows = held[run.name]
-        for r in rows[rows.variant == method].itertuples() if len(rows) else ():
-            words = f"{int(r.budget_tokens):,} tokens" if r.state == "holds" else {"open": "cannot tell", "fails": "none tried"}[r.state]
-            out.append({"task": wording.task_title(r.suite, r.task), "suite": r.suite, "model": wording.model_title(r.model),
-                        "context": wording.tokens(r.context), "words": words, "state": r.state, "n": r.n})  # fmt: skip
+        rows = site.held[run.name]
+        for r in rows[rows.variant == method].pipe(each) if len(rows) else ():
+            words = (
+                f"{int(r.budget_tokens):,} tokens"
+                if r.state == "holds"
+                else {"open": "cannot tell", "fails": "none tried"}[r.state]
+            )
+            out.append(
+                {
+                    "task": wording.task_title(r.suite, r.task),
+                    "suite": r.suite,
+                    "model": wording.model_title(r.model),
+                    "context": wording.tokens(r.context),
+                    "words": words,
+                    "state": r.state,
+                    "n": r.n,
+                }
+            )
     return out
 
 
 def _speeds(site: Site, method: str) -> list[dict[str, Any]]:
-    """Return the timed steps of the method's variants with Full and floor beside."""
+    """Return the timed steps of the method's variants at the longest context of each model."""
     out = []
     for run in site.current:
         rows = run.steps[run.steps.method == method] if len(run.steps) else run.steps
-        for r in rows.itertuples():
-            out.append({
-                "title": run.title(r.variant), "model": wording.model_title(r.model), "context": wording.tokens(r.context), "batch": int(r.batch),
-                "budget": wording.budget(r.budget, r.budget_tokens), "ms": wording.number(r.median_us / 1000, "ms"),
-                "ratio": wording.number(r.ratio, "times"), "interval": wording.interval(r.ratio_low, r.ratio_high, "times"),
-                "share": "" if wording.missing(r.fraction) else f"{r.fraction:.0%}",
-            })  # fmt: skip
+        rows = rows[rows.context == rows.groupby("model").context.transform("max")] if len(rows) else rows
+        for r in rows.pipe(each):
+            out.append(
+                {
+                    "title": run.title(r.variant),
+                    "model": wording.model_title(r.model),
+                    "context": wording.tokens(r.context),
+                    "batch": int(r.batch),
+                    "budget": wording.budget(r.budget, r.budget_tokens),
+                    "ms": wording.number(r.median_us / 1000, "ms"),
+                    "ratio": wording.number(r.ratio, "times"),
+                    "interval": wording.interval(r.ratio_low, r.ratio_high, "times"),
+                    "share": "" if wording.missing(r.fraction) else f"{r.fraction:.0%}",
+                }
+            )
     return out
 
 

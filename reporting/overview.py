@@ -9,12 +9,12 @@ import pandas as pd
 
 from longdecode.reporting import charts, wording
 from longdecode.reporting.choice import NEEDED, PLACE, Choice, choose, fastest
-from longdecode.reporting.runs import Run
+from longdecode.reporting.runs import Run, each, groups, top
 from longdecode.reporting.site import Page, Site
 
 _STATES = {
     "proven": "within the margin on every task",
-    "open": "no loss proven, none excluded",
+    "open": "no loss proven, none excluded either",
     "none": "every faster variant is worse",
 }
 
@@ -25,7 +25,15 @@ def write_overview(site: Site) -> None:
     values: dict[str, Any] = {"hero": None, "cards": [], "needs": [], "controls": {}}
     if len(rows):
         values |= _tradeoff(site, page, rows)
-    site.write(page, "overview.html", findings=list(findings(site)), claims=claim_rows(site), gaps=_gaps(site, page), needed=NEEDED, **values)
+    site.write(
+        page,
+        "overview.html",
+        findings=list(findings(site)),
+        claims=claim_rows(site),
+        gaps=_gaps(site, page),
+        needed=NEEDED,
+        **values,
+    )
 
 
 def place_words(site: Site, place: tuple[Any, ...]) -> str:
@@ -35,16 +43,16 @@ def place_words(site: Site, place: tuple[Any, ...]) -> str:
 
 
 def default_place(rows: pd.DataFrame) -> tuple[Any, ...]:
-    """Return the place that the Overview opens with: the most rows, at 32K where that was run, with the larger batch."""
+    """Return the place that the Overview opens with: 32K where that was run, the most rows, the larger batch."""
     sizes = rows.groupby(PLACE).size()
     return max(sizes.index, key=lambda place: (place[2] == 32768, sizes[place], place[3]))
 
 
 def _tradeoff(site: Site, page: Page, rows: pd.DataFrame) -> dict[str, Any]:
-    choices = {place: choose(part) for place, part in rows.groupby(PLACE)}
+    choices = {place: choose(part) for place, part in groups(rows, PLACE)}
     first = default_place(rows)
     views, titles = {}, {}
-    for (*place, suite, task), part in rows.groupby([*PLACE, "suite", "task"], sort=False):
+    for (*place, suite, task), part in groups(rows, [*PLACE, "suite", "task"], sort=False):
         key = "|".join(map(str, (*place, f"{suite}.{task}")))
         views[key] = charts.tradeoff_view(part, choices[tuple(place)])
         views[key]["title"] = titles[key] = view_title(part, choices[tuple(place)])
@@ -57,15 +65,19 @@ def _tradeoff(site: Site, page: Page, rows: pd.DataFrame) -> dict[str, Any]:
     hero = site.figure(page, "tradeoff", titles[opening], shown, data, width=860)
     page.specs.pop(hero.name)
     return {
-        "hero": hero, "first": opening, "cards": [card(site, place, found) for place, found in choices.items()],
-        "first_card": "|".join(map(str, first)), "needs": list(needs(site, rows)), "controls": controls(rows),
-    }  # fmt: skip
+        "hero": hero,
+        "first": opening,
+        "cards": [card(site, place, found) for place, found in choices.items()],
+        "first_card": "|".join(map(str, first)),
+        "needs": list(needs(site, rows)),
+        "controls": controls(rows),
+    }
 
 
 def controls(rows: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
     """Return the choices of each filter as (value, words); the page's script disables those without rows."""
-    pairs = rows[["run", "model"]].drop_duplicates().itertuples(index=False)
-    tasks = rows[["suite", "task"]].drop_duplicates().itertuples(index=False)
+    pairs = rows[["run", "model"]].drop_duplicates().pipe(each)
+    tasks = rows[["suite", "task"]].drop_duplicates().pipe(each)
     return {
         "model": [(f"{run}|{model}", f"{wording.model_title(model)} · {run}") for run, model in pairs],
         "context": [(str(c), wording.tokens(c)) for c in sorted(rows.context.unique())],
@@ -83,11 +95,12 @@ def view_title(part: pd.DataFrame, chosen: Choice) -> str:
     if faster.empty:
         return f"{where}: no variant is faster than Full"
     if len(within):
-        best = within.loc[within.speed.idxmax()]
+        best = top(within, within.speed)
         return f"{where}: {best.title} is {wording.number(best.speed, 'times')} times as fast as Full within the margin"
     if len(unclear):
-        best = unclear.loc[unclear.speed.idxmax()]
-        return f"{where}: nothing faster is proven within the margin; {best.title} at {wording.number(best.speed, 'times')} times is open"
+        best = top(unclear, unclear.speed)
+        open_one = f"{best.title} at {wording.times(best.speed)} times is open"
+        return f"{where}: nothing faster is proven within the margin; {open_one}"
     return f"{where}: each of {len(faster)} faster variants is worse than Full"
 
 
@@ -95,25 +108,53 @@ def task_line(row: Any) -> dict[str, Any]:
     """Return one task of a card: its loss with interval, verdict and prompts."""
     unit = charts.loss_unit(row.unit)
     return {
-        "title": wording.task_title(row.suite, row.task), "suite": row.suite, "loss": wording.number(row.loss, unit),
-        "interval": wording.interval(row.loss_low, row.loss_high, unit), "unit": unit, "verdict": row.verdict,
-        "why": wording.REASONS.get(row.status, ""), "n": int(row.n),
-    }  # fmt: skip
+        "title": wording.task_title(row.suite, row.task),
+        "suite": row.suite,
+        "loss": wording.number(row.loss, unit),
+        "interval": wording.interval(row.loss_low, row.loss_high, unit),
+        "unit": unit,
+        "verdict": row.verdict,
+        "why": wording.REASONS.get(row.status, ""),
+        "n": int(row.n),
+    }
 
 
 def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
     """Return the card of a place: what to take, how fast it is, what it loses on each task, and how sure that is."""
-    out = {"key": "|".join(map(str, place)), "place": place_words(site, place), "state": found.state, "state_words": _STATES[found.state]}
+    out = {
+        "key": "|".join(map(str, place)),
+        "place": place_words(site, place),
+        "state": found.state,
+        "state_words": _STATES[found.state],
+    }
     if found.rows.empty:
         return out
     row = found.first
     low, high = found.prompts
+    others = [
+        {
+            "title": part.title.iloc[0],
+            "budget": f"{int(part.budget_tokens.iloc[0]):,}",
+            "speed": wording.number(part.speed.iloc[0], "times"),
+            "worst": task_line(top(part, (part.loss / part.margin))),
+            "row": row_anchor(place[0], place[1], place[2], part.variant.iloc[0], part.budget.iloc[0]),
+        }
+        for part in found.others
+    ]
     return out | {
-        "title": row.title, "family": row.family, "budget": f"{int(row.budget_tokens):,}", "speed": wording.number(row.speed, "times"),
-        "speed_interval": wording.interval(row.speed_low, row.speed_high, "times"), "step": wording.number(row.median_us / 1000, "ms"),
-        "method": site.run(place[0]).methods[row.variant], "tasks": [task_line(r) for r in found.rows.itertuples()],
-        "prompts": f"{low}" if low == high else f"{low} to {high}", "row": row_anchor(place[0], place[1], place[2], row.variant, row.budget),
-    }  # fmt: skip
+        "others": others,
+        "front": "" if found.rows.front_share.isna().any() else f"{found.rows.front_share.min():.0%}",
+        "title": row.title,
+        "family": row.family,
+        "budget": f"{int(row.budget_tokens):,}",
+        "speed": wording.number(row.speed, "times"),
+        "speed_interval": wording.interval(row.speed_low, row.speed_high, "times"),
+        "step": wording.number(row.median_us / 1000, "ms"),
+        "method": site.run(place[0]).methods[row.variant],
+        "tasks": [task_line(r) for r in found.rows.pipe(each)],
+        "prompts": f"{low}" if low == high else f"{low} to {high}",
+        "row": row_anchor(place[0], place[1], place[2], row.variant, row.budget),
+    }
 
 
 def row_anchor(run: str, model: str, context: int, variant: str, budget: str) -> str:
@@ -124,9 +165,13 @@ def row_anchor(run: str, model: str, context: int, variant: str, budget: str) ->
 def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
     """Yield what to take for a narrower need, one line a model, at its largest batch."""
     long, prose = (rows.suite.isin(wording.TITLES[name]) for name in ("long_answers", "prose"))
-    asked = [("Long answers", rows[long]), ("Long text, no look-ups", rows[prose]), ("No trained heads", rows[rows.family != "heads"])]
+    asked = [
+        ("Long answers", rows[long]),
+        ("Long text, no look-ups", rows[prose]),
+        ("No trained heads", rows[rows.family != "heads"]),
+    ]
     for need, part in asked:
-        for _, mine in part.groupby(["run", "model"]):
+        for _, mine in groups(part, ["run", "model"]):
             at = mine[mine.batch == mine.batch.max()]
             place, here = max(at.groupby(PLACE), key=lambda item: item[0][2])
             found = choose(here)
@@ -134,7 +179,8 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
             if len(found.rows):
                 row = found.first
                 verdict = "" if found.state == "proven" else f" (cannot tell, {found.prompts[1]} prompts)"
-                answer = f"{row.title}, {int(row.budget_tokens):,} tokens: {wording.number(row.speed, 'times')}{wording.TIMES}{verdict}"
+                speed = f"{wording.times(row.speed)}{wording.TIMES}"
+                answer = f"{row.title}, {int(row.budget_tokens):,} tokens: {speed}{verdict}"
             yield {"need": need, "place": place_words(site, place), "answer": answer}
 
 
@@ -145,29 +191,60 @@ def findings(site: Site) -> Iterator[dict[str, str]]:
         place = default_place(rows)
         here = rows[(rows[PLACE] == list(place)).all(axis=1)]
         yield _pick_finding(site, place, choose(here))
-        top = fastest(here)
-        if top is not None:
-            loss = f"{wording.number(top.loss, 'points')} points {wording.interval(top.loss_low, top.loss_high, 'points')}"
-            word = {"worse": "The fastest variant is not good enough", "within": "The fastest variant keeps quality"}.get(top.verdict, "The fastest variant is undecided")
-            yield {"head": f"{word}.", "text": f"{top.title} is {wording.number(top.speed, 'times')} times as fast at the same place; on {wording.task_title(top.suite, top.task)} it loses {loss}."}
+        quick = fastest(here)
+        if quick is not None:
+            bounds = wording.interval(quick.loss_low, quick.loss_high, "points")
+            loss = f"{wording.number(quick.loss, 'points')} points {bounds}"
+            word = {
+                "worse": "The fastest variant is not good enough",
+                "within": "The fastest variant keeps quality",
+            }.get(quick.verdict, "The fastest variant is undecided")
+            on = f"on {wording.task_title(quick.suite, quick.task)}"
+            yield {
+                "head": f"{word}.",
+                "text": f"{quick.title} is {wording.times(quick.speed)} times as fast there; {on} it loses {loss}.",
+            }
     claims = site.claims
     answered = claims[claims.answered & (claims.verdict != "not comparable")] if len(claims) else claims
     if len(answered):
         counts = answered.verdict.value_counts()
-        words = ", ".join(f"{counts[v]} {word}" for v, word in (("reproduced", "hold"), ("partly", "hold partly"), ("not", "do not hold"), ("cannot tell", "stay open")) if v in counts)
-        yield {"head": f"{counts.get('reproduced', 0)} of {len(answered)} published claims that we could test hold.", "text": f"Like for like: {words}. The table below gives both numbers and the reason."}
+        words = ", ".join(
+            f"{counts[v]} {word}"
+            for v, word in (
+                ("reproduced", "hold"),
+                ("partly", "hold partly"),
+                ("not reproduced", "do not hold"),
+                ("cannot tell", "stay open"),
+            )
+            if v in counts
+        )
+        yield {
+            "head": f"{counts.get('reproduced', 0)} of {len(answered)} published claims that we could test hold.",
+            "text": f"Like for like: {words}. The table below gives both numbers and the reason.",
+        }
 
 
 def _pick_finding(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, str]:
     where = place_words(site, place)
     if found.state == "none":
-        return {"head": "Full attention stays the choice.", "text": f"{where}: every faster variant loses more than the margin on some task."}
+        return {
+            "head": "Full attention stays the choice.",
+            "text": f"{where}: every faster variant loses more than the margin on some task.",
+        }
     row = found.first
-    speed = f"{row.title} with {int(row.budget_tokens):,} tokens decodes {wording.number(row.speed, 'times')} times as fast as Full"
+    variant = f"{row.title} with {int(row.budget_tokens):,} tokens"
+    speed = f"{variant} decodes {wording.times(row.speed)} times as fast as Full"
     if found.state == "proven":
-        return {"head": f"{row.title} is fastest without a loss.", "text": f"{where}: {speed} and stays within the margin on every task."}
+        return {
+            "head": f"{row.title} is fastest without a loss.",
+            "text": f"{where}: {speed} and stays within the margin on every task.",
+        }
     low, high = found.prompts
-    return {"head": "We cannot tell yet which method to take.", "text": f"{where}: {speed}. No loss is proven, but {low} to {high} prompts a task exclude none."}
+    count = f"{low}" if low == high else f"{low} to {high}"
+    return {
+        "head": "We cannot tell yet which method to take.",
+        "text": f"{where}: {speed}; its losses are neither proven nor excluded with {count} prompts a task.",
+    }
 
 
 def claim_rows(site: Site) -> list[dict[str, Any]]:
@@ -175,7 +252,7 @@ def claim_rows(site: Site) -> list[dict[str, Any]]:
     claims = site.claims
     if len(claims) and len(site.runs) == 1:
         claims = claims[claims.answered]
-    return [claim_cells(site, row) for row in claims.itertuples()]
+    return [claim_cells(site, row) for row in claims.pipe(each)]
 
 
 def claim_cells(site: Site, row: Any) -> dict[str, Any]:
@@ -185,12 +262,23 @@ def claim_cells(site: Site, row: Any) -> dict[str, Any]:
     ours = f"{wording.number(row.like_for_like, unit)}{word}" if row.answered else ""
     best = "" if wording.missing(row.best) else f"{wording.number(row.best, unit)}{word}"
     return {
-        "paper": row.paper, "name": site.papers[row.paper].name, "claim": row.claim, "anchor": row.anchor, "run": row.run,
-        "published": f"{row.published}{word}", "ours": ours, "interval": wording.interval(row.low, row.high, unit) if ours else "",
-        "best": best, "best_variant": _best_words(site.run(row.run), row.best_variant), "verdict": row.verdict,
-        "style": wording.OUTCOMES[row.verdict], "why": "" if wording.missing(row.why) else row.why,
-        "conditions": row.conditions, "source": row.source, "unit": unit,
-    }  # fmt: skip
+        "paper": row.paper,
+        "name": site.papers[row.paper].name,
+        "claim": row.claim,
+        "anchor": row.anchor,
+        "run": row.run,
+        "published": f"{row.published}{word}",
+        "ours": ours,
+        "interval": wording.interval(row.low, row.high, unit) if ours else "",
+        "best": best,
+        "best_variant": _best_words(site.run(row.run), row.best_variant),
+        "verdict": row.verdict,
+        "style": wording.OUTCOMES.get(row.verdict, "none"),
+        "why": "" if wording.missing(row.why) else row.why,
+        "conditions": row.conditions,
+        "source": row.source,
+        "unit": unit,
+    }
 
 
 def _best_words(run: Run, text: object) -> str:
@@ -206,18 +294,32 @@ def _gaps(site: Site, page: Page) -> Any:
     claims = site.claims
     if claims.empty:
         return None
-    rows = claims[claims.answered & (claims.unit == "times")].assign(print=lambda c: c.published.str.extract(r"([\d.]+)")[0].astype(float))
+    rows = claims[claims.answered & (claims.unit == "times")].assign(
+        print=lambda c: c.published.str.extract(r"([\d.]+)")[0].astype(float)
+    )
     if len(rows) < 2:
         return None
-    frame = pd.DataFrame({
-        "name": [_short(f"{site.papers[r.paper].name}: {r.claim}") for r in rows.itertuples()], "print": rows["print"].to_numpy(),
-        "ours": rows.like_for_like.to_numpy(), "low": rows.low.to_numpy(), "high": rows.high.to_numpy(),
-        "family": [wording.family(site.papers[r.paper].method) for r in rows.itertuples()],
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "name": [_short(f"{site.papers[r.paper].name}: {r.claim}") for r in rows.pipe(each)],
+            "print": rows["print"].to_numpy(),
+            "ours": rows.like_for_like.to_numpy(),
+            "low": rows.low.to_numpy(),
+            "high": rows.high.to_numpy(),
+            "family": [wording.family(site.papers[r.paper].method) for r in rows.pipe(each)],
+        }
+    )
     reached = int((rows.verdict == "reproduced").sum())
     title = f"{reached} of {len(rows)} published speed-ups are reached like for like"
-    return site.figure(page, "published", title, charts.dumbbells(frame, "Times as fast (log scale)", log=True), frame, "Grey: in print. Colour: measured here, with its 95 % interval.")
+    return site.figure(
+        page,
+        "published",
+        title,
+        charts.dumbbells(frame, "Times as fast (log scale)", log=True),
+        frame,
+        "Grey: in print. Colour: measured here, with its 95 % interval.",
+    )
 
 
-def _short(text: str, most: int = 46) -> str:
+def _short(text: str, most: int = 78) -> str:
     return text if len(text) <= most else text[: most - 1].rstrip(" ,") + "…"

@@ -47,8 +47,15 @@ HEAT: Mapping[str, tuple[str, str]] = {
 }
 """Steps of the heat map, the smallest budget first; text on the first two has the ground's colour."""
 LIGHT: Mapping[str, str] = {name: pair[0] for name, pair in {**INK, **FAMILIES, **HEAT}.items()}
-_OF_CARD = {"dense": "reference", "sinks+window": "eviction", "evicting": "eviction", "heads": "heads",
-            "pages": "selection", "tokens": "selection", "speculative": "speculation"}  # fmt: skip
+_OF_CARD = {
+    "dense": "reference",
+    "sinks+window": "eviction",
+    "evicting": "eviction",
+    "heads": "heads",
+    "pages": "selection",
+    "tokens": "selection",
+    "speculative": "speculation",
+}
 _OF_METHOD = {"oracle_topk": "reference", "shadowkv": "offload"}
 
 

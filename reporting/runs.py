@@ -1,9 +1,9 @@
-"""Read what analysis wrote of a run: its tables, gate and instrument checks. Pages read nothing else and compute no statistic."""
+"""Read what analysis wrote of a run: tables, gate and instrument checks. Pages read only this and compute nothing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from longdecode.reporting import wording
 
 REFERENCE = "full"
 TABLES = ("summary", "speed", "comparisons", "measures", "claims", "pareto")
-_TEXT = {name: str for name in ("budget", "b_budget", "setting", "over_setting", "op_sizes", "params")}
+_TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params"), str)
 _OLD_NAMES = {"method": "variant"}
 """Columns of traces that were written before a variant was called one."""
 CELL = ["model", "suite", "task", "context", "variant", "budget"]
@@ -51,9 +51,9 @@ class Run:
     @cached_property
     def titles(self) -> dict[str, str]:
         """Titles of all variants of the run by name, each of its own."""
-        named = {}
+        named: dict[str, tuple[str, str]] = {}
         for table in (self.summary, self.speed):
-            for row in table.drop_duplicates("variant").itertuples() if len(table) else ():
+            for row in table.drop_duplicates("variant").pipe(each) if len(table) else ():
                 named.setdefault(row.variant, (row.method, row.params))
         found = {v: wording.variant_title(v, method, params) for v, (method, params) in named.items()}
         taken = list(found.values())
@@ -63,7 +63,7 @@ class Run:
     def methods(self) -> dict[str, str]:
         """The method of each variant."""
         tables = [table[["variant", "method"]] for table in (self.summary, self.speed) if len(table)]
-        return dict(pd.concat(tables).drop_duplicates("variant").itertuples(index=False)) if tables else {}
+        return {r.variant: r.method for r in pd.concat(tables).drop_duplicates("variant").pipe(each)} if tables else {}
 
     def title(self, variant: str) -> str:
         """Return a variant's title."""
@@ -105,13 +105,28 @@ class Run:
         """The suites that were scored."""
         return [] if self.summary.empty else list(dict.fromkeys(self.summary.suite))
 
-    def headline(self, suite: str) -> list[str]:
-        """Return the tasks of a suite that stand for it: their mean where it was compared, else each."""
-        for table in (self.losses, self.summary):
-            tasks = in_order(table[table.suite == suite].task) if len(table) else []
-            if tasks:
-                return ["all"] if "all" in tasks else tasks
-        return []
+    @cached_property
+    def main_tasks(self) -> dict[str, list[str]]:
+        """By suite, the tasks that stand for it: their mean where it was compared, else each."""
+        found = {}
+        for suite in self.suites:
+            for table in (self.losses, self.summary):
+                tasks = in_order(table[table.suite == suite].task) if len(table) else []
+                if tasks and suite not in found:
+                    found[suite] = ["all"] if "all" in tasks else tasks
+        return found
+
+    def leading(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Return the rows of the tasks that stand for their suites."""
+        pairs = {(suite, task) for suite, tasks in self.main_tasks.items() for task in tasks}
+        kept = [pair in pairs for pair in zip(rows.suite, rows.task, strict=True)]
+        return rows[pd.Series(kept, index=rows.index, dtype=bool)]
+
+    @property
+    def data_sources(self) -> list[str]:
+        """Where the prompts come from: generated, real, or both."""
+        found = self.summary.data_source.dropna() if len(self.summary) else ()
+        return sorted({source for each in found for source in each.split("; ")})
 
     @property
     def devices(self) -> list[str]:
@@ -133,11 +148,17 @@ def read_run(folder: Path) -> Run:
         ReportError: the folder holds none of the tables.
     """
     found = {name: _table(folder / f"{name}.csv") for name in TABLES}
-    if found["summary"].empty and found["speed"].empty:
-        raise ReportError(f"{folder}: neither summary.csv nor speed.csv has a row; run the evaluation first")
     for name in ("summary", "speed"):
         if len(found[name]) and "variant" not in found[name]:
             raise ReportError(f"{folder / name}.csv has no column 'variant'; write the tables again with this version")
+    counts = pd.concat(
+        [found[name].status for name in ("summary", "speed") if len(found[name])] or [pd.Series(dtype=str)]
+    ).value_counts()
+    if counts.empty:
+        raise ReportError(f"{folder}: neither summary.csv nor speed.csv has a row; run the evaluation first")
+    if "ok" not in counts:
+        words = ", ".join(f"{count} {status}" for status, count in counts.items())
+        raise ReportError(f"{folder}: every cell failed ({words}); the records of the run say why")
     traces = folder / "along_generation.parquet"
     along = pd.read_parquet(traces) if traces.is_file() else pd.DataFrame()
     if len(along) and "variant" not in along:
@@ -164,11 +185,11 @@ def _checked(path: Path) -> dict[str, Any]:
 def _table(path: Path) -> pd.DataFrame:
     if not path.is_file():
         return pd.DataFrame()
-    return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=[""], low_memory=False)
+    return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=["", "nan"], low_memory=False)
 
 
 def joined(run: Run) -> pd.DataFrame:
-    """Join quality and speed: one row a model, context, variant, budget, batch and task, both measured with the same budget.
+    """Join quality and speed by model, context, variant and budget: one row a batch and main task.
 
     What was not timed as it was scored has no row.
     """
@@ -177,10 +198,14 @@ def joined(run: Run) -> pd.DataFrame:
     sizes = run.summary.drop_duplicates(CELL)[[*CELL, "budget_tokens", "kv_tokens_read", "value"]]
     scored = run.losses.drop(columns=["batch"]).merge(sizes, on=CELL).dropna(subset=["budget_tokens", "loss"])
     timed = run.steps.rename(columns={"ratio": "speed", "ratio_low": "speed_low", "ratio_high": "speed_high"})
-    timed = timed[["model", "context", "variant", "budget_tokens", "batch", "speed", "speed_low", "speed_high", "median_us"]]
+    timed = timed[
+        ["model", "context", "variant", "budget_tokens", "batch", "speed", "speed_low", "speed_high", "median_us"]
+    ]
     rows = scored.merge(timed.dropna(subset=["speed"]), on=["model", "context", "variant", "budget_tokens"])
-    leading = {(suite, task) for suite in run.suites for task in run.headline(suite)}
-    rows = rows[pd.Series([pair in leading for pair in zip(rows.suite, rows.task, strict=True)], index=rows.index, dtype=bool)]
+    rows = run.leading(rows)
+    keys = ["model", "suite", "task", "context", "batch", "variant", "budget"]
+    shares = run.pareto[[*keys, "front_share"]] if len(run.pareto) else pd.DataFrame(columns=[*keys, "front_share"])
+    rows = rows.merge(shares.astype(rows[keys].dtypes.to_dict()), on=keys, how="left")
     return rows.drop_duplicates(["model", "context", "variant", "budget_tokens", "batch", "suite", "task"]).assign(
         title=rows.variant.map(run.title), family=rows.variant.map(run.family), run=run.name
     )
@@ -189,3 +214,29 @@ def joined(run: Run) -> pd.DataFrame:
 def in_order(values: Iterable[Any]) -> list[Any]:
     """Return distinct values, in the order in which they first stand."""
     return list(dict.fromkeys(values))
+
+
+def budget_order(text: str) -> tuple[bool, float]:
+    """Return the place of a budget among others: shares and tokens by size, those by bytes last."""
+    return text.startswith("bytes"), 0.0 if text == REFERENCE else float(text.removeprefix("bytes="))
+
+
+def middle(budgets: Iterable[str]) -> str:
+    """Return the middle one of some budgets by name; everything where there is no other."""
+    named = sorted(set(budgets) - {REFERENCE}, key=budget_order)
+    return named[len(named) // 2] if named else REFERENCE
+
+
+def each(table: pd.DataFrame) -> Iterator[Any]:
+    """Return the rows of a table one by one, columns as attributes."""
+    return iter(table.itertuples(index=False))
+
+
+def groups(table: pd.DataFrame, keys: Any, *, sort: bool = True) -> Iterator[tuple[Any, pd.DataFrame]]:
+    """Return the parts of a table by the values of some columns."""
+    return iter(table.groupby(keys, sort=sort))
+
+
+def top(table: pd.DataFrame, values: pd.Series) -> Any:
+    """Return the row with the largest of some values."""
+    return table.iloc[int(values.to_numpy().argmax())]

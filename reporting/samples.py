@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 
-from longdecode.reporting.runs import REFERENCE, Run
+from longdecode.reporting.runs import REFERENCE, Run, each
 
 PER_SUITE = 2
 _HEAD, _TAIL = 260, 80
@@ -55,10 +55,19 @@ def _worst(texts: pd.DataFrame) -> list[Pair]:
     both = texts[texts.variant != REFERENCE].merge(full, on=_PROMPT, suffixes=("", "_full"))
     lost = both[both.score < both.score_full].sort_values(["score", "context"])
     return [
-        Pair(r.variant, r.budget, r.task, r.context, r.sample_index, cut(r.output_text_full), r.score_full,
-             cut(r.output_text), r.score)
-        for r in lost.drop_duplicates("variant").itertuples()
-    ]  # fmt: skip
+        Pair(
+            r.variant,
+            r.budget,
+            r.task,
+            r.context,
+            r.sample_index,
+            cut(r.output_text_full),
+            r.score_full,
+            cut(r.output_text),
+            r.score,
+        )
+        for r in lost.drop_duplicates("variant").pipe(each)
+    ]
 
 
 def cut(text: str) -> str:

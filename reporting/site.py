@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import pandas as pd
 import vl_convert
 from markupsafe import Markup
 
 from longdecode.evals.analysis.declaration import Declaration, load_declarations
-from longdecode.evals.analysis.query import Tables
+from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, Tables
 from longdecode.reporting import charts, palette, wording
-from longdecode.reporting.runs import Run, in_order, joined
+from longdecode.reporting.choice import smallest_budgets
+from longdecode.reporting.runs import Run, each, in_order, joined
 
 HERE = Path(__file__).parent
 _NARROW = 400
@@ -26,7 +29,7 @@ _NARROW = 400
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure on a page: its finding as the title, the picture for readers without scripts, and a table of its data."""
+    """A figure on a page: its finding as the title, a picture for readers without scripts, and a table of its data."""
 
     name: str
     title: str
@@ -57,8 +60,15 @@ class Site:
         self.written_papers: list[str] = []
         (out / "data").mkdir(parents=True, exist_ok=True)
         loader = jinja2.FileSystemLoader(HERE / "templates")
-        self._environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-        self._environment.globals |= {"w": wording, "families": palette.FAMILY_TITLES, "shapes": palette.SHAPES, "missing": wording.missing}
+        self._environment = jinja2.Environment(
+            loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        )
+        self._environment.globals |= {
+            "w": wording,
+            "families": palette.FAMILY_TITLES,
+            "shapes": palette.SHAPES,
+            "missing": wording.missing,
+        }
         self._environment.filters |= {"slug": wording.slug}
 
     @cached_property
@@ -78,9 +88,25 @@ class Site:
         return load_declarations(HERE / "papers")
 
     @cached_property
-    def tables(self) -> dict[str, Tables]:
-        """The tables of each run, for papers to query."""
-        return {run.name: Tables.read(run.folder) for run in self.runs}
+    def held(self) -> dict[str, pd.DataFrame]:
+        """By run, the smallest budgets within the margin."""
+        return {run.name: smallest_budgets(run) for run in self.current}
+
+    def find(self, paper: str, query: Query) -> Found | None:
+        """Return the number of a paper's query from the run named after it, else from the first other that has it."""
+        for run in sorted(self.runs, key=lambda run: run.name != paper):
+            table = run.tables[query.table]
+            texts = {k: v for k, v in query.where.items() if isinstance(v, str) and k in table}
+            # Whole columns are compared first: a query looks at each value of what is left.
+            fits = (
+                np.logical_and.reduce([(table[k] == v).to_numpy(bool, na_value=False) for k, v in texts.items()])
+                if texts
+                else slice(None)
+            )
+            with suppress(AmbiguousQueryError):
+                if len(rows := table[fits]) and (found := Tables({query.table: rows}).find(query)):
+                    return found
+        return None
 
     @cached_property
     def claims(self) -> pd.DataFrame:
@@ -92,11 +118,19 @@ class Site:
         rows["answered"] = rows.like_for_like.notna()
         rows["own"] = rows.run == rows.paper
         rows["place"] = range(len(rows))
-        first = rows.sort_values(["answered", "own", "place"], ascending=[False, False, True]).drop_duplicates(["paper", "claim"])
-        order = {claim.claim: (number, at) for number, (_, paper) in enumerate(self.papers.items()) for at, claim in enumerate(paper.claims)}
+        first = rows.sort_values(["answered", "own", "place"], ascending=[False, False, True]).drop_duplicates(
+            ["paper", "claim"]
+        )
+        order = {
+            claim.claim: (number, at)
+            for number, (_, paper) in enumerate(self.papers.items())
+            for at, claim in enumerate(paper.claims)
+        }
         first = first[first.claim.isin(order)]
         first = first.loc[sorted(first.index, key=lambda index: order[first.claim[index]])]
-        return first.assign(anchor=[wording.slug("claim", row.paper, order[row.claim][1] + 1) for row in first.itertuples()])
+        return first.assign(
+            anchor=[wording.slug("claim", row.paper, order[row.claim][1] + 1) for row in first.pipe(each)]
+        )
 
     def run(self, name: str) -> Run:
         """Return a run by name."""
@@ -106,7 +140,10 @@ class Site:
     def methods(self) -> list[str]:
         """Methods with a card that current runs measured, full attention first."""
         ran = in_order(method for run in self.current for method in run.methods.values())
-        return sorted((m for m in ran if wording.card(m)), key=lambda m: (m != "full", list(palette.FAMILIES).index(wording.family(m)), wording.method_title(m)))
+        return sorted(
+            (m for m in ran if wording.card(m)),
+            key=lambda m: (m != "full", list(palette.FAMILIES).index(wording.family(m)), wording.method_title(m)),
+        )
 
     @cached_property
     def suites(self) -> list[str]:
@@ -118,28 +155,46 @@ class Site:
         path = run.folder / table
         return Path(os.path.relpath(path, self.out)).as_posix() if path.is_file() else None
 
-    def figure(self, page: Page, name: str, title: str, spec: Mapping[str, Any], data: pd.DataFrame, note: str = "", width: int = 800) -> Figure:
+    def figure(
+        self,
+        page: Page,
+        name: str,
+        title: str,
+        spec: Mapping[str, Any],
+        data: pd.DataFrame,
+        note: str = "",
+        width: int = 800,
+    ) -> Figure:
         """Write a figure's data beside it and return it for its page."""
         full_name = wording.slug(page.name, name)
         data.to_csv(self.out / "data" / f"{full_name}.csv", index=False, float_format="%.6g")
         page.specs[full_name] = spec
-        return Figure(full_name, title, Markup(charts.static(dict(spec), width)), f"data/{full_name}.csv", note)  # noqa: S704
+        return Figure(full_name, title, Markup(charts.static(dict(spec), width)), f"data/{full_name}.csv", note)
 
     def write(self, page: Page, template: str, **values: Any) -> None:
         """Write one page."""
         script = {"figures": page.specs} | ({"overview": page.views} if page.views else {})
         text = self._environment.get_template(template).render(
-            site=self, page=page, script=Markup(json.dumps(script, separators=(",", ":")).replace("</", "<\\/")), **values  # noqa: S704
+            site=self,
+            page=page,
+            script=Markup(json.dumps(script, separators=(",", ":")).replace("</", "<\\/")),
+            **values,
         )
         (self.out / f"{page.name}.html").write_text(text, encoding="utf-8")
 
     def write_assets(self) -> None:
         """Write style sheet and scripts: one style, one script, one chart library."""
         style = (HERE / "templates" / "site.css").read_text(encoding="utf-8")
-        for mark, text in (("/*LIGHT*/", palette.css_variables(0)), ("/*DARK*/", palette.css_variables(1)), ("/*DARKSVG*/", palette.dark_svg_rules(".chart svg"))):
+        for mark, text in (
+            ("/*LIGHT*/", palette.css_variables(0)),
+            ("/*DARK*/", palette.css_variables(1)),
+            ("/*DARKSVG*/", palette.dark_svg_rules(".chart svg")),
+        ):
             style = style.replace(mark, text)
         (self.out / "site.css").write_text(style, encoding="utf-8")
-        (self.out / "site.js").write_text((HERE / "templates" / "site.js").read_text(encoding="utf-8"), encoding="utf-8")
+        (self.out / "site.js").write_text(
+            (HERE / "templates" / "site.js").read_text(encoding="utf-8"), encoding="utf-8"
+        )
         bundle = vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;", vl_version=charts.VEGA_LITE)
         # Wrapped in a function, because a module script does not load from file://.
         (self.out / "vega.js").write_text(f"(()=>{{{bundle}}})();", encoding="utf-8")

@@ -18,8 +18,19 @@ from longdecode.reporting import palette
 
 TITLES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "titles.yaml").read_text(encoding="utf-8"))
 MINUS, TIMES = "\u2212", "\u00d7"
-DIGITS = {"points": 1, "percent": 1, "times": 2, "ms": 2, "share": 2, "minutes": 2, "nats": 3, "nats/token": 3,
-          "nats/byte": 3, "tokens": 0, "blocks": 1}  # fmt: skip
+DIGITS = {
+    "points": 1,
+    "percent": 1,
+    "times": 2,
+    "ms": 2,
+    "share": 2,
+    "minutes": 2,
+    "nats": 3,
+    "nats/token": 3,
+    "nats/byte": 3,
+    "tokens": 0,
+    "blocks": 1,
+}
 VERDICTS = {
     "within": ("\u2713", "within the margin"),
     "worse": ("\u2717", "worse by more than the margin"),
@@ -34,7 +45,14 @@ REASONS = {
     "no_baseline": "full attention was not run",
 }
 """By status of a comparison without a verdict: why there is none."""
-OUTCOMES = {"reproduced": "holds", "partly": "partly", "not": "not", "cannot tell": "open", "not comparable": "none", "not run": "none"}
+OUTCOMES = {
+    "reproduced": "holds",
+    "partly": "partly",
+    "not reproduced": "not",
+    "cannot tell": "open",
+    "not comparable": "none",
+    "not run": "none",
+}
 """By verdict of a claim: the style of its word."""
 
 
@@ -95,9 +113,20 @@ def task_title(suite: str, task: str) -> str:
     """Return a task's title within its suite: the suite's own where it stands for all of it."""
     if task in ("all", suite):
         return suite_title(suite)
+    if task in TITLES["tasks"]:
+        return str(TITLES["tasks"][task])
     stem = suite.removesuffix("_prompt").removesuffix("_decoded")
     rest = re.sub(r"_(prompt|decoded)$", "", task).removeprefix(stem).strip("_")
-    return f"{suite_title(suite)}: {spaced(rest)}" if rest and rest != task else spaced(task)
+    return (
+        f"{suite_title(suite)}, {TITLES['columns'].get(rest, rest.replace('_', ' '))}"
+        if rest and rest != task
+        else column_title(task)
+    )
+
+
+def column_title(name: str) -> str:
+    """Return the title of a printed column or table."""
+    return str(TITLES["columns"].get(name, spaced(name)))
 
 
 def spaced(name: str) -> str:
@@ -112,6 +141,11 @@ def number(value: float, unit: str = "", *, signed: bool = False) -> str:
     if float(text.replace(",", "")) == 0:
         return text.lstrip("-")
     return f"+{text}" if signed and value > 0 else text.replace("-", MINUS)
+
+
+def times(value: float) -> str:
+    """Return how many times as fast something is."""
+    return number(value, "times")
 
 
 def interval(low: float, high: float, unit: str = "") -> str:
@@ -138,7 +172,7 @@ def budget(text: str, counted: float | None = None) -> str:
         return f"{int(counted):,}"
     if text.startswith("bytes="):
         return f"{float(text[6:]):.0%} of the bytes"
-    return f"{float(text):.0%}" if "." in text else f"{int(text):,}"
+    return f"{float(text):.0%} of the context" if "." in text else f"{int(text):,}"
 
 
 def unit_word(unit: str) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 
 from longdecode.evals.analysis.declaration import Declaration, PrintedTable
-from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query
+from longdecode.evals.analysis.query import Found
 from longdecode.reporting import charts, wording
 from longdecode.reporting.overview import claim_cells
+from longdecode.reporting.runs import each, middle
 from longdecode.reporting.site import Figure, Page, Site
 
 _PIVOT_ROWS = 12
@@ -49,22 +50,27 @@ class Mirror:
         return any(cell.ours for _, cells in self.rows for cell in cells)
 
 
-def write_papers(site: Site) -> list[str]:
-    """Write the pages of the papers that the site has a number for, and return their names."""
-    written = []
+def write_papers(site: Site) -> None:
+    """Write the pages of the papers that the site has a number for."""
+    found = {}
     for name, paper in site.papers.items():
-        claims = site.claims
-        claims = claims[claims.paper == name] if len(claims) else claims
+        claims = site.claims[site.claims.paper == name] if len(site.claims) else site.claims
         tables = [mirror(site, name, title, table) for title, table in paper.tables.items()]
-        if not (len(claims) and claims.answered.any()) and not any(table.measured for table in tables):
-            continue
-        page = Page(f"paper-{name}")
+        if (len(claims) and claims.answered.any()) or any(table.measured for table in tables):
+            found[name] = claims, sorted(tables, key=lambda table: not table.measured)
+    site.written_papers = list(found)
+    for name, (claims, tables) in found.items():
+        page, paper = Page(f"paper-{name}"), site.papers[name]
+        cells = [claim_cells(site, row) for row in claims.pipe(each)]
         site.write(
-            page, "paper.html", paper=paper, claims=[claim_cells(site, row) for row in claims.itertuples()],
-            figure_shown=key_figure(site, page, paper, tables), tables=sorted(tables, key=lambda table: not table.measured), pairs=pairs(site, paper),
-        )  # fmt: skip
-        written.append(name)
-    return written
+            page,
+            "paper.html",
+            paper=paper,
+            claims=cells,
+            shown=key_figure(site, page, name, tables),
+            tables=tables,
+            pairs=pairs(site, paper),
+        )
 
 
 def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirror:
@@ -78,28 +84,53 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
         values = list(dict.fromkeys(row[last] for row in table.rows))
         grouped: dict[tuple[Any, ...], dict[tuple[Any, str], Cell]] = {}
         for row, found in zip(table.rows, cells, strict=True):
-            grouped.setdefault(tuple(row[key] for key in keys), {}).update({(row[last], column): c for column, c in zip(columns, found, strict=True)})
-        heads = [(wording.spaced(column), _key(paper, last, value)) for column in columns for value in values]
-        rows = [([_key(paper, k, v) for k, v in zip(keys, key, strict=True)], [found.get((value, column), Cell()) for column in columns for value in values]) for key, found in grouped.items()]
+            grouped.setdefault(tuple(row[key] for key in keys), {}).update(
+                {(row[last], column): c for column, c in zip(columns, found, strict=True)}
+            )
+        heads: list[tuple[str, ...]] = [
+            (wording.column_title(column), _key(paper, last, value)) for column in columns for value in values
+        ]
+        rows = [
+            (
+                [_key(paper, k, v) for k, v in zip(keys, key, strict=True)],
+                [found.get((value, column), Cell()) for column in columns for value in values],
+            )
+            for key, found in grouped.items()
+        ]
     else:
-        heads = [(wording.spaced(column),) for column in columns]
-        rows = [([_key(paper, key, row[key]) for key in keys], found) for row, found in zip(table.rows, cells, strict=True)]
-    marks = dict.fromkeys(mark for row in table.rows for column in columns if table.text(row, column) for mark in table.mark(row, column).split("; "))
+        heads = [(wording.column_title(column),) for column in columns]
+        rows = [
+            ([_key(paper, key, row[key]) for key in keys], found) for row, found in zip(table.rows, cells, strict=True)
+        ]
+    marks = dict.fromkeys(
+        mark
+        for row in table.rows
+        for column in columns
+        if table.text(row, column)
+        for mark in table.mark(row, column).split("; ")
+    )
     return Mirror(
-        name, f"{wording.spaced(name)} ({table.section})", table.what, [wording.spaced(key) for key in keys], heads, rows,
-        "; ".join(marks), _stands([c.found for found in cells for c in found if c.found]), table.note,
-    )  # fmt: skip
+        name,
+        f"{wording.column_title(name)} ({_section(table.section)})",
+        table.what,
+        [wording.spaced(key) for key in keys],
+        heads,
+        rows,
+        "; ".join(marks),
+        _stands([c.found for found in cells for c in found if c.found]),
+        table.note,
+    )
 
 
 def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], column: str) -> Cell:
-    """Return one cell; ours comes from the first run that has the row, the paper's own run first."""
+    """Return one cell."""
     printed = table.text(dict(row), column)
     if not printed:
         return Cell()
     spread = row.get(f"{column}_std")
     text = f"{printed}±{spread}" if spread is not None else printed
     query = table.ours.query_of(dict(row), column) if table.ours else None
-    found = find(site, paper, query) if query else None
+    found = site.find(paper, query) if query else None
     number = float(row[column])
     if query is None or found is None:
         return Cell(text, number)
@@ -108,24 +139,14 @@ def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], co
     return Cell(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found)
 
 
-def find(site: Site, paper: str, query: Query) -> Found | None:
-    """Return the row of a query from the paper's own run, else from the first other that has it."""
-    for run in sorted(site.tables, key=lambda name: name != paper):
-        try:
-            found = site.tables[run].find(query)
-        except AmbiguousQueryError:
-            continue
-        if found:
-            return found
-    return None
-
-
 def _stands(found: Sequence[Found]) -> str:
     """Say which models, contexts and budgets our numbers are of."""
     words = (("model", wording.model_title), ("context", wording.tokens), ("budget", wording.budget))
     parts = []
     for column, say in words:
-        values = dict.fromkeys(say(f.row[column]) for f in found if column in f.row and not wording.missing(f.row[column]))  # type: ignore[operator]
+        values = dict.fromkeys(
+            say(f.row[column]) for f in found if column in f.row and not wording.missing(f.row[column])
+        )
         if 0 < len(values) <= 4:
             parts.append(f"{column} {', '.join(values)}")
     return "; ".join(parts)
@@ -134,36 +155,62 @@ def _stands(found: Sequence[Found]) -> str:
 def _key(paper: Declaration, key: str, value: object) -> str:
     if key == "model":
         return paper.models.get(str(value), str(value))
-    if key == "method" and wording.card(str(value)):
+    if wording.card(str(value)):
         return wording.method_title(str(value))
+    if key == "budget":
+        return wording.budget(str(value))
     if isinstance(value, int):
         return wording.tokens(value) if key in ("context", "generated", "prefill") else f"{value:,}"
-    return wording.spaced(str(value))
+    return wording.column_title(str(value))
 
 
-def key_figure(site: Site, page: Page, paper: Declaration, tables: Sequence[Mirror]) -> Figure | None:
-    """Return print (grey) and ours of the table with the most numbers of ours in one column, two at least."""
+def _section(text: str) -> str:
+    """Return where a table stands in print, in words; a bare number is a section."""
+    return f"section {text}" if text.replace(".", "").isdigit() else text
+
+
+def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figure | None:
+    """Return print (grey) and ours of the paper's key figure, else of the column with the most numbers of ours."""
+    paper, wanted = site.papers[name], wording.TITLES["key_figures"].get(name, [])
     candidates = []
     for table in tables:
         for at, head in enumerate(table.columns):
-            rows = [(" · ".join(keys), cells[at]) for keys, cells in table.rows if cells[at].found and cells[at].number is not None]
+            rows = [
+                (" · ".join(keys), cells[at])
+                for keys, cells in table.rows
+                if cells[at].found and cells[at].number is not None
+            ]
             if len(rows) > 1:
-                candidates.append((min(len(rows), 8), table, head, rows[:8]))
+                rank = len(wanted) - wanted.index(table.name) if table.name in wanted else 0
+                candidates.append((rank, min(len(rows), 8), table, head, rows[:8]))
     if not candidates:
         return None
-    _, table, head, rows = max(candidates, key=lambda item: item[0])
-    frame = pd.DataFrame({
-        "name": [name for name, _ in rows], "print": [c.number for _, c in rows], "ours": [c.found.value for _, c in rows if c.found],
-        "low": [c.found.low for _, c in rows if c.found], "high": [c.found.high for _, c in rows if c.found],
-        "family": wording.family(paper.method),
-    })  # fmt: skip
+    _, _, table, head, rows = max(candidates, key=lambda item: item[:2])
+    frame = pd.DataFrame(
+        {
+            "name": [name for name, _ in rows],
+            "print": [c.number for _, c in rows],
+            "ours": [c.found.value for _, c in rows if c.found],
+            "low": [c.found.low for _, c in rows if c.found],
+            "high": [c.found.high for _, c in rows if c.found],
+            "family": wording.family(paper.method),
+        }
+    )
     above = int((frame.ours >= frame.print).sum())
-    title = f"{table.title}, {', '.join(head)}: {above} of {len(frame)} rows reach the printed number"
-    return site.figure(page, "key", title, charts.dumbbells(frame, f"{wording.spaced(table.name)}: {', '.join(head)}"), frame, "Grey: in print. Colour: measured here, with its 95 % interval.")
+    axis = f"{wording.column_title(table.name)}, {', '.join(head)}"
+    title = f"{table.title}, {', '.join(head)}: {above} of {len(frame)} rows are at or above print"
+    return site.figure(
+        page,
+        "key",
+        title,
+        charts.dumbbells(frame, axis),
+        frame,
+        "Print is grey.",
+    )
 
 
 def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
-    """Return the comparisons that the paper asks for beside those with full attention, at the longest context of each task."""
+    """Return the comparisons that the paper asks for beside those with Full: longest context, middle budget."""
     out = []
     for run in site.runs:
         for request in paper.pairs if len(run.comparisons) else ():
@@ -172,11 +219,22 @@ def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
             rows = run.comparisons[run.comparisons.a.isin(request.a) & (run.comparisons.b == request.b)]
             rows = rows[(rows.task == "all") | (rows.groupby("suite").task.transform("nunique") == 1)]
             rows = rows[rows.context == rows.groupby("suite").context.transform("max")]
-            for r in rows.itertuples():
-                out.append({
-                    "a": run.title(r.a), "b": run.title(r.b), "task": wording.task_title(r.suite, r.task), "model": wording.model_title(r.model),
-                    "context": wording.tokens(r.context), "budget": wording.budget(r.budget), "n": int(r.n), "unit": r.unit,
-                    "difference": wording.number(r.difference, r.unit, signed=True), "interval": wording.interval(r.low, r.high, r.unit),
-                    "verdict": r.verdict if isinstance(r.verdict, str) else "", "why": wording.REASONS.get(r.status, ""),
-                })  # fmt: skip
+            rows = rows[rows.budget == rows.groupby(["a", "model", "suite"]).budget.transform(middle)]
+            for r in rows.pipe(each):
+                out.append(
+                    {
+                        "a": run.title(r.a),
+                        "b": run.title(r.b),
+                        "task": wording.task_title(r.suite, r.task),
+                        "model": wording.model_title(r.model),
+                        "context": wording.tokens(r.context),
+                        "budget": wording.budget(r.budget),
+                        "n": int(r.n),
+                        "unit": r.unit,
+                        "difference": wording.number(r.difference, r.unit, signed=True),
+                        "interval": wording.interval(r.low, r.high, r.unit),
+                        "verdict": r.verdict if isinstance(r.verdict, str) else "",
+                        "why": wording.REASONS.get(r.status, ""),
+                    }
+                )
     return out

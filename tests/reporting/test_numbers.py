@@ -1,0 +1,146 @@
+"""Numbers on pages are those of the tables: each is looked up again here, by another road."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from longdecode.reporting import wording
+from longdecode.reporting.overview import row_anchor
+from longdecode.reporting.runs import Run
+from site_pages import Parsed
+
+
+def test_each_claim_stands_once_with_the_numbers_of_the_table(
+    pages: dict[str, Parsed], committed: dict[str, Run]
+) -> None:
+    claims = pd.concat([run.claims.assign(folder=name) for name, run in committed.items() if len(run.claims)])
+    shown = {name: row for name, row in pages["index"].rows.items() if name.startswith("claim-")}
+    assert len(shown) == len(claims.drop_duplicates(["paper", "claim"]))
+    for (paper, claim), rows in claims.groupby(["paper", "claim"]):
+        answered = rows[rows.like_for_like.notna()]
+        row = next(
+            r for r in shown.values() if r[0].endswith(f": {claim}") and paper in r[0].lower().replace("attention", "")
+        )
+        assert row[1].startswith(str(rows.published.iloc[0]))
+        if len(answered):
+            numbers = {
+                wording.number(v, "" if wording.missing(u) else u)
+                for v, u in zip(answered.like_for_like, answered.unit, strict=True)
+            }
+            assert any(row[2].startswith(number) for number in numbers), row
+        else:
+            assert row[2] == "not run" and row[3] == "not run"
+
+
+def test_a_claim_that_its_own_paper_s_run_answers_has_that_answer(
+    pages: dict[str, Parsed], committed: dict[str, Run]
+) -> None:
+    claims = committed["retro"].claims
+    mine = claims[claims.claim == "Time a token over Quest's, window 2"].iloc[0]
+    row = next(r for r in pages["index"].rows.values() if r and "Quest's, window 2" in r[0])
+    assert row[2].startswith(f"{mine.like_for_like:.2f} ms") and f"{mine.low:.2f}" in row[2]
+
+
+def test_a_row_of_compare_has_loss_and_speed_of_one_variant(
+    pages: dict[str, Parsed], committed: dict[str, Run]
+) -> None:
+    run = committed["real"]
+    pairs = run.comparisons
+    pair = pairs[
+        (pairs.a == "quest")
+        & (pairs.b == "full")
+        & (pairs.suite == "mini_recall")
+        & (pairs.task == "all")
+        & (pairs.context == 32768)
+        & (pairs.budget == "1024")
+    ].iloc[0]
+    timed = run.speed
+    step = timed[
+        (timed.variant == "quest")
+        & (timed.stage == "step")
+        & (timed.context == 32768)
+        & (timed.batch == 8)
+        & (timed.budget_tokens == 1024)
+    ].iloc[0]
+    row = pages["compare"].rows[row_anchor("real", "smollm2-long", 32768, "quest", "1024")]
+    assert f"{step.ratio:.2f}" in row
+    loss = wording.number(-pair.difference, "points")
+    assert any(
+        cell.startswith(f"{loss} [{wording.number(-pair.high, 'points')}, {wording.number(-pair.low, 'points')}]")
+        for cell in row
+    ), row
+
+
+def test_every_timed_variant_of_a_scored_model_has_its_row(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
+    run = committed["pilot"]
+    scored = run.summary[(run.summary.status == "ok") & (run.summary.variant != "full")]
+    compared = set(run.losses.variant)
+    for r in scored[scored.variant.isin(compared)].drop_duplicates(["context", "variant", "budget"]).itertuples():
+        assert row_anchor("pilot", r.model, r.context, r.variant, r.budget) in pages["compare"].rows
+
+
+def test_a_paper_s_cell_has_print_and_ours(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
+    rows = committed["h200"].speed
+    step = rows[
+        (rows.model == "llama3-8b")
+        & (rows.variant == "lychee")
+        & (rows.stage == "step")
+        & (rows.context == 131072)
+        & (rows.batch == 1)
+        & (rows.budget == "4096")
+    ].iloc[0]
+    cells = [cell for row in pages["paper-lychee"].all_rows for cell in row]
+    assert f"2.7/{step.ratio:.2f} [{step.ratio_low:.2f}, {step.ratio_high:.2f}]" in cells
+
+
+def test_a_task_s_score_is_that_of_the_summary(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
+    rows = committed["pilot"].summary
+    row = rows[
+        (rows.suite == "ruler") & (rows.task == "all") & (rows.variant == "snapkv") & (rows.budget == "1024")
+    ].iloc[0]
+    start = f"{100 * row.value:.1f} [{100 * row.low:.1f}, {100 * row.high:.1f}]"
+    assert any(
+        cell.startswith(start) for shown in pages["task-ruler"].all_rows if shown[:1] == ["SnapKV"] for cell in shown
+    )
+
+
+def test_a_method_s_smallest_budget_is_within_and_no_smaller_one_is(
+    pages: dict[str, Parsed], committed: dict[str, Run]
+) -> None:
+    pairs = committed["h200"].comparisons
+    mine = pairs[
+        (pairs.a == "quest")
+        & (pairs.b == "full")
+        & (pairs.suite == "mini_recall")
+        & (pairs.task == "all")
+        & (pairs.context == 8192)
+    ]
+    sizes = committed["h200"].summary.drop_duplicates(["context", "variant", "budget"])
+    sizes = sizes[(sizes.variant == "quest") & (sizes.context == 8192)].set_index("budget").budget_tokens
+    smallest = int(min(sizes[budget] for budget in mine[mine.verdict == "within"].budget))
+    row = next(r for r in pages["method-quest"].all_rows if r[:3] == ["Look-ups", "Miniature (8M)", "8K"])
+    assert row[3] == f"{smallest:,} tokens"
+
+
+@pytest.mark.parametrize("name", ["index", "compare", "paper-lychee", "paper-nosa", "task-mini-longgen"])
+def test_each_figure_has_its_data_beside_it(site: Path, pages: dict[str, Parsed], name: str) -> None:
+    files = [link for link, _ in pages[name].links if link.startswith("data/")]
+    assert files and len(files) == pages[name].html.count('class="chart"')
+    for file in files:
+        assert len(pd.read_csv(site / file)) > 1
+
+
+def test_the_figure_of_claims_has_the_numbers_of_the_table(site: Path, pages: dict[str, Parsed]) -> None:
+    data = pd.read_csv(site / "data" / "index-published.csv")
+    shown = [
+        row
+        for name, row in pages["index"].rows.items()
+        if name.startswith("claim-") and row[2].startswith(tuple("0123456789")) and "×" in row[2]
+    ]
+    assert sorted(f"{ours:.2f}×" for ours in data.ours) == sorted(row[2].split()[0] for row in shown)
+    printed = sorted(float(re.search(r"[\d.]+", row[1])[0]) for row in shown)  # type: ignore[index]
+    assert sorted(data["print"]) == printed

@@ -1,0 +1,140 @@
+"""Reading a run: signs and verdicts of losses, titles, and folders that no page can be made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from longdecode.reporting import samples, wording
+from longdecode.reporting.build import build, build_all
+from longdecode.reporting.runs import ReportError, middle, read_run
+from site_pages import Maker, parsed
+
+
+def test_a_loss_is_above_zero_where_a_variant_is_worse(folder: Maker) -> None:
+    lower = {
+        "better": "lower",
+        "unit": "nats/token",
+        "difference": 0.03,
+        "low": 0.01,
+        "high": 0.05,
+        "suite": "t",
+        "task": "t",
+    }
+    run = read_run(folder([{"a": "quest"}, {"a": "quest"} | lower], [{"variant": "quest"}], []))
+    assert list(run.losses.loss) == [1.0, 0.03]
+    assert list(run.losses.loss_low) == [-0.2, 0.01] and list(run.losses.loss_high) == [1.8, 0.05]
+
+
+def test_a_comparison_without_a_verdict_is_undecided_unless_the_task_says_nothing(folder: Maker) -> None:
+    rows = [
+        {"a": "quest", "verdict": None},
+        {"a": "tova", "verdict": None, "status": "baseline_fails"},
+        {"a": "h2o", "b": "quest"},
+    ]
+    run = read_run(folder(rows, [{"variant": v, "method": v} for v in ("quest", "tova", "h2o")], []))
+    assert run.losses.set_index("variant").verdict.to_dict() == {"quest": "cannot tell", "tova": ""}
+
+
+def test_titles_name_the_method_and_what_sets_a_variant_apart(folder: Maker) -> None:
+    rows = [
+        ("quest", "quest", "{}"),
+        ("retro_w8", "retro", '{"window": 8}'),
+        ("quest+window", "quest", '{"page_size": 16}'),
+        ("lychee_direct0", "lychee", '{"roles": "a/b.json"}'),
+        ("retro_again", "retro", '{"window": 8}'),
+    ]
+    run = read_run(folder([], [{"variant": v, "method": m, "params": p} for v, m, p in rows], []))
+    assert run.titles == {
+        "quest": "Quest", "retro_w8": "RetroAttention, window 8 (retro_w8)", "quest+window": "Quest, equal windows",
+        "lychee_direct0": "LycheeDecode, direct0", "retro_again": "RetroAttention, window 8 (retro_again)",
+    }  # fmt: skip
+
+
+def test_a_suite_stands_by_its_mean_where_that_was_compared(folder: Maker) -> None:
+    tasks = [{"a": "quest", "task": t} for t in ("one", "two")]
+    scored = [{"variant": "quest", "task": t} for t in ("all", "one", "two")]
+    assert read_run(folder(tasks, scored, [])).main_tasks == {"s": ["one", "two"]}
+    assert read_run(folder([*tasks, {"a": "quest", "task": "all"}], scored, [])).main_tasks == {"s": ["all"]}
+
+
+def test_folders_without_results_are_refused_by_name(tmp_path: Path, folder: Maker) -> None:
+    with pytest.raises(ReportError, match="neither summary"):
+        build(tmp_path / "nothing", tmp_path / "out")
+    with pytest.raises(ReportError, match="no run in it"):
+        build_all(tmp_path, tmp_path / "out")
+    failed = folder([], [{"variant": "quest", "status": "failed_gate"}, {"variant": "tova", "status": "oom"}], [])
+    with pytest.raises(ReportError, match=r"every cell failed \(1 failed_gate, 1 oom\)"):
+        read_run(failed)
+    pd.read_csv(failed / "summary.csv").rename(columns={"variant": "label"}).to_csv(failed / "summary.csv", index=False)
+    with pytest.raises(ReportError, match="no column 'variant'"):
+        read_run(failed)
+
+
+def test_a_small_run_has_a_site_of_its_own(small: Path, tmp_path: Path) -> None:
+    index = build(small, tmp_path / "out")
+    page = parsed(index)
+    assert "Quest is fastest without a loss." in page.blocks
+    assert "The fastest variant is not good enough." in page.blocks
+    assert {path.stem for path in index.parent.glob("*.html")} == {
+        "index", "compare", "trust", "task-s", "method-full", "method-quest", "method-snapkv"
+    }  # fmt: skip
+    assert "#papers" not in page.html and "claim-" not in page.html
+    (index.parent / "method-gone.html").write_text("")
+    build(small, tmp_path / "out")
+    assert not (index.parent / "method-gone.html").exists()
+
+
+def test_times_alone_make_a_site(folder: Maker, tmp_path: Path) -> None:
+    index = build(
+        folder([], [], [{"variant": "full", "method": "full", "budget": "full", "ratio": 1.0}, {"variant": "quest"}]),
+        tmp_path / "out",
+    )
+    assert "1.50" in parsed(index.parent / "compare.html").text
+    assert not list(index.parent.glob("task-*.html"))
+
+
+def test_answers_stand_side_by_side_where_both_are_stored(small: Path) -> None:
+    usual = {"task": "s", "context": 4096, "seed": 0}
+    stored = [
+        ("full", "full", 0, 1.0, "right"),
+        ("full", "full", 1, 1.0, None),
+        ("full", "full", 2, 1.0, "yes"),
+        ("quest", "512", 0, 0.0, "wrong " * 200),
+        ("quest", "512", 1, 0.0, "no"),
+        ("quest", "512", 2, 1.0, "yes"),
+    ]
+    names = ("label", "budget", "sample_index", "score", "output_text")
+    rows = [usual | dict(zip(names, row, strict=True)) for row in stored]
+    for v in ("full", "quest"):
+        path = small / "records" / "m" / v / "s.4096.parquet"
+        path.parent.mkdir(parents=True)
+        pd.DataFrame([row for row in rows if row["label"] == v]).to_parquet(path)
+    (pair,) = samples.pairs(read_run(small), "s")
+    assert (pair.variant, pair.index, pair.full, pair.score) == ("quest", 0, "right", 0.0)
+    assert len(pair.text) < 400 and "[…]" in pair.text
+
+
+def test_budgets_are_ordered_by_size() -> None:
+    assert middle(["full", "1024", "256", "4096"]) == "1024"
+    assert middle(["bytes=0.25", "0.5", "0.1"]) == "0.5"
+    assert middle(["full"]) == "full"
+
+
+@pytest.mark.parametrize(("value", "unit", "text"), [
+    (-0.04, "points", "0.0"), (-3.25, "points", "−3.2"), (1234.5, "tokens", "1,234"), (1.625, "times", "1.62")
+])  # fmt: skip
+def test_numbers_have_the_digits_of_their_unit(value: float, unit: str, text: str) -> None:
+    assert wording.number(value, unit) == text
+
+
+def test_words_for_contexts_and_budgets() -> None:
+    assert [wording.tokens(n) for n in (32768, 102400, 100000, 2048)] == ["32K", "100K", "100,000", "2K"]
+    assert wording.budget("0.1") == "10% of the context" and wording.budget("bytes=0.25") == "25% of the bytes"
+    assert wording.budget("0.1", 410.0) == "410" and wording.budget("full") == "all"
+    assert (
+        wording.task_title("mini_recall", "all") == "Look-ups"
+        and wording.task_title("icl", "icl_banking77") == "Many-shot labels, banking77"
+    )
