@@ -257,7 +257,7 @@ def report(job: Job) -> None:
     """Build the pages from what was written, all of it unchanged; end the run where an instrument check failed."""
     from longdecode.engine.errors import GateError
     from longdecode.evals import manifest
-    from longdecode.reporting.build import build_report
+    from longdecode.reporting.build import build
 
     config, pages = Path(job.rule.input.config), job.outputs[0].parent
     instrument = config.parent / "instrument.json"
@@ -273,7 +273,7 @@ def report(job: Job) -> None:
     # What ships with the project, such as a tuning record, is no result of the run and in no manifest.
     results = {path for path in job.inputs if path.is_relative_to(config.parent)}
     manifest.require(config.parent, results | manifest.listed(config.parent))
-    build_report(config, config.parent, pages)
+    build(config.parent, pages)
     manifest.rewrite(pages)
 
 
