@@ -272,7 +272,7 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     ]
     grey = words[0].encode(y=y, x=x, text=alt.value("print"), color=alt.value(LIGHT["print"]))
     beside = words[1].encode(y=y, x=alt.X("edge:Q"), text=alt.value("here"), color=family_colour())
-    return _finished(alt.layer(link, spread, printed, ours, names, grey, beside), alt.Step(46))
+    return _finished(alt.layer(link, spread, printed, ours, names, grey, beside), 46 * len(rows))
 
 
 def lines(rows: pd.DataFrame, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip], *, height: int = 320) -> Spec:
