@@ -191,7 +191,7 @@ def _sizes(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[
         yield model, context, max(min(suite.batch, suite.samples) for suite in suites), budgets
     for texts in run.generation.runs.values() if run.generation else ():
         if variant in texts.named:
-            yield texts.model, max(texts.prompts) + texts.tokens, 1, texts.budgets or budgets
+            yield texts.model, max(texts.prompts) + texts.tokens, 1, budgets
     yield from _timed(run, variant)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
+
+import pandas as pd
 
 from longdecode.engine.errors import GateError
 from longdecode.evals.budgets import token_share
@@ -17,10 +19,14 @@ from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import InstrumentSpec, RunConfig
 from longdecode.evals.store import read_records, replacing
-from longdecode.evals.tasks.registry import folder_of, suite_names, suite_tasks
+from longdecode.evals.tasks.registry import folder_of
 
 LOOKUP_SUITES = ("mini_recall", "mini_longgen")
-SOLVED_SUITES = ("mini_recall", "mini_longgen", "mini_reason")
+SOLVED_SUITES = (*LOOKUP_SUITES, "mini_reason")
+STREAMING_MAX, RISE_TOLERANCE = 0.15, 0.02
+FALL_BUDGET_MAX, FALL_TASK = 0.05, "mini_longgen_45"
+LOSS_TASK = "mini_book_loss"
+_COLUMNS = ["suite", "task", "context", "variant", "budget", "unit", "status", "reason", "score", "parts"]
 
 Outcome = Literal["passed", "failed", "not run"]
 
@@ -41,181 +47,137 @@ def check_instrument(config: RunConfig, records_dir: Path, output: Path) -> None
     A check whose cells the run does not have is written as ``not run``; it neither passes nor fails.
 
     Args:
-        config: the run; thresholds and budgets are under its key ``instrument``.
+        config: the run; thresholds are under its key ``instrument``.
         records_dir: folder of the run's parquet files.
         output: the JSON file, written whole or not at all, whether or not checks fail.
 
     Raises:
         GateError: a check failed; the message lists each failure with its numbers.
     """
-    # Earlier configurations of the profile may have left records of labels or suites that this one no longer has.
+    # Earlier configurations of the profile may have left records of variants or suites that this one no longer has.
     paths = [file.path(records_dir) for file in record_files(config)]
     records = [record for path in paths if path.exists() for record in read_records(path, Record)]
-    checks = {model: run_checks(config.instrument, [r for r in records if r.model == model]) for model in config.models}
-    failures = [(model, check) for model in checks for check in checks[model] if check.outcome == "failed"]
-    content = {
-        "passed": not failures,
-        "thresholds": asdict(config.instrument),
-        "checks": [{"model": model, **asdict(check)} for model in checks for check in checks[model]],
-    }
-    _write_json(output, content)
+    checks = [
+        {"model": model, **asdict(check)}
+        for model in config.models
+        for check in run_checks(config.instrument, [r for r in records if r.model == model])
+    ]
+    failed = [check for check in checks if check["outcome"] == "failed"]
+    content = {"passed": not failed, "thresholds": asdict(config.instrument), "checks": checks}
+    with replacing(output) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     seal(output.parent, [output])
-    if failures:
-        lines = [f"  {model}: {check.name}: {check.requires}; got {check.numbers}" for model, check in failures]
-        raise GateError("\n".join([f"{len(failures)} instrument checks failed (see {output}):", *lines]))
+    if failed:
+        lines = [f"  {c['model']}: {c['name']}: {c['requires']}; got {c['numbers']}" for c in failed]
+        raise GateError("\n".join([f"{len(failed)} instrument checks failed (see {output}):", *lines]))
 
 
 def run_checks(spec: InstrumentSpec, records: Sequence[Record]) -> list[Check]:
     """Every check over one model's records."""
-    ok = [record for record in records if record.status == "ok"]
+    frame = pd.DataFrame([[getattr(r, name) for name in _COLUMNS] for r in records], columns=_COLUMNS)
+    frame["share"] = frame["budget"].map(token_share).astype(float)
+    by_variant = {name: frame[frame["variant"] == name] for name in ("full", "streaming", "quest")}
+    quest = by_variant["quest"][by_variant["quest"]["status"] == "ok"]
     return [
-        *_full_solves(spec, records),
-        *_streaming_fails(spec, ok),
-        *_quest_rises(spec, ok),
-        _quest_falls_along(spec, ok),
-        _loss_falls_with_context(spec, ok),
+        *_full_solves(spec, by_variant["full"]),
+        *_streaming_fails(spec.streaming_budget, by_variant["streaming"]),
+        *_quest_rises(quest[quest["suite"] == "mini_longgen"]),
+        _quest_falls_along(quest[quest["task"] == FALL_TASK]),
+        _loss_falls_with_context(by_variant["full"]),
     ]
 
 
-def _full_solves(spec: InstrumentSpec, records: Sequence[Record]) -> list[Check]:
+def _full_solves(spec: InstrumentSpec, full: pd.DataFrame) -> Iterator[Check]:
     """Full attention solves each task at each length: what a method then loses is the method's loss.
 
-    That holds for tasks with one right answer, and for others where ``full_min_by_task`` names a threshold.
+    That holds for tasks with one right answer, under either protocol, and for others where ``full_min_by_task`` names a
+    threshold.
     """
-    full = [record for record in records if record.variant == spec.full_label]
-    solved = {task: task for suite in SOLVED_SUITES for task in suite_tasks(suite)}
-    for suite in suite_names():  # the same questions under their other protocol
-        if (folder := folder_of(suite)[0]) in SOLVED_SUITES and folder != suite:
-            solved |= dict(zip(suite_tasks(suite), suite_tasks(folder), strict=True))
-    checks = []
-    for task in dict.fromkeys((*solved, *spec.full_min_by_task)):
-        own = spec.full_min_by_task.get(solved.get(task, task), spec.full_min)
-        least = spec.full_min_by_task.get(task, own)
-        requires = f"{spec.full_label} scores at least {least}"
-        asked = [record for record in full if record.task == task and record.unit == "fraction"]
-        for context in sorted({record.context for record in asked}):
-            cell = [record for record in asked if record.context == context]
-            name = f"full_solves/{task}/{context}"
-            scores = _scores(cell)
-            if not scores:
-                checks.append(Check(name, requires, "not run", {"status": cell[0].status, "reason": cell[0].reason}))
-                continue
-            checks.append(_check(name, requires, fmean(scores) >= least, score=fmean(scores), n=len(scores)))
-    return checks or [Check("full_solves", f"{spec.full_label} scores at least {spec.full_min}", "not run")]
+    asked = []
+    cells: Any = full[full["unit"] == "fraction"].groupby(["suite", "task", "context"])
+    for (suite, task, context), cell in cells:
+        folder, question = folder_of(suite)
+        own = task.removesuffix(f"_{question}")
+        named = [spec.full_min_by_task[name] for name in (task, own) if name in spec.full_min_by_task]
+        if named or folder in SOLVED_SUITES:
+            least, score = (*named, spec.full_min)[0], cell["score"].mean()
+            numbers = (
+                {"score": score, "n": int(cell["score"].count())}
+                if score >= 0
+                else dict(cell.iloc[0][["status", "reason"]])
+            )
+            holds = score >= least if score >= 0 else None
+            asked.append(_check(f"full_solves/{task}/{context}", f"full scores at least {least}", holds, **numbers))
+    yield from asked or [_check("full_solves", f"full scores at least {spec.full_min}", None)]
 
 
-def _streaming_fails(spec: InstrumentSpec, ok: Sequence[Record]) -> list[Check]:
+def _streaming_fails(budget: float, streaming: pd.DataFrame) -> Iterator[Check]:
     """Sinks and recent tokens alone do not answer look-ups: the answers are in the middle, so selection is needed.
 
     The look-up tasks of a context are averaged: a needle drawn at random lies in the recent window now and then.
     """
-    requires = f"{spec.streaming_label} at budget {spec.streaming_budget} scores under {spec.streaming_max} on look-ups"
-    cells = [
-        record
-        for record in ok
-        if record.variant == spec.streaming_label
-        and record.suite in LOOKUP_SUITES
-        and _fraction(record) == spec.streaming_budget
-    ]
-    checks = []
-    for context in sorted({record.context for record in cells}):
-        by_task = _means((record.task, record) for record in cells if record.context == context)
-        mean = fmean(by_task.values())
-        checks.append(
-            _check(f"streaming_fails/{context}", requires, mean < spec.streaming_max, score=mean, by_task=by_task)
-        )
-    return checks or [Check("streaming_fails", requires, "not run")]
+    requires = f"streaming at budget {budget} scores under {STREAMING_MAX} on look-ups"
+    asked = streaming[streaming["suite"].isin(LOOKUP_SUITES) & (streaming["share"] == budget)]
+    if asked.empty:
+        yield _check("streaming_fails", requires, None)
+    for context, cells in asked.groupby("context"):
+        by_task = cells.groupby("task")["score"].mean().to_dict()
+        score = fmean(by_task.values())
+        yield _check(f"streaming_fails/{context}", requires, score < STREAMING_MAX, score=score, by_task=by_task)
 
 
-def _quest_rises(spec: InstrumentSpec, ok: Sequence[Record]) -> list[Check]:
+def _quest_rises(quest: pd.DataFrame) -> Iterator[Check]:
     """A larger budget helps a selecting method: no step down at any context, and a gain over all of them."""
-    cells = [
-        record
-        for record in ok
-        if record.variant == spec.quest_label and record.suite == "mini_longgen" and _fraction(record) is not None
-    ]
-    requires = f"{spec.quest_label} never falls by more than {spec.rise_tolerance} from one budget to the next"
-    gains = f"{spec.quest_label} scores more at the largest budget than at the smallest, over all contexts"
-    if len({record.budget for record in cells}) < 2:
-        return [Check("quest_rises", requires, "not run"), Check("quest_gains", gains, "not run")]
-    checks = []
-    for context in sorted({record.context for record in cells}):
-        curve = _curve(record for record in cells if record.context == context)
-        scores = list(curve.values())
-        steady = all(later >= earlier - spec.rise_tolerance for earlier, later in pairwise(scores))
-        checks.append(_check(f"quest_rises/{context}", requires, steady, by_budget=curve))
-    curve = _curve(cells)
-    scores = list(curve.values())
-    return [*checks, _check("quest_gains", gains, scores[-1] > scores[0], by_budget=curve)]
+    requires = f"quest never falls by more than {RISE_TOLERANCE} from one budget to the next"
+    gains = "quest scores more at the largest budget than at the smallest, over all contexts"
+    curve = _means(quest, "share")
+    if len(curve) < 2:
+        yield _check("quest_rises", requires, None)
+    for context, cells in quest.groupby("context") if len(curve) > 1 else ():
+        scores = _means(cells, "share")
+        steady = all(later >= earlier - RISE_TOLERANCE for earlier, later in pairwise(scores.values()))
+        yield _check(f"quest_rises/{context}", requires, steady, by_budget=scores)
+    yield _check("quest_gains", gains, _last_over_first(curve), by_budget=curve)
 
 
-def _quest_falls_along(spec: InstrumentSpec, ok: Sequence[Record]) -> Check:
+def _quest_falls_along(quest: pd.DataFrame) -> Check:
     """At a tight budget errors grow along the generation, which is what long generation is there to show."""
-    name = "quest_falls_along_the_generation"
-    requires = (
-        f"at some budget up to {spec.fall_budget_max}, {spec.quest_label} on {spec.fall_task} answers the first third"
-        " of the questions better than the last"
+    marked = quest[quest["parts"].map(bool) & (quest["share"] <= FALL_BUDGET_MAX)]
+    thirds = {
+        str(share): [fmean(third) for third in zip(*map(_thirds, cells["parts"]), strict=True)]
+        for share, cells in marked.groupby("share")
+    }
+    return _check(
+        "quest_falls_along_the_generation",
+        f"at some budget up to {FALL_BUDGET_MAX}, quest on {FALL_TASK} answers the first third of the questions better "
+        "than the last",
+        any(first > last for first, _, last in thirds.values()) if thirds else None,
+        by_thirds=thirds,
     )
-    thirds: dict[str, list[float]] = {}
-    cells = [record for record in ok if record.variant == spec.quest_label and record.task == spec.fall_task]
-    for budget in _budgets(cells):
-        marks = [record.parts for record in cells if _fraction(record) == budget and record.parts]
-        if marks and budget <= spec.fall_budget_max:
-            thirds[str(budget)] = [fmean(mark for parts in marks for mark in _third(parts, i)) for i in range(3)]
-    if not thirds:
-        return Check(name, requires, "not run")
-    return _check(name, requires, any(first > last for first, _, last in thirds.values()), by_thirds=thirds)
 
 
-def _loss_falls_with_context(spec: InstrumentSpec, ok: Sequence[Record]) -> Check:
+def _loss_falls_with_context(full: pd.DataFrame) -> Check:
     """The later in a narrative, the more of its facts have been told: a model that uses its context loses less."""
-    name = "loss_falls_with_position"
-    requires = (
-        f"{spec.full_label}'s loss on {spec.loss_task} is lower after the longest context than after the shortest"
-    )
-    cells = [record for record in ok if record.variant == spec.full_label and record.task == spec.loss_task]
-    losses = {str(context): loss for context, loss in sorted(_means((r.context, r) for r in cells).items())}
-    if len(losses) < 2:
-        return Check(name, requires, "not run", {"by_context": losses})
-    in_order = list(losses.values())
-    return _check(name, requires, in_order[-1] < in_order[0], by_context=losses)
+    requires = f"full's loss on {LOSS_TASK} is lower after the longest context than after the shortest"
+    losses = _means(full[full["task"] == LOSS_TASK], "context")
+    fallen = _last_over_first({context: -loss for context, loss in losses.items()})
+    return _check("loss_falls_with_position", requires, fallen, by_context=losses)
 
 
-def _check(name: str, requires: str, holds: bool, **numbers: Any) -> Check:
-    return Check(name, requires, "passed" if holds else "failed", numbers)
+def _means(cells: pd.DataFrame, by: str) -> dict[str, float]:
+    """Mean score by budget or context, smallest first."""
+    return {str(key): float(mean) for key, mean in cells.groupby(by)["score"].mean().dropna().items()}
 
 
-def _fraction(record: Record) -> float | None:
-    """The budget as a fraction of the context, where the configuration gave it as one."""
-    return token_share(record.budget)
+def _last_over_first(means: Mapping[str, float]) -> bool | None:
+    values = [*means.values()]
+    return values[-1] > values[0] if len(values) > 1 else None
 
 
-def _budgets(records: Iterable[Record]) -> list[float]:
-    return sorted({fraction for record in records if (fraction := _fraction(record)) is not None})
+def _thirds(parts: Sequence[float]) -> list[float]:
+    cuts = [len(parts) * place // 3 for place in range(4)]
+    return [fmean(parts[start:end]) for start, end in pairwise(cuts)]
 
 
-def _curve(records: Iterable[Record]) -> dict[str, float]:
-    """Mean score by fractional budget, smallest first."""
-    cells = list(records)
-    means = _means((_fraction(record), record) for record in cells)
-    return {str(budget): means[budget] for budget in _budgets(cells)}
-
-
-def _means(keyed: Iterable[tuple[Any, Record]]) -> dict[Any, float]:
-    groups: dict[Any, list[Record]] = {}
-    for key, record in keyed:
-        groups.setdefault(key, []).append(record)
-    return {key: fmean(_scores(group)) for key, group in groups.items()}
-
-
-def _scores(records: Iterable[Record]) -> list[float]:
-    return [record.score for record in records if record.score is not None]
-
-
-def _third(parts: Sequence[float], index: int) -> Sequence[float]:
-    return parts[len(parts) * index // 3 : len(parts) * (index + 1) // 3]
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def _check(name: str, requires: str, holds: bool | None, **numbers: Any) -> Check:
+    return Check(name, requires, "not run" if holds is None else "passed" if holds else "failed", numbers)

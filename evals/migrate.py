@@ -37,6 +37,14 @@ def migrated(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if old in found.get("suites", {}):
             found["suites"] = {suite if name == old else name: spec for name, spec in found["suites"].items()}
             found["suites"][suite] = {**found["suites"][suite], "question": question}
+    looked_at = found.get("retrospection") or {}
+    if "labels" in looked_at:
+        tasks = {model: looked_at.get("task", "mini_longgen_45") for model in looked_at["models"]}
+        tasks |= looked_at.get("tasks") or {}
+        found["retrospection"] = {**looked_at, "models": tasks, "variants": looked_at["labels"]}
+    if texts := found.get("generation"):
+        runs = {name: {"variants": run.get("labels", []), **run} for name, run in (texts.get("runs") or {}).items()}
+        found["generation"] = {**texts, "runs": runs}
     schema = TypeAdapter(RunConfig).json_schema()
     left_out: list[str] = []
     if isinstance(found.get("throughput"), Mapping):  # too many places became grids to guess them

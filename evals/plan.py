@@ -251,7 +251,7 @@ class Plan:
     @property
     def corrected_labels(self) -> tuple[str, ...]:
         """Labels whose corrections are measured."""
-        return self.run.retrospection.labels if self.run.retrospection else ()
+        return self.run.retrospection.variants if self.run.retrospection else ()
 
     @property
     def head_files(self) -> list[str]:
@@ -331,7 +331,7 @@ class Plan:
     def _retrospection(self, model: str) -> dict[str, Any]:
         spec = self.run.retrospection
         return {
-            "data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr(spec),
+            "data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr((spec, self.run.budgets)),
             "methods": self._methods(self.corrected_labels, model),
             "code": self.folder_hash("evals/retrospection", "engine", "methods", "kernels"),
         }  # fmt: skip

@@ -125,15 +125,6 @@ class MethodSpec:
 class InstrumentSpec:
     """Thresholds of the instrument checks that configurations set; ``evals.instrument`` says what each check asks."""
 
-    full_label: ClassVar[str] = "full"
-    streaming_label: ClassVar[str] = "streaming"
-    streaming_max: ClassVar[float] = 0.15
-    quest_label: ClassVar[str] = "quest"
-    rise_tolerance: ClassVar[float] = 0.02
-    fall_budget_max: ClassVar[float] = 0.05
-    fall_task: ClassVar[str] = "mini_longgen_45"
-    loss_task: ClassVar[str] = "mini_book_loss"
-
     full_min: typed.Share = 0.95
     full_min_by_task: Annotated[Mapping[TaskName, typed.Share], typed.OrNull()] = field(default_factory=dict)
     streaming_budget: typed.Share = 0.15

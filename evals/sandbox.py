@@ -14,8 +14,6 @@ import functools
 import itertools
 import json
 import os
-import re
-import selectors
 import shutil
 import signal
 import subprocess
@@ -25,46 +23,41 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from longdecode.engine.errors import LongDecodeError, UnsupportedCellError
 from longdecode.evals.sandbox_filter import filter_program
 
 Status = Literal["ok", "failed", "timeout", "memory", "output"]
 
-LEAST_VERSION = (0, 8)
-"""The first bubblewrap that bounds /tmp and forbids user namespaces within."""
 PROGRAM = "/program.py"
 """Path of the program within the sandbox."""
-INSTALL = (
-    "model-written code runs under bubblewrap 0.8 or newer and never without it; install it with `apt-get install "
-    "bubblewrap` (Debian 12, Ubuntu 24.04), `dnf install bubblewrap` or `conda install -c conda-forge bubblewrap`"
-)
-_ALLOW = (
-    "a kernel, container or security module refuses namespaces here; allow them (`sysctl -w "
-    "kernel.unprivileged_userns_clone=1`, `sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, `docker run "
-    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --cap-add SYS_ADMIN`) or mark elsewhere"
+REMEDY = (
+    "model-written code runs under bubblewrap 0.8 or newer and never without it; install it (`apt-get install "
+    "bubblewrap`, `dnf install bubblewrap`, `conda install -c conda-forge bubblewrap`); where a kernel, container or "
+    "security module refuses namespaces, allow them (`sysctl -w kernel.unprivileged_userns_clone=1`, `sysctl -w "
+    "kernel.apparmor_restrict_unprivileged_userns=0`, `docker run --security-opt seccomp=unconfined --security-opt "
+    "apparmor=unconfined --cap-add SYS_ADMIN`)"
 )
 _LIBRARIES = "/etc/ld.so.cache"
 """Tells the loader where libraries are, an interpreter's own in /usr/local/lib for one."""
 _POLL_SECONDS = 0.02
-_CHUNK = 1 << 16
 _FIRST_UID = 1_500_000_000  # far above what distributions and container ranges hand out
 _runs = itertools.count()
 
 # Runs as the first process in the sandbox: takes the limits, gives up root where it has it, becomes the program.
 _PROLOGUE = """
 import os, resource as r, sys
-uid, cpu, memory, file, files, processes = map(int, sys.argv[1:7])
+uid, cpu, memory, file, processes = map(int, sys.argv[1:6])
 if uid:
     os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
 for kind, soft, hard in (
     (r.RLIMIT_CORE, 0, 0), (r.RLIMIT_CPU, cpu, cpu + 1), (r.RLIMIT_AS, memory, memory), (r.RLIMIT_FSIZE, file, file),
-    (r.RLIMIT_NOFILE, files, files), (r.RLIMIT_NPROC, processes, processes), (r.RLIMIT_MEMLOCK, 0, 0),
+    (r.RLIMIT_NOFILE, 64, 64), (r.RLIMIT_NPROC, processes, processes), (r.RLIMIT_MEMLOCK, 0, 0),
 ):
     top = r.getrlimit(kind)[1]
     r.setrlimit(kind, (soft, hard) if top == r.RLIM_INFINITY else (min(soft, top), min(hard, top)))
-os.execv(sys.argv[7], sys.argv[7:])
+os.execv(sys.argv[6], sys.argv[6:])
 """
 
 
@@ -81,27 +74,24 @@ class Limits:
     """Most that a program may use; ``memory_bytes`` holds for each process and for all together.
 
     ``cpu_seconds`` is each process's own time, so that a busy machine fails nobody; ``wall_seconds`` ends everything.
+    ``output_bytes`` bounds what it says, and each file that it writes; ``disk_bytes`` bounds all files together.
     """
 
     cpu_seconds: int = 6
     wall_seconds: float = 20.0
     memory_bytes: int = 1 << 30
-    file_bytes: int = 16 << 20
     disk_bytes: int = 64 << 20
     output_bytes: int = 8 << 20
     processes: int = 32
-    open_files: int = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a program: ``exit_code`` is 128 + n after signal n, ``None`` where the sandbox ended it."""
+    """The end of a program, and the first ``output_bytes`` of what it said on each channel."""
 
     status: Status
-    exit_code: int | None
     stdout: bytes
     stderr: bytes
-    seconds: float
 
 
 def run_python(
@@ -125,31 +115,21 @@ def run_python(
 
 @functools.cache
 def require_sandbox() -> None:
-    """Check once that programs can be contained on this machine.
+    """Check once, by a program that prints a number, that programs can be contained on this machine.
 
     Raises:
-        SandboxUnsupportedError: bubblewrap is missing or too old, or refused; the message has the remedy.
+        SandboxUnsupportedError: bubblewrap is missing, too old or refused; the message has the remedy.
     """
-    if not sys.platform.startswith("linux"):
-        raise SandboxUnsupportedError(f"no sandbox on {sys.platform}: {INSTALL}, on Linux")
-    if filter_program() is None:
-        raise SandboxUnsupportedError(f"no sandbox on {os.uname().machine}: it knows x86_64 and aarch64")
-    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-        raise SandboxUnsupportedError("no /proc that lists a process's children: memory could not be watched")
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise SandboxUnsupportedError(f"bubblewrap (bwrap) is not on PATH: {INSTALL}")
-    said = subprocess.run([bwrap, "--version"], capture_output=True, text=True).stdout
-    version = re.search(r"(\d+)\.(\d+)", said)
-    if version is None or tuple(map(int, version.groups())) < LEAST_VERSION:
-        raise SandboxUnsupportedError(f"{bwrap} is {said.strip() or 'of no known version'}: {INSTALL}")
     try:
+        if filter_program() is None or not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+            raise SandboxError(f"{sys.platform} on {os.uname().machine}: Linux on x86_64 or aarch64 is needed")
+        if shutil.which("bwrap") is None:
+            raise SandboxError("bubblewrap (bwrap) is not on PATH")
         outcome = _run("print(6 * 7)", b"", Limits(cpu_seconds=20, wall_seconds=60.0), {})
+        if outcome.stdout != b"42\n":
+            raise SandboxError(f"{sys.executable} does not run in the sandbox: {_last_words(outcome.stderr)}")
     except SandboxError as error:
-        raise SandboxUnsupportedError(f"{error}; {_ALLOW}") from error
-    if outcome.stdout != b"42\n":
-        why = outcome.stderr.decode(errors="replace").strip()[-300:]
-        raise SandboxUnsupportedError(f"{sys.executable} does not run in the sandbox ({outcome.status}): {why}")
+        raise SandboxUnsupportedError(f"no sandbox: {error}; {REMEDY}") from error
 
 
 @contextlib.contextmanager
@@ -201,7 +181,8 @@ def sandboxed(
         for name, content in files.items():
             command += ["--perms", "0444", "--ro-bind-data", data(content), name]
         command += ["--seccomp", data(filter_program() or b""), "--remount-ro", "/dev", "--remount-ro", "/"]
-        bounds = (limits.cpu_seconds, limits.memory_bytes, limits.file_bytes, limits.open_files, limits.processes)
+        # A byte more than may be said, so that a program which says too much is told from one that says all it may.
+        bounds = (limits.cpu_seconds, limits.memory_bytes, limits.output_bytes + 1, limits.processes)
         prologue = [sys.executable, "-I", "-S", "-c", _PROLOGUE, str(uid), *map(str, bounds)]
         yield [*command, "--chdir", "/tmp", "--", *prologue, sys.executable, *arguments], tuple(descriptors)
 
@@ -213,78 +194,50 @@ def environment() -> dict[str, str]:
 
 
 def _run(source: str, stdin: bytes, limits: Limits, files: Mapping[str, bytes]) -> Outcome:
+    """Run a program whose channels are files: whatever it says or ignores, nobody waits for anybody."""
     everything = {PROGRAM: source.encode(errors="surrogatepass"), **files}
-    status_read, status_write = os.pipe()
-    with (
-        os.fdopen(status_read, "rb") as said,
-        sandboxed(["-I", PROGRAM], limits, everything) as (command, descriptors),
-    ):
-        try:
-            process = subprocess.Popen(
-                [command[0], "--json-status-fd", str(status_write), *command[1:]],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
-                pass_fds=(*descriptors, status_write), start_new_session=True,
-            )  # fmt: skip
-        finally:
-            os.close(status_write)
+    with contextlib.ExitStack() as stack:
+        given, out, err, ended = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(4))
+        given.write(stdin)
+        given.seek(0)
+        command, descriptors = stack.enter_context(sandboxed(["-I", PROGRAM], limits, everything))
+        process = subprocess.Popen(
+            [command[0], "--json-status-fd", str(ended.fileno()), *command[1:]], stdin=given, stdout=out, stderr=err,
+            env=environment(), pass_fds=(*descriptors, ended.fileno()), start_new_session=True,
+        )  # fmt: skip
         started = time.monotonic()
         try:
-            verdict, stdout, stderr = _watch(process, stdin, limits, started)
+            status: Status | None = None
+            while status is None and process.poll() is None:
+                time.sleep(_POLL_SECONDS)
+                if time.monotonic() - started > limits.wall_seconds:
+                    status = "timeout"
+                elif _resident_bytes(process.pid) > limits.memory_bytes:
+                    status = "memory"
+                elif _said_bytes(out, err) > limits.output_bytes:
+                    status = "output"
         finally:
             process.kill()
             process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                with contextlib.suppress(BrokenPipeError):
-                    if pipe is not None:
-                        pipe.close()
         seconds = time.monotonic() - started
-        code = next((doc["exit-code"] for doc in map(json.loads, said) if "exit-code" in doc), None)
-    if verdict is not None:
-        return Outcome(verdict, None, stdout, stderr, seconds)
-    if code is None:
-        raise SandboxError(f"bubblewrap: {stderr.decode(errors='replace').strip()[-300:] or 'ended without a word'}")
+        for file in (out, err, ended):
+            file.seek(0)
+        stdout, stderr = out.read(limits.output_bytes), err.read(limits.output_bytes)
+        code = next((document["exit-code"] for document in map(json.loads, ended) if "exit-code" in document), None)
+        if status is None and code is None:
+            raise SandboxError(f"bubblewrap: {_last_words(stderr)}")
+        if status is None and _said_bytes(out, err) > limits.output_bytes:
+            status = "output"
     late = code == 128 + signal.SIGXCPU or (code == 128 + signal.SIGKILL and seconds >= limits.cpu_seconds)
-    return Outcome("timeout" if late else "failed" if code else "ok", code, stdout, stderr, seconds)
+    return Outcome(status or ("timeout" if late else "failed" if code else "ok"), stdout, stderr)
 
 
-def _watch(
-    process: subprocess.Popen[bytes], stdin: bytes, limits: Limits, started: float
-) -> tuple[Status | None, bytes, bytes]:
-    """Feed and read a program until it ends; return the limit that it broke, or ``None``, and what it wrote."""
-    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-    feed, out, err = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
-    written = {out: bytearray(), err: bytearray()}
-    rest = memoryview(stdin)
-    verdict: Status | None = None
-    checked = started
-    with selectors.DefaultSelector() as selector:
-        for descriptor in written:
-            selector.register(descriptor, selectors.EVENT_READ)
-        os.set_blocking(feed, False)
-        selector.register(feed, selectors.EVENT_WRITE)
-        while verdict is None and (selector.get_map() or process.poll() is None):
-            for key, _ in selector.select(_POLL_SECONDS):
-                if key.fd == feed:
-                    try:
-                        rest = rest[os.write(feed, rest[:_CHUNK]) if rest else 0 :]
-                    except BrokenPipeError:
-                        rest = rest[:0]
-                    if not rest:
-                        selector.unregister(feed)
-                        process.stdin.close()
-                elif chunk := os.read(key.fd, _CHUNK):
-                    written[key.fd] += chunk
-                else:
-                    selector.unregister(key.fd)
-            now = time.monotonic()
-            if sum(map(len, written.values())) > limits.output_bytes:
-                verdict = "output"
-            elif now - started > limits.wall_seconds:
-                verdict = "timeout"
-            elif now - checked >= _POLL_SECONDS:
-                checked = now
-                verdict = "memory" if _resident_bytes(process.pid) > limits.memory_bytes else None
-    return verdict, bytes(written[out]), bytes(written[err])
+def _said_bytes(*files: IO[bytes]) -> int:
+    return sum(os.fstat(file.fileno()).st_size for file in files)
+
+
+def _last_words(stderr: bytes) -> str:
+    return stderr.decode(errors="replace").strip()[-300:] or "it ended without a word"
 
 
 def _resident_bytes(pid: int) -> int:

@@ -11,12 +11,10 @@ import functools
 import os
 import struct
 
-_NAMES = (
-    "shmget", "msgget", "semget", "mq_open", "memfd_create", "memfd_secret", "ptrace", "process_vm_readv",
-    "process_vm_writev", "pidfd_getfd", "unshare", "setns", "mount", "fsopen", "open_tree", "bpf", "perf_event_open",
-    "io_uring_setup", "userfaultfd", "keyctl", "add_key", "request_key",
-)  # fmt: skip
-# Numbers from the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
+# shmget, msgget, semget, mq_open, memfd_create, memfd_secret, ptrace, process_vm_readv, process_vm_writev, pidfd_getfd,
+# unshare, setns, mount, fsopen, open_tree, bpf, perf_event_open, io_uring_setup, userfaultfd, keyctl, add_key,
+# request_key; their numbers are
+# from the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 _NUMBERS = {
     "x86_64": (
         29, 68, 64, 240, 319, 447, 101, 310, 311, 438, 272, 308, 165, 430, 428, 321, 298, 425, 323, 250, 248, 249,

@@ -155,8 +155,7 @@ def _texts_cost(run: RunConfig, text: GenerationRun, sizes: Mapping[str, Any], t
     model = _size(sizes, "checkpoints", run.models[text.model].path, run)
     weights = MEASURED_BYTES * model["bytes"] / 16.1e9
     kv_bytes = 4.0 * model["layers"] * model["kv_heads"] * model["head_dim"]
-    drafts = len(text.drafters) * len(text.draft_tokens) * len(text.branches)
-    count = (1 + len(text.labels) + drafts) * len(text.samplers) * text.books
+    count = len(text.named) * len(text.samplers) * text.books
     seconds = sum(
         times.prefill(prompt, weights / MEASURED_BYTES)
         + text.tokens * times.step(weights + kv_bytes * (prompt + text.tokens / 2))

@@ -1,4 +1,4 @@
-"""Prompts of long generations: the first tokens of books, or of a generated narrative."""
+"""Prompts of long generations: the first tokens of books, or of a generated narrative for models of bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.datasets.books import read_books
-from longdecode.evals.generation.spec import Source
 from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.tokenizing import TextTokenizer
 
@@ -16,31 +15,24 @@ BOOKS = ("26493", "4047", "7412", "5962", "9931", "860", "28444")
 
 
 def prompts(
-    source: Source, data: Path | None, count: int, tokens: int, seed: int, tokenizer: TextTokenizer
-) -> dict[str, tuple[int, ...]]:
-    """Return ``count`` prompts of exactly ``tokens`` token ids, by book.
+    data: Path | None, count: int, tokens: int, seed: int, tokenizer: TextTokenizer
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Return ``count`` titles and prompts of exactly ``tokens`` token ids.
 
     Raises:
         DataUnavailableError: a book is not there; the message holds the command that fetches it.
         UnsupportedCellError: a text is too short, or there are fewer books.
     """
     most = 16 * tokens + 1024  # characters; no tokenizer needs as many for tokens of English
-    if source == "narrative":
-        texts = {f"narrative-{n}": _narrative(seed, n, most) for n in range(count)}
+    if tokenizer.byte_level:
+        drawn = (random.Random(f"generation {seed} {number}") for number in range(count))
+        texts = {f"narrative-{number}": narrative(rng, most, 0).prompt for number, rng in enumerate(drawn)}
+    elif count > len(BOOKS):
+        raise UnsupportedCellError(f"{count} books are asked for; {len(BOOKS)} are set aside: {', '.join(BOOKS)}")
     else:
-        if count > len(BOOKS):
-            raise UnsupportedCellError(f"{count} books are asked for; {len(BOOKS)} are set aside: {', '.join(BOOKS)}")
         texts = dict(read_books(data, BOOKS[:count]))
-    found = {}
-    for name, text in texts.items():
-        if tokenizer.byte_level:
-            text = text.encode("ascii", "ignore").decode("ascii")
-        ids = tokenizer.prompt_ids(text[:most])[:tokens]
+    found = [(title, tokenizer.prompt_ids(text[:most])[:tokens]) for title, text in texts.items()]
+    for title, ids in found:
         if len(ids) < tokens:
-            raise UnsupportedCellError(f"book {name} has {len(ids)} tokens, the prompt needs {tokens}")
-        found[name] = ids
+            raise UnsupportedCellError(f"book {title} has {len(ids)} tokens, the prompt needs {tokens}")
     return found
-
-
-def _narrative(seed: int, number: int, size: int) -> str:
-    return narrative(random.Random(f"generation {seed} {number}"), size, 0).prompt

@@ -3,56 +3,47 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.errors import CheckpointError
 from longdecode.engine.generation import STOP_CHECK_STEPS, Generator, memory_guard
 from longdecode.engine.request import Request
 from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper
 from longdecode.engine.timer import Timer
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.generation.measures import host_mib
 from longdecode.evals.store import replacing
 
-_MODEL: ContextVar[Decoder] = ContextVar("model of the run that is loaded")
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Totals at the first look past ``past`` tokens.
-
-    ``ngram_tokens`` are drafts kept on paths that end in an n-gram, ``host_mib`` the resident memory then.
-    """
-
-    past: int
-    tokens: int
-    steps: int
-    ms: float
-    ngram_tokens: int
-    host_mib: float | None
+MARKS = 10
+"""Places of a text at which its totals are noted, evenly spread; the paper's 102,400 tokens have theirs at 10,240."""
+SAVE_SECONDS = 300.0
+"""Least time between two states on disk; that of 100,000 tokens is gigabytes."""
+_LOADED: WeakValueDictionary[tuple[str | None, torch.dtype], Decoder] = WeakValueDictionary()
+"""Models at hand by checkpoint, for states that are read."""
 
 
 @dataclass(slots=True)
-class Saved:
-    """One checkpoint: everything that the next step depends on, the weights left out."""
+class State:
+    """Everything that the next step of a text depends on, the weights left out.
+
+    ``marks`` are totals by place: tokens, steps and milliseconds at the first look past it, and drafts kept on paths
+    that end in an n-gram. The token that the prefill chooses is written, but neither a step nor timed.
+    """
 
     fingerprint: str
     stepper: Stepper
-    done: int
     prefill_ms: float
+    calls: int = 0
     ms: float = 0.0
-    marks: list[Mark] = field(default_factory=list)
+    marks: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -61,135 +52,114 @@ class Saved:
         return tuple(sequences.chosen[0, : int(sequences.counts[0])].tolist())
 
 
-class LongRun:
-    """One text, written mark by mark; between two marks no step waits for the host.
+@torch.no_grad()
+def write_text(
+    generator: Generator, method: AttentionMethod, request: Request, file: Path, fingerprint: str
+) -> tuple[tuple[int, ...], dict[str, float]]:
+    """Write a text, or what is left of it, and return it with its measures.
 
     The state is pickled whole (caches, tables, counters of the method and its drafter), because sparse and evicting
-    caches cannot be computed again from the text: a resumed run writes the same text, bit for bit, in any precision.
-    Only files that this project wrote are loaded; the caller keeps them in the run's own folder.
+    caches cannot be computed again from the text: a resumed text is the same, bit for bit, in any precision. Only files
+    that this project wrote are loaded; the caller keeps them in the run's own folder.
 
     Args:
         generator: the model and the sampling.
-        method: writes.
-        file: the checkpoint; it takes the place of the one before.
+        method: writes; between two marks no step waits for the host.
+        request: one prompt.
+        file: the state on disk; each takes the place of the one before.
         fingerprint: of all that the text depends on; a file with another one is not used.
+
+    Returns:
+        The tokens, and ``measures_of`` them.
+
+    Raises:
+        ContextLimitError: prompt and text are over the model's context.
+        UnsupportedCellError: the method cannot run here.
+        DeviceMemoryError: they do not fit the device.
     """
-
-    def __init__(self, generator: Generator, method: AttentionMethod, file: Path, fingerprint: str):
-        self.generator, self.method, self.file, self.fingerprint = generator, method, file, fingerprint
-
-    @torch.no_grad()
-    def write(self, request: Request, every: int, keep_every: int = 1) -> Iterator[Saved]:
-        """Write a text and yield the state at every multiple of ``every`` tokens, and at the end.
-
-        Every ``keep_every``-th state and the last are on disk before they are yielded; a text of one mark alone is not
-        kept. Where the file holds a state of this run, its marks are not yielded again. The token that the prefill
-        chooses is written, but neither a step nor timed.
-
-        Raises:
-            ContextLimitError: prompt and text are over the model's context.
-            UnsupportedCellError: the method cannot run here.
-            DeviceMemoryError: they do not fit the device.
-        """
-        device, total = self.generator.decoder.device, request.max_new_tokens
-        with memory_guard(device, 1, request.total_tokens):
-            saved = self._load() or self._begin(request)
-            graph = self.generator.wants_graph(total - 1)
-            if graph:
-                self._warm_up(saved.stepper, total)
-                del saved  # what was warmed up on has moved on
-                saved = self._load() or self._begin(request)
-            stepper = saved.stepper
-            works = stepper.works(total - 1)
-            works = tuple(capture(work, device) for work in works) if graph else works
-            advance = stepper.plan(works, total - 1)
-            while (written := int(stepper.sequences.counts[0])) < total:
+    device, total = generator.decoder.device, request.max_new_tokens
+    every, saved_at = -(-total // MARKS), time.monotonic()
+    with memory_guard(device, 1, request.total_tokens):
+        state = _load(file, fingerprint, generator.decoder) or _begin(generator, method, request, fingerprint)
+        graph = generator.wants_graph(total - 1)
+        if graph:
+            _warm_up(state.stepper, total)
+            del state  # what was warmed up on has moved on
+            state = _load(file, fingerprint, generator.decoder) or _begin(generator, method, request, fingerprint)
+        works = state.stepper.works(total - 1)
+        advance = state.stepper.plan(tuple(capture(work, device) for work in works) if graph else works, total - 1)
+        while (written := len(state.ids)) < total:
+            with Timer(device) as timer:
                 until = min(total, (written // every + 1) * every)
-                self._advance(saved, advance, until)
-                if total > every and (until == total or until // every % keep_every == 0):
-                    self._save(saved)
-                yield saved
+                while int(state.stepper.sequences.counts[0]) < until:
+                    # A look at the count waits for the device.
+                    for _ in range(STOP_CHECK_STEPS if device.type == "cuda" else 1):
+                        advance(state.calls)
+                        state.calls += 1
+            state.ms += timer.ms
+            state.marks[until] = _totals(state)
+            if time.monotonic() - saved_at >= SAVE_SECONDS:
+                with replacing(file) as temporary:
+                    torch.save(state, temporary, pickle_module=_PICKLE)
+                saved_at = time.monotonic()
+    return state.ids, measures_of(state, method)
 
-    def finished(self, saved: Saved | None) -> tuple[tuple[int, ...], dict[str, float]]:
-        """Return a finished text and its measures; ``None`` stands for a text that was finished before it was killed.
 
-        ``alpha`` is the drafts kept a step over the tree's depth, ``beta`` those kept on paths that end in an n-gram.
-        ``at_<n>_tokens``, ``_steps``, ``_ms`` and ``_ngram_tokens`` are totals at the first look past ``n`` tokens.
+def measures_of(state: State, method: AttentionMethod) -> dict[str, float]:
+    """Return the measures of a finished text; ``at_<n>_<total>`` are the totals at its marks.
 
-        Source: TokenSwift (arXiv 2502.18890), equations 4 and 6.
-        """
-        saved = saved or self._load()
-        if saved is None or not saved.marks:
-            raise CheckpointError(f"{self.file} holds no finished text")
-        draft, last = self.method.draft, saved.marks[-1]
-        depth = draft.tree.depth if draft else 1
-        found = {
-            "tokens": last.tokens, "decode_steps": last.steps, "decode_ms": last.ms, "prefill_ms": saved.prefill_ms,
-            "tokens_per_step": (last.tokens - 1) / last.steps, "ms_per_token": last.ms / (last.tokens - 1),
-            "cuda_graph": float(self.generator.wants_graph(last.tokens - 1)),
-            "looks_every_steps": self.look_every,
-        }  # fmt: skip
-        if draft is not None:
-            found["alpha"] = (last.tokens - 1 - last.steps) / (depth * last.steps)
-            found["beta"] = last.ngram_tokens / (depth * last.steps)
-        for mark in saved.marks:
-            at = f"at_{mark.past}"
-            found |= {f"{at}_{name}": getattr(mark, name) for name in ("tokens", "steps", "ms", "ngram_tokens")}
-            if mark.host_mib is not None:
-                found[f"{at}_host_mib"] = mark.host_mib
-        return saved.ids, {name: float(value) for name, value in found.items()}
+    ``alpha`` is the drafts kept a step over the tree's depth, ``beta`` those kept on paths that end in an n-gram.
 
-    @property
-    def look_every(self) -> int:
-        """Steps between two looks at the number of tokens; a look waits for the device."""
-        return STOP_CHECK_STEPS if self.generator.decoder.device.type == "cuda" else 1
+    Source: TokenSwift (arXiv 2502.18890), equations 4 and 6.
+    """
+    last = state.marks[max(state.marks)]
+    tokens, steps = last["tokens"], last["steps"]
+    found = {
+        "tokens": tokens, "decode_steps": steps, "decode_ms": state.ms, "prefill_ms": state.prefill_ms,
+        "tokens_per_step": (tokens - 1) / steps, "ms_per_token": state.ms / (tokens - 1), "depth": 0.0, "rows": 1.0,
+    }  # fmt: skip
+    if method.draft is not None:
+        tree = method.draft.tree
+        found |= {"depth": float(tree.depth), "rows": float(tree.rows)}
+        found["alpha"] = (tokens - 1 - steps) / (tree.depth * steps)
+        found["beta"] = last["ngram_tokens"] / (tree.depth * steps)
+    return found | {f"at_{at}_{name}": value for at, totals in state.marks.items() for name, value in totals.items()}
 
-    def _advance(self, saved: Saved, advance: Callable[[int], None], until: int) -> None:
-        """Run steps until ``until`` tokens are there; the count is looked at every 16 steps on a GPU."""
-        device, sequences = self.generator.decoder.device, saved.stepper.sequences
-        with Timer(device) as timer:
-            while int(sequences.counts[0]) < until:
-                for _ in range(self.look_every):
-                    advance(saved.done)
-                    saved.done += 1
-        saved.ms += timer.ms
-        counted: Any = {}
-        if isinstance(saved.stepper, SpeculativeStepper):
-            counted = saved.stepper.proposer.counts()
-        ngrams = int(counted["ngram_tokens"][0]) if "ngram_tokens" in counted else 0
-        tokens, steps = int(sequences.counts[0]), int(sequences.steps[0]) - 1
-        saved.marks.append(Mark(until, tokens, steps, saved.ms, ngrams, host_mib()))
 
-    def _begin(self, request: Request) -> Saved:
-        generator = self.generator
-        prompt = generator.prefill_for([request], self.method)
-        stepper = make_stepper(generator.decoder, generator.sampling, prompt, self.method, keep_prompt=False)
-        return Saved(self.fingerprint, stepper, 0, prompt.prefill_ms)
+def _totals(state: State) -> dict[str, float]:
+    stepper, sequences = state.stepper, state.stepper.sequences
+    counted: dict[str, Any] = dict(stepper.proposer.counts()) if isinstance(stepper, SpeculativeStepper) else {}
+    ngrams = float(counted["ngram_tokens"][0]) if "ngram_tokens" in counted else 0.0
+    tokens, steps = float(sequences.counts[0]), float(sequences.steps[0]) - 1
+    return {"tokens": tokens, "steps": steps, "ms": state.ms, "ngram_tokens": ngrams}
 
-    def _warm_up(self, stepper: Stepper, total: int) -> None:
-        """Run each kind of work twice on a side stream, as graph capture asks for."""
-        device = self.generator.decoder.device
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for work in stepper.works(total - 1):
-                for _ in range(2):
-                    work()
-        torch.cuda.current_stream(device).wait_stream(stream)
-        torch.cuda.synchronize(device)
 
-    def _save(self, saved: Saved) -> None:
-        with replacing(self.file) as temporary:
-            torch.save(saved, temporary, pickle_module=_PICKLE)
+def _begin(generator: Generator, method: AttentionMethod, request: Request, fingerprint: str) -> State:
+    prompt = generator.prefill_for([request], method)
+    stepper = make_stepper(generator.decoder, generator.sampling, prompt, method, keep_prompt=False)
+    return State(fingerprint, stepper, prompt.prefill_ms)
 
-    def _load(self) -> Saved | None:
-        """Read the checkpoint, ``None`` where there is none of this run."""
-        if not self.file.is_file():
-            return None
-        decoder = self.generator.decoder
-        with _model(decoder):
-            saved = torch.load(self.file, map_location=decoder.device, weights_only=False)
-        return saved if isinstance(saved, Saved) and saved.fingerprint == self.fingerprint else None
+
+def _warm_up(stepper: Stepper, total: int) -> None:
+    """Run each kind of work twice on a side stream, as graph capture asks for."""
+    device = stepper.decoder.device
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for work in stepper.works(total - 1):
+            work()
+            work()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    torch.cuda.synchronize(device)
+
+
+def _load(file: Path, fingerprint: str, decoder: Decoder) -> State | None:
+    """Read a state, ``None`` where there is none of this text."""
+    if not file.is_file():
+        return None
+    _LOADED[_name(decoder)] = decoder
+    state = torch.load(file, map_location=decoder.device, weights_only=False)
+    return state if isinstance(state, State) and state.fingerprint == fingerprint else None
 
 
 class _Pickler(pickle.Pickler):
@@ -197,7 +167,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, Decoder):
-            return _decoder, (None if thing.checkpoint is None else str(thing.checkpoint), str(thing.dtype))
+            return _decoder, (*_name(thing), thing.device)
         return NotImplemented
 
 
@@ -206,28 +176,12 @@ _PICKLE.__dict__["Pickler"] = _Pickler
 """All that ``torch.save`` asks of a pickle module."""
 
 
-def _decoder(source: str | None, dtype: str) -> Decoder:
+def _name(decoder: Decoder) -> tuple[str | None, torch.dtype]:
+    return (None if decoder.checkpoint is None else str(decoder.checkpoint)), decoder.dtype
+
+
+def _decoder(source: str | None, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Return the model that writes, or load the other one that a drafter is."""
-    model = _MODEL.get()
-    if source in (None, str(model.checkpoint)):
-        return model
-    assert source is not None
-    kind = getattr(torch, dtype.removeprefix("torch."))
-    return load_decoder(resolve_checkpoint(source, None), device=model.device, dtype=kind)
-
-
-@contextmanager
-def _model(decoder: Decoder) -> Iterator[None]:
-    token = _MODEL.set(decoder)
-    try:
-        yield
-    finally:
-        _MODEL.reset(token)
-
-
-def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """Return the first place where two texts differ, ``None`` where they are the same."""
-    if tuple(ids) == tuple(others):
-        return None
-    pairs = zip(ids, others, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(ids), len(others)))
+    if found := _LOADED.get((source, dtype)):
+        return found
+    return load_decoder(resolve_checkpoint(str(source), None), device=device, dtype=dtype)

@@ -1,12 +1,17 @@
 """Compare two mathematical answers by math-verify, with tolerances and units where a data set has them.
 
-A comparison may take for ever (``10^{10^{10^{10}}}``) or all memory there is: outside tests, ask a ``MathChecker``
-(``math_checker.py``), which runs this module in a process of its own and under a deadline.
+A comparison may take for ever (``10^{10^{10^{10}}}``) or all memory there is: ask a ``MathChecker``
+(``math_checker.py``), which runs ``serve`` in a process of its own.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
+import resource
+import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,6 +20,8 @@ from typing import Any
 from longdecode.evals.scoring.math_answer import final_answer
 from longdecode.evals.scoring.plain_text import folded, plain
 
+MEMORY_BYTES = 1 << 30
+"""Address space of the worker: a tower of exponents asks for all there is. The packages take 0.3 GB of it."""
 OFFICIAL_SLACK = 1.01
 """OlympiadBench's judge takes a difference of 1.01 times the stated precision for equal, so that rounding of the very
 edge does not decide (eval/auto_scoring_judge.py in OpenBMB/OlympiadBench)."""
@@ -54,6 +61,11 @@ class Rule:
     relative: float = 0.0
     drop_units: bool = False
 
+    def tolerance(self, part: int, gold: float) -> float:
+        """Return the largest difference to the gold value of a part that counts as equal."""
+        stated = self.absolute[min(part, len(self.absolute) - 1)] if self.absolute else 0.0
+        return max(stated * OFFICIAL_SLACK, self.relative * abs(gold))
+
 
 def equivalent(gold: str, answer: str, rule: Rule | None = None) -> bool:
     """Return true where ``answer`` equals ``gold``, both in LaTeX, with or without dollars and a box around them.
@@ -76,7 +88,7 @@ def equivalent(gold: str, answer: str, rule: Rule | None = None) -> bool:
     if rule.absolute or rule.relative:
         golds, answers = _numbers(gold), _numbers(answer)
         if golds is not None and answers is not None:
-            return _match(golds, answers, rule)
+            return _match(golds, answers, [rule.tolerance(place, gold) for place, gold in enumerate(golds)])
     return _verified(gold, answer) or _verified_values(gold, answer)
 
 
@@ -176,30 +188,35 @@ def _parts(text: str) -> list[str]:
     return [part.strip().strip("$") for part in (*parts, text[start:])]
 
 
-def _match(golds: Sequence[float], answers: Sequence[float], rule: Rule) -> bool:
-    """Return true where the lists can be paired off, every pair within the tolerance (Kuhn's matching)."""
-    if len(golds) != len(answers):
-        return False
-    tolerances = [max(_absolute(rule, i) * OFFICIAL_SLACK, rule.relative * abs(gold)) for i, gold in enumerate(golds)]
-    fits = [
-        [abs(gold - answer) <= tolerance for answer in answers]
-        for gold, tolerance in zip(golds, tolerances, strict=True)
-    ]
-    taken: dict[int, int] = {}
-
-    def place(gold: int, seen: set[int]) -> bool:
-        for answer in range(len(answers)):
-            if fits[gold][answer] and answer not in seen:
-                seen.add(answer)
-                if answer not in taken or place(taken[answer], seen):
-                    taken[answer] = gold
-                    return True
-        return False
-
-    return all(place(gold, set()) for gold in range(len(golds)))
+def _match(golds: Sequence[float], answers: Sequence[float], tolerances: Sequence[float]) -> bool:
+    """Return true where the lists can be paired off, every pair within the gold value's tolerance."""
+    if not golds:
+        return not answers
+    return any(
+        abs(golds[0] - answer) <= tolerances[0]
+        and _match(golds[1:], [*answers[:place], *answers[place + 1 :]], tolerances[1:])
+        for place, answer in enumerate(answers)
+    )
 
 
-def _absolute(rule: Rule, index: int) -> float:
-    if not rule.absolute:
-        return 0.0
-    return rule.absolute[index] if index < len(rule.absolute) else rule.absolute[-1]
+def serve() -> None:
+    """Answer questions from standard input until it is closed: a line of JSON each, a verdict back.
+
+    The timers are the kernel's and end this process, even deep in a computation with integers of a billion digits.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    logging.disable(logging.CRITICAL)  # math-verify warns that its own timeouts are off
+    equivalent("1", "1")  # SymPy and the grammar are loaded at the first comparison
+    print("ready", flush=True)
+    for line in sys.stdin:
+        gold, answer, rule, processor_seconds, clock_seconds = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, processor_seconds)
+        signal.setitimer(signal.ITIMER_REAL, clock_seconds)
+        try:
+            verdict = "equal" if equivalent(gold, answer, Rule(*rule)) else "different"
+        except (MemoryError, RecursionError) as error:
+            verdict = type(error).__name__
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0.0)
+        print(verdict, flush=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from longdecode.engine.errors import GateError
+from longdecode.evals import instrument
 from longdecode.evals.instrument import Check, check_instrument, run_checks
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import InstrumentSpec, build_run_config
@@ -120,7 +121,7 @@ def test_falling_along_at_one_tight_budget_is_enough_but_wider_ones_do_not_count
         flatter, {"variant": "quest", "task": "mini_longgen_45", "budget": "0.15"}, parts=parts((1, 0, 0), 45)
     )
     assert outcomes(wide)[name] == "failed"
-    monkeypatch.setattr(InstrumentSpec, "fall_budget_max", 0.15)
+    monkeypatch.setattr(instrument, "FALL_BUDGET_MAX", 0.15)
     assert outcomes(wide)[name] == "passed"
 
 

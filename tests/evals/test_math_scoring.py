@@ -213,30 +213,21 @@ def test_what_does_not_end_is_given_up_and_the_next_is_marked() -> None:
 
 
 def worker_of(checker: MathChecker) -> int:
-    """Id of the process that compares."""
+    """Id of the process that serves: within the sandbox it is the last of its line."""
     assert checker.equal("1", "1") and checker._worker is not None
     return innermost(checker._worker.pid)
 
 
 def innermost(pid: int) -> int:
-    """Id of the process that does the work: within the sandbox it is the last of its line."""
     while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         pid = int(children[-1])
     return pid
 
 
-def test_a_worker_that_dies_or_stands_still_is_replaced_and_the_question_asked_again() -> None:
-    with MathChecker(wall_seconds=1.5) as one:
+def test_a_worker_that_dies_is_replaced_and_the_question_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MathChecker() as one:
         os.kill(worker_of(one), signal.SIGKILL)
         assert one.equal("1", "1") and not one.equal("1", "2")
-        os.kill(worker_of(one), signal.SIGSTOP)
-        began = time.monotonic()
-        assert one.equal("2", "4/2")
-        assert 1.4 < time.monotonic() - began < 60
-
-
-def test_what_kills_two_workers_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    with MathChecker() as one:
         started = one._started
 
         def doomed() -> Any:
@@ -245,24 +236,20 @@ def test_what_kills_two_workers_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -
             return worker
 
         monkeypatch.setattr(one, "_started", doomed)
-        # Bubblewrap reports a signal as 128 and its number.
-        with pytest.raises(ScoreTimeoutError, match=r"failed twice: it ended with code (-9|137)$"):
+        with pytest.raises(ScoreTimeoutError, match="ended twice"):
             one.equal("1", "1")
     monkeypatch.setattr(math_checker, "_SOURCE_ROOT", Path("/usr/share"))
-    with MathChecker() as lost, pytest.raises(CheckerError, match=r"does not start.*longdecode"):
+    with MathChecker() as lost, pytest.raises(CheckerError, match="does not start"):
         lost.equal("1", "1")
 
 
 def test_memory_is_bounded() -> None:
     with MathChecker(deadline_seconds=5) as one:
-        pid = worker_of(one)
-        with pytest.raises(ScoreTimeoutError):
+        limits = Path(f"/proc/{worker_of(one)}/limits").read_text()
+        assert next(line for line in limits.splitlines() if "address space" in line).split()[3:5] == ["1073741824"] * 2
+        with pytest.raises(ScoreTimeoutError, match=r"MemoryError|processor time"):
             one.equal("7", "2^{2^{2^{40}}}", OFFICIAL)
         assert one.equal("2", "\\sqrt{4}")
-        status = Path(f"/proc/{pid}/status")
-        if status.exists():  # it lived through it
-            peak = next(line for line in status.read_text().splitlines() if line.startswith("VmPeak"))
-            assert int(peak.split()[1]) << 10 <= 1 << 30
 
 
 def test_the_worker_has_no_network_and_no_files_of_the_host() -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
 import pytest
 import torch
-import yaml
 from torch import Tensor
 
 from longdecode.engine.attention import Selection
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
-from longdecode.evals.fingerprint import REPOSITORY
-from longdecode.evals.retrospection import measures
-from longdecode.evals.retrospection.job import ALL_LAYERS, MINUS, measured
-from longdecode.evals.retrospection.spec import RetrospectionSpec
-from longdecode.evals.retrospection.trace import PageChoices, chosen_and_next, record
+from longdecode.evals.retrospection import traces
+from longdecode.evals.retrospection.job import ALL_LAYERS, COLUMNS, MINUS, SAMPLES, measure_retrospection, measured
+from longdecode.evals.retrospection.traces import PageChoices, chosen_and_next, record
 from longdecode.evals.run_config import build_run_config
 from longdecode.methods.conformance_bench import make_inputs
 from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import get_method
 
+SPARSE = {"params": {"dense_layers": 1}}
 BATCH, HEADS, PAGES, STEPS, LAYERS = 2, 3, 12, 9, 2
 
 
@@ -58,9 +60,9 @@ def test_overlaps_and_effective_budgets_are_those_of_sets(choices: PageChoices) 
                         shares.append((len(later & own) / len(later), len(later & following) / len(later)))
                         loaded = [pages(choices.top[step + n][layer], row, head) & existing for n in range(lag + 1)]
                         unions.append(len(set().union(*loaded)) / len(own))
-            got = [float(part[row]) for part in measures.overlap(choices, lag)]
+            got = [float(part[row]) for part in traces.overlap(choices, lag)]
             assert got == pytest.approx([sum(column) / len(shares) for column in zip(*shares, strict=True)])
-            assert float(measures.effective_budget(choices, lag)[row]) == pytest.approx(sum(unions) / len(unions))
+            assert float(traces.effective_budget(choices, lag)[row]) == pytest.approx(sum(unions) / len(unions))
 
 
 def test_the_next_ranks_are_as_many_as_the_list_and_none_of_it(rng: torch.Generator) -> None:
@@ -85,10 +87,9 @@ def test_states_lie_where_they_must(seed: int) -> None:
             ("whole", "retro", 512, {"window": 3}),
         )
     }
-    spec = RetrospectionSpec(("m",), tuple(built), (256,), (), steps=7, lags=2)
     rows = {
         (label, measure, layer, index): values
-        for label, measure, layer, index, values in measured(spec, inputs.decoder, prompt, inputs.fed, built)
+        for label, measure, layer, index, values in measured(inputs.decoder, prompt, inputs.fed, built)
     }
     for layer in range(CONFIG.num_layers):
         at = (layer, 0)
@@ -101,17 +102,28 @@ def test_states_lie_where_they_must(seed: int) -> None:
     # What a past row kept before its correction is what it put out in its own step.
     assert float((rows["three", "output_final_error", 3, 0] - rows["three", "output_error", 3, 0]).abs().max()) > 1e-4
     assert rows["one", "loss_gap", ALL_LAYERS, 7].equal(rows["quest", "loss_gap", ALL_LAYERS, 7])
-    with pytest.raises(ConfigError, match="label of method 'quest'"):
-        next(measured(spec, inputs.decoder, prompt, inputs.fed, {"one": built["one"]}))
+    with pytest.raises(ConfigError, match="one of method 'quest'"):
+        next(measured(inputs.decoder, prompt, inputs.fed, {"one": built["one"]}))
     with pytest.raises(ConfigError, match="dropped token"):
         record(inputs.decoder, prompt, get_method("streaming").from_budget(64, CONFIG), inputs.fed)
 
 
-def test_a_model_may_have_a_task_of_its_own() -> None:
-    values = yaml.safe_load((REPOSITORY / "config" / "retro.yaml").read_text("utf-8"))
-    spec = build_run_config(values, "retro", check_params=False).retrospection
-    assert spec is not None
-    assert [spec.task_of(model) for model in spec.models] == ["mini_longgen_45", "pg19_long_forced_1024"]
-    values["retrospection"]["tasks"] = {"smollm2": "fidelity_forced"}
-    with pytest.raises(ConfigError, match=r"retrospection\.tasks.*smollm2"):
-        build_run_config(values, "retro", check_params=False)
+def test_the_table_has_a_row_a_measure_and_models_have_tasks_of_their_own(
+    config_values: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = {"models": {"tiny": "mini_book_loss"}, "variants": ["quest", "retro"], "contexts": [512], "steps": 5}
+    values = config_values | {"methods": {"full": {}, "quest": SPARSE, "retro": SPARSE}, "budgets": [64, 0.25]}
+    measure_retrospection(build_run_config(values | {"retrospection": spec}, "c"), "tiny", tmp_path / "tiny.parquet")
+    table = pd.read_parquet(tmp_path / "tiny.parquet")
+    assert list(table.columns) == list(COLUMNS) and set(table["budget"]) == {"64", "0.25"}
+    assert set(table["n"]) == {SAMPLES} and (table["low"] <= table["value"] + 1e-6).all()
+    lags = table[(table["measure"] == "effective_budget") & (table["budget"] == "64")]
+    assert list(lags["index"]) == [1, 2, 3, 4] and (lags["value"] >= 1).all()
+    assert set(table[table["measure"].str.endswith(MINUS)]["variant"]) == {"retro"}
+    for wrong, said in (
+        ({"models": {"small": "fidelity_forced"}}, r"retrospection\.models.*small"),
+        ({"models": {"tiny": "mini_bok_loss"}}, "mini_book_loss"),
+        ({"variants": ["quests"]}, "nearest valid name: 'quest'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            build_run_config(values | {"retrospection": spec | wrong}, "c")

@@ -45,7 +45,7 @@ def test_a_file_is_read_as_written(tmp_path: Path, config_values: dict[str, Any]
     assert config.suites["mini_recall"].contexts == (256, 320)
     assert config.suites["mini_book"].tasks == suite_tasks("mini_book")
     assert config.data == {"pg19": tmp_path}
-    assert (config.instrument.full_min, config.instrument.streaming_max) == (0.9, 0.15)
+    assert (config.instrument.full_min, config.instrument.streaming_budget) == (0.9, 0.15)
     assert config.instrument.full_min_by_task == {"mini_book_write": 0.5}
     over = load_run_config(path, {"seed": 6, "suites": {"mini_book": {"samples": 9}}})
     assert (over.seed, over.suites["mini_book"].samples, over.suites["mini_book"].batch) == (6, 9, 2)

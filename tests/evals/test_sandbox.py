@@ -17,8 +17,7 @@ from longdecode.evals import sandbox
 from longdecode.evals.sandbox import Limits, SandboxUnsupportedError, require_sandbox, run_python
 
 QUICK = Limits(
-    cpu_seconds=1, wall_seconds=30.0, memory_bytes=400 << 20, file_bytes=2 << 20, disk_bytes=8 << 20,
-    output_bytes=1 << 20, processes=12, open_files=40,
+    cpu_seconds=1, wall_seconds=30.0, memory_bytes=400 << 20, disk_bytes=8 << 20, output_bytes=1 << 20, processes=12,
 )  # fmt: skip
 SHORT = replace(QUICK, wall_seconds=1.2)
 # Prints what could be done; a refusal of any kind prints nothing.
@@ -235,10 +234,11 @@ def test_harm_is_refused(name: str, stranger: int, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("name", ENDED)
 def test_excess_is_ended(name: str) -> None:
     status, source = ENDED[name]
+    began = time.monotonic()
     outcome = run_python(TRY + source, limits=SHORT if status == "timeout" else QUICK)
     assert outcome.status == status, outcome
-    assert outcome.seconds < (4 if status == "timeout" else 20)
-    assert len(outcome.stdout) + len(outcome.stderr) <= QUICK.output_bytes + 2 * 65536
+    assert time.monotonic() - began < (4 if status == "timeout" else 20)
+    assert max(len(outcome.stdout), len(outcome.stderr)) <= QUICK.output_bytes
 
 
 def test_a_full_disk_is_the_programs_own() -> None:
@@ -252,9 +252,9 @@ except OSError as error:
     print(written, error.errno)
 """
     assert run_python(source, limits=QUICK).stdout == b"8 28\n"
-    # And files by the thousand: 3 of the 40 are the standard ones, one is the listing's own.
+    # And files by the thousand: 3 of the 64 are the standard ones.
     source = "f = []\ntry:\n while True: f.append(open('/dev/null'))\nexcept OSError as e: print(len(f), e.errno)"
-    assert run_python(source, limits=QUICK).stdout == b"37 24\n"
+    assert run_python(source, limits=QUICK).stdout == b"61 24\n"
 
 
 def test_a_daemon_does_not_outlive_its_program() -> None:
@@ -270,7 +270,7 @@ if os.fork() == 0:
 os.read(heard, 1)
 """
     outcome = run_python(source, limits=QUICK)
-    assert (outcome.status, outcome.stdout) == ("ok", b"daemon\n") and outcome.seconds < 20
+    assert (outcome.status, outcome.stdout) == ("ok", b"daemon\n")
 
 
 def test_input_reaches_the_program_and_floods_nobody() -> None:
@@ -290,15 +290,16 @@ def test_an_ordinary_program_is_served() -> None:
     assert outcome.stdout == b"30000 137846528820 9\n", outcome.stderr
     assert run_python("print(open('/given.txt').read())", files={"/given.txt": b"given"}).stdout == b"given\n"
     assert run_python("import os; print(os.listdir('/etc'))").stdout == b"['ld.so.cache']\n"  # finds libpython
-    failed = run_python("import sys; sys.exit(3)")
-    assert (failed.status, failed.exit_code) == ("failed", 3)
+    assert run_python("import sys; sys.exit(3)").status == "failed"
+    said_all = run_python(f"print('x' * {QUICK.output_bytes - 1})", limits=QUICK)
+    assert (said_all.status, len(said_all.stdout)) == ("ok", QUICK.output_bytes)
 
 
 def test_a_machine_without_a_sandbox_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(version: str | None, body: str = "") -> str:
-        if version is not None:
+    def refused(body: str | None) -> str:
+        if body is not None:
             fake = tmp_path / "bwrap"
-            fake.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo bubblewrap {version} && exit\n{body}')
+            fake.write_text(f"#!/bin/sh\n{body}")
             fake.chmod(0o755)
         require_sandbox.cache_clear()
         with pytest.raises(SandboxUnsupportedError) as caught:
@@ -308,11 +309,11 @@ def test_a_machine_without_a_sandbox_says_how_to_get_one(tmp_path: Path, monkeyp
     monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name) if (tmp_path / name).is_file() else None)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert "apt-get install bubblewrap" in refused(None)
-    assert "bubblewrap 0.6.1" in refused("0.6.1")
-    why = refused("0.8.0", "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
+    why = refused("echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
     assert "setting up uid map: Permission denied" in why and "unprivileged_userns_clone" in why
+    assert "it ended without a word" in refused("exit 0")
     monkeypatch.setattr(sandbox, "filter_program", lambda: None)
-    assert "x86_64 and aarch64" in refused("0.8.0")
+    assert "x86_64 or aarch64" in refused("exec python3 -c 'print(42)'")
     require_sandbox.cache_clear()
 
 

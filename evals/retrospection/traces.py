@@ -1,0 +1,203 @@
+"""Decode given tokens with a method, keep what every layer made of them, and measure it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from longdecode.engine.attention import AttentionMethod, Selection
+from longdecode.engine.decode_state import DecodeState
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import ConfigError
+from longdecode.engine.kv_cache import DenseCache
+from longdecode.engine.request import Prompt
+from longdecode.kernels.page_score import page_score
+from longdecode.methods.paged import PagedMethod
+
+BUCKETS = 8
+"""Parts of a continuation over which a loss is averaged."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """A decode of ``T`` given tokens of ``B`` samples.
+
+    ``first`` and ``last`` ``[T, L, B, Hq * D]`` are each token's attention output as made in its own step, and as it
+    stood when its window had passed. ``keys`` and ``values`` ``[L, B, Hkv, T, D]`` are what the cache held in the end.
+    ``losses`` ``[T, B]``: negative log-probability of the next token, in nats.
+    """
+
+    first: Tensor
+    last: Tensor
+    keys: Tensor
+    values: Tensor
+    losses: Tensor
+
+
+@dataclass(slots=True)
+class PageChoices:
+    """Pages chosen and nearly chosen by ``T`` steps in ``L`` sparse layers.
+
+    ``top`` and ``following`` ``[T, L, B, Hkv, P]`` bool; ``following`` are the ranks ``k + 1 .. 2 k`` of a list of
+    ``k``. ``used`` ``[T, B]`` int64 counts the pages in use.
+    """
+
+    top: Tensor
+    following: Tensor
+    used: Tensor
+
+    @property
+    def in_use(self) -> Tensor:
+        """Pages in use by step, ``[T, 1, B, 1, P]`` bool."""
+        pages = torch.arange(self.top.shape[-1], device=self.top.device)
+        return (pages < self.used[..., None])[:, None, :, None]
+
+
+@torch.no_grad()
+def record(decoder: Decoder, prompt: Prompt, method: AttentionMethod, tokens: Tensor) -> Trace:
+    """Decode ``tokens`` ``[B, T + 1]`` after a prompt, in a copy of it; the last is predicted only.
+
+    Raises:
+        ConfigError: the method's cache does not keep every token.
+    """
+    state = method.start(prompt)
+    if not isinstance(state.cache, DenseCache):
+        raise ConfigError(f"{method.name}: what a dropped token became cannot be compared; keep every token")
+    batch, steps, config = tokens.shape[0], tokens.shape[1] - 1, decoder.config
+    size = (steps, config.num_layers, batch, config.num_heads * config.head_dim)
+    first, last = (torch.zeros(size, device=decoder.device) for _ in range(2))
+    starts, losses = state.cache.positions.clone(), []
+    for step in range(steps):
+        outputs: list[Tensor] = []
+        # A copy: a method may keep its outputs in place.
+        with _watched(method, "attend", lambda q, state, layer, out, to=outputs: to.append(out.clone())):
+            logits = decoder.step(tokens[:, step], state, method)
+        losses.append(-logits.log_softmax(dim=-1).gather(1, tokens[:, step + 1 :][:, :1])[:, 0])
+        for layer, out in enumerate(outputs):
+            rows = out.transpose(1, 2).flatten(2).float()
+            first[step, layer] = rows[:, -1]
+            for back in range(min(rows.shape[1], step + 1)):
+                last[step - back, layer] = rows[:, -1 - back]
+    slots = (starts[:, None] + torch.arange(steps, device=decoder.device))[None, :, None, :, None]
+    keys, values = (
+        part.gather(3, slots.expand(*part.shape[:3], steps, part.shape[4])).float()
+        for part in (state.dense.k, state.dense.v)
+    )
+    return Trace(first, last, keys, values, torch.stack(losses))
+
+
+@torch.no_grad()
+def record_pages(decoder: Decoder, prompt: Prompt, method: PagedMethod, tokens: Tensor) -> PageChoices:
+    """Decode ``tokens`` ``[B, T]`` and keep which pages every step chose, and which it would have chosen next."""
+    state, steps, used = method.start(prompt), [], []
+    layers: list[tuple[Tensor, Tensor]] = []
+
+    def note(q: Tensor, state: DecodeState, layer: int, chosen: Selection | None) -> None:
+        if chosen is not None:
+            pages = method.pages_of(state)
+            scores = page_score(q, pages.bounds[layer], pages.used, group=method.params.group_score)
+            layers.append(chosen_and_next(chosen, scores))
+
+    for step in range(tokens.shape[1]):
+        layers.clear()
+        with _watched(method, "select", note):
+            decoder.step(tokens[:, step], state, method)
+        steps.append([torch.stack(part) for part in zip(*layers, strict=True)])
+        used.append(method.pages_of(state).used.clone())
+    top, following = (torch.stack(part) for part in zip(*steps, strict=True))
+    return PageChoices(top, following, torch.stack(used))
+
+
+@contextmanager
+def _watched(method: AttentionMethod, hook: str, note: Callable[..., None]) -> Iterator[None]:
+    """Show what a hook of the method returns, layer by layer, while inside."""
+    own = getattr(method, hook)
+
+    def watched(layer: int, q: Tensor, state: DecodeState) -> object:
+        out = own(layer, q, state)
+        note(q, state, layer, out)
+        return out
+
+    vars(method)[hook] = watched
+    try:
+        yield
+    finally:
+        del vars(method)[hook]
+
+
+def chosen_and_next(chosen: Selection, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the pages of the lists and as many with the next best scores, ``[B, Hkv, P]`` bool each.
+
+    Args:
+        chosen: one list per KV head.
+        scores: ``[B, Hkv, P]``, minus infinity for pages not in use.
+    """
+    listed = torch.arange(chosen.indices.shape[2], device=scores.device) < chosen.counts[..., None]
+    top = torch.zeros_like(scores, dtype=torch.int8)
+    top.scatter_reduce_(2, torch.where(listed, chosen.indices, 0), listed.to(torch.int8), "amax")
+    rivals = scores.masked_fill(top.bool(), float("-inf"))
+    rank = rivals.argsort(dim=2, descending=True, stable=True).argsort(dim=2)
+    return top.bool(), (rank < chosen.counts[..., None]) & (rivals > float("-inf"))
+
+
+def overlap(choices: PageChoices, lag: int) -> tuple[Tensor, Tensor]:
+    """Return how much of what a step loads the step ``lag`` before had chosen, and had next in rank, ``[B]`` float64.
+
+    Of the pages that existed at the earlier step; the mean over steps, sparse layers and KV heads.
+
+    Source: RetroAttention (arXiv 2508.09001), figure 2b; the restriction to pages that existed is this project's.
+    """
+    loaded = choices.top[lag:] & choices.in_use[:-lag]
+    total = loaded.sum(dim=-1).double().clamp(min=1)
+    top, following = (
+        ((loaded & earlier[:-lag]).sum(dim=-1).double() / total).mean(dim=(0, 1, 3))
+        for earlier in (choices.top, choices.following)
+    )
+    return top, following
+
+
+def effective_budget(choices: PageChoices, steps: int) -> Tensor:
+    """Return ``E_n``, ``[B]`` float64: pages loaded in a step or the ``n`` after it, over those of the step.
+
+    ``E_n = |S_t | S_{t+1} | ... | S_{t+n}| / |S_t|`` of the pages that a token at ``t`` may read; the mean over steps,
+    sparse layers and KV heads.
+
+    Source: RetroAttention (arXiv 2508.09001), figure 2c; the formula is inferred.
+    """
+    count = len(choices.top) - steps
+    loaded = torch.stack([choices.top[ahead : ahead + count] for ahead in range(steps + 1)]).any(dim=0)
+    union = (loaded & choices.in_use[:count]).sum(dim=-1).double()
+    return (union / choices.top[:count].sum(dim=-1)).mean(dim=(0, 1, 3))
+
+
+def errors(trace: Trace, full: Trace, window: int) -> dict[str, Tensor]:
+    """Return how far a trace's states lie from Full's, ``[L, B]`` float64 by measure: norms of differences over norms.
+
+    States: ``key``, ``value``, ``output`` (a token's attention output in its own step) and ``output_final`` (as its
+    window left it). The last ``window - 1`` tokens, not yet final, are left out of all four.
+    """
+    settled = trace.first.shape[0] - (window - 1)
+    found = {}
+    for name, mine, theirs in (
+        ("key", trace.keys, full.keys), ("value", trace.values, full.values),
+        ("output", trace.first, full.first), ("output_final", trace.last, full.last),
+    ):  # fmt: skip
+        # To layers, samples and all the rest.
+        ours, want = (
+            (state[:settled].permute(1, 2, 0, 3) if "output" in name else state[..., :settled, :]).double().flatten(2)
+            for state in (mine, theirs)
+        )
+        found[f"{name}_error"] = (ours - want).norm(dim=2) / want.norm(dim=2).clamp(min=1e-30)
+    return found
+
+
+def loss_gaps(trace: Trace, full: Trace) -> list[tuple[int, Tensor]]:
+    """Return the loss over Full's by part of the continuation: its last step and ``[B]`` float64, in nats a token."""
+    gap = (trace.losses - full.losses).double()
+    parts = gap.tensor_split(min(BUCKETS, len(gap)))
+    ends = torch.tensor([len(part) for part in parts]).cumsum(0).tolist()
+    return [(end, part.mean(dim=0)) for end, part in zip(ends, parts, strict=True)]
