@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from longdecode.engine.config_reader import read_json
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 
 _SPECIAL_TOKENS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
-"""Properties of an added token."""
 _ANSWER = "longdecode"
 """Stands for an assistant's words, to be found again in a filled-in template."""
 
@@ -38,7 +36,13 @@ class TextTokenizer:
             backend.no_padding()
             if getattr(backend.model, "dropout", None):
                 backend.model.dropout = None
-        self.byte_level = _is_byte_level(self)
+        codes = (*range(32, 127), 10)
+        self.byte_level = self.encode("".join(map(chr, codes))) == codes
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Return whether a prompt has as many tokens as bytes."""
+        return self.byte_level and not self.first_ids
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ``text``, no special tokens added."""
@@ -47,7 +51,7 @@ class TextTokenizer:
     def sole_token(self, text: str) -> int | None:
         """The one token that ``text`` is, ``None`` where it takes several or is told as another text or as unknown."""
         ids = self.encode(text)
-        is_itself = len(ids) == 1 and (self._known_ids.get(text) == ids[0] or text in self.decode(ids))
+        is_itself = len(ids) == 1 and (self.known_ids.get(text) == ids[0] or text in self.decode(ids))
         return ids[0] if is_itself else None
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -106,7 +110,7 @@ class TextTokenizer:
             named = (_read_if_there(self._folder / file).get(name) for file in _SPECIAL_TOKENS_FILES)
             text = next(filter(None, named), None)
         text = text.get("content") if isinstance(text, dict) else text
-        return self._known_ids.get(text) if isinstance(text, str) else None
+        return self.known_ids.get(text) if isinstance(text, str) else None
 
     @functools.cached_property
     def end_ids(self) -> frozenset[int]:
@@ -131,11 +135,12 @@ class TextTokenizer:
                 return None
             after = written.partition(_ANSWER)[2].lstrip()
             if ends := [token.content for token in added.values() if token.content and after.startswith(token.content)]:
-                return self._known_ids[max(ends, key=len)]
+                return self.known_ids[max(ends, key=len)]
         return None
 
     @functools.cached_property
-    def _known_ids(self) -> dict[str, int]:
+    def known_ids(self) -> dict[str, int]:
+        """Ids of all tokens by their text."""
         return dict(self._tokenizer.get_vocab())
 
     @functools.cached_property
@@ -182,13 +187,24 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     file = folder / "tokenizer.json"
     if file.is_symlink() and not file.exists():
         raise CheckpointError(f"{file} is a link that leads nowhere")
-    if file.is_file():
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare exceptions of its own
-            raise CheckpointError(f"{file}: not a tokenizer that can be read: {_first_line(error)}") from error
-        _add_declared(tokenizer, folder)
-        return TextTokenizer(tokenizer, folder)
+    if not file.is_file():
+        return _older(folder)
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare exceptions of its own
+        raise CheckpointError(f"{file}: not a tokenizer that can be read: {_first_line(error)}") from error
+    found = TextTokenizer(tokenizer, folder)
+    if (declared := _declared(folder)).keys() <= found.known_ids.keys():
+        return found
+    added = TextTokenizer(found.library, folder)
+    if wrong := [token for token, place in declared.items() if added.known_ids.get(token) != place]:
+        raise CheckpointError(
+            f"{folder}: the token {wrong[0]!r} is not in tokenizer.json, and its declared id is taken"
+        )
+    return added
+
+
+def _older(folder: Path) -> TextTokenizer:
     from transformers import AutoTokenizer  # seconds to import, so only where an older format needs it
 
     try:
@@ -202,31 +218,14 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     return older
 
 
-def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
-    """Add the tokens that files beside tokenizer.json declare and it lacks, as transformers does.
-
-    Raises:
-        CheckpointError: a token would get another id than the declared one.
-    """
+def _declared(folder: Path) -> dict[str, int]:
+    """Return the added tokens that files beside tokenizer.json name, which transformers adds where it lacks them."""
     decoder = _read_if_there(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
     try:
-        declared = {
-            content: (int(place), {"special": False})
-            for content, place in _read_if_there(folder / "added_tokens.json").items()
-        } | {
-            str(flags["content"]): (int(place), {flag: bool(flags[flag]) for flag in _FLAGS if flag in flags})
-            for place, flags in decoder.items()
-        }
+        tokens = {str(flags["content"]): int(place) for place, flags in decoder.items()}
+        return {token: int(place) for token, place in _read_if_there(folder / "added_tokens.json").items()} | tokens
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{folder}: added_tokens.json or tokenizer_config.json names no tokens by id") from error
-    for content, (place, flags) in sorted(declared.items(), key=lambda item: item[1][0]):
-        if tokenizer.token_to_id(content) is None:
-            tokenizer.add_tokens([AddedToken(content, **flags)])
-            if (given := tokenizer.token_to_id(content)) != place:
-                raise CheckpointError(
-                    f"{folder}: the token {content!r} is not in tokenizer.json, where {given} is the next id; "
-                    f"added_tokens.json or tokenizer_config.json says {place}"
-                )
 
 
 def eos_ids(folder: Path, tokenizer: TextTokenizer | None = None) -> frozenset[int]:
@@ -273,8 +272,3 @@ def _read_if_there(file: Path) -> dict[str, Any]:
 
 def _first_line(error: BaseException) -> str:
     return " ".join((str(error).splitlines() or [type(error).__name__])[0].split())[:200]
-
-
-def _is_byte_level(tokenizer: TextTokenizer) -> bool:
-    codes = (*range(32, 127), 10)
-    return tokenizer.encode("".join(map(chr, codes))) == codes

@@ -9,13 +9,12 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from longdecode.evals.generators.episode import Episode
 from longdecode.evals.generators.lookup import record_count
-from longdecode.evals.generators.prose import Filler, distinct, filler, hide
+from longdecode.evals.generators.prose import Episode, distinct, hide
 from longdecode.evals.generators.wording import BYTES, Wording, wording_of
 
 
-def chain(rng: random.Random, steps: int, total_chars: int, fill: Filler = filler, wording: Wording = BYTES) -> Episode:
+def chain(rng: random.Random, steps: int, total_chars: int, wording: Wording = BYTES) -> Episode:
     """Make one chain to walk among others of the same length, in at most ``total_chars`` characters.
 
     ``items`` holds one entry a step, the last of which carries the final sum.
@@ -24,16 +23,14 @@ def chain(rng: random.Random, steps: int, total_chars: int, fill: Filler = fille
         ValueError: the chain does not fit.
     """
     key = wording.typical_key
-    question_chars = len(wording.question("!", [key]))
-    step = wording.step_item.format(link=wording.link.format(key=key, target=key, amount=3), key=key, target=key,
-                                    amount=3, total=3)  # fmt: skip
+    step = _step(wording, key, key, 3, 3)
     answer_chars = len(wording.answer([step] * steps + [wording.stop.format(key=key)]))
-    room = total_chars - question_chars - answer_chars
+    room = total_chars - len(wording.question("!", [key])) - answer_chars
     chains = max(1, min(record_count(total_chars, wording), room // wording.link_chars) // (steps + 1))
     records, starts, links = weave(rng, chains, steps, wording)
     start = rng.choice(starts)
     items, end = walk(start, links, wording)
-    prompt = hide(rng, records, room, fill)
+    prompt = hide(rng, records, room)
     answer = wording.answer((*items, wording.stop.format(key=end)))
     return Episode(prompt, wording.question("!", [start]), answer, items)
 
@@ -63,8 +60,7 @@ def walk(start: str, links: dict[str, tuple[str, int]], wording: Wording = BYTES
     while node in links:
         successor, amount = links[node]
         total = (total + amount) % 10
-        values = {"key": node, "target": successor, "amount": amount}
-        items.append(wording.step_item.format(link=wording.link.format(**values), total=total, **values))
+        items.append(_step(wording, node, successor, amount, total))
         node = successor
     return tuple(items), node
 
@@ -73,3 +69,8 @@ def marks(items: tuple[str, ...], completion: str) -> tuple[bool, ...]:
     """Mark which steps, by place, the first line of a completion gives exactly."""
     given = wording_of(items).given(completion)
     return tuple(i < len(given) and given[i] == item for i, item in enumerate(items))
+
+
+def _step(wording: Wording, key: str, target: str, amount: int, total: int) -> str:
+    link = wording.link.format(key=key, target=target, amount=amount)
+    return wording.step_item.format(link=link, key=key, target=target, amount=amount, total=total)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 from typing import Literal
 
-from longdecode.evals.generators.episode import Episode
-from longdecode.evals.generators.prose import Filler, distinct, filler, hide
+from longdecode.evals.generators.prose import Episode, distinct, hide
 from longdecode.evals.generators.wording import BYTES, Wording, wording_of
 
 Variant = Literal["single", "multikey", "two_hop"]
@@ -29,9 +28,7 @@ def record_count(total_chars: int, wording: Wording = BYTES) -> int:
     return max(2, min(MAX_RECORDS, total_chars * 9 // 16 // wording.record_chars))
 
 
-def recall(
-    rng: random.Random, variant: Variant, total_chars: int, fill: Filler = filler, wording: Wording = BYTES
-) -> Episode:
+def recall(rng: random.Random, variant: Variant, total_chars: int, wording: Wording = BYTES) -> Episode:
     """Make one short question over one episode of exactly ``total_chars`` characters.
 
     Args:
@@ -39,34 +36,27 @@ def recall(
         variant: ``single`` hides four records and asks for one; ``multikey`` hides ``record_count`` and asks for four;
             ``two_hop`` hides pointers and records in equal number and asks for the value behind one pointer.
         total_chars: length of prompt, question and answer.
-        fill: makes the text between records.
         wording: how records are written.
 
     Raises:
         ValueError: the records do not fit.
     """
-    if variant == "single":
-        table = _table(rng, 4, wording)
-        return _ask(rng, table, {}, [rng.choice(list(table))], total_chars, fill, wording)
-    if variant == "multikey":
-        table = _table(rng, record_count(total_chars, wording), wording)
-        return _ask(rng, table, {}, rng.sample(list(table), min(4, len(table))), total_chars, fill, wording)
+    count = 4 if variant == "single" else record_count(total_chars, wording) // (2 if variant == "two_hop" else 1)
+    table = _table(rng, count, wording)
+    pointers: dict[str, str] = {}
     if variant == "two_hop":
-        half = record_count(total_chars, wording) // 2
-        table = _table(rng, half, wording)
-        sources = [name for name in distinct(wording.make_key, rng, 2 * half) if name not in table][:half]
-        pointers = dict(zip(sources, rng.sample(list(table), half), strict=False))
-        return _ask(rng, table, pointers, [rng.choice(list(pointers)) + ">"], total_chars, fill, wording)
-    raise ValueError(f"unknown recall variant {variant!r}: single, multikey or two_hop")
+        sources = [name for name in distinct(wording.make_key, rng, 2 * count) if name not in table][:count]
+        pointers = dict(zip(sources, rng.sample(list(table), count), strict=False))
+        asked = [rng.choice(list(pointers)) + ">"]
+    else:
+        asked = [rng.choice(list(table))] if variant == "single" else rng.sample(list(table), min(4, len(table)))
+    return _ask(rng, table, pointers, asked, total_chars, wording)
 
 
-def longgen(
-    rng: random.Random, questions: int, total_chars: int, fill: Filler = filler, wording: Wording = BYTES
-) -> Episode:
+def longgen(rng: random.Random, questions: int, total_chars: int, wording: Wording = BYTES) -> Episode:
     """Make ``questions`` look-ups answered in one generation, LongGenBench's shape; they are part of the prompt."""
     table = _table(rng, max(record_count(total_chars, wording), questions), wording)
-    asked = rng.sample(list(table), questions)
-    episode = _ask(rng, table, {}, asked, total_chars, fill, wording)
+    episode = _ask(rng, table, {}, rng.sample(list(table), questions), total_chars, wording)
     block = episode.question[:-1]
     return Episode(episode.prompt + block, "\n", episode.answer, episode.items, len(block))
 
@@ -99,11 +89,10 @@ def _ask(
     pointers: dict[str, str],
     asked: list[str],
     total_chars: int,
-    fill: Filler,
     wording: Wording,
 ) -> Episode:
     question = wording.question("?", asked)
     items = tuple(wording.item(name, table, pointers) for name in asked)
     answer = wording.answer(items)
-    prompt = hide(rng, records_of(table, pointers, wording), total_chars - len(question) - len(answer), fill)
+    prompt = hide(rng, records_of(table, pointers, wording), total_chars - len(question) - len(answer))
     return Episode(prompt, question, answer, items)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from longdecode.evals.generators import prose
-from longdecode.evals.generators.episode import Episode
+from longdecode.evals.generators.prose import Episode, word
 
 PEOPLE = 24
 _TELLINGS = {
@@ -41,7 +42,7 @@ class Statement:
 
 
 def narrative(rng: random.Random, total_bytes: int, continuation_bytes: int, cast: int = PEOPLE) -> Episode:
-    """A story of ``cast`` people and exactly ``total_bytes`` bytes; its last ``continuation_bytes`` are the answer."""
+    """Tell of ``cast`` people in exactly ``total_bytes`` bytes; the last ``continuation_bytes`` are the answer."""
     facts = _cast(rng, cast)
     people = sorted({person for person, _ in facts})
     parts: list[str] = []
@@ -55,7 +56,7 @@ def narrative(rng: random.Random, total_bytes: int, continuation_bytes: int, cas
 
 
 def statements(text: str) -> list[Statement]:
-    """Every fact that a text states in a whole sentence, in order."""
+    """Return every fact that a text states in a whole sentence, in order."""
     found = [
         Statement(match[1], attribute, match[2], match.start(2), match.end())
         for attribute, pattern in _STATEMENTS
@@ -65,30 +66,27 @@ def statements(text: str) -> list[Statement]:
 
 
 def retold(text: str) -> list[Statement]:
-    """The statements of a text whose fact it has told before."""
-    told: set[tuple[str, str]] = set()
-    again: list[Statement] = []
-    for statement in statements(text):
-        fact = (statement.person, statement.attribute)
-        if fact in told:
-            again.append(statement)
-        told.add(fact)
-    return again
+    """Return the statements of a text whose fact it has told before."""
+    return [statement for statement, _ in _again(text)]
 
 
 def check_statements(known_text: str, completion: str) -> tuple[bool, ...]:
-    """For each fact a completion states about which the text so far has spoken: does it agree with the first telling?
+    """Mark each fact of a completion of which the text so far has spoken: does it agree with the first telling?
 
     A fact told for the first time is free invention and is not marked; it binds what follows.
     """
+    again = _again(known_text + completion)
+    return tuple(statement.value == first for statement, first in again if statement.end > len(known_text))
+
+
+def _again(text: str) -> Iterator[tuple[Statement, str]]:
+    """Yield each statement of a fact told before, with the value of the first telling."""
     told: dict[tuple[str, str], str] = {}
-    results: list[bool] = []
-    for statement in statements(known_text + completion):
+    for statement in statements(text):
         fact = (statement.person, statement.attribute)
-        if fact in told and statement.end > len(known_text):
-            results.append(told[fact] == statement.value)
+        if fact in told:
+            yield statement, told[fact]
         told.setdefault(fact, statement.value)
-    return tuple(results)
 
 
 def _cast(rng: random.Random, size: int) -> dict[tuple[str, str], str]:
@@ -96,8 +94,8 @@ def _cast(rng: random.Random, size: int) -> dict[tuple[str, str], str]:
     facts: dict[tuple[str, str], str] = {}
     for person in people:
         facts[person, "home"] = prose.place_name(rng)
-        facts[person, "trade"] = rng.choice(prose.TRADES)
-        facts[person, "keepsake"] = f"{rng.choice(prose.ADJECTIVES)} {rng.choice(prose.NOUNS)}"
+        facts[person, "trade"] = word(rng, "trades")
+        facts[person, "keepsake"] = f"{word(rng, 'adjectives')} {word(rng, 'nouns')}"
         facts[person, "confidant"] = rng.choice([other for other in people if other != person])
     return facts
 

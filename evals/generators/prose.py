@@ -1,61 +1,59 @@
-"""Plain generated English: the filler in which records hide, and the word stock of the narratives."""
+"""Plain generated English: the filler in which records hide, the word stock of the narratives, and the episode."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
-ADJECTIVES = (
-    "brass broken bright bitter cold crooked dark dusty faded gentle golden green heavy hidden hollow little lonely"
-    " long narrow painted pale patient plain quiet rough rusty silver slow small smooth soft spare strange tall"
-    " thin torn warm white wide wild wooden"
-).split()
-NOUNS = (
-    "barn basket bell bench blanket boat bottle bridge bucket candle cart chair cloud coat corner cradle drum fence"
-    " field fiddle flag garden gate hammer harbour hat hill jar kettle key ladder lamp lantern letter map market meadow"
-    " mill mirror needle net orchard paddle path pond purse quilt ribbon river road saddle sail shutter spoon stable"
-    " stone stove table tower trunk violin wagon wall well wheel whistle window yard"
-).split()
-TRADES = (
-    "baker barber binder brewer carter clerk cobbler cook cooper dyer farmer ferryman fiddler fisher gardener glazier"
-    " grocer guard hatter joiner mason miller nurse painter piper porter potter printer roofer sailor shepherd smith"
-    " tailor tanner teacher tinker trader weaver"
-).split()
-_VERBS = (
-    "stood rested waited gleamed shook leaned hung turned lay creaked fell slept rolled rocked slipped dried faded"
-).split()
-_PLACES = "beside behind under above near against beyond across below over".split()
-_OPENERS = (
-    "At noon",
-    "By evening",
-    "In the morning",
-    "After the rain",
-    "Before long",
-    "All that week",
-    "Late in spring",
-    "Once more",
-    "Every winter",
-    "Far away",
-)
-_ONSETS = "b d f g h k l m n p r s t v z br dr gr kl pr tr st sh th".split()
-_VOWELS = "a e i o u ai ou".split()
-_ENDINGS = "ton ford wick holm mere dale bury stead combe moor".split()
+import yaml
+
+WORDS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+"""Words by kind; those of RULER's keys are lists of their own."""
 
 Filler = Callable[[random.Random, int], str]
 """Makes exactly the given number of bytes of text, starting anywhere and ending at a space or full stop."""
 
 
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One generated problem in plain ASCII, with its answer.
+
+    ``prompt`` is prefilled densely; ``question`` is fed one token at a time through the method under test; ``answer``
+    is what a perfect model then writes, the final newline included. ``items`` are the values asked for, in order, one
+    a question; empty for running text, where the loss is the score. ``asked_chars`` is the part of the question that
+    ends the prompt, in characters.
+    """
+
+    prompt: str
+    question: str
+    answer: str
+    items: tuple[str, ...] = ()
+    asked_chars: int = 0
+
+    @property
+    def text(self) -> str:
+        """The whole episode, as a model is trained on it."""
+        return self.prompt + self.question + self.answer
+
+
+def word(rng: random.Random, kind: str) -> str:
+    """Draw a word of a kind."""
+    return rng.choice(WORDS[kind])
+
+
 def sentence(rng: random.Random) -> str:
-    """One sentence that states nothing worth remembering, with its trailing space."""
-    pick = rng.choice
-    core = f"the {pick(ADJECTIVES)} {pick(NOUNS)} {pick(_VERBS)} {pick(_PLACES)} the {pick(NOUNS)}"
+    """Return one sentence that states nothing worth remembering, with its trailing space."""
+    drawn = [word(rng, kind) for kind in ("adjectives", "nouns", "verbs", "places", "nouns")]
+    core = "the {} {} {} {} the {}".format(*drawn)
     if rng.random() < 0.5:
-        return f"{pick(_OPENERS)} {core}. "
+        return f"{word(rng, 'openers')} {core}. "
     return f"{core[0].upper()}{core[1:]}. "
 
 
 def filler(rng: random.Random, length: int) -> str:
-    """Exactly ``length`` bytes of filler; the first sentence is cut at its front so that the end is whole."""
+    """Return exactly ``length`` bytes of filler; the first sentence is cut at its front so that the end is whole."""
     parts: list[str] = []
     size = 0
     while size < length:
@@ -65,18 +63,18 @@ def filler(rng: random.Random, length: int) -> str:
 
 
 def proper_name(rng: random.Random) -> str:
-    """An invented name of two or three syllables, capitalised."""
-    syllables = (rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.choice((2, 2, 3))))
+    """Return an invented name of two or three syllables, capitalised."""
+    syllables = (word(rng, "onsets") + word(rng, "vowels") for _ in range(rng.choice((2, 2, 3))))
     return "".join(syllables).capitalize() + rng.choice("nrlsm")
 
 
 def place_name(rng: random.Random) -> str:
-    """An invented town, capitalised."""
-    return (rng.choice(_ONSETS) + rng.choice(_VOWELS)).capitalize() + rng.choice("nrlsm") + rng.choice(_ENDINGS)
+    """Return an invented town, capitalised."""
+    return (word(rng, "onsets") + word(rng, "vowels")).capitalize() + rng.choice("nrlsm") + word(rng, "endings")
 
 
 def distinct(make: Callable[[random.Random], str], rng: random.Random, count: int) -> list[str]:
-    """``count`` different draws of ``make``, in the order drawn."""
+    """Return ``count`` different draws of ``make``, in the order drawn."""
     seen: dict[str, None] = {}
     while len(seen) < count:
         seen.setdefault(make(rng))
@@ -101,9 +99,7 @@ def hide(rng: random.Random, records: list[str], room: int, fill: Filler = fille
     pieces: list[str] = []
     last = 0
     for cut, record in zip(cuts, marked, strict=True):
-        edge = text.find(" ", cut) + 1 or spare
-        edge = max(edge, last)
+        edge = max(text.find(" ", cut) + 1 or spare, last)
         pieces += (text[last:edge], record)
         last = edge
-    pieces.append(text[last:])
-    return "".join(pieces)
+    return "".join([*pieces, text[last:]])

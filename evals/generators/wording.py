@@ -7,22 +7,21 @@ task than finding it. In words, every key is two plain words behind a space and 
 from __future__ import annotations
 
 import random
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from longdecode.evals.generators.prose import ADJECTIVES, NOUNS
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+from longdecode.evals.generators.prose import word
 
 
 def letters(rng: random.Random) -> str:
     """Return four random letters."""
-    return "".join(rng.choices(_LETTERS, k=4))
+    return "".join(rng.choices(string.ascii_lowercase, k=4))
 
 
 def two_words(rng: random.Random) -> str:
     """Return an adjective and a noun, such as ``brass-lantern``; many keys share one of the two."""
-    return f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
+    return f"{word(rng, 'adjectives')}-{word(rng, 'nouns')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,11 @@ class Wording:
 
     ``record``, ``pointer``, ``link`` and ``stop`` stand in brackets in the prompt; the items answer. A question joins
     the asked keys, an answer line the items; ``assign`` parts an item into what was asked and what was found.
+    ``typical_key`` is a key of about the mean length.
     """
 
     make_key: Callable[[random.Random], str]
+    typical_key: str
     record: str
     pointer: str
     link: str
@@ -52,13 +53,7 @@ class Wording:
     @property
     def link_chars(self) -> int:
         """Length of a typical link with its brackets."""
-        key = self.typical_key
-        return len(f"[{self.link.format(key=key, target=key, amount=3)}] ")
-
-    @property
-    def typical_key(self) -> str:
-        """Return a key of about the mean length."""
-        return "abcd" if self.make_key is letters else "brass-lantern"
+        return len(f"[{self.link.format(key=self.typical_key, target=self.typical_key, amount=3)}] ")
 
     def question(self, mark: str, asked: Sequence[str]) -> str:
         """Return the question block of ``asked`` behind its mark, ``?`` or ``!``."""
@@ -83,6 +78,7 @@ class Wording:
 
 BYTES = Wording(
     make_key=letters,
+    typical_key="abcd",
     record="{key}={value}",
     pointer="{key}>{target}",
     link="{key}>{target}+{amount}",
@@ -95,6 +91,7 @@ BYTES = Wording(
 )
 WORDS = Wording(
     make_key=two_words,
+    typical_key="brass-lantern",
     record="The number of {key} is {value}.",
     pointer="The number of {key} is that of {target}.",
     link="From {key} go to {target} and add {amount}.",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, simple_parse_args_string
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from longdecode.engine.config_reader import resolve_checkpoint
@@ -20,12 +22,67 @@ from longdecode.engine.generation import Completion, Generator, Request, Samplin
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.fingerprint import code_hash
-from longdecode.evals.lm_eval_adapter.arguments import Generation, batches, cut_before, read_generation
+from longdecode.evals.names import unknown_name
 from longdecode.evals.tokenizing import eos_ids, load_tokenizer
 from longdecode.methods.conformance import check_method
 from longdecode.methods.registry import get_method
 
 Pair = tuple[tuple[str, str], list[int], list[int]]
+_GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "min_p")
+_KINDS: dict[str, tuple[type, ...]] = {
+    "until": (str, list), "do_sample": (bool,), "temperature": (int, float), "top_p": (int, float),
+    **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"), (int,)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Set how one request is continued: sampling, most tokens, texts that end it."""
+
+    sampling: Sampling
+    max_new_tokens: int
+    until: tuple[str, ...]
+
+
+def read_generation(values: Mapping[str, Any], default_tokens: int) -> Generation:
+    """Return the generation arguments of a request.
+
+    Args:
+        values: as a task gives them, under any of lm-eval's names for the number of tokens; null is absent.
+        default_tokens: tokens to generate where none are asked for.
+
+    Raises:
+        ConfigError: an argument that the engine does not implement, or a value out of range or of another kind.
+    """
+    asked = {name: value for name, value in values.items() if value is not None}
+    for name, value in asked.items():
+        kinds = _KINDS.get(name, (object,))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ConfigError(
+                f"generation_kwargs: {name} is {value!r}, expected {' or '.join(k.__name__ for k in kinds)}"
+            )
+    given = dict(normalize_gen_kwargs(asked, default_tokens))
+    if unknown := [name for name in given if name not in _GENERATION]:
+        raise ConfigError(f"generation_kwargs: {unknown_name('argument', unknown[0], _GENERATION)}")
+    if (tokens := int(given["max_gen_toks"])) < 1:
+        raise ConfigError(f"generation_kwargs: max_gen_toks is {tokens}, expected 1 or more")
+    temperature = float(given.get("temperature", 1.0)) if given["do_sample"] else 0.0
+    sampling = Sampling(temperature, float(given.get("top_p", 1.0)), float(given.get("min_p", 0.0)))
+    return Generation(sampling, tokens, tuple(text for text in given["until"] if text))
+
+
+def cut_before(text: str, until: Sequence[str]) -> str:
+    """Return the text up to the first place where any of the stop texts begins."""
+    places = [place for stop in until if (place := text.find(stop)) >= 0]
+    return text[: min(places)] if places else text
+
+
+def batches(lengths: Sequence[int], kinds: Sequence[Any], size: int) -> Iterator[list[int]]:
+    """Yield indices of requests, longest first, at most ``size`` at once and never two kinds in one batch."""
+    for kind in dict.fromkeys(kinds):
+        members = sorted((i for i, other in enumerate(kinds) if other == kind), key=lambda i: -lengths[i])
+        for start in range(0, len(members), size):
+            yield members[start : start + size]
 
 
 @register_model("longdecode")
@@ -105,14 +162,7 @@ class LongDecodeLM(TemplateLM):
         self._read_tokens = 0.0
 
     @classmethod
-    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> LongDecodeLM:
-        """From ``key=value,...`` and what lm-eval adds; see ``create_from_arg_obj``."""
-        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
-
-    @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
-    ) -> LongDecodeLM:
+    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> LongDecodeLM:
         """From model_args and what lm-eval adds (device, batch size); model_args win."""
         added = {name: value for name, value in (additional_config or {}).items() if value is not None}
         return cls(**added | arg_dict)
@@ -152,29 +202,26 @@ class LongDecodeLM(TemplateLM):
         return self.text.conversation(chat_history, continues=not add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Texts up to the first stop text, the end of text, or the number of tokens asked for."""
+        """Return texts up to the first stop text, the end of text, or the number of tokens asked for."""
         asked = [read_generation(instance.args[1], self.max_gen_toks) for instance in requests]
-        contexts = [self._fitting(instance.args[0], g) for instance, g in zip(requests, asked, strict=True)]
+        contexts = [instance.args[0] for instance in requests]
+        made = [self._continued(context, own, i) for i, (context, own) in enumerate(zip(contexts, asked, strict=True))]
         texts: list[str] = [""] * len(requests)
-        with tqdm(total=len(requests), desc="generate_until", disable=disable_tqdm) as bar:
-            for batch in batches([len(context) for context in contexts], [g.sampling for g in asked], self.batch_size):
-                made = [self._continued(contexts[i], asked[i], i) for i in batch]
-                for i, completion in zip(batch, self._run(made, asked[batch[0]].sampling), strict=True):
-                    texts[i] = cut_before(self.text.decode(completion.output_ids), asked[i].until)
-                    self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
-                bar.update(len(batch))
+        for i, completion in self._run(made, [g.sampling for g in asked], "generate_until", disable_tqdm):
+            texts[i] = cut_before(self.text.decode(completion.output_ids), asked[i].until)
+            self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
         return texts
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihoods of whole texts, each token decoded through the method: as many steps as there are tokens."""
+        """Return log-likelihoods of whole texts, each token decoded through the method: a step a token."""
         pairs: list[Pair] = []
         owners: list[int] = []
         for index, instance in enumerate(requests):
             ids = self.tok_encode(instance.args[0], add_special_tokens=False)
             windows = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
-            for context, continuation in map(make_disjoint_window, windows):
-                pairs.append((("", ""), context, continuation))
-                owners.append(index)
+            found = [(("", ""), *make_disjoint_window(window)) for window in windows]
+            pairs += found
+            owners += [index] * len(found)
         sums = [0.0] * len(requests)
         for index, (logprob, _) in zip(owners, self._loglikelihood_tokens(pairs, disable_tqdm), strict=True):
             sums[index] += logprob
@@ -185,38 +232,28 @@ class LongDecodeLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[Pair], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Log-probability of each continuation, and whether greedy decoding would have written it."""
+        """Return the log-probability of each continuation, and whether greedy decoding would have written it."""
         answers: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
-        lengths = [len(context) + len(continuation) for _, context, continuation in requests]
-        with tqdm(total=len(requests), desc="loglikelihood", disable=disable_tqdm) as bar:
-            for batch in batches(lengths, [None] * len(requests), self.batch_size):
-                made = [self._forced(*requests[i][1:]) for i in batch]
-                for i, completion in zip(batch, self._run(made, Sampling()), strict=True):
-                    (text, _, continuation) = requests[i]
-                    scored = -len(continuation)
-                    answers[i] = (
-                        sum(completion.forced_logprobs[scored:]), all(completion.forced_greedy[scored:])
-                    ) if continuation else (0.0, True)  # fmt: skip
-                    if text != ("", ""):
-                        self.cache_hook.add_partial("loglikelihood", text, answers[i])
-                bar.update(len(batch))
+        made = [self._forced(context, continuation) for _, context, continuation in requests]
+        for i, completion in self._run(made, [Sampling()] * len(requests), "loglikelihood", disable_tqdm):
+            text, _, continuation = requests[i]
+            if scored := len(continuation):
+                logprobs, greedy = completion.forced_logprobs[-scored:], completion.forced_greedy[-scored:]
+                answers[i] = (sum(logprobs), all(greedy))
+            if text != ("", ""):
+                self.cache_hook.add_partial("loglikelihood", text, answers[i])
         return answers
 
-    def _fitting(self, context: str, asked: Generation) -> list[int]:
-        """A context's tokens, its beginning dropped where it and the generation do not fit."""
+    def _continued(self, context: str | Sequence[int], asked: Generation, index: int) -> Request:
+        """Return the request of a generation; the context's beginning is dropped where both do not fit."""
         room = self.max_length - asked.max_new_tokens
         if room < 1:
             raise ContextLimitError(f"{asked.max_new_tokens} tokens to generate in a context of {self.max_length}")
-        return (self.tok_encode(context) or [self.prefix_token_id])[-room:]
-
-    def _continued(self, context: Sequence[int], asked: Generation, index: int) -> Request:
-        prompt, forced = self._split(context)
+        ids = self.tok_encode(context) if isinstance(context, str) else context
+        prompt, forced = self._split((ids or [self.prefix_token_id])[-room:])
         stops = {token for text in asked.until if (token := self.text.sole_token(text)) is not None}
-        noise = hashlib.sha256(f"{self.seed}/{index}".encode()).digest()
-        return Request(
-            prompt, asked.max_new_tokens, forced, self._eos_ids | stops,
-            int.from_bytes(noise[:4], "big"),
-        )  # fmt: skip
+        noise = int.from_bytes(hashlib.sha256(f"{self.seed}/{index}".encode()).digest()[:4], "big")
+        return Request(prompt, asked.max_new_tokens, forced, self._eos_ids | stops, noise)
 
     def _forced(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
         room = self.max_length + 1 - len(continuation)  # the last token of all is scored, not read
@@ -231,12 +268,20 @@ class LongDecodeLM(TemplateLM):
         return tuple(context[:cut]), tuple(context[cut:])
 
     @torch.no_grad()
-    def _run(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        completions = Generator(self.decoder, sampling).run(requests, self.method)
-        for completion in completions:
-            self._steps += completion.decode_steps
-            self._read_tokens += completion.read_tokens_mean * completion.decode_steps
-        return completions
+    def _run(
+        self, requests: Sequence[Request], samplings: Sequence[Sampling], name: str, disable_tqdm: bool
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield the completions with the places of their requests, batch by batch."""
+        lengths = [len(request.prompt_ids) + len(request.forced_ids) for request in requests]
+        with tqdm(total=len(requests), desc=name, disable=disable_tqdm) as bar:
+            for batch in batches(lengths, samplings, self.batch_size):
+                generator = Generator(self.decoder, samplings[batch[0]])
+                completions = generator.run([requests[i] for i in batch], self.method)
+                for i, completion in zip(batch, completions, strict=True):
+                    self._steps += completion.decode_steps
+                    self._read_tokens += completion.read_tokens_mean * completion.decode_steps
+                    yield i, completion
+                bar.update(len(batch))
 
 
 def _whole(name: str, value: Any, least: int) -> int:

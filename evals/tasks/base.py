@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class Score:
 
 
 class Task(ABC):
-    """One task of a suite.
+    """One task of a suite; the defaults are those of most tasks.
 
     ``kind`` is ``generate`` (the completion's text is scored) or ``loss`` (the forced tokens' negative log-likelihood
     in nats is). ``options`` such as the number of questions are fixed by the task's name, so that a name means one
@@ -68,12 +69,12 @@ class Task(ABC):
 
     name: str
     suite: str
-    version: int
-    kind: Literal["generate", "loss"]
-    metric: str
-    unit: str
-    higher_is_better: bool
-    data_source: Literal["generated", "real"]
+    version: int = 1
+    kind: Literal["generate", "loss"] = "generate"
+    metric: str = "accuracy"
+    unit: str = "fraction"
+    higher_is_better: bool = True
+    data_source: Literal["generated", "real"] = "generated"
     temperature: float = 0.0
     top_p: float = 1.0
     chat: bool = False
@@ -82,6 +83,10 @@ class Task(ABC):
     against_full: bool = False
     full_top_tokens: int = 0
     question: Question | None = None
+
+    def __init__(self, data: Data | None = None):
+        """Keep the places of real data."""
+        self.data = data or {}
 
     @property
     def code_module(self) -> str:
@@ -106,17 +111,21 @@ class Task(ABC):
             DataUnavailableError: the data is not here; the message says how to fetch it.
         """
 
-    @abstractmethod
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Mark one completion; ``forced_nll`` holds nats per forced token.
 
         Raises:
             ScoreTimeoutError: marking did not end in time, so that nothing is known about the completion.
         """
+        raise NotImplementedError(f"{self.name} is scored against Full")
 
     def compare(self, sample: Sample, completion: Completion, full: Completion) -> Score:
         """Mark a completion against Full's; only tasks that are ``against_full`` have it."""
         raise NotImplementedError(f"{self.name} is not compared with Full")
+
+    def rng(self, context_tokens: int, seed: int, index: int) -> random.Random:
+        """Return the random numbers of one sample; a string seed is hashed by SHA-512, the same on every machine."""
+        return random.Random(f"{self.name}/{context_tokens}/{seed}/{index}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def encoded(sample: Sample, chat: bool, tokenizer: TextTokenizer) -> tuple[tuple
     """Return the token ids of a sample's prompt and of its forced text, each encoded at once.
 
     Args:
-        chat: the prompt goes through the chat template, unless the sample is templated already.
+        chat: the prompt goes through the chat template, unless it is templated already.
 
     Raises:
         UnsupportedCellError: ``chat`` is wanted and the checkpoint has no chat template.
@@ -25,6 +25,11 @@ def encoded(sample: Sample, chat: bool, tokenizer: TextTokenizer) -> tuple[tuple
     if sample.templated:  # the template brings its own special tokens
         return tokenizer.encode(sample.prompt), tokenizer.encode(sample.forced)
     return tokenizer.prompt_ids(sample.prompt, chat), tokenizer.encode(sample.forced)
+
+
+def context_of(sample: Sample, chat: bool, tokenizer: TextTokenizer) -> int:
+    """Return the context that a sample takes: prompt, forced text and generation."""
+    return sum(map(len, encoded(sample, chat, tokenizer))) + sample.max_new_tokens
 
 
 class Reasked(Task):
@@ -68,7 +73,7 @@ class Reasked(Task):
         room = context_tokens
         while True:
             moved = [self._moved(sample, tokenizer) for sample in self.task.samples(room, count, seed, tokenizer)]
-            used = (sum(map(len, encoded(sample, self.chat, tokenizer))) + sample.max_new_tokens for sample in moved)
+            used = (context_of(sample, self.chat, tokenizer) for sample in moved)
             if (excess := max(used, default=0) - context_tokens) <= 0:
                 return moved
             room -= excess
@@ -97,17 +102,13 @@ class Reasked(Task):
         prompt, forced = context, question
         if self.chat:
             whole = tokenizer.chat_text(context + question)
-            at = self._place(whole, context, question)
+            text = context + question
+            # The template may trim the text's ends.
+            start = whole.find(text.strip())
+            at = start + len(context) - (len(text) - len(text.lstrip()))
+            if start < 0 or not 0 < at < len(whole):
+                raise UnsupportedCellError(
+                    f"{self.name}: the chat template changes the text, so that its question cannot be set apart"
+                )
             prompt, forced = whole[:at], whole[at:]
         return replace(sample, prompt=prompt, forced=forced + begun, question_chars=0, templated=self.chat)
-
-    def _place(self, whole: str, context: str, question: str) -> int:
-        """Return where the question begins in the filled-in template, which may trim the text's ends."""
-        text = context + question
-        start = whole.find(text.strip())
-        at = start + len(context) - (len(text) - len(text.lstrip()))
-        if start < 0 or not 0 < at < len(whole):
-            raise UnsupportedCellError(
-                f"{self.name}: the model's chat template changes the text, so that its question cannot be set apart"
-            )
-        return at

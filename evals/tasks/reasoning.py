@@ -6,11 +6,10 @@ import functools
 import random
 from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.evals.tasks.base import Sample, Task
+from longdecode.evals.tasks.base import Data, Sample, Task
 
 if TYPE_CHECKING:
     from longdecode.evals.tokenizing import TextTokenizer
@@ -35,29 +34,23 @@ class ReasoningTask(Task):
     Source: DeepSeek-AI 2025 (DeepSeek-R1, arXiv 2501.12948) and its model cards for the sampling.
     """
 
-    kind: Literal["generate", "loss"] = "generate"
-    unit = "fraction"
-    higher_is_better = True
-    data_source: Literal["generated", "real"] = "real"
-    temperature = 0.6
-    top_p = 0.95
+    data_source = "real"
     chat = True
     stop_at_eos = True
 
     def __init__(
-        self, name: str, data: Path | None, draws: int = 1, *, greedy: bool = False, most_new_tokens: int | None = None
+        self, name: str, data: Data, draws: int = 1, *, greedy: bool = False, most_new_tokens: int | None = None
     ):
+        super().__init__(data)
         self.name = name
-        self.data = data
         self.samples_per_problem = draws
         self.most_new_tokens = most_new_tokens
         self.takes_first = greedy
-        if greedy:
-            self.temperature, self.top_p = 0.0, 1.0
+        self.temperature, self.top_p = (0.0, 1.0) if greedy else (0.6, 0.95)
         self.metric = f"avg@{draws}" if draws > 1 else "accuracy"
 
     @abstractmethod
-    def asked(self) -> Sequence[tuple[str, Any]]:
+    def problems(self) -> Sequence[tuple[str, Any]]:
         """Return the prompt of every problem, and what marks a completion.
 
         Raises:
@@ -65,8 +58,8 @@ class ReasoningTask(Task):
         """
 
     @functools.cached_property
-    def _asked(self) -> Sequence[tuple[str, Any]]:
-        return self.asked()
+    def _problems(self) -> Sequence[tuple[str, Any]]:
+        return self.problems()
 
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
         """Make the draws of ``count`` problems, or of all where the set has fewer.
@@ -75,14 +68,13 @@ class ReasoningTask(Task):
             UnsupportedCellError: a prompt leaves no room in the context, or the model has no chat template.
             DataUnavailableError: the set is not here; the message says how to fetch it.
         """
-        everything = range(len(self._asked))
-        rng = random.Random(f"{self.name}/{seed}")
-        chosen: Sequence[int] = everything[:count]
-        if count < len(everything) and not self.takes_first:
-            chosen = sorted(rng.sample(everything, count))
+        chosen = self._problems[:count]
+        if count < len(self._problems) and not self.takes_first:
+            drawn = random.Random(f"{self.name}/{seed}").sample(range(len(self._problems)), count)
+            chosen = [self._problems[index] for index in sorted(drawn)]
         draws = self.samples_per_problem
         made: list[Sample] = []
-        for number, (prompt, meta) in enumerate(self._asked[index] for index in chosen):
+        for number, (prompt, meta) in enumerate(chosen):
             room = context_tokens - len(tokenizer.prompt_ids(prompt, chat=True))
             if room < 1:
                 raise UnsupportedCellError(

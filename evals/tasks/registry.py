@@ -1,9 +1,9 @@
-"""Find suites: every folder of this room, and of ``LONGDECODE_SUITE_PATH``, that holds a suite.py.
+"""Find suites: those of this room, and every folder of ``LONGDECODE_SUITE_PATH`` that holds a suite.py.
 
-A suite is a folder ``<name>/`` with ``suite.py``, which exports its tasks as ``SUITE``, and ``description.yaml``, whose
-sentences reports print. One that has a question is two suites: under the protocol that its samples are made in it has
-the folder's name, under the other one ``<name>_prompt`` or ``<name>_decoded``, and so have its tasks. Folders are
-searched, and modules imported, when asked for.
+A suite of one's own is a folder ``<name>/`` with ``suite.py``, which exports its tasks as ``SUITE``, and
+``description.yaml``, whose sentences reports print; this room's are declared in its modules (``SUITES``) and
+descriptions.yaml. One that has a question is two suites: under the protocol that its samples are made in it has its own
+name, under the other one ``<name>_prompt`` or ``<name>_decoded``, and so have its tasks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,11 +23,34 @@ from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.base import Data, Question, Suite, Task
 from longdecode.evals.tasks.question import Reasked
 
-SUITES = PluginRoom("suite", Path(__file__).parent, "longdecode.evals.tasks", "suite", "LONGDECODE_SUITE_PATH")
+_MODULES = (
+    "code", "continuation", "episodes", "gpqa", "icl", "longbench", "longgenbench", "math", "needles", "ruler",
+)  # fmt: skip
+_OWN: Mapping[str, Suite] = {
+    name: suite for module in _MODULES for name, suite in import_module(f"{__package__}.{module}").SUITES.items()
+}
 _PROTOCOLS: Mapping[Question, str] = {
     "decoded": "The question is decoded through the method.",
     "prompt": "The question ends the prompt, which is prefilled whole.",
 }
+
+
+class SuiteRoom(PluginRoom):
+    """This room's suites and those of the folders that users name."""
+
+    def folders(self) -> dict[str, Path]:
+        """Return the folder of every suite, by name in alphabetical order.
+
+        Raises:
+            ConfigError: a folder of the variable does not exist, or two suites share a name.
+        """
+        further = super().folders()
+        for name in further.keys() & _OWN.keys():
+            raise ConfigError(f"suite {name!r} is defined twice: {self.folder} and {further[name]}")
+        return dict(sorted({**dict.fromkeys(_OWN, self.folder), **further}.items()))
+
+
+SUITES = SuiteRoom("suite", Path(__file__).parent, "longdecode.evals.tasks", "suite", "LONGDECODE_SUITE_PATH")
 
 
 def suite_names() -> tuple[str, ...]:
@@ -36,7 +60,7 @@ def suite_names() -> tuple[str, ...]:
         ConfigError: a folder of ``LONGDECODE_SUITE_PATH`` does not exist, two suites share a name, or a module does not
             export a fitting ``SUITE``.
     """
-    return tuple(name for folder in SUITES.folders() for name in (folder, *_further_name(folder)))
+    return tuple(_found())
 
 
 def get_suite(name: str) -> Suite:
@@ -45,58 +69,38 @@ def get_suite(name: str) -> Suite:
     Raises:
         ConfigError: no such suite, with the nearest name; or its module does not export a fitting ``SUITE``.
     """
-    folder, question = folder_of(name)
-    suite = _exported(folder)
-    if question == suite.question:
-        return suite
-
-    def task(own: str) -> Callable[[Data], Task]:
-        assert suite.question is not None and question is not None
-        return partial(_reasked, suite.tasks[own], name, suite.question, question)
-
-    tasks = {f"{own}_{question}": task(own) for own in suite.tasks}
-    return replace(suite, tasks=tasks, default=tuple(f"{own}_{question}" for own in suite.default), question=question)
+    return _find(name)[1]
 
 
 def folder_of(name: str) -> tuple[str, Question | None]:
-    """Return the folder behind a suite's name, and its protocol; ``longbench_prompt`` has no folder of its own.
+    """Return the suite behind a suite's name, and its protocol; ``longbench_prompt`` is none of its own.
 
     Raises:
         ConfigError: as for ``get_suite``.
     """
-    folder, _, ending = name.rpartition("_")
-    if name not in SUITES.folders() and folder in SUITES.folders() and name in _further_name(folder):
-        return folder, cast(Question, ending)
-    return name, _exported(name).question
+    own, suite = _find(name)
+    return own, suite.question
 
 
 def name_under(suite: str, question: Question | None) -> str:
-    """Return the name of a suite's folder under a protocol: its own under the one that its samples are made in.
+    """Return the name of a suite under a protocol: its own under the one that its samples are made in.
 
     Raises:
         ConfigError: the suite has no question to move; or as for ``get_suite``.
     """
-    own = _exported(suite).question
+    own = get_suite(suite).question
     if own is None and question is not None:
         raise ConfigError(f"is {question!r}, but the suite {suite} has no question that could stand elsewhere")
     return suite if question in (None, own) else f"{suite}_{question}"
 
 
 def suite_tasks(suite: str) -> tuple[str, ...]:
-    """Return the names of the tasks of one suite.
-
-    Raises:
-        ConfigError: as for ``get_suite``.
-    """
+    """Return the names of the tasks of one suite; raises as ``get_suite``."""
     return tuple(get_suite(suite).tasks)
 
 
 def default_tasks(suite: str) -> tuple[str, ...]:
-    """Return the tasks that a suite runs where a configuration names none.
-
-    Raises:
-        ConfigError: as for ``get_suite``.
-    """
+    """Return the tasks that a suite runs where a configuration names none; raises as ``get_suite``."""
     return get_suite(suite).default or suite_tasks(suite)
 
 
@@ -138,44 +142,60 @@ def describe(suite: str) -> Mapping[str, Any]:
     Raises:
         ConfigError: no such suite.
     """
-    folder, question = folder_of(suite)
-    path = SUITES.find(folder) / "description.yaml"
-    words: Mapping[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    own, question = folder_of(suite)
+    if own in _OWN:
+        words = yaml.safe_load(Path(__file__).with_name("descriptions.yaml").read_text(encoding="utf-8")).get(own, {})
+    else:
+        path = SUITES.find(own) / "description.yaml"
+        words = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if question is None or "summary" not in words:
-        return words
-    ending = "" if suite == folder else f"_{question}"
+        return cast(Mapping[str, Any], words)
+    ending = "" if suite == own else f"_{question}"
     tasks = {f"{name}{ending}": text for name, text in words.get("tasks", {}).items()}
     return {**words, "summary": f"{words['summary']} {_PROTOCOLS[question]}", "tasks": tasks}
 
 
-def _exported(folder: str) -> Suite:
-    suite = getattr(SUITES.load(folder), "SUITE", None)
-    if not isinstance(suite, Suite):
-        raise ConfigError(f"{SUITES.find(folder) / 'suite.py'}: SUITE must be a Suite, got {suite!r}")
-    return suite
+def _find(name: str) -> tuple[str, Suite]:
+    found = _found()
+    if name not in found:
+        raise ConfigError(SUITES.unknown(name))
+    return found[name]
 
 
-def _further_name(folder: str) -> tuple[str, ...]:
-    """Return the name of a folder's suite under the other protocol; none where it has no question."""
-    own = _exported(folder).question
-    names = tuple(f"{folder}_{question}" for question in _PROTOCOLS if own is not None and question != own)
-    for name in names:
-        if name in SUITES.folders():
-            raise ConfigError(
-                f"{SUITES.find(name)}: the name is that of {folder} with `question: {name[len(folder) + 1 :]}`"
-            )
-    return names
+def _found() -> dict[str, tuple[str, Suite]]:
+    """Return every suite by name, under each protocol, with the name under its own."""
+    found: dict[str, tuple[str, Suite]] = {}
+    folders = SUITES.folders()
+    for name in folders:
+        suite = _OWN[name] if name in _OWN else getattr(SUITES.load(name), "SUITE", None)
+        if not isinstance(suite, Suite):
+            raise ConfigError(f"{SUITES.find(name) / 'suite.py'}: SUITE must be a Suite, got {suite!r}")
+        found[name] = (name, suite)
+        for question in _PROTOCOLS:
+            if suite.question in (None, question):
+                continue
+            if (other := f"{name}_{question}") in folders:
+                raise ConfigError(f"{folders[other]}: the name is that of {name} with `question: {question}`")
+            found[other] = (name, _under(suite, other, question))
+    return found
 
 
-def _reasked(make: Callable[[Data], Task], suite: str, made: Question, question: Question, data: Data) -> Task:
-    return Reasked(make(data), suite, made, question)
+def _under(suite: Suite, name: str, question: Question) -> Suite:
+    """Return a suite under the other protocol."""
+    tasks = {f"{own}_{question}": partial(_reasked, make, name, suite, question) for own, make in suite.tasks.items()}
+    return replace(suite, tasks=tasks, default=tuple(f"{own}_{question}" for own in suite.default), question=question)
+
+
+def _reasked(make: Callable[[Data], Task], name: str, suite: Suite, question: Question, data: Data) -> Task:
+    assert suite.question is not None
+    return Reasked(make(data), name, suite.question, question)
 
 
 def _suite_of_tasks() -> dict[str, str]:
     """Return the suite of every task."""
     found: dict[str, str] = {}
-    for suite in suite_names():
-        for task in suite_tasks(suite):
+    for suite, (_, own) in _found().items():
+        for task in own.tasks:
             if task in found:
                 raise ConfigError(f"task {task!r} is in two suites: {found[task]} and {suite}")
             found[task] = suite

@@ -54,7 +54,7 @@ def test_the_page_s_suite_is_found_and_scored(monkeypatch: pytest.MonkeyPatch, t
     [
         ("mine", "SUITE = 3", "SUITE must be a Suite, got 3"),
         ("passkey", "", "suite 'passkey' is defined twice"),
-        ("mine", "from longdecode.evals.tasks.passkey.suite import SUITE", "is in two suites"),
+        ("mine", "from longdecode.evals.tasks.needles import SUITES; SUITE = SUITES['passkey']", "is in two suites"),
     ],
 )
 def test_a_suite_that_does_not_fit_is_refused(

@@ -12,8 +12,8 @@ from longdecode.engine.errors import UnsupportedCellError
 from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.generators import chain, lookup, prose
 from longdecode.evals.generators.wording import WORDS
+from longdecode.evals.tasks.fitting import has_tokens, window
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tasks.windows import has_tokens, window
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
 MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"

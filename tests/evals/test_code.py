@@ -19,9 +19,9 @@ from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets.livecodebench import read_public_problems
 from longdecode.evals.sandbox import Limits, SandboxUnsupportedError, require_sandbox
 from longdecode.evals.scoring.code_tests import code_blocks, run_checks
+from longdecode.evals.tasks import code
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.code.functions import FunctionProblem, humaneval, mbpp, mbpp_full
-from longdecode.evals.tasks.code.suite import mark_by_checks, mark_by_tests
+from longdecode.evals.tasks.code import FunctionProblem, humaneval, mark, mbpp, mbpp_full
 from longdecode.evals.tasks.registry import describe, get_task, suite_tasks
 
 WHOLE = bool(os.environ.get("LONGDECODE_TEST_WHOLE"))
@@ -90,10 +90,10 @@ def test_reference_solutions_pass_and_early_exits_do_not(name: str, shared_data:
     failed = []
     read, size = SETS[name]
     for number, one in enumerate(read(shared_data)[:: 1 if WHOLE else size // 11]):
-        verdict = mark_by_checks(one, f"Like this:\n```python\n{one.stub}{one.reference}\n```\nDone.")
+        verdict = mark(one, f"Like this:\n```python\n{one.stub}{one.reference}\n```\nDone.")
         failed += [(one.task_id, verdict)] if verdict is None or not verdict.passed else []
         if number % 12 == 0:
-            body = mark_by_checks(one, f"```python\ndef {one.names[0]}(*given, **named):\n    raise SystemExit(0)\n```")
+            body = mark(one, f"```python\ndef {one.names[0]}(*given, **named):\n    raise SystemExit(0)\n```")
             assert body is not None and not body.passed
     assert failed == []
 
@@ -128,10 +128,10 @@ def test_a_function_is_found_however_it_is_written(tmp_path: Path) -> None:
         ("```python\ndef half(n) return\n```", False),
         ("```python\ndef halve(n):\n    return n // 2\n```", False),
     ):
-        verdict = mark_by_checks(asked, completion)
+        verdict = mark(asked, completion)
         assert verdict is not None and verdict.passed is passed, completion
     for completion in ("", "I cannot.", "```python\n```", " Sure, half of n is n // 2."):
-        assert mark_by_checks(asked, completion) is None, completion
+        assert mark(asked, completion) is None, completion
 
 
 @pytest.mark.usefixtures("contained")
@@ -139,10 +139,10 @@ def test_mbpp_s_set_up_comes_after_the_program_and_imports_before_its_checks(tmp
     for row in (SANITIZED, FULL):
         asked = problem(row, tmp_path)
         assert asked.names == ("half",) and "assert half(" in asked.prompt and "Halve it." in asked.prompt
-        right = mark_by_checks(asked, "```python\ndef half(n):\n    return n // 2\n```")
-        wrong = mark_by_checks(asked, "```python\ndef half(n):\n    return n / 3\n```")
+        right = mark(asked, "```python\ndef half(n):\n    return n // 2\n```")
+        wrong = mark(asked, "```python\ndef half(n):\n    return n / 3\n```")
         assert right is not None and right.passed and wrong is not None and wrong.cause == "failed"
-        assert mark_by_checks(asked, "It is n // 2.") is None
+        assert mark(asked, "It is n // 2.") is None
     loop = run_checks(("while True: pass",), "", Limits(cpu_seconds=1, wall_seconds=1.2))
     assert (loop.passed, loop.cause, loop.tests_passed) == (False, "timeout", 0)
 
@@ -206,7 +206,7 @@ def test_what_is_not_here_or_broken_says_how_to_fetch_it(name: str, tmp_path: Pa
     broken = {"humaneval": "line 1 lacks 'entry_point'", "mbpp": "row 1 is problem '9'", "mbpp_full": "line 1 is 3"}[
         name
     ]
-    for source, why in ((None, "names no folder"), (tmp_path / "no", "no folder"), (tmp_path, broken)):
+    for source, why in ((None, "names nothing"), (tmp_path / "no", "no folder"), (tmp_path, broken)):
         with pytest.raises(DataUnavailableError, match=rf"{why}.*hf download .*data\.code to code"):
             read(source)
     if name == "humaneval":
@@ -224,9 +224,7 @@ def test_a_function_that_nothing_can_define_is_refused_by_line(tmp_path: Path) -
 
 
 def test_functions_are_asked_greedily_in_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from longdecode.evals.tasks.code import suite
-
-    monkeypatch.setattr(suite, "require_sandbox", lambda: None)
+    monkeypatch.setattr(code, "require_sandbox", lambda: None)
     (tmp_path / "humaneval").mkdir()
     rows = [HUMANEVAL | {"task_id": f"HumanEval/{n}"} for n in range(9)]
     (tmp_path / "humaneval" / "HumanEval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -248,7 +246,7 @@ def test_the_suite_never_calls_derived_tests_livecodebench() -> None:
 
 
 def test_derived_tests_need_both_files(tmp_path: Path) -> None:
-    for source, why in ((None, "names no folder"), (tmp_path, r"lacks \S+derived.jsonl and \S+qwq_\S+jsonl")):
+    for source, why in ((None, "names nothing"), (tmp_path, r"holds no qwq_\S+jsonl.*curl")):
         with pytest.raises(DataUnavailableError, match=why):
             read_public_problems(source)
 
@@ -273,7 +271,7 @@ def test_published_solutions_get_their_known_verdicts(shared_data: Path) -> None
     problems = {one.question_id: one for one in read_public_problems(shared_data)}
     candidates = [json.loads(line) for line in file.open(encoding="utf-8")]
     for row in candidates[:: 1 if WHOLE else 6]:
-        verdict = mark_by_tests(problems[row["question_id"]], f"```python\n{row['code']}\n```")
+        verdict = mark(problems[row["question_id"]], f"```python\n{row['code']}\n```")
         passed = [*row["public_tests_passed"], False]
         assert verdict is not None and verdict.tests_passed == passed.index(False)
         assert verdict.passed == all(row["public_tests_passed"])

@@ -29,7 +29,9 @@ from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import journal_path, read_records
 from longdecode.evals.tasks.base import Score
 from longdecode.evals.tasks.registry import get_task
+from longdecode.evals.tokenizing import load_tokenizer
 
+BYTES = load_tokenizer(Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights")
 MOMENTS = {
     "measures": {"prefill_ms", "decode_ms"},
     "provenance": {"started_at", "sm_clock_mhz", "revision", "dirty"},
@@ -77,7 +79,7 @@ def test_cells_and_samples_come_in_order_and_complete(run: Run, gate: list[Any])
         (256, "0.5", 128), (256, "64", 64), (320, "0.5", 160), (320, "64", 64),
     }  # fmt: skip
     for record in records:
-        sample = get_task(record.task).samples(record.context, 5, 5)[record.sample_index]
+        sample = get_task(record.task).samples(record.context, 5, 5, BYTES)[record.sample_index]
         assert record.status == "ok" and record.output_ids is not None and record.output_text is not None
         text = bytes(token for token in record.output_ids if token < 256).decode(errors="replace")
         assert record.score == get_task(record.task).score(sample, text, ()).value
@@ -99,7 +101,7 @@ def test_loss_is_that_of_transformers(run: Run, byte_checkpoint: Path) -> None:
     records = [record for record in run("full", "mini_book") if record.task == "mini_book_loss"]
     assert [record.sample_index for record in records] == [0, 1]
     for record in records:
-        sample = get_task("mini_book_loss").samples(512, 2, 5)[record.sample_index]
+        sample = get_task("mini_book_loss").samples(512, 2, 5, BYTES)[record.sample_index]
         ids = torch.tensor([list((sample.prompt + sample.forced).encode())])
         with torch.no_grad():
             logprobs = model(ids).logits[0, :-1].float().log_softmax(-1)
@@ -278,7 +280,7 @@ def test_out_of_memory_of_one_label_does_not_stop_the_others(
 
 
 def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longdecode.evals.tasks.mini_book.narrative.LossTask.score", lambda *given: Score(float("nan")))
+    monkeypatch.setattr("longdecode.evals.tasks.continuation.NatsPerByte.score", lambda *given: Score(float("nan")))
     statuses = {r.task: r.status for r in run("full", "mini_book")}
     assert statuses == {"mini_book_loss": "failed_gate", "mini_book_write": "ok", "mini_book_pg19": "data_unavailable"}
 

@@ -15,14 +15,11 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.against_full import compared_prompt, full_run
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.fidelity.suite import (
-    BINS,
-    FidelityForced,
-    FidelityFree,
+from longdecode.evals.tasks.continuation import (
     first_kept,
     kl_from_full,
+    repeated,
 )
-from longdecode.evals.tasks.pg19_long.suite import repeated
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer
 from longdecode.methods.registry import get_method
@@ -68,9 +65,9 @@ def test_full_is_no_distance_from_itself(decoder: Decoder) -> None:
     full = full_run(generator, prompt)
     again = full_run(generator, compared_prompt(prompt, full))
     for ours, theirs in zip(again, full, strict=True):
-        score = FidelityForced(None, None).compare(Sample(0, "", "", 0, None, "text"), ours, theirs)
+        score = get_task("fidelity_forced").compare(Sample(0, "", "", 0, None, "text"), ours, theirs)
         assert score.value == 0 and score.measures["top1"] == 1
-        assert abs(score.measures["kl"]) < 1e-9 and len(score.parts) == BINS
+        assert abs(score.measures["kl"]) < 1e-9 and len(score.parts) == 8
 
 
 def test_divergence_bounds_that_of_the_whole_vocabulary(decoder: Decoder) -> None:
@@ -110,8 +107,8 @@ def test_free_running_counts_to_the_first_difference(decoder: Decoder) -> None:
     (ours,) = generator.decode(compared_prompt(prompt, full), method)
     sample = Sample(0, "", "", 32, None, "text")
     first = next(i for i, (a, b) in enumerate(zip(ours.output_ids, full[0].output_ids, strict=True)) if a != b)
-    assert FidelityFree(None, None).compare(sample, ours, full[0]).value == first
-    assert FidelityFree(None, None).compare(sample, full[0], full[0]).value == 32
+    assert get_task("fidelity_free").compare(sample, ours, full[0]).value == first
+    assert get_task("fidelity_free").compare(sample, full[0], full[0]).value == 32
 
 
 def test_a_long_continuation_is_told_by_stretch(decoder: Decoder, prose: Path) -> None:
@@ -131,9 +128,7 @@ def test_a_long_continuation_is_told_by_stretch(decoder: Decoder, prose: Path) -
     assert score.measures["loss"] == pytest.approx(-sum(ours.forced_logprobs) / 40, abs=1e-5)
     assert len(score.parts) == 16 and "kl_from_960" in score.measures
     samples = task.samples(3000, 8, 0, byte_tokenizer())
-    assert [(sample.meta, len(sample.prompt), len(sample.forced)) for sample in samples] == [
-        (name, 1976, 1024) for name in ("one", "two")
-    ]
+    assert [(len(sample.prompt), len(sample.forced)) for sample in samples] == [(1976, 1024)] * 2
 
 
 def test_free_running_tells_repetition(decoder: Decoder, prose: Path) -> None:
@@ -149,19 +144,18 @@ def test_free_running_tells_repetition(decoder: Decoder, prose: Path) -> None:
 
 
 def test_windows_are_clustered_by_text_and_hold_the_context(prose: Path) -> None:
-    samples = FidelityForced(None, prose).samples(1024, 8, 0)
-    assert [sample.meta for sample in samples] == ["one"] * 4 + ["two"] * 4
-    assert all(len(s.prompt + s.forced) == 1024 and s.prompt + s.forced in PROSE for s in samples)
-    assert len({sample.prompt for sample in samples}) == 8
-    assert all(s.forced == "" and len(s.prompt) == 1024 - 128 for s in FidelityFree(None, prose).samples(1024, 8, 0))
+    samples = get_task("fidelity_forced", {"prose": prose}).samples(1024, 8, 0, byte_tokenizer())
+    assert len(samples) == 8
+    free = get_task("fidelity_free", {"prose": prose}).samples(1024, 8, 0, byte_tokenizer())
+    assert all(s.forced == "" and len(s.prompt) == 1024 - 128 for s in free)
 
 
 def test_texts_that_cannot_be_used_are_refused(prose: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedCellError, match=r"no text .* has 50000 tokens"):
-        FidelityForced(None, prose).samples(50_000, 1, 0)
-    with pytest.raises(UnsupportedCellError, match="continues by 128"):
-        FidelityForced(None, prose).samples(128, 1, 0)
-    with pytest.raises(DataUnavailableError, match=r"neither a text file nor a folder"):
-        FidelityForced(None, tmp_path / "absent.txt").samples(1024, 1, 0)
-    with pytest.raises(DataUnavailableError, match="curl"):
-        FidelityForced(tmp_path, None).samples(1024, 1, 0)
+    for data, context, error, said in (
+        ({"prose": prose}, 50_000, UnsupportedCellError, "no text has 50000 tokens"),
+        ({"prose": prose}, 128, UnsupportedCellError, "continues by 128 of 128"),
+        ({"prose": tmp_path / "absent.txt"}, 1024, DataUnavailableError, "absent.txt cannot be read.*set data.prose"),
+        ({"pg19": tmp_path}, 1024, DataUnavailableError, "curl.*data.prose"),
+    ):
+        with pytest.raises(error, match=said):
+            get_task("fidelity_forced", data).samples(context, 1, 0, byte_tokenizer())

@@ -10,10 +10,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.evals.generators.json_kv import ask
 from longdecode.evals.scoring.helmet import substring_exact_match
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.json_kv.suite import DEPTHS, MAX_NEW_TOKENS
+from longdecode.evals.tasks.needles import JSON_TOKENS, PLACES, ask
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
@@ -43,29 +42,29 @@ def test_objects_fill_the_context_and_depend_on_their_index_alone(
     context: int, tokenizer: TextTokenizer, seed: int
 ) -> None:
     task = get_task("json_kv")
-    few, many = task.samples(context, 2, seed, tokenizer), task.samples(context, DEPTHS, seed, tokenizer)
-    assert few == many[:2] and len({sample.prompt for sample in many}) == DEPTHS
+    few, many = task.samples(context, 2, seed, tokenizer), task.samples(context, PLACES, seed, tokenizer)
+    assert few == many[:2] and len({sample.prompt for sample in many}) == PLACES
     assert task.samples(context, 1, seed + 1, tokenizer)[0].prompt != many[0].prompt
     pair = PAIR_CHARS if tokenizer.byte_level else PAIR_CHARS // 2
     for sample in many:
-        used = len(tokenizer.prompt_ids(sample.prompt)) + len(tokenizer.encode(sample.forced)) + MAX_NEW_TOKENS
-        assert sample.max_new_tokens == MAX_NEW_TOKENS and context - 2 * pair < used <= context
+        used = len(tokenizer.prompt_ids(sample.prompt)) + len(tokenizer.encode(sample.forced)) + JSON_TOKENS
+        assert sample.max_new_tokens == JSON_TOKENS and context - 2 * pair < used <= context
 
 
 def test_a_long_context_is_filled(tokenizer: TextTokenizer) -> None:
     (sample,) = get_task("json_kv").samples(32768, 1, 0, tokenizer)
-    used = len(tokenizer.prompt_ids(sample.prompt)) + len(tokenizer.encode(sample.forced)) + MAX_NEW_TOKENS
+    used = len(tokenizer.prompt_ids(sample.prompt)) + len(tokenizer.encode(sample.forced)) + JSON_TOKENS
     assert 32768 - 2 * PAIR_CHARS < used <= 32768
 
 
 def test_the_answer_is_the_value_of_the_asked_key_at_its_depth(tokenizer: TextTokenizer, seed: int) -> None:
-    for sample in get_task("json_kv").samples(4096, 2 * DEPTHS, seed, tokenizer):
+    for sample in get_task("json_kv").samples(4096, 2 * PLACES, seed, tokenizer):
         table = table_of(sample)
         assert all(re.fullmatch(UUID, text) for pair in table.items() for text in pair)
         (key,) = re.findall(UUID, sample.forced)
         assert table[key] == sample.meta and sample.prompt.count(key) == sample.prompt.count(sample.meta) == 1
         others = len(table) - 1
-        assert abs(list(table).index(key) - others * (sample.index % DEPTHS) / (DEPTHS - 1)) <= 0.5
+        assert abs(list(table).index(key) - others * (sample.index % PLACES) / (PLACES - 1)) <= 0.5
 
 
 def test_two_other_keys_are_answered_first_as_the_asked_one_is_to_be(tokenizer: TextTokenizer, seed: int) -> None:
@@ -85,13 +84,13 @@ def test_published_objects_have_the_form_of_ours(shared_data: Path, tokenizer: T
     for example in examples:
         table = dict(map(tuple, example["ordered_kv_records"]))
         others = [key for key in table if key != example["key"]]
-        made = ask(table, example["key"], others[:2])
-        assert made.value == example["value"] == table[example["key"]]
-        for prompt in (made.prompt, ours.prompt):  # one pair a line, version-4 identifiers as keys and values
+        made, question, value = ask(table, example["key"], others[:2])
+        assert value == example["value"] == table[example["key"]]
+        for prompt in (made, ours.prompt):  # one pair a line, version-4 identifiers as keys and values
             lines = prompt.partition("\n}")[0].splitlines()
             assert lines[0] == "{" and all(re.fullmatch(rf'"{UUID}": "{UUID}",?', line) for line in lines[1:])
-        assert table_of(Sample(0, made.prompt, made.question, 1, None, None)) == table
-        assert re.sub(UUID, "", made.question) == re.sub(UUID, "", ours.forced)
+        assert table_of(Sample(0, made, question, 1, None, None)) == table
+        assert re.sub(UUID, "", question) == re.sub(UUID, "", ours.forced)
 
 
 def test_a_value_is_marked_wherever_it_stands(tokenizer: TextTokenizer, seed: int) -> None:

@@ -15,23 +15,25 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals.datasets.longbench import HUB_REVISION, read_rows
+from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.quality_job import QualityJob
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config, load_run_config
 from longdecode.evals.store import read_records
-from longdecode.evals.tasks.longbench.suite import (
+from longdecode.evals.tasks.longbench import (
     ENGLISH_EIGHT,
     EVEN_THIRTEEN,
+    PROTOCOLS,
     V2,
     LongBench,
     LongBenchProtocol,
-    protocols,
+    read_v1_rows,
 )
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
+HUB_REVISION = SOURCES["longbench"].revision
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -78,10 +80,10 @@ def test_rows_come_in_order_from_a_folder_and_from_an_archive(tmp_path: Path) ->
     (tmp_path / "zipped").mkdir()
     write_archive(tmp_path / "zipped", rows)
     for folder in ("plain", "zipped"):
-        found = read_rows(tmp_path / folder, "qasper", 3)
+        found = read_v1_rows(tmp_path / folder, "qasper", 3)
         assert [item.input for item in found] == [f"Question {i}é\u2028?" for i in range(3)]
         assert found[0].answers == ("Ann", "Anna") and found[0].all_classes is None
-        assert len(read_rows(tmp_path / folder, "qasper", 99)) == 5
+        assert len(read_v1_rows(tmp_path / folder, "qasper", 99)) == 5
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_a_hub_id_is_fetched_at_a_pinned_revision(
         return str(write_archive(tmp_path, [row()]))
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert read_rows(Path(given), "qasper", 1)[0].input == "Who?"
+    assert read_v1_rows(Path(given), "qasper", 1)[0].input == "Who?"
     assert calls == [((repo, "data.zip"), {"repo_type": "dataset", "revision": revision})]
 
 
@@ -116,14 +118,14 @@ def test_what_cannot_be_read_says_how_to_fetch_it(tmp_path: Path, monkeypatch: p
     for source, dataset, reason in (
         (None, "qmsum", "names nothing"),
         (tmp_path, "hotpotqa", "holds no hotpotqa.jsonl"),
-        (tmp_path / "bad", "qasper", "no qasper.jsonl and no data.zip"),
+        (tmp_path / "bad", "qasper", "qasper.jsonl in .* cannot be read: .*data.zip"),
         (tmp_path / "bad", "qmsum", "qmsum.jsonl, line 1 lacks 'answers'"),
         (tmp_path / "absent", "qmsum", "neither a folder nor a hub id"),
         (Path("zai-org/LongBench"), "qmsum", "OSError: no route"),
         (Path("someone/copy"), "qmsum", "without a revision"),
     ):
         with pytest.raises(DataUnavailableError, match=rf"{reason}.*curl -L .*{HUB_REVISION}.*data\.longbench"):
-            read_rows(source, dataset, 1)
+            read_v1_rows(source, dataset, 1)
 
 
 def test_prompts_are_the_protocols_with_context_and_question_put_in(
@@ -131,13 +133,13 @@ def test_prompts_are_the_protocols_with_context_and_question_put_in(
 ) -> None:
     write_rows(tmp_path / "qasper.jsonl", [row(context="Braces {input} stay.")])
     sample = get_task("longbench_qasper_prompt", {"longbench": tmp_path}).samples(4096, 1, 0, byte_tokenizer)[0]
-    assert sample.prompt == protocols()["qasper"].prompt.replace("{input}", "Who?").replace(
+    assert sample.prompt == PROTOCOLS["qasper"].prompt.replace("{input}", "Who?").replace(
         "{context}", "Braces {input} stay."
     )
     assert (sample.forced, sample.max_new_tokens, sample.stop) == ("", 128, None)
 
 
-@pytest.mark.parametrize("dataset", [name for name in protocols() if name != V2])
+@pytest.mark.parametrize("dataset", [name for name in PROTOCOLS if name != V2])
 def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
     dataset: str, tmp_path: Path, byte_tokenizer: TextTokenizer
 ) -> None:
@@ -145,7 +147,7 @@ def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
     whole = (
         get_task(f"longbench_{dataset}_prompt", {"longbench": tmp_path}).samples(8192, 1, 0, byte_tokenizer)[0].prompt
     )
-    fed = LongBench(dataset, tmp_path).samples(8192, 1, 0, byte_tokenizer)[0]
+    fed = LongBench(dataset, {"longbench": tmp_path}).samples(8192, 1, 0, byte_tokenizer)[0]
     assert fed.prompt + fed.forced == whole
     expected = {
         "narrativeqa": "Do not provide any explanation.\n\nQuestion: Who?\n\nAnswer:",
@@ -167,7 +169,7 @@ def test_a_long_prompt_loses_its_middle(
     prompt, forced = word_tokenizer.prompt_ids(sample.prompt), word_tokenizer.encode(sample.forced)
     kept = (*prompt[1:], *forced)
     whole = word_tokenizer.encode(
-        protocols()["qasper"].prompt.replace("{context}", " ".join(words)).replace("{input}", "w7 w8 ?")
+        PROTOCOLS["qasper"].prompt.replace("{context}", " ".join(words)).replace("{input}", "w7 w8 ?")
     )
     # The begin-of-text token has a place of its own; an odd limit loses one token to the halves.
     assert prompt[0] == 0 and context - 128 - 2 <= len(prompt) + len(forced) <= context - 128
@@ -179,7 +181,7 @@ def test_a_long_prompt_loses_its_middle(
 def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, byte_tokenizer: TextTokenizer) -> None:
     write_rows(tmp_path / "qmsum.jsonl", [row()])
     with pytest.raises(UnsupportedCellError, match="longbench_qmsum generates 512 tokens"):
-        LongBench("qmsum", tmp_path).samples(513, 1, 0, byte_tokenizer)
+        LongBench("qmsum", {"longbench": tmp_path}).samples(513, 1, 0, byte_tokenizer)
 
 
 def test_suites_hold_all_tasks_and_run_the_papers_eight_by_default() -> None:
@@ -197,8 +199,8 @@ def test_the_prompt_of_a_real_row_is_the_one_seen_elsewhere(shared_data: Path, t
     (tmp_path / "narrativeqa.jsonl").symlink_to(folder / "narrativeqa.row0.jsonl")
     seen = (folder / "narrativeqa.row0.llama3_prompt.txt").read_text(encoding="utf-8")
     content = seen.partition("<|end_header_id|>\n\n")[2].partition("<|eot_id|>")[0]
-    read = read_rows(tmp_path, "narrativeqa", 1)[0]
-    template = protocols()["narrativeqa"].prompt
+    read = read_v1_rows(tmp_path, "narrativeqa", 1)[0]
+    template = PROTOCOLS["narrativeqa"].prompt
     assert template.replace("{context}", read.context).replace("{input}", read.input) == content
     assert read.answers == ("He is a guest in the home of the Mulvilles.",)
 
@@ -215,7 +217,7 @@ def test_real_rows_become_samples_that_fit(
     dataset: str, file: str, rows: int, shared_data: Path, tmp_path: Path, byte_tokenizer: TextTokenizer
 ) -> None:
     (tmp_path / f"{dataset}.jsonl").symlink_to(shared_data / "longbench" / file)
-    task = LongBench(dataset, tmp_path)
+    task = LongBench(dataset, {"longbench": tmp_path})
     samples = task.samples(2048, 100, 0, byte_tokenizer)
     assert [sample.index for sample in samples] == list(range(rows))
     for sample in samples:
@@ -268,7 +270,7 @@ def test_real_tasks_begin_with_the_tokenizers_first_token_and_stop_at_eos(
 def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The protocol's 512 tokens take ten seconds here and show nothing more.
     monkeypatch.setitem(
-        cast(dict[str, LongBenchProtocol], protocols()), "qmsum", replace(protocols()["qmsum"], max_new_tokens=48)
+        cast(dict[str, LongBenchProtocol], PROTOCOLS), "qmsum", replace(PROTOCOLS["qmsum"], max_new_tokens=48)
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "qmsum.jsonl").symlink_to(shared_data / "longbench" / "rebuilt" / "qmsum.first40.jsonl")

@@ -11,7 +11,7 @@ import pytest
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.longbench.suite import ENGLISH_EIGHT, V2, LongBench, protocols
+from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, PROTOCOLS, V2, LongBench
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer
 
@@ -69,7 +69,7 @@ def official_rows(shared_data: Path, dataset: str) -> list[int]:
 def test_a_row_is_its_log_s_row(dataset: str, english: Path, shared_data: Path, tokenizer: TextTokenizer) -> None:
     logged = lines(shared_data / "longbench" / "scorer_golden" / "llama2-7b-chat" / f"{dataset}.jsonl")
     rows, numbers = lines(english / f"{dataset}.jsonl"), official_rows(shared_data, dataset)
-    task, template = LongBench(dataset, english), protocols()[dataset].prompt
+    task, template = LongBench(dataset, {"longbench": english}), PROTOCOLS[dataset].prompt
     whole, short = (task.samples(context, 999, 0, tokenizer) for context in (1 << 20, 2048))
     assert len(whole) == len(short) == len(rows) == len(numbers) == ROWS[dataset]
     half = (2048 - task.protocol.max_new_tokens) // 2
@@ -99,10 +99,10 @@ def test_longbench_e_asks_as_its_base_task(
     assert (even.metric, even.suite, len(samples)) == (base.metric, "longbench", 10)
     for sample, row in zip(samples, lines(file), strict=True):
         assert row["dataset"] == f"{dataset}_e" and sample.meta[0] == tuple(row["answers"])
-        assert sample.prompt + sample.forced == protocols()[dataset].prompt.format(**row)
+        assert sample.prompt + sample.forced == PROTOCOLS[dataset].prompt.format(**row)
         for text in (row["answers"][0], "Paragraph 3", "no such thing"):
             assert even.score(sample, text, ()) == base.score(sample, text, ())
-    with pytest.raises(DataUnavailableError, match=rf"no {dataset}\.jsonl"):  # its own file alone, never the base's
+    with pytest.raises(DataUnavailableError, match=rf"{dataset}\.jsonl in .* cannot be read"):  # never the base's
         base.samples(4096, 1, 0, tokenizer)
 
 
@@ -120,7 +120,7 @@ def test_longbench_v2_on_its_own_rows(shared_data: Path, tmp_path: Path, tokeniz
         for form in ("lines", "array")
     ]
     assert made[0] == made[1] and len(made[0]) == 6
-    task = LongBench(V2, None)
+    task = LongBench(V2, {"longbench_v2": None})
     for sample, row in zip(made[0], rows, strict=True):
         text = sample.prompt + sample.forced
         assert text.count(row["context"]) == 1 and sample.max_new_tokens == 128
@@ -136,9 +136,9 @@ def test_longbench_v2_on_its_own_rows(shared_data: Path, tmp_path: Path, tokeniz
 def test_longbench_v2_says_what_it_lacks(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     (tmp_path / "data.json").write_text('[{"question": "Q", "choice_A": "a", "answer": "A"}]')
     for source, why in (
-        (None, "names no folder"),
+        (None, "names nothing"),
         (tmp_path, "row 1 lacks 'choice_B'"),
         (tmp_path / "x", "no f"),
     ):
         with pytest.raises(DataUnavailableError, match=rf"{why}.*hf download .*LongBench-v2.*data\.longbench_v2"):
-            LongBench(V2, source).samples(4096, 1, 0, tokenizer)
+            LongBench(V2, {"longbench_v2": source}).samples(4096, 1, 0, tokenizer)

@@ -12,14 +12,14 @@ from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.scoring.longbench import METRICS, first_line, score_answers
 from longdecode.evals.scoring.longbench_rouge import longest_common_subsequence, rouge_l
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.longbench.suite import ENGLISH_EIGHT, LongBench, protocols
+from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, PROTOCOLS, LongBench
 
 
 @pytest.mark.parametrize("dataset", ENGLISH_EIGHT)
 def test_real_predictions_get_their_published_score(dataset: str, shared_data: Path) -> None:
     folder = shared_data / "longbench" / "scorer_golden" / "llama2-7b-chat"
     published = json.loads((folder / "result.json").read_text())[dataset]
-    task = LongBench(dataset, None)
+    task = LongBench(dataset, {"longbench": None})
     scores = []
     for line in (folder / f"{dataset}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -108,16 +108,16 @@ def test_a_choice_is_the_letter_said_last_or_first_of_all() -> None:
 
 def test_few_shot_tasks_are_marked_on_their_first_line() -> None:
     assert first_line("\n\nParis\n\nPassage: more") == "Paris"
-    assert {name for name, protocol in protocols().items() if protocol.first_line} == {
+    assert {name for name, protocol in PROTOCOLS.items() if protocol.first_line} == {
         "trec", "triviaqa", "samsum", "lsht",
     }  # fmt: skip
     sample = Sample(0, "", "", 1, None, (("Paris",), None))
-    assert LongBench("triviaqa", None).score(sample, "\nParis\nParis is", ()).value == 1
-    assert LongBench("hotpotqa", None).score(sample, "\nParis\nParis is", ()).value < 1
+    assert LongBench("triviaqa", {"longbench": None}).score(sample, "\nParis\nParis is", ()).value == 1
+    assert LongBench("hotpotqa", {"longbench": None}).score(sample, "\nParis\nParis is", ()).value < 1
 
 
 def test_every_protocol_names_a_metric() -> None:
-    assert {protocol.metric for protocol in protocols().values()} == set(METRICS)
+    assert {protocol.metric for protocol in PROTOCOLS.values()} == set(METRICS)
 
 
 def test_chinese_words_are_compared_without_punctuation() -> None:

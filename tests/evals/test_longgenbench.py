@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals.datasets.longgenbench import DROPPED, read_groups
 from longdecode.evals.scoring.longgenbench import marks_by_number, original_marks, scope_marks
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.longgenbench.suite import LongGenBench, questions_text
+from longdecode.evals.tasks.longgenbench import DROPPED, LongGenBench, questions_text, read_groups
 from longdecode.evals.tasks.registry import suite_tasks
 
 # Llama-3.1-8B-Instruct, full attention: github Linking-ai/SCOPE, results_longgenbench_4K/.../results.csv.
@@ -90,18 +89,14 @@ def test_mmlu_is_paired_by_row_where_the_release_is_shifted(shared_data: Path) -
             assert group.subject is not None
             release = published[group.subject]
             assert [question.gold for question in group.questions] == release["answers"]
-            ends = size if group.misaligned_from is None else group.misaligned_from
+            ends = size - group.misaligned
             bare = ["".join(question.text.split()) for question in group.questions]
             theirs = ["".join(question.split()).replace("(A)nan", "(A)None") for question in release["questions"]]
             same = [ours == given for ours, given in zip(bare, theirs, strict=True)]
             # A choice that reads "NA" or "None" became "nan" in the release: nothing else differs before the shift.
             assert all(same[:ends]) or "nan" in "".join(theirs[:ends])
             different += sum(not match for match in same[ends:])
-        assert (
-            different
-            == shifted
-            == sum(size - group.misaligned_from for group in groups if group.misaligned_from is not None)
-        )
+        assert different == shifted == sum(group.misaligned for group in groups)
 
 
 @pytest.mark.parametrize(("name", "right", "original"), [("gsm8k", 851, (846, 1255)), ("mmlu", 878, (873, 1364))])
@@ -253,13 +248,13 @@ def test_groups_are_whole_and_in_order(data: Path) -> None:
         json.dumps(dict.fromkeys(("anatomy", "virology", *DROPPED), DEMO))
     )
     groups = read_groups(data, "mmlu", 4)
-    assert [(group.subject, group.misaligned_from) for group in groups] == [("anatomy", None), ("virology", 2)]
+    assert [(group.subject, group.misaligned) for group in groups] == [("anatomy", 0), ("virology", 2)]
     assert groups[0].demos[1] == ("two?\n(A) u (B) v", "So. The answer is (A).")
     assert groups[0].questions[1].text == "anatomy 1?\n(A) None (B) b (C) c (D) d"
 
 
 def test_a_sample_is_scored_question_by_question(data: Path) -> None:
-    task = LongGenBench("gsm8k", 3, data)
+    task = LongGenBench("gsm8k", 3, {"longgenbench": data})
     made = sample(task, 1)
     assert made.max_new_tokens == min(9000 - 3 - len(made.prompt.split()), 8192)
     score = task.score(made, "Answer_9:\nThe answer is 1001\n\nAnswer_11:\nThe answer is 1003", ())

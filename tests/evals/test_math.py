@@ -12,15 +12,16 @@ import pytest
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals import gate as gates
-from longdecode.evals import summary
+from longdecode.evals.analysis.cells import all_cells
+from longdecode.evals.analysis.summary import summary_table
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.scoring.math_checker import MathChecker
+from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_records
-from longdecode.evals.tasks.math import problems as math_data
-from longdecode.evals.tasks.math import suite as math
-from longdecode.evals.tasks.math.problems import INSTRUCTION, SETS, Problem, load_problems
+from longdecode.evals.tasks import math
+from longdecode.evals.tasks.math import INSTRUCTION, SETS, Problem, load_problems
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 
 TEMPLATE = (
@@ -100,7 +101,7 @@ def test_what_is_not_here_says_how_to_fetch_it(tmp_path: Path, monkeypatch: pyte
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    for data, why in ((None, "names no folder"), (tmp_path / "no", "no folder"), (Path("hub"), "no network")):
+    for data, why in ((None, "names nothing"), (tmp_path / "no", "no folder"), (Path("hub"), "no network")):
         with pytest.raises(
             DataUnavailableError, match=rf"{why}.*hf download .*HuggingFaceH4/MATH-500 --revision 6e4ed"
         ):
@@ -191,7 +192,7 @@ def test_a_job_marks_cuts_off_and_gives_up(run: Callable[..., list[Record]], mon
         assert (r.measures["truncated"], r.finish_reason) == ((0, "stop") if ended else (1, "length"))
         prompt = len(f"<user>{r.sample_index}+1?{INSTRUCTION}<a>")
         assert len(r.output_ids) == 120 - prompt or ended
-    row = summary.summarise(records, summary.Spread(0.95, 200, 0)).iloc[0]
+    row = summary_table(all_cells(records), Spread(0.95, 200, 0)).iloc[0]
     assert (row["status"], row["n"], row["n_timeout"], row["value"]) == ("ok", 4, 1, 0.5)
     assert row["truncated"] == pytest.approx(sum(r.measures["truncated"] for r in records) / 5)
     # A second run marks nothing again, and keeps the sample that was given up.
@@ -228,7 +229,7 @@ def test_an_empty_file_stands_in_the_summary(tmp_path: Path, run: Callable[..., 
     records = run("d")
     assert [(r.status, r.sample_index) for r in records] == [("data_unavailable", -1)]
     assert f"{file} is empty; fetch the set with `hf download" in str(records[0].reason)
-    row = summary.summarise(records, summary.Spread(0.95, 200, 0)).iloc[0]
+    row = summary_table(all_cells(records), Spread(0.95, 200, 0)).iloc[0]
     assert (row["suite"], row["task"], row["status"], row["n"]) == ("math", "math500", "data_unavailable", 0)
 
 
@@ -242,7 +243,7 @@ def test_a_set_without_samples_is_unavailable(
 def test_every_set_is_a_task_of_the_suite() -> None:
     reasoned = ("aime24", "aime25", "math500", "olympiadbench", "minerva")
     assert suite_tasks("math") == (*reasoned, "gsm8k", "math500_greedy") and default_tasks("math") == reasoned
-    assert set(math_data.SETS) == {*reasoned, "gsm8k"}
+    assert set(SETS) == {*reasoned, "gsm8k"}
     assert [get_task(name).samples_per_problem for name in suite_tasks("math")] == [16, 16, 1, 1, 1, 1, 1]
 
 
@@ -273,14 +274,14 @@ def test_gsm8k_compares_numbers() -> None:
         ("18", "\\text{18 and 20}"),
     )  # fmt: skip
     with MathChecker() as checker:
-        task = math.MathTask("gsm8k", None, checker)
+        task = math.MathTask("gsm8k", {"math": None}, checker)
         assert [pair for pair in right if not task.is_right(Problem("Q", pair[0]), pair[1])] == []
         assert [pair for pair in wrong if task.is_right(Problem("Q", pair[0]), pair[1])] == []
 
 
 def test_gsm8k_s_own_answers_are_right(shared_data: Path) -> None:
     found = load_problems("gsm8k", shared_data)
-    task = math.MathTask("gsm8k", None)
+    task = math.MathTask("gsm8k", {"math": None})
     assert found[0].gold == "18" and all(task.is_right(problem, f"{problem.gold}.00") for problem in found)
     others = [(one, other) for one, other in itertools.pairwise(found) if one.gold != other.gold]
     assert len(others) > 1200 and not any(task.is_right(one, f"{other.gold}.00") for one, other in others)

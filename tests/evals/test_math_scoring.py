@@ -17,8 +17,7 @@ from longdecode.evals.scoring import math_checker
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 from longdecode.evals.scoring.math_checker import CheckerError, MathChecker
 from longdecode.evals.scoring.math_equivalence import Rule
-from longdecode.evals.tasks.math.problems import SETS, Problem
-from longdecode.evals.tasks.math.suite import MathTask
+from longdecode.evals.tasks.math import SETS, MathTask, Problem
 
 TOWER = "10^{10^{10^{10}}}"
 OFFICIAL = Rule(absolute=(1e-8,))
@@ -96,7 +95,7 @@ def test_every_gold_solution_is_marked_right(shared_data: Path, checker: MathChe
     }
     wrong = []
     for name, given in answers.items():
-        task = MathTask(name, shared_data, checker)
+        task = MathTask(name, {"math": shared_data}, checker)
         for problem, answer in zip(problems(task), given, strict=True):
             if answer is None or not task.is_right(problem, answer):
                 wrong.append((name, problem.gold, answer))
@@ -114,7 +113,7 @@ def test_olympiadbench_answers_written_otherwise_are_marked_right(shared_data: P
 
     One of the 675 is no mathematics, ``t(0,4]``, and matches itself alone.
     """
-    task = MathTask("olympiadbench", shared_data, checker)
+    task = MathTask("olympiadbench", {"math": shared_data}, checker)
     assert len(problems(task)) == 675
     for problem in problems(task)[::3]:
         if problem.gold == "$t(0,4]$":
@@ -127,7 +126,7 @@ def test_olympiadbench_answers_written_otherwise_are_marked_right(shared_data: P
 def test_another_problems_answer_is_marked_wrong(shared_data: Path, checker: MathChecker) -> None:
     """Golds of neighbouring problems are different as a rule; where they are alike they are alike as text."""
     for name in ("math500", "minerva", "olympiadbench"):
-        task = MathTask(name, shared_data, checker)
+        task = MathTask(name, {"math": shared_data}, checker)
         right = []
         for one, other in list(zip(problems(task), problems(task)[1:], strict=False))[:40]:
             if task.is_right(one, other.gold):
@@ -263,7 +262,7 @@ def test_the_worker_has_no_network_and_no_files_of_the_host() -> None:
 
 
 def test_marking_needs_no_more_than_the_last_box(shared_data: Path, checker: MathChecker) -> None:
-    task = MathTask("aime24", shared_data, checker)
+    task = MathTask("aime24", {"math": shared_data}, checker)
     sample = next(s for s in task.samples(100_000, 30, 0, _Words()) if s.meta.gold == "025")
     for text, mark in (("\\boxed{25}", 1), ("\\boxed{025}", 1), ("\\boxed{50/2}", 1), ("\\boxed{26}", 0), ("25", 0)):
         assert task.score(sample, f"I think {text}.", ()).value == mark

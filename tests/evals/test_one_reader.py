@@ -12,8 +12,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
-from longdecode.evals.generators.ruler_question import largest_fitting
 from longdecode.evals.lm_eval_adapter.model import LongDecodeLM
+from longdecode.evals.tasks.fitting import largest_fitting
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 
@@ -159,9 +159,7 @@ def test_tokens_declared_beside_tokenizer_json_are_added(file: str, subword_chec
     assert place in tokenizer.encode(prompt) and place in eos_ids(folder)
     assert list(tokenizer.encode(prompt)) == tokenizer.library.encode(prompt, add_special_tokens=False)
     (folder / file).write_text((folder / file).read_text().replace(str(place), str(place + 7)))
-    with pytest.raises(
-        CheckpointError, match=rf"'<\|stop\|>' is not in tokenizer\.json, where {place} is .*{place + 7}"
-    ):
+    with pytest.raises(CheckpointError, match=r"'<\|stop\|>' is not in tokenizer\.json"):
         load_tokenizer(folder)
 
 
@@ -204,7 +202,6 @@ def test_generated_tasks_fill_a_context_over_what_was_cut(task: str, subword_che
 def test_a_tokenizer_that_never_fills_the_context_is_refused(tokens: Callable[[int], int]) -> None:
     with pytest.raises(CheckpointError, match="tokens"):
         largest_fitting(tokens, 4096, 1)
-    assert largest_fitting(tokens, 4096, 1, largest=50) == 50
 
 
 def test_a_tokenizer_of_transformers_is_not_cut_either(subword_checkpoint: Callable[..., Path]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from longdecode.engine.errors import UnsupportedCellError
-from longdecode.evals.generators.passkey import FILLER, QUESTION, passkey_text
+from longdecode.evals.generators.ruler import NOISE as FILLER
+from longdecode.evals.tasks.needles import QUESTION, passkey_text
 from longdecode.evals.tasks.registry import get_task, suite_tasks
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 

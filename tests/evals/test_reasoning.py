@@ -16,14 +16,18 @@ import pytest
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets import livecodebench as data
-from longdecode.evals.datasets.livecodebench import FILES, FOLDER, CodeTest, prompt_text, read_problems
+from longdecode.evals.datasets.livecodebench import CodeTest, prompt_text, read_problems
+from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.sandbox import Limits, SandboxUnsupportedError, require_sandbox
 from longdecode.evals.scoring.choice_letter import chosen_letter
 from longdecode.evals.scoring.code_tests import extract_code, run_tests, same_output, same_result
-from longdecode.evals.tasks.code import suite
+from longdecode.evals.tasks import code
+from longdecode.evals.tasks.code import WINDOW
 from longdecode.evals.tasks.registry import get_task
 
 SHORT = Limits(cpu_seconds=1, wall_seconds=1.2, memory_bytes=300 << 20)
+
+FILES = SOURCES["livecodebench"].files
 
 
 class Words:
@@ -68,14 +72,16 @@ def release(tmp_path: Path) -> Path:
         FILES[0]: [row(0, "[]")], FILES[1]: [row(9, "[]", contest_date="2023-05-01")], FILES[2]: [row(1, "[]")],
         FILES[3]: [row(2, json.dumps(more))], FILES[4]: [row(3, packed(more)), row(4, "[]", **called)],
     }  # fmt: skip
-    (tmp_path / FOLDER).mkdir()
+    (tmp_path / "livecodebench").mkdir()
     for name, found in rows.items():
-        (tmp_path / FOLDER / name).write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in found))
+        (tmp_path / "livecodebench" / name).write_text(
+            "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in found)
+        )
     return tmp_path
 
 
 def test_problems_of_the_window_and_their_tests(release: Path) -> None:
-    problems = read_problems(release, *suite.WINDOW)
+    problems = read_problems(release, WINDOW)
     assert [problem.question_id for problem in problems] == ["q2", "q3", "q4"]
     assert len(read_problems(release)) == 6
     stdin = [CodeTest("1 2\n", "3\n"), CodeTest("2 2", "4")]
@@ -83,7 +89,7 @@ def test_problems_of_the_window_and_their_tests(release: Path) -> None:
     assert [problem.function for problem in problems] == [None, None, "add"]
     assert problems[0].prompt == prompt_text("Add. é\u20282", "") and "def add(" in problems[2].prompt
     assert str(release) not in repr(problems)  # the data's hash is the same wherever the files lie
-    (release / FOLDER / FILES[3]).write_text("{}\n")
+    (release / "livecodebench" / FILES[3]).write_text("{}\n")
     with pytest.raises(DataUnavailableError, match="has changed"):
         problems[0].tests()
 
@@ -100,7 +106,7 @@ def test_prompts_of_the_public_slice_come_out_again(shared_data: Path) -> None:
         else:
             question, starter = body.rpartition("\n\nRead the inputs from stdin")[0], ""
         assert prompt_text(question, starter) == entry["prompt"]
-        assert suite.WINDOW[0] <= entry["contest_date"][:10] <= suite.WINDOW[1]
+        assert WINDOW[0] <= entry["contest_date"][:10] <= WINDOW[1]
         kinds[bool(starter)] += 1
     assert kinds == {False: 175, True: 104}
 
@@ -126,21 +132,21 @@ def test_hostile_tests_are_refused(release: Path, tmp_path: Path, monkeypatch: p
         (nested, "cut off"),
         ("3", ""),
     ):
-        (release / FOLDER / FILES[4]).write_text(json.dumps(row(3, private)) + "\n")
+        (release / "livecodebench" / FILES[4]).write_text(json.dumps(row(3, private)) + "\n")
         with pytest.raises(DataUnavailableError, match=rf"tests of q3 cannot be read.*{why}"):
-            read_problems(release, "2024-09-01")[0].tests()
+            read_problems(release, ("2024-09-01", "9"))[0].tests()
     assert not (tmp_path / "planted").exists()
 
 
 def test_release_files_that_are_missing_or_broken(release: Path) -> None:
-    (release / FOLDER / FILES[2]).write_text('{"contest_date": 3}\n')
+    (release / "livecodebench" / FILES[2]).write_text('{"contest_date": 3}\n')
     with pytest.raises(DataUnavailableError, match=r"test3.jsonl, line 1 has 3 as 'contest_date'.*hf download"):
         read_problems(release)
-    (release / FOLDER / FILES[2]).write_text("")
+    (release / "livecodebench" / FILES[2]).write_text("")
     with pytest.raises(DataUnavailableError, match=r"test3.jsonl is empty; .*hf download"):
         read_problems(release)
-    (release / FOLDER / FILES[2]).unlink()
-    for source, why in ((release, "lacks test3.jsonl"), (None, "names no folder")):
+    (release / "livecodebench" / FILES[2]).unlink()
+    for source, why in ((release, "lacks test3.jsonl"), (None, "names nothing")):
         with pytest.raises(DataUnavailableError, match=why):
             read_problems(source)
 
@@ -152,7 +158,7 @@ def test_the_hub_gives_the_release_file_by_file(release: Path, monkeypatch: pyte
 
     def download(repo: str, name: str, *, repo_type: str) -> str:
         asked.append((repo, name, repo_type))
-        return str(release / FOLDER / name)
+        return str(release / "livecodebench" / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert [problem.question_id for problem in read_problems(Path("hub"))] == ["q0", "q9", "q1", "q2", "q3", "q4"]
@@ -192,21 +198,23 @@ def test_programs_pass_fail_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None
         verdict = run_tests("print(3)", None, [*tests, CodeTest("x", "3"), *tests])
         assert (verdict.passed, verdict.cause, verdict.tests_passed) == (False, "wrong", 1)
     assert run_tests(right, None, tests * 6).tests_passed == 12
-    for code, cause in (
+    for program, cause in (
         ("while True: pass", "timeout"), ("x = [0] * 10**9", "failed"), ("syntax error", "failed"), ("", "wrong"),
     ):  # fmt: skip
-        assert run_tests(code, None, tests, SHORT if cause == "timeout" else Limits()).cause == cause
+        assert run_tests(program, None, tests, SHORT if cause == "timeout" else Limits()).cause == cause
     assert run_tests(right, None, []).cause == "no tests"
 
 
 @pytest.mark.usefixtures("contained")
 def test_functions_are_called_and_cannot_see_what_is_expected() -> None:
     tests = [CodeTest('[1, 2]\n"x"', '[1, 2, "x"]')]
-    code = "class Solution:\n    def join(self, a: List[int], b: str):\n        print('noise')\n        return (*a, b)"
-    assert run_tests(code, "join", tests).passed
+    source = (
+        "class Solution:\n    def join(self, a: List[int], b: str):\n        print('noise')\n        return (*a, b)"
+    )
+    assert run_tests(source, "join", tests).passed
     assert run_tests("def join(a, b): return a + [b]", "join", tests).passed
-    assert run_tests(code, "other", tests).cause == "failed"
-    assert run_tests(code.replace("(*a, b)", "{1}"), "join", tests).cause == "failed"
+    assert run_tests(source, "other", tests).cause == "failed"
+    assert run_tests(source.replace("(*a, b)", "{1}"), "join", tests).cause == "failed"
     peek = "import os\ndef join(a, b): return [str(os.listdir('/')), open('/program.py').read()]"
     assert run_tests(peek, "join", [CodeTest("1\n2", '"expected"')]).cause == "wrong"
 
@@ -228,7 +236,7 @@ def test_without_a_sandbox_the_cell_is_unsupported(release: Path, monkeypatch: p
     def refuse() -> None:
         raise SandboxUnsupportedError("bubblewrap (bwrap) is not on PATH: install it")
 
-    monkeypatch.setattr(suite, "require_sandbox", refuse)
+    monkeypatch.setattr(code, "require_sandbox", refuse)
     with pytest.raises(SandboxUnsupportedError, match="bwrap"):
         get_task("livecodebench_v5", {"code": release}).samples(300, 1, 0, Words())  # type: ignore[arg-type]
 
@@ -299,6 +307,6 @@ def test_gpqa_says_how_to_get_through_its_gate(tmp_path: Path, monkeypatch: pyte
         raise datasets.exceptions.DatasetNotFoundError("'Idavidrein/gpqa' is a gated dataset")
 
     monkeypatch.setattr(datasets, "load_dataset", gated)
-    for source, why in ((None, "names no folder"), (tmp_path, "no folder"), (Path("hub"), "gated dataset")):
+    for source, why in ((None, "names nothing"), (tmp_path, "holds no gpqa"), (Path("hub"), "gated dataset")):
         with pytest.raises(DataUnavailableError, match=rf"{why}.*accept its terms at https://\S+gpqa, .*hf auth login"):
             get_task("gpqa_diamond", {"gpqa": source}).samples(200, 1, 0, Words())  # type: ignore[arg-type]

@@ -12,12 +12,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals.generators.ruler_niah import ask, needle
-from longdecode.evals.generators.ruler_question import largest_fitting
+from longdecode.evals.generators.ruler import ask, needle
 from longdecode.evals.scoring.ruler import string_match_all, string_match_part
 from longdecode.evals.tasks.base import Sample
+from longdecode.evals.tasks.fitting import largest_fitting
 from longdecode.evals.tasks.registry import get_task, suite_tasks
-from longdecode.evals.tasks.ruler.suite import NIAH_TASKS, RULER_TASKS, Ruler
+from longdecode.evals.tasks.ruler import NIAH_TASKS, RULER_TASKS, Ruler
 from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
 NEEDLE = re.compile(r"One of the special magic (numbers|uuids) for ([\w-]+) is: ([\w-]+)\.")
@@ -97,13 +97,13 @@ def test_official_rows_are_rebuilt_byte_for_byte(shared_data: Path) -> None:
         assert rebuilt.text == row["input"]
         assert rebuilt.answers == tuple(value for _, key, value in hidden if key == query[0])
         sample = Sample(0, rebuilt.prompt, rebuilt.answer_prefix, 128, None, rebuilt.answers)
-        assert Ruler("niah_multikey_3", None).score(sample, f" {row['outputs'][0].upper()}.", ()).value == 1
-        assert Ruler("niah_multikey_3", None).score(sample, row["outputs"][0][:-1], ()).value == 0
+        assert Ruler("niah_multikey_3", {"ruler": None}).score(sample, f" {row['outputs'][0].upper()}.", ()).value == 1
+        assert Ruler("niah_multikey_3", {"ruler": None}).score(sample, row["outputs"][0][:-1], ()).value == 0
 
 
 def test_generated_rows_have_the_official_rows_shape(shared_data: Path, tokenizer: TextTokenizer) -> None:
     first = (shared_data / "ruler" / "niah_multikey_3.4096.first20.jsonl").open(encoding="utf-8").readline()
-    sample = Ruler("niah_multikey_3", None).samples(2048, 1, 3, tokenizer)[0]
+    sample = Ruler("niah_multikey_3", {"ruler": None}).samples(2048, 1, 3, tokenizer)[0]
 
     def shape(text: str) -> str:
         return re.sub(r"(One of .*\.\n)+", "NEEDLES\n", re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "U", text))
@@ -121,7 +121,7 @@ def test_generated_rows_have_the_official_rows_shape(shared_data: Path, tokenize
 def test_samples_fill_the_context_and_depend_on_their_index_alone(
     kind: str, context: int, folder: Path, tokenizer: TextTokenizer, seed: int
 ) -> None:
-    task = Ruler(kind, folder)
+    task = Ruler(kind, {"ruler": folder})
     few, many = task.samples(context, 2, seed, tokenizer), task.samples(context, 4, seed, tokenizer)
     assert few == many[:2] and len({sample.prompt for sample in many}) == 4
     assert task.samples(context, 1, seed + 1, tokenizer)[0].prompt != many[0].prompt
@@ -136,7 +136,7 @@ def test_samples_fill_the_context_and_depend_on_their_index_alone(
 @pytest.mark.parametrize("kind", NIAH_TASKS)
 def test_needles_are_hidden_and_asked_for(kind: str, folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
     spec = NIAH_TASKS[kind]
-    for sample in Ruler(kind, folder).samples(3000, 3, seed, tokenizer):
+    for sample in Ruler(kind, {"ruler": folder}).samples(3000, 3, seed, tokenizer):
         hidden = NEEDLE.findall(sample.prompt)
         asked = re.findall(r"for ([\w, -]+) mentioned in the provided text\?", sample.prompt)[0]
         queries = re.split(r", and |, ", asked)
@@ -172,14 +172,14 @@ def test_any_folder_of_texts_is_the_haystack_by_a_link(tmp_path: Path, tokenizer
 
 
 def test_values_are_marked_one_by_one(folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
-    task = Ruler("niah_multivalue", folder)
+    task = Ruler("niah_multivalue", {"ruler": folder})
     sample = task.samples(2048, 1, seed, tokenizer)[0]
     score = task.score(sample, f"{sample.meta[2]} and {sample.meta[0]}", ())
     assert (score.value, score.parts) == (0.5, (1.0, 0.0, 1.0, 0.0))
 
 
 def test_a_chain_can_be_followed_to_all_its_variables(tokenizer: TextTokenizer, seed: int) -> None:
-    for sample in Ruler("vt", None).samples(2500, 3, seed, tokenizer):
+    for sample in Ruler("vt", {"ruler": None}).samples(2500, 3, seed, tokenizer):
         example, question = sample.prompt.split("\n\nMemorize")
         for part, answers in ((example, example.split("they are: ")[1].split()), (question, sample.meta)):
             value = re.findall(r"assigned the value (\d{5})", part)[0]
@@ -194,7 +194,7 @@ def test_a_chain_can_be_followed_to_all_its_variables(tokenizer: TextTokenizer, 
 
 def test_the_common_words_are_the_repeated_ones(folder: Path, tokenizer: TextTokenizer, seed: int) -> None:
     for context, times, others in ((2000, 6, 1), (4096, 30, 3)):
-        for sample in Ruler("cwe", folder).samples(context, 2, seed, tokenizer):
+        for sample in Ruler("cwe", {"ruler": folder}).samples(context, 2, seed, tokenizer):
             listed = sample.prompt.rpartition("Memorize the ones that appear most often.\n")[2].partition("\nQuestion")[
                 0
             ]
@@ -204,7 +204,7 @@ def test_the_common_words_are_the_repeated_ones(folder: Path, tokenizer: TextTok
 
 
 def test_the_frequent_words_are_the_three_after_the_dots(tokenizer: TextTokenizer, seed: int) -> None:
-    for sample in Ruler("fwe", None).samples(3000, 2, seed, tokenizer):
+    for sample in Ruler("fwe", {"ruler": None}).samples(3000, 2, seed, tokenizer):
         text = sample.prompt.partition("coded words. ")[2].partition("\nQuestion")[0]
         ranked = Counter(text.split()).most_common(5)
         assert [word for word, _ in ranked[:4]] == ["...", *sample.meta]
@@ -215,7 +215,7 @@ def test_the_frequent_words_are_the_three_after_the_dots(tokenizer: TextTokenize
 def test_the_documents_of_a_question_are_among_those_shown(
     kind: str, gold: str, folder: Path, tokenizer: TextTokenizer, seed: int
 ) -> None:
-    task = Ruler(kind, folder)
+    task = Ruler(kind, {"ruler": folder})
     samples = task.samples(1200, 50, seed, tokenizer)
     assert len(samples) == (20 if kind == "qa_1" else 7)
     assert gold in samples[0].prompt and (task.data_source, task.metric) == ("real", "string_match_part")
@@ -235,22 +235,22 @@ def test_absent_data_says_how_to_fetch_it(tmp_path: Path, tokenizer: TextTokeniz
     ):
         for given in (None, tmp_path, tmp_path / "absent"):
             with pytest.raises(DataUnavailableError, match=rf"{command}.*data\.ruler"):
-                Ruler(kind, given).samples(2048, 1, 0, tokenizer)
+                Ruler(kind, {"ruler": given}).samples(2048, 1, 0, tokenizer)
     (tmp_path / "squad.json").write_text("[]")
     with pytest.raises(DataUnavailableError, match="not in the expected format"):
-        Ruler("qa_1", tmp_path).samples(2048, 1, 0, tokenizer)
+        Ruler("qa_1", {"ruler": tmp_path}).samples(2048, 1, 0, tokenizer)
 
 
 @pytest.mark.parametrize("kind", RULER_TASKS)
 def test_a_context_too_short_is_unsupported(kind: str, folder: Path, tokenizer: TextTokenizer) -> None:
     with pytest.raises(UnsupportedCellError, match=f"ruler_{kind} does not fit 160"):
-        Ruler(kind, folder).samples(160, 1, 0, tokenizer)
+        Ruler(kind, {"ruler": folder}).samples(160, 1, 0, tokenizer)
 
 
 def test_bytes_are_tokens_too(byte_checkpoint: Path, seed: int) -> None:
     tokenizer = load_tokenizer(byte_checkpoint)
     for kind in ("niah_single_1", "niah_multikey_2", "vt", "fwe"):
-        for sample in Ruler(kind, None).samples(4000, 2, seed, tokenizer):
+        for sample in Ruler(kind, {"ruler": None}).samples(4000, 2, seed, tokenizer):
             total = len((sample.prompt + sample.forced).encode()) + sample.max_new_tokens
             assert 4000 - 200 < total <= 4000
 
@@ -266,8 +266,6 @@ def test_the_largest_size_is_found(seed: int) -> None:
         smallest, grain, limit = rng.randint(1, 5), rng.randint(1, 9), rng.randint(50, 4000)
         found = largest_fitting(lambda size, grain=grain: 7 + grain * size, limit, smallest)
         assert 7 + grain * found <= limit < 7 + grain * (found + 1)
-        capped = largest_fitting(lambda size, grain=grain: 7 + grain * size, limit, smallest, smallest + 3)
-        assert capped == min(found, smallest + 3)
     with pytest.raises(ValueError, match="takes 12 tokens of 11"):
         largest_fitting(lambda size: 12, 11, 1)
 

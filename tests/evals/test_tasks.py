@@ -15,7 +15,10 @@ import pytest
 from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks, task_names
+from longdecode.evals.tokenizing import load_tokenizer
 
+WEIGHTS = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
+BYTES = load_tokenizer(WEIGHTS)
 GENERATED = [
     name
     for name in task_names()
@@ -52,17 +55,17 @@ def steps(sample: Sample) -> list[str]:
 @pytest.mark.parametrize("name", GENERATED)
 def test_samples_depend_on_task_context_seed_and_index_alone(name: str, seed: int) -> None:
     task = get_task(name)
-    few, many = task.samples(CONTEXT, 2, seed), task.samples(CONTEXT, 4, seed)
+    few, many = task.samples(CONTEXT, 2, seed, BYTES), task.samples(CONTEXT, 4, seed, BYTES)
     assert few == many[:2]
     assert len({sample.prompt for sample in many}) == 4
-    assert task.samples(CONTEXT, 1, seed + 1)[0].prompt != many[0].prompt
+    assert task.samples(CONTEXT, 1, seed + 1, BYTES)[0].prompt != many[0].prompt
     assert [sample.index for sample in many] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name", GENERATED)
 @pytest.mark.parametrize("context", [CONTEXT, 4001])
 def test_samples_fill_the_context(name: str, context: int, seed: int) -> None:
-    for sample in get_task(name).samples(context, 3, seed):
+    for sample in get_task(name).samples(context, 3, seed, BYTES):
         assert len((sample.prompt + sample.forced).encode()) + sample.max_new_tokens == context
         assert (sample.prompt + sample.forced).isascii()
 
@@ -70,13 +73,15 @@ def test_samples_fill_the_context(name: str, context: int, seed: int) -> None:
 def test_samples_are_the_same_in_another_process(seed: int) -> None:
     code = (
         "import hashlib, sys; from longdecode.evals.tasks.registry import get_task\n"
-        "samples = [get_task(name).samples(int(sys.argv[1]), 2, int(sys.argv[2])) for name in sys.argv[3:]]\n"
+        "from pathlib import Path; from longdecode.evals.tokenizing import load_tokenizer\n"
+        f"BYTES = load_tokenizer(Path({str(WEIGHTS)!r}))\n"
+        "samples = [get_task(name).samples(int(sys.argv[1]), 2, int(sys.argv[2]), BYTES) for name in sys.argv[3:]]\n"
         "print(hashlib.sha256(repr(samples).encode()).hexdigest())"
     )
     command = [sys.executable, "-c", code, str(CONTEXT), str(seed), *GENERATED]
     env = {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "PYTHONHASHSEED": str(seed % 1000)}
     other = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
-    here = [get_task(name).samples(CONTEXT, 2, seed) for name in GENERATED]
+    here = [get_task(name).samples(CONTEXT, 2, seed, BYTES) for name in GENERATED]
     assert other == hashlib.sha256(repr(here).encode()).hexdigest()
 
 
@@ -84,7 +89,7 @@ def test_samples_are_the_same_in_another_process(seed: int) -> None:
 def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
     task = get_task(name)
     rng = random.Random(seed)
-    for sample in task.samples(CONTEXT, 3, seed):
+    for sample in task.samples(CONTEXT, 3, seed, BYTES):
         right = answers(sample)
         assert task.score(sample, " ".join(right) + "\n", ()).parts == (1.0,) * len(right)
         assert task.score(sample, " ".join(right) + "\nand then more", ()).value == 1
@@ -102,14 +107,14 @@ def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", LONGGEN)
 def test_longgen_asks_as_many_questions_as_its_name_says(name: str, seed: int) -> None:
-    sample = get_task(name).samples(CONTEXT, 1, seed)[0]
+    sample = get_task(name).samples(CONTEXT, 1, seed, BYTES)[0]
     assert len(answers(sample)) == int(name.rpartition("_")[2])
 
 
 @pytest.mark.parametrize("name", suite_tasks("mini_reason"))
 def test_chains_are_marked_step_by_step(name: str, seed: int) -> None:
     task = get_task(name)
-    for sample in task.samples(CONTEXT, 3, seed):
+    for sample in task.samples(CONTEXT, 3, seed, BYTES):
         walk = steps(sample)
         assert len(walk) == int(name.rpartition("_")[2]) + 1
         perfect = task.score(sample, " ".join(walk) + "\n", ())
@@ -123,7 +128,7 @@ def test_chains_are_marked_step_by_step(name: str, seed: int) -> None:
 
 def test_loss_is_the_mean_over_the_forced_bytes_and_over_eight_stretches(seed: int) -> None:
     task = get_task("mini_book_loss")
-    sample = task.samples(1024, 1, seed)[0]
+    sample = task.samples(1024, 1, seed, BYTES)[0]
     assert len(sample.forced) == 256 and sample.max_new_tokens == 0
     rng = random.Random(seed)
     nll = tuple(rng.expovariate(1) for _ in sample.forced)
@@ -154,7 +159,7 @@ def test_a_task_that_does_not_fit_is_unsupported(seed: int) -> None:
         ("mini_book_write", 384),
     ):
         with pytest.raises(UnsupportedCellError, match=name):
-            get_task(name).samples(context, 1, seed)
+            get_task(name).samples(context, 1, seed, BYTES)
 
 
 def test_real_books_are_held_out_windows(tmp_path: Path, seed: int) -> None:
@@ -167,20 +172,20 @@ def test_real_books_are_held_out_windows(tmp_path: Path, seed: int) -> None:
     for name, text in books.items():
         (tmp_path / "test" / f"{name}.txt").write_text(text)
     task = get_task("mini_book_pg19", {"pg19": tmp_path})
-    windows = [sample.prompt + sample.forced for sample in task.samples(800, 4, seed)]
+    windows = [sample.prompt + sample.forced for sample in task.samples(800, 4, seed, BYTES)]
     assert [window in books["12204"] for window in windows] == [True, False, True, False]
     assert [window in books["860"] for window in windows] == [False, True, False, True]
     assert {len(window) for window in windows} == {800}
-    assert all(sample.prompt + sample.forced in books["860"] for sample in task.samples(2000, 3, seed))
+    assert all(sample.prompt + sample.forced in books["860"] for sample in task.samples(2000, 3, seed, BYTES))
     with pytest.raises(UnsupportedCellError, match="4001"):
-        task.samples(4001, 1, seed)
+        task.samples(4001, 1, seed, BYTES)
 
 
 @pytest.mark.parametrize("folder", [None, "empty"])
 def test_absent_books_say_how_to_fetch_them(folder: str | None, tmp_path: Path) -> None:
     task = get_task("mini_book_pg19", {"pg19": tmp_path / folder if folder else None})
     with pytest.raises(DataUnavailableError, match=r"curl .*\{12204,860\}\.txt.*data\.pg19"):
-        task.samples(1024, 1, 0)
+        task.samples(1024, 1, 0, BYTES)
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
@@ -199,7 +204,7 @@ def test_every_task_knows_its_own_name_and_suite() -> None:
 
 def test_mean_of_parts_is_the_value_of_proportions(seed: int) -> None:
     task = get_task("mini_longgen_15")
-    sample = task.samples(CONTEXT, 1, seed)[0]
+    sample = task.samples(CONTEXT, 1, seed, BYTES)[0]
     kept = random.Random(seed).sample(answers(sample), 7)
     score = task.score(sample, " ".join(kept), ())
     assert score.value == pytest.approx(fmean(score.parts)) == pytest.approx(7 / 15)

@@ -14,10 +14,8 @@ from longdecode.evals import tuning
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fairness import require_fair, tuning_status, tuning_statuses
 from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.tasks.fidelity.suite import UNSEEN
-from longdecode.evals.tasks.mini_book.pg19 import HELD_OUT
+from longdecode.evals.tasks.continuation import HELD_OUT, TUNING_BOOKS, UNSEEN
 from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks
-from longdecode.evals.tasks.tuning.fidelity import BOOKS
 from longdecode.evals.tuning_spec import (
     TUNING_SUITE,
     Trial,
@@ -274,8 +272,8 @@ def test_nearness_to_full_tells_settings_apart_that_answer_nothing(
 
 
 def test_books_that_are_tuned_on_are_in_no_suite_and_need_not_be_there(tmp_path: Path) -> None:
-    assert not set(BOOKS) & {*UNSEEN, *HELD_OUT}
-    for book in BOOKS:
+    assert not set(TUNING_BOOKS) & {*UNSEEN, *HELD_OUT}
+    for book in TUNING_BOOKS:
         (tmp_path / f"{book}.txt").write_text(f"{book} " * 300, encoding="utf-8")
     prompts = get_task("tuning_prose", {"pg19": tmp_path}).samples(512, 2, 0, None)
     assert [sample.prompt[:5].strip() in sample.forced for sample in prompts] == [True] * 8

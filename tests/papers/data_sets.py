@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from longdecode.evals.datasets.livecodebench import FILES, FOLDER
+from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.generation.prompts import BOOKS
 from longdecode.evals.generators.prose import sentence
-from longdecode.evals.tasks.fidelity.suite import UNSEEN
-from longdecode.evals.tasks.longbench.suite import ENGLISH_EIGHT
-from longdecode.evals.tasks.math.problems import SETS
+from longdecode.evals.tasks.continuation import UNSEEN
+from longdecode.evals.tasks.longbench import ENGLISH_EIGHT
+from longdecode.evals.tasks.math import SETS
 
 BOOK_SENTENCES = 900
 TRAINING_BOOKS = ("900001", "900002")
@@ -108,8 +108,8 @@ class DataSets:
             "question_content": "Add two numbers.", "starter_code": "", "contest_date": "2024-09-01T00:00:00",
             "public_test_cases": tests, "private_test_cases": "[]", "metadata": "{}",
         }  # fmt: skip
-        for number, name in enumerate(FILES):
-            self._lines(f"{folder}/{FOLDER}/{name}", [problem | {"question_id": f"q{number}"}])
+        for number, name in enumerate(SOURCES["livecodebench"].files):
+            self._lines(f"{folder}/livecodebench/{name}", [problem | {"question_id": f"q{number}"}])
 
     def _prose(self, sentences: int) -> str:
         return "".join(sentence(self.random) for _ in range(sentences)).strip()

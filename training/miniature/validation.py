@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from longdecode.evals.generators import chain, lookup, narrative
-from longdecode.evals.generators.episode import Episode
+from longdecode.evals.generators.prose import Episode
 
 _MAKERS = {
     "single": lambda rng, size: lookup.recall(rng, "single", size),

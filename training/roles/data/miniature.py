@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from longdecode.evals.generators import lookup
-from longdecode.evals.generators.episode import Episode
+from longdecode.evals.generators.prose import Episode
 from longdecode.training.roles.data.batch import SampleSource, TargetSample
 
 

@@ -1,0 +1,308 @@
+"""Read rows of data sets from files or the hub; a fault is one line with file, line and remedy."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from longdecode.engine.errors import DataUnavailableError
+
+FROM_HUB = "hub"
+"""Value of a ``data`` key to have every set fetched from its own repository of the hub."""
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w./-]+))?")
+
+
+class HubId(NamedTuple):
+    """A repository of the hub, at a revision if one is known."""
+
+    repo: str
+    revision: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """The place of a set.
+
+    Attributes:
+        key: key of the configuration's ``data`` that names the folder, or ``hub``.
+        folder: sub-folder of the set, which holds one of ``files`` or a snapshot of the repository.
+        files: names of files in order of preference, or patterns of them: jsonl, packed or not, a JSON array in .json,
+            csv or parquet.
+        hub_id: repository on the hub; ``None`` where no repository has the set.
+        revision: its commit; ``None`` where it is not known to us.
+        split: split of the repository.
+        config: configuration of the repository.
+        gated: the repository asks for its terms to be accepted first.
+        fetch: commands that fetch the set, where ``hf download`` does not.
+    """
+
+    key: str
+    folder: str = ""
+    files: tuple[str, ...] = ()
+    hub_id: str | None = None
+    revision: str | None = None
+    split: str = "test"
+    config: str | None = None
+    gated: bool = False
+    fetch: str | None = None
+
+    def unavailable(self, why: str) -> DataUnavailableError:
+        """Return the error that says why the set cannot be read and which command fetches it."""
+        revision = f" --revision {self.revision}" if self.revision else ""
+        download = f"hf download --repo-type dataset {self.hub_id}{revision} --local-dir {self.key}/{self.folder}"
+        terms = f"accept its terms at https://huggingface.co/datasets/{self.hub_id}, log in with `hf auth login`, "
+        hub = f", or set it to {FROM_HUB}" if self.hub_id else ""
+        return DataUnavailableError(
+            f"{why}; {terms if self.gated else ''}fetch the set with `{self.fetch or download}` and set data.{self.key}"
+            f" to {self.key}{hub}"
+        )
+
+    def locate(self, source: Path | None, any_repository: bool = False) -> Path | HubId:
+        """Return the folder that a ``data`` key names, or the repository that it stands for.
+
+        Args:
+            any_repository: a hub id, ``org/name`` or ``org/name@revision``, may be named too.
+
+        Raises:
+            DataUnavailableError: it names nothing, or what is not there.
+        """
+        if source is None:
+            raise self.unavailable(f"the configuration's data.{self.key} names nothing")
+        if (folder := source.expanduser()).is_dir():
+            return folder
+        if str(source) == FROM_HUB and self.hub_id:
+            return HubId(self.hub_id, self.revision)
+        found = _HUB_ID.fullmatch(source.as_posix()) if any_repository else None
+        if found is None:
+            wanted = "neither a folder nor a hub id (org/name)" if any_repository else "which is no folder"
+            raise self.unavailable(f"data.{self.key} is {source}, {wanted}")
+        return HubId(found["repo"], found["revision"])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row with its place, whose fields are read by type; ``raw`` is its line, ``offset`` where that begins."""
+
+    values: Mapping[str, Any]
+    where: str
+    data: DataSet
+    raw: bytes = b""
+    offset: int = 0
+
+    def fault(self, why: str) -> DataUnavailableError:
+        """Return the error that says what is wrong with this row."""
+        return self.data.unavailable(f"{self.where} {why}")
+
+    def value(self, key: str, expected: str = "a value", fits: bool | None = None) -> Any:
+        """Return a field of any type but null; ``fits`` false raises that it is not what is ``expected``."""
+        if self.values.get(key) is None:
+            raise self.fault(f"lacks {key!r}")
+        if fits is False:
+            raise self.fault(f"has {shown(self.values[key])} as {key!r}; {expected} is expected")
+        return self.values[key]
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a field that must be Unicode text, or the default where it is missing or null."""
+        if default is not None and self.values.get(key) is None:
+            return default
+        return str(self.value(key, "a string", is_text(self.values.get(key))))
+
+    def answer(self, key: str) -> str:
+        """Return a string that is not empty, or a finite number as it is written."""
+        value = self.values.get(key)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fits = number or (is_text(value) and bool(str(value).strip()))
+        return str(self.value(key, "a string or a finite number", fits)).strip()
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a field that must be a list of strings, and not an empty one."""
+        value = self.values.get(key)
+        fits = isinstance(value, list | tuple) and len(value) > 0 and all(map(is_text, value))
+        return tuple(self.value(key, "a list of strings", fits))
+
+
+SOURCES: Mapping[str, DataSet] = {
+    name: DataSet(**{**values, "files": tuple(values.get("files", ()))})
+    for name, values in yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text(encoding="utf-8")).items()
+}
+"""Places of all sets."""
+
+
+def read_rows(data: DataSet, source: Path | None) -> list[Row]:
+    """Return every row of a set, at least one, in the set's own order.
+
+    Args:
+        data: the set.
+        source: the folder, or ``hub``; ``None`` where the configuration gives neither.
+
+    Raises:
+        DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
+    """
+    place = data.locate(source)
+    if isinstance(place, HubId):
+        return _library_rows(data, place.repo, place.revision)
+    folder = place / data.folder
+    if files := [file for name in data.files for file in sorted(folder.glob(name))]:
+        return file_rows(data, files[0])
+    if not folder.is_dir() or data.hub_id is None:
+        raise data.unavailable(f"{folder} holds no {' or '.join(data.files)}")
+    return _library_rows(data, str(folder), None)
+
+
+def file_rows(data: DataSet, file: Path) -> list[Row]:
+    """Return the rows of a file by its ending: .csv, .json (an array), .parquet, else JSON lines, packed or not.
+
+    Raises:
+        DataUnavailableError: as for ``read_rows``.
+    """
+    if file.suffix == ".csv":
+        (_, names), *table = csv_table(data, file)
+        if not table:
+            raise data.unavailable(f"{file} has a header and no row")
+        for where, values in table:
+            if len(values) > len(names):
+                why = f"{len(values)} fields and the header {len(names)}; a text with a comma needs quotes"
+                raise data.unavailable(f"{where} has {why}")
+        return [Row(dict(zip(names, values, strict=False)), where, data) for where, values in table]
+    if file.suffix == ".json":
+        return _numbered(data, read_json(data, file), str(file))
+    try:
+        if file.suffix == ".parquet":
+            from pyarrow.parquet import read_table
+
+            return _numbered(data, read_table(file).to_pylist(), str(file))
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
+            return list(json_rows(data, lines, str(file)))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise data.unavailable(f"{file} cannot be read: {one_line(error)}") from error
+
+
+def json_rows(data: DataSet, lines: Iterable[bytes], name: str) -> Iterator[Row]:
+    """Yield the objects of a file, open in binary mode, that has one on each line; blank lines are passed over.
+
+    Raises:
+        DataUnavailableError: no row at all, a line in another encoding than UTF-8, or one that is no JSON object.
+    """
+    empty, offset = True, 0
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            empty, where = False, f"{name}, line {number}"
+            text = _decoded(data, line, name, number)
+            if text.lstrip().startswith("["):
+                raise data.unavailable(
+                    f"{where} begins a JSON array; one object a line is expected: convert with `jq -c '.[]'`"
+                )
+            yield _object(data, _json(data, text, where), where, line, offset)
+        offset += len(line)
+    if empty:
+        raise data.unavailable(f"{name} is empty")
+
+
+def csv_table(data: DataSet, file: Path) -> list[tuple[str, list[str]]]:
+    """Return the lines of a csv file, its header if there is one among them, each with its place.
+
+    Raises:
+        DataUnavailableError: the file is empty, in another encoding than UTF-8, or no csv.
+    """
+    reader = csv.reader(io.StringIO(read_text(data, file), newline=""))
+    try:
+        return [(f"{file}, line {reader.line_num}", values) for values in reader if values]
+    except csv.Error as error:
+        raise data.unavailable(f"{file}, line {reader.line_num} cannot be read as csv: {one_line(error)}") from None
+
+
+def read_json(data: DataSet, file: Path) -> Any:
+    """Return the one JSON value that a file holds.
+
+    Raises:
+        DataUnavailableError: the file is empty, in another encoding than UTF-8, or no JSON.
+    """
+    return _json(data, read_text(data, file), str(file))
+
+
+def read_text(data: DataSet, file: Path) -> str:
+    """Return a file's text, with ``\\n`` between lines.
+
+    Raises:
+        DataUnavailableError: the file holds no text, or is in another encoding than UTF-8.
+    """
+    try:
+        text = _decoded(data, file.read_bytes(), str(file)).replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:
+        raise data.unavailable(f"{file} cannot be read: {one_line(error)}") from None
+    if not text.strip():
+        raise data.unavailable(f"{file} is empty")
+    return text
+
+
+def shown(value: Any) -> str:
+    """Return a value as errors show it: its JSON, cut short."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is a text that can be encoded; JSON's escapes may leave half of a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message on one line, cut short; its type where it has none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _json(data: DataSet, text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise data.unavailable(f"{where} cannot be read as JSON: {one_line(error)}") from None
+
+
+def _object(data: DataSet, value: Any, where: str, raw: bytes = b"", offset: int = 0) -> Row:
+    if not isinstance(value, dict):
+        raise data.unavailable(f"{where} is {shown(value)}; an object, {{...}}, is expected")
+    return Row(value, where, data, raw, offset)
+
+
+def _numbered(data: DataSet, values: Any, name: str) -> list[Row]:
+    if not isinstance(values, list) or not values:
+        raise data.unavailable(f"{name} holds {shown(values)}; an array of objects is expected")
+    return [_object(data, value, f"{name}, row {number}") for number, value in enumerate(values, 1)]
+
+
+def _decoded(data: DataSet, raw: bytes, name: str, line: int = 1) -> str:
+    """Return UTF-8 as text, without a byte order mark; ``line`` is the number of the first line."""
+    if raw.startswith(b"\x1f\x8b"):
+        raise data.unavailable(f"{name} is packed with gzip; unpack it with `gunzip`, or fetch it again")
+    guess = "UTF-16" if b"\0" in raw else "LATIN1"
+    try:
+        if guess == "LATIN1":
+            return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line += raw.count(b"\n", 0, error.start)
+    raise data.unavailable(
+        f"{name}, line {line} is not UTF-8 but most likely {guess}; convert the file with `iconv -f {guess} -t UTF-8`,"
+        " or fetch it again"
+    )
+
+
+def _library_rows(data: DataSet, source: str, revision: str | None) -> list[Row]:
+    """Return rows by the datasets library: of the hub itself, or of a folder that is a snapshot of it."""
+    import datasets  # seconds to import
+
+    try:
+        rows = list(datasets.load_dataset(source, data.config, split=data.split, revision=revision))
+    except Exception as error:  # the hub's errors, those of its transport and those of the library share no base
+        raise data.unavailable(f"{source} cannot be loaded: {type(error).__name__}: {one_line(error)}") from error
+    return _numbered(data, rows, source)

@@ -1,0 +1,230 @@
+"""Programs in Python, which must pass their tests in the sandbox: HumanEval, MBPP and LiveCodeBench."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import TYPE_CHECKING, Any
+
+from longdecode.evals.datasets.livecodebench import CodeProblem, read_problems, read_public_problems
+from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
+from longdecode.evals.sandbox import require_sandbox
+from longdecode.evals.scoring.code_tests import Verdict, code_blocks, extract_code, run_checks, run_tests
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite
+from longdecode.evals.tasks.reasoning import ReasoningTask
+
+if TYPE_CHECKING:
+    from longdecode.evals.tokenizing import TextTokenizer
+
+WINDOW = ("2024-08-01", "2025-02-01")
+"""The part of release_v5 that DeepSeek-R1 and QwQ report: 279 problems."""
+DRAWS = 4
+FUNCTION_TOKENS, CONTEST_TOKENS = 1024, 2048
+"""Most tokens of a greedy answer: one function; a contest program with the words before it."""
+_BODY = re.compile(r"\s*^(?: {2,}|\t)\S", re.MULTILINE)
+"""The beginning of a bare function body: an indented line."""
+_UNFENCED = re.compile(
+    r"^(?:(?:from|import|def|class|async def)\s|@).*\n?"
+    r"(?:(?:[ \t].*|[ \t]*|[#@)\]}\"'].*|(?:from|import|def|class|async|if|for|while|try|with)\b.*"
+    r"|\w+\s*[=(.\[].*)(?:\n|\Z))*",
+    re.MULTILINE,
+)
+"""A program among sentences: from its first definition or import to the line before a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionProblem:
+    """One problem.
+
+    Attributes:
+        task_id: the set's.
+        prompt: text for the model.
+        names: functions and classes that the checks use, one of which a program must define.
+        stub: head of the function, to be completed; empty where the program has to bring everything.
+        checks: program that raises unless the function is right.
+        reference: the set's own program, or the body of the stub.
+    """
+
+    task_id: str
+    prompt: str
+    names: tuple[str, ...]
+    stub: str
+    checks: str
+    reference: str
+
+    def program(self, completion: str) -> tuple[str, ...] | None:
+        """Return the parts of the completion's program, to be run in one namespace; ``None`` where it holds none.
+
+        The program is the first fenced block that defines what is asked for, else the first block, else the whole
+        completion. One that defines it runs after the stub, whose imports and helpers it may use; one that does not is
+        the stub's body.
+        """
+        names = "|".join(self.names)
+        defines = re.compile(rf"^(?:(?:(?:async\s+)?def|class)\s+(?:{names})\b|(?:{names})\s*=[^=])", re.MULTILINE)
+        blocks = [dedent(block) for block in code_blocks(completion)]
+        unfenced = [] if blocks else [found[0] for found in _UNFENCED.finditer(completion)]
+        code = next((block for block in [*blocks, *unfenced, completion] if defines.search(block)), None)
+        if code is not None:
+            return (f"{self.stub}\n    pass\n", code) if self.stub else (code,)
+        body = blocks[0] if blocks else completion if _BODY.match(completion) else ""
+        if not body.strip():
+            return None
+        return (f"{self.stub}\n{_indented(body)}\n",) if self.stub else (body,)
+
+
+class CodeTask(ReasoningTask):
+    """Problems answered by a program; right is one that passes every test.
+
+    ``measures``: ``answered``, the share with a program; ``tests_passed`` before the first failure; ``timed_out`` and
+    ``over_memory``, the shares that a limit ended.
+
+    Args:
+        name: the task's.
+        read: reader of the problems.
+        draws: generations of each problem.
+        most_new_tokens: most tokens of a greedy answer; sampled reasoning, with all that the context leaves, without.
+        data: ``code`` says where the sets are.
+    """
+
+    suite = "code"
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[Path | None], Sequence[Any]],
+        draws: int,
+        most_new_tokens: int | None,
+        data: Data,
+    ):
+        super().__init__(name, data, draws, greedy=most_new_tokens is not None, most_new_tokens=most_new_tokens)
+        self.read = read
+
+    def problems(self) -> list[tuple[str, Any]]:
+        """Return every problem of the set."""
+        return [(problem.prompt, problem) for problem in self.read(self.data.get("code"))]
+
+    def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
+        """Make the draws of ``count`` problems; refuse before anything is generated where programs cannot be run.
+
+        Raises:
+            SandboxUnsupportedError: there is no sandbox here; the message says how to get one.
+            UnsupportedCellError, DataUnavailableError: as for every reasoning task.
+        """
+        require_sandbox()
+        return super().samples(context_tokens, count, seed, tokenizer)
+
+    def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
+        """Return 1 where the program passes every test, else 0."""
+        verdict = mark(sample.meta, completion)
+        measures = {
+            "answered": float(verdict is not None),
+            "tests_passed": float(verdict.tests_passed if verdict else 0),
+            "timed_out": float(verdict is not None and verdict.cause == "timeout"),
+            "over_memory": float(verdict is not None and verdict.cause == "memory"),
+        }
+        return Score(float(verdict is not None and verdict.passed), (), measures)
+
+
+def mark(problem: FunctionProblem | CodeProblem, completion: str) -> Verdict | None:
+    """Run a completion's program on a problem's tests: the function asked for, or the program in the last closed block.
+
+    Returns:
+        The verdict; ``None`` where there is no program.
+    """
+    if isinstance(problem, FunctionProblem):
+        parts = problem.program(completion)
+        return None if parts is None else run_checks(parts, problem.checks)
+    code = extract_code(completion)
+    return None if code is None else run_tests(code, problem.function, problem.tests())
+
+
+def humaneval(source: Path | None) -> list[FunctionProblem]:
+    """Return HumanEval's 164 problems from ``<source>/humaneval``, or from the hub.
+
+    Source: Chen et al. 2021 (arXiv 2107.03374), github openai/human-eval. The prompt's words are this project's.
+
+    Raises:
+        DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
+    """
+    return [_humaneval(row) for row in read_rows(SOURCES["humaneval"], source)]
+
+
+def mbpp(source: Path | None) -> list[FunctionProblem]:
+    """Return the 427 sanitised problems of MBPP from ``<source>/mbpp``, or from the hub, in order of their number.
+
+    Source: Austin et al. 2021 (arXiv 2108.07732), github google-research/google-research, mbpp. The prompt shows all
+    checks, as the paper's does; its words are this project's.
+
+    Raises:
+        DataUnavailableError: as for ``humaneval``.
+    """
+    return _by_number("mbpp", source)
+
+
+def mbpp_full(source: Path | None) -> list[FunctionProblem]:
+    """Return all 974 problems of MBPP, as ``mbpp`` does."""
+    return _by_number("mbpp_full", source)
+
+
+def _by_number(name: str, source: Path | None) -> list[FunctionProblem]:
+    return sorted((_mbpp(row) for row in read_rows(SOURCES[name], source)), key=lambda problem: int(problem.task_id))
+
+
+def _humaneval(row: Row) -> FunctionProblem:
+    stub, name = row.text("prompt"), row.text("entry_point")
+    if not name.isidentifier() or re.search(rf"\bdef\s+{name}\b", stub) is None:
+        raise row.fault(f"has {name!r} as 'entry_point', which is no function of its 'prompt'")
+    prompt = (
+        "Complete this Python function. Answer with one code block that holds the whole function and the imports that "
+        f"it needs.\n\n```python\n{stub.strip()}\n```\n"
+    )
+    checks = f"{row.text('test')}\n\ncheck({name})\n"
+    return FunctionProblem(row.answer("task_id"), prompt, (name,), stub, checks, row.text("canonical_solution"))
+
+
+def _mbpp(row: Row) -> FunctionProblem:
+    reference, number = row.text("code"), row.answer("task_id")
+    shown = "\n".join(row.texts("test_list"))
+    task = (row.text("prompt", "") or row.text("text")).strip()
+    prompt = (
+        f"{task}\n\nWrite it in Python, in one code block, with the imports that it needs. These checks must "
+        f"pass:\n\n```python\n{shown}\n```\n"
+    )
+    imports = row.texts("test_imports") if row.values.get("test_imports") else ()
+    # Set-up code builds on the program's own classes, so that it comes after the program.
+    checks = "\n".join([*imports, row.text("test_setup_code", ""), shown, ""])
+    defined = re.findall(r"^(?:def|class)\s+(\w+)", reference, re.MULTILINE)
+    names = tuple(name for name in dict.fromkeys(defined) if re.search(rf"\b{name}\b", checks))
+    if not names or not number.isdecimal():
+        raise row.fault(f"is problem {number!r}, which has no number or checks nothing that its reference defines")
+    return FunctionProblem(number, prompt, names, "", checks, reference)
+
+
+def _indented(body: str) -> str:
+    """Indent a function's body by four columns, whether all of it or its first line alone lacks them."""
+    first, _, rest = body.strip("\n").partition("\n")
+    lines = [line for line in rest.split("\n") if line.strip()]
+    continued = lines and all(line.startswith(("    ", "\t")) for line in lines) and not first.rstrip().endswith(":")
+    return f"    {first}\n{rest}" if continued and not first[:1].isspace() else indent(dedent(body.strip("\n")), "    ")
+
+
+_ROWS: Mapping[str, tuple[Any, ...]] = {
+    "humaneval": (humaneval, 1, FUNCTION_TOKENS),
+    "mbpp": (mbpp, 1, FUNCTION_TOKENS),
+    "mbpp_full": (mbpp_full, 1, FUNCTION_TOKENS),
+    "livecodebench_v5": (partial(read_problems, window=WINDOW), DRAWS, None),
+    "livecodebench_v5_all": (read_problems, 1, None),
+    "lcb_v5_public_derived": (read_public_problems, 1, CONTEST_TOKENS),
+}
+"""Of each task the reader, the draws, and the most tokens of a greedy answer."""
+SUITES: Mapping[str, Suite] = {
+    "code": Suite(
+        {name: partial(CodeTask, name, *values) for name, values in _ROWS.items()},
+        default=("humaneval", "mbpp", "livecodebench_v5"),
+        data=("code",),
+    )
+}

@@ -1,0 +1,224 @@
+"""LongBench v1, E and v2 on real documents.
+
+Source: Bai et al. 2023 (arXiv 2308.14508) and 2024 (LongBench v2, arXiv 2412.15204); the protocols' numbers and texts
+are in longbench.yaml, with their sources.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import yaml
+
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.evals.datasets.reader import SOURCES, HubId, Row, json_rows, one_line, read_rows
+from longdecode.evals.scoring.longbench import first_line, score_answers
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
+from longdecode.evals.tasks.fitting import without_middle
+
+if TYPE_CHECKING:
+    from longdecode.evals.tokenizing import TextTokenizer
+
+ENGLISH_EIGHT = (
+    "qmsum", "narrativeqa", "qasper", "multifieldqa_en", "triviaqa", "passage_retrieval_en", "hotpotqa", "2wikimqa",
+)  # fmt: skip
+"""The tasks that TidalDecode's and LycheeDecode's tables report."""
+EVEN_THIRTEEN = (
+    "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "gov_report", "multi_news", "trec", "triviaqa", "samsum",
+    "passage_count", "passage_retrieval_en", "lcc", "repobench-p",
+)  # fmt: skip
+"""The data sets of LongBench-E, whose rows are spread evenly over 0 to 4, 4 to 8 and over 8 thousand words."""
+V2 = "v2"
+"""LongBench v2's key in longbench.yaml: 503 questions with four choices."""
+QUESTION_CHARACTERS = 100
+"""At most so many characters at the prompt's end are decoded token by token."""
+_ARCHIVE = "data.zip"
+_DATA = SOURCES["longbench"]
+_OWN_NAMES = ("zai-org/longbench", "thudm/longbench")
+"""The repository's name now and then, pinned to one commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongBenchProtocol:
+    """One line of longbench.yaml: prompt with ``{context}`` and ``{input}``, tokens to generate, how to mark."""
+
+    prompt: str
+    max_new_tokens: int
+    metric: str
+    marker: str | None = None
+    first_line: bool = False
+
+
+class LongBenchRow(NamedTuple):
+    """One sample as published: the question or instruction, its context, references, class names if there are any."""
+
+    input: str
+    context: str
+    answers: tuple[str, ...]
+    all_classes: tuple[str, ...] | None
+
+
+PROTOCOLS: Mapping[str, LongBenchProtocol] = {
+    name: LongBenchProtocol(**values)
+    for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
+}
+"""The protocol of every data set: LongBench v1's in its order, then v2's."""
+
+
+class LongBench(Task):
+    """One data set; sample ``i`` is its row ``i``, and a context is the length that prompts are cut down to.
+
+    A prompt longer than the context less the generation loses its middle, counted in tokens. Then the
+    question is cut off its end to be decoded through the method: from the task's marker on, but at most the last 100
+    characters; so a method must find the answer's place by itself, rather than be shown it by a dense prefill. No chat
+    template: neither of the harnesses that this mirrors applies one.
+
+    Args:
+        dataset: LongBench's name of the data set; of LongBench-E with ``_e`` at its end; or ``V2``.
+        data: ``longbench`` and ``longbench_v2`` are folders or hub ids of the data.
+
+    Source: github DerrickYLJ/TidalDecode, examples/LongBench/pred.py, for the decoded question. Deviations: its tail
+    loses a first token where the tokenizer puts none before a text (Qwen), ours does not; NarrativeQA is cut to the
+    cell's context like the others, not always to 28,000.
+    """
+
+    suite = "longbench"
+    data_source = "real"
+    stop_at_eos = True
+
+    def __init__(self, dataset: str, data: Data):
+        super().__init__(data)
+        self.name = _name(dataset)
+        self.dataset = dataset
+        self.protocol = PROTOCOLS[dataset.removesuffix("_e")]
+        self.metric = self.protocol.metric
+
+    def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
+        """Cut the first ``count`` rows to ``context_tokens``; ``seed`` plays no part.
+
+        Raises:
+            UnsupportedCellError: the context leaves no room before the generation.
+            DataUnavailableError: the rows are not here.
+        """
+        v2 = self.dataset == V2
+        source = self.data.get("longbench_v2" if v2 else "longbench")
+        rows = read_v2_rows(source, count) if v2 else read_v1_rows(source, self.dataset, count)
+        most = self.protocol.max_new_tokens
+        # One replacement pass: braces in a context (code, for one) are text.
+        before, _, after = self.protocol.prompt.partition("{context}")
+        made = []
+        for index, row in enumerate(rows):
+            text = before + row.context + after.replace("{input}", row.input)
+            parts = without_middle(text, self._split, context_tokens - most, tokenizer)
+            if parts is None:
+                raise UnsupportedCellError(
+                    f"{self.name} generates {most} tokens; a context of {context_tokens} leaves no room for its prompt"
+                )
+            made.append(Sample(index, *parts, most, None, (row.answers, row.all_classes)))
+        return made
+
+    def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
+        """Return the metric's best value over the references."""
+        answers, classes = sample.meta
+        marked = first_line(completion) if self.protocol.first_line else completion
+        return Score(score_answers(self.metric, marked, answers, classes))
+
+    def _split(self, text: str) -> tuple[str, str]:
+        marked = text.rfind(self.protocol.marker) if self.protocol.marker else -1
+        at = max(1, len(text) - QUESTION_CHARACTERS, marked)
+        return text[:at], text[at:]
+
+
+def read_v2_rows(source: Path | None, count: int) -> list[LongBenchRow]:
+    """Return the first ``count`` questions of LongBench v2, the choices after each, with the right one's letter.
+
+    Args:
+        source: a folder with ``data.json`` or ``data.jsonl``, or ``hub``; ``None`` where the configuration names none.
+
+    Raises:
+        DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
+    """
+    found = []
+    for row in read_rows(SOURCES["longbench_v2"], source)[:count]:
+        choices = (f"({letter}) {row.text(f'choice_{letter}')}" for letter in "ABCD")
+        asked = "\n".join([row.text("question"), *choices])
+        found.append(LongBenchRow(asked, row.text("context"), (row.answer("answer"),), None))
+    return found
+
+
+def read_v1_rows(source: Path | None, dataset: str, count: int) -> list[LongBenchRow]:
+    """Return the first ``count`` rows of a data set, or all it has.
+
+    Args:
+        source: a folder with ``<dataset>.jsonl`` at any depth or with ``data.zip``; ``hub``; or a hub id, ``org/name``
+            or ``org/name@revision``; ``None`` where the configuration names nothing.
+        dataset: LongBench's own name, such as ``qmsum``, or LongBench-E's, such as ``qasper_e``.
+
+    Raises:
+        DataUnavailableError: the file is not here and cannot be fetched, or is not LongBench's; the message holds the
+            command that fetches it.
+    """
+    try:
+        name, raw = _file(source, dataset)
+    except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise _DATA.unavailable(f"{dataset}.jsonl in {source} cannot be read: {one_line(error)}") from error
+    return [_row(row) for row in islice(json_rows(_DATA, io.BytesIO(raw), name), count)]
+
+
+def _file(source: Path | None, dataset: str) -> tuple[str, bytes]:
+    """Return the file of a data set, by name and content: of a folder, or of the archive that it was published in."""
+    place = _DATA.locate(source, any_repository=True)
+    if isinstance(place, Path):
+        files = sorted(place.rglob(f"{dataset}.jsonl"), key=lambda file: (len(file.parts), file))
+        if files:
+            return str(files[0]), files[0].read_bytes()
+    archive = place / _ARCHIVE if isinstance(place, Path) else _fetch(place)
+    with zipfile.ZipFile(archive) as zipped:
+        members = [name for name in zipped.namelist() if Path(name).name == f"{dataset}.jsonl"]
+        if not members:
+            raise _DATA.unavailable(f"{archive} holds no {dataset}.jsonl")
+        return f"{archive}:{members[0]}", zipped.read(members[0])
+
+
+def _fetch(place: HubId) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    revision = place.revision or (_DATA.revision if place.repo.lower() in _OWN_NAMES else None)
+    if revision is None:
+        raise _DATA.unavailable(f"data.longbench is a hub id without a revision: write {place.repo}@<commit>")
+    try:
+        return Path(hf_hub_download(place.repo, _ARCHIVE, repo_type="dataset", revision=revision))
+    except Exception as error:  # the hub's errors, those of its transport and those of the file system share no base
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise _DATA.unavailable(f"{_ARCHIVE} of {place.repo} at {revision} could not be fetched: {why}") from error
+
+
+def _row(row: Row) -> LongBenchRow:
+    classes = None if row.values.get("all_classes") is None else row.texts("all_classes")
+    return LongBenchRow(row.text("input"), row.text("context"), row.texts("answers"), classes)
+
+
+def _name(dataset: str) -> str:
+    base = dataset.removesuffix("_e")
+    return f"longbench_{base if base == dataset else f'e_{base}'}"
+
+
+SUITES: Mapping[str, Suite] = {
+    "longbench": Suite(
+        {
+            _name(dataset): partial(LongBench, dataset)
+            for dataset in (*PROTOCOLS, *(f"{dataset}_e" for dataset in EVEN_THIRTEEN))
+        },
+        default=tuple(f"longbench_{dataset}" for dataset in ENGLISH_EIGHT),
+        data=("longbench", "longbench_v2"),
+        question="decoded",
+    )
+}

@@ -1,0 +1,236 @@
+"""LongGenBench: 15, 30 or 45 questions of GSM8K, MMLU or CommonsenseQA answered in one generation.
+
+Source: Liu et al. 2024 (LongGenBench, arXiv 2410.04199); github Dominic789654/LongGenBench for GSM8K and MMLU, github
+Linking-ai/SCOPE for CommonsenseQA. 15, 30 and 45 are RetroAttention's sizes (arXiv 2508.09001).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import yaml
+
+from longdecode.evals.datasets.reader import (
+    SOURCES,
+    DataSet,
+    HubId,
+    Row,
+    csv_table,
+    is_text,
+    one_line,
+    read_json,
+    read_rows,
+)
+from longdecode.evals.scoring.longgenbench import marks_by_number, original_marks, scope_marks
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite
+from longdecode.evals.tasks.reasoning import ReasoningTask
+
+SIZES = (15, 30, 45)
+MOST_NEW_TOKENS = 8192
+"""Most tokens of a generation: 45 answers of GSM8K take 5,000 to 6,000, over the original's limit of 4,096."""
+# This project's words: the released instruction says the same as a system prompt, which not every template has.
+INSTRUCTION = (
+    "Work through every question below step by step and write each answer in the form of the examples: begin with "
+    '"Answer_", the number of the question and a colon, and finish with "The answer is" and the answer. Leave out the '
+    "questions themselves, and answer all of them, however many there are."
+)
+SETS = {name: SOURCES[f"longgenbench_{name}"] for name in ("gsm8k", "mmlu", "csqa")}
+DROPPED = {
+    "high_school_european_history", "high_school_us_history", "high_school_world_history", "professional_law",
+    "security_studies",
+}  # fmt: skip
+"""MMLU's subjects whose questions are passages: 9,000 tokens and more for 45. The paper drops five too, unnamed."""
+_MMLU_DEMOS = ("LongGenBench_MMLU_prompt.json", "LongGenBench_MMLU_prompt/LongGenBench_prompt.json")
+LETTERS = "ABCDE"
+_GOLD = re.compile(r"-?[\d,]*\.?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question as it stands in a prompt, and its gold answer: a number's digits, or a letter."""
+
+    text: str
+    gold: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The questions of one prompt, and the worked examples, question and answer, that stand before them.
+
+    ``subject`` is MMLU's. ``misaligned`` counts the questions, the last ones, that the released construction, which
+    splits the joined text at blank lines, pairs with other questions' answers. Here they are paired by row.
+    """
+
+    demos: tuple[tuple[str, str], ...]
+    questions: tuple[Question, ...]
+    subject: str | None = None
+    misaligned: int = 0
+
+
+class LongGenBench(ReasoningTask):
+    """``size`` questions in one generation, marked one by one by the number that each answer carries.
+
+    Questions stand in the data's order. GSM8K and CommonsenseQA give consecutive groups from the first row on; MMLU
+    gives the first ``size`` questions of each subject but five of long passages, fewer subjects being a random part.
+    All questions count: one without an answer is wrong. ``parts`` are the marks in order of the questions.
+
+    ``measures``: ``answered``, the share with an answer that can be read; ``original_right`` of ``original_counted`` by
+    LongGenBench's own scorer, which leaves missing answers out; ``scope_accuracy`` by SCOPE's; ``misaligned_released``,
+    the share of questions that the released construction pairs with another question's answer.
+
+    Args:
+        source: ``gsm8k``, ``mmlu`` or ``csqa``.
+        size: questions of a prompt.
+        data: ``longgenbench`` is a folder or ``hub`` (``read_groups``).
+
+    Deviations: the instruction is in this project's words and in the user's turn; MMLU's options are set apart by
+    spaces, as in its examples; up to 8,192 tokens are generated.
+    """
+
+    suite = "longgenbench"
+    version = 2
+
+    def __init__(self, source: str, size: int, data: Data):
+        super().__init__(f"longgenbench_{source}_{size}", data, greedy=True, most_new_tokens=MOST_NEW_TOKENS)
+        self.takes_first = source != "mmlu"
+        self.source = source
+        self.size = size
+
+    def problems(self) -> list[tuple[str, Group]]:
+        """Return the prompt of every group, and the group."""
+        made = []
+        for group in read_groups(self.data.get("longgenbench"), self.source, self.size):
+            subject = f" The questions are multiple choice, about {group.subject}." if group.subject else ""
+            made.append((f"{INSTRUCTION}{subject}\n\n{questions_text(group)}", group))
+        return made
+
+    def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
+        """Return the share of questions answered right, and a mark for each."""
+        group: Group = sample.meta
+        golds = tuple(question.gold for question in group.questions)
+        marks = marks_by_number(completion, golds, len(group.demos) + 1)
+        original, scope = original_marks(completion, golds), scope_marks(completion, golds)
+        total = len(golds)
+        measures = {
+            "answered": sum(mark is not None for mark in marks) / total,
+            "original_right": float(sum(original)),
+            "original_counted": float(len(original)),
+            "scope_accuracy": sum(scope) / total,
+            "misaligned_released": group.misaligned / total,
+        }
+        parts = tuple(float(bool(mark)) for mark in marks)
+        return Score(sum(parts) / total, parts, measures)
+
+
+def questions_text(group: Group) -> str:
+    """Return examples and questions as the benchmark sets them: all questions, then all answers, then what is asked."""
+    demos = [f"Question_{number}: \n{question}" for number, (question, _) in enumerate(group.demos, 1)]
+    demos += [f"Answer_{number}:\n{answer}" for number, (_, answer) in enumerate(group.demos, 1)]
+    numbered = enumerate(group.questions, len(group.demos) + 1)
+    asked = "".join(f"Question_{number}:\n{question.text}\n" for number, question in numbered)
+    examples = "\n\n".join(demos)
+    return f"Examples: \n{examples}\n\nFollowing Question: \n{asked}\n"
+
+
+def read_groups(source: Path | None, name: str, size: int) -> list[Group]:
+    """Return every whole group of ``size`` questions: consecutive ones of GSM8K and CSQA, each MMLU subject's first.
+
+    Args:
+        source: a folder with ``gsm8k/test.jsonl``, ``commonsense_qa/dev_rand_split.jsonl``, and MMLU's csv files and
+            examples at any depth; or ``hub``, which has the first two.
+        name: ``gsm8k``, ``mmlu`` or ``csqa``.
+        size: questions of a group.
+
+    Raises:
+        DataUnavailableError: the data is not here or cannot be read; the message says how to fetch it.
+    """
+    data = SETS[name]
+    if name == "mmlu":
+        return _mmlu(data, source, size)
+    questions = [_gsm8k(row) if name == "gsm8k" else _csqa(row) for row in read_rows(data, source)]
+    if len(questions) < size:
+        raise data.unavailable(f"{name} in {source} has {len(questions)} questions, not {size}")
+    starts = range(0, len(questions) - size + 1, size)
+    return [Group(_demos(name), tuple(questions[start : start + size])) for start in starts]
+
+
+@functools.cache
+def _demos(name: str) -> tuple[tuple[str, str], ...]:
+    text = Path(__file__).with_name("longgenbench_demos.yaml").read_text(encoding="utf-8")
+    return tuple((demo["question"], demo["answer"]) for demo in yaml.safe_load(text)[name])
+
+
+def _gsm8k(row: Row) -> Question:
+    gold = row.text("answer").rpartition("####")[2].strip()
+    if _GOLD.fullmatch(gold) is None:
+        raise row.fault(f"has no number after '####' in 'answer', but {gold[:60]!r}")
+    return Question(row.text("question"), gold)
+
+
+def _csqa(row: Row) -> Question:
+    """Read a row of the original release, or of the hub, which has it flattened."""
+    try:
+        asked, gold = row.values["question"], row.values["answerKey"]
+        if isinstance(asked, str):
+            stem, options = asked, row.values["choices"]
+            choices = list(zip(options["label"], options["text"], strict=True))
+        else:
+            stem, choices = asked["stem"], [(choice["label"], choice["text"]) for choice in asked["choices"]]
+        labels = [label for label, _ in choices]
+        if not all(map(is_text, [stem, *(text for _, text in choices)])):
+            raise TypeError("a text is no string")
+        if labels != list(LETTERS[: len(choices)]) or gold not in labels:
+            raise ValueError(f"choices {labels} and {gold!r} as 'answerKey'; letters from A to E are expected")
+    except (KeyError, TypeError, ValueError) as error:
+        raise row.fault(f"is no question of CommonsenseQA: {type(error).__name__}: {one_line(error)}") from error
+    listed = " ".join(f"({label}) {text}" for label, text in choices)
+    return Question(f"{stem}\n{listed}\n", gold)
+
+
+def _mmlu(data: DataSet, source: Path | None, size: int) -> list[Group]:
+    place = data.locate(source)
+    assert not isinstance(place, HubId)  # no repository of the hub has the examples
+    demos = next((file for name in _MMLU_DEMOS for file in sorted(place.rglob(name))), None)
+    files = {file.name.removesuffix("_test.csv"): file for file in sorted(place.rglob("*_test.csv"))}
+    if demos is None or not files:
+        raise data.unavailable(f"{source} holds no {'*_test.csv of MMLU' if demos else _MMLU_DEMOS[0]}")
+    examples = read_json(data, demos)
+    if not isinstance(examples, dict) or not all(isinstance(text, str) for text in examples.values()):
+        raise data.unavailable(f"{demos} cannot be read: an object of texts, one a subject, is expected")
+    groups = []
+    for subject in sorted(set(files) & set(examples) - DROPPED):
+        rows = csv_table(data, files[subject])[:size]
+        for where, values in rows:
+            if len(values) != 6 or values[-1] not in tuple(LETTERS[:4]):
+                why = f"{len(values)} fields, the last {values[-1]!r}; 6 are expected, the last A to D"
+                raise data.unavailable(f"{where} has {why}")
+        if len(rows) == size:
+            groups.append(_mmlu_group(subject, [values for _, values in rows], examples[subject]))
+    if not groups:
+        raise data.unavailable(f"{source} has no subject with {size} questions and worked examples")
+    return groups
+
+
+def _mmlu_group(subject: str, rows: list[list[str]], examples: str) -> Group:
+    questions, misaligned = [], 0
+    for stem, *choices, gold in rows:
+        options = [f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
+        if misaligned or "\n\n" in f"{stem}\n{''.join(options)}":
+            misaligned += 1
+        questions.append(Question(f"{stem.strip()}\n{' '.join(options)}", gold))
+    pairs = (example.partition("\nA: ") for example in examples.split("\n\nQ: ")[1:])
+    demos = tuple((question, answer) for question, _, answer in pairs)
+    return Group(demos, tuple(questions), subject.replace("_", " "), misaligned)
+
+
+SUITES: Mapping[str, Suite] = {
+    "longgenbench": Suite(
+        {f"longgenbench_{source}_{size}": partial(LongGenBench, source, size) for source in SETS for size in SIZES},
+        data=("longgenbench",),
+    )
+}

@@ -1,0 +1,163 @@
+"""Mathematics from school to university, marked by equivalence, by long reasoning or in short: the suite ``math``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
+from longdecode.evals.scoring.math_answer import final_answer, integer_answer
+from longdecode.evals.scoring.math_checker import MathChecker, shared_checker
+from longdecode.evals.scoring.math_equivalence import Rule
+from longdecode.evals.scoring.plain_text import plain
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite
+from longdecode.evals.tasks.reasoning import ReasoningTask
+
+INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+"""Text after the problem (the wording of QwQ's and DeepSeek-R1's evaluations)."""
+AIME_DRAWS = 16
+"""Draws of each AIME problem: a set of 30 problems says little from one draw of each."""
+OLYMPIAD_PRECISION = 1e-8
+"""Largest difference of numbers where OlympiadBench states none, as in its own judge."""
+MINERVA_RELATIVE = 1e-4
+"""Relative difference of numbers that counts as equal; that of the harness which published this copy of the set."""
+SETS = {name: SOURCES[name] for name in ("aime24", "aime25", "math500", "olympiadbench", "minerva", "gsm8k")}
+SHORT = {"gsm8k": ("gsm8k", 512), "math500_greedy": ("math500", 2048)}
+"""Tasks that are decoded greedily, for models that do not reason at length: set, and most tokens of an answer."""
+_INTEGERS = ("aime24", "aime25", "gsm8k")
+_ONE_NUMBER = re.compile(r"[^\d\\(+\-.]*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?)[^\d\\]*")
+"""A number and the plain words around it: ``18 dollars per day``, ``\\text{18 apples}``, ``€2,125.00``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem: its text without the instruction, the gold answer, and the tolerance stated with it."""
+
+    text: str
+    gold: str
+    tolerance: str | None = None
+
+
+class MathTask(ReasoningTask):
+    """One set of problems; a completion is right when its last box holds something equivalent to the gold answer.
+
+    A set of few problems draws each several times. A completion without a closed box is wrong. One whose comparison
+    does not end in time is neither right nor wrong.
+
+    Args:
+        name: a key of ``SETS`` or ``SHORT``.
+        data: ``math`` says where the sets are, as ``load_problems`` takes it.
+        checker: what compares answers; the process's shared one by default.
+    """
+
+    suite = "math"
+    version = 2
+
+    def __init__(self, name: str, data: Data, checker: MathChecker | None = None):
+        self.dataset, limit = SHORT.get(name, (name, None))
+        draws = AIME_DRAWS if name in ("aime24", "aime25") else 1
+        super().__init__(name, data, draws, greedy=limit is not None, most_new_tokens=limit)
+        self._checker = checker
+
+    def problems(self) -> list[tuple[str, Problem]]:
+        """Return every problem with the instruction after it."""
+        found = load_problems(self.dataset, self.data.get("math"))
+        return [(problem.text + INSTRUCTION, problem) for problem in found]
+
+    def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
+        """Return 1 where the last box holds the answer, else 0.
+
+        Raises:
+            ScoreTimeoutError: the comparison did not end in time.
+        """
+        answer = final_answer(completion)
+        return Score(0.0 if answer is None else float(self.is_right(sample.meta, answer)))
+
+    def is_right(self, problem: Problem, answer: str) -> bool:
+        """Return whether an answer, as it stands in its box, is the problem's.
+
+        AIME's and GSM8K's answers are integers and compared as such, whatever zeros lead them.
+
+        Raises:
+            ScoreTimeoutError: the comparison did not end in time.
+        """
+        gold, given = integer_answer(problem.gold), integer_answer(answer)
+        if gold is not None and given is not None and problem.tolerance is None:
+            return gold == given
+        if self.dataset == "gsm8k" and gold is not None and (found := _ONE_NUMBER.fullmatch(plain(answer))):
+            return float(found[1].replace(",", "")) == gold
+        checker = self._checker or shared_checker()
+        wanted = str(gold) if self.dataset in _INTEGERS else problem.gold
+        return checker.equal(wanted, answer, self._rule(problem))
+
+    def _rule(self, problem: Problem) -> Rule:
+        if self.dataset == "olympiadbench":
+            stated = problem.tolerance
+            precision = tuple(map(float, stated.split(","))) if stated else (OLYMPIAD_PRECISION,)
+            return Rule(absolute=precision, drop_units=True)
+        if self.dataset == "minerva":
+            return Rule(relative=MINERVA_RELATIVE, drop_units=True)
+        return Rule(drop_units=self.dataset == "gsm8k")
+
+
+def load_problems(name: str, source: Path | None) -> list[Problem]:
+    """Return every problem of a set, in the set's own order.
+
+    Args:
+        name: a key of ``SETS``.
+        source: a folder with one sub-folder a set, each holding its jsonl or a snapshot of its repository on the hub;
+            or ``hub``; ``None`` where the configuration gives neither.
+
+    Raises:
+        DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
+    """
+    return [_problem(row, name == "gsm8k") for row in read_rows(SETS[name], source)]
+
+
+def _problem(row: Row, worked: bool) -> Problem:
+    """Read one row of any of the formats that the sets are published in; GSM8K's answers are ``worked``."""
+    key = next((key for key in ("problem", "question", "prompt") if row.values.get(key)), None)
+    if key is None:
+        raise row.fault("lacks 'problem', 'question' or 'prompt'")
+    context, problem = row.text("context", ""), row.text(key).removesuffix(INSTRUCTION)
+    return Problem(f"{context}\n{problem}" if context else problem, _gold(row, worked), _tolerance(row))
+
+
+def _gold(row: Row, worked: bool) -> str:
+    if worked:  # the number after a worked solution and ####
+        gold = row.text("answer").rpartition("####")[2].strip()
+        if integer_answer(gold) is None:
+            raise row.fault(f"has an answer that ends in no integer: {gold[-40:]!r}")
+        return gold
+    if isinstance(row.values.get("final_answer"), list | tuple):
+        return ", ".join(row.texts("final_answer"))
+    for key in ("final_answer", "answer"):
+        if row.values.get(key) is not None:
+            return row.answer(key)
+    boxed = final_answer(row.text("solution", ""))
+    if not boxed:
+        raise row.fault("lacks 'answer', 'final_answer' or a boxed 'solution'")
+    return boxed
+
+
+def _tolerance(row: Row) -> str | None:
+    stated = row.text("error", "") or None
+    try:
+        fits = stated is None or all(0 <= float(part) < float("inf") for part in stated.split(","))
+    except ValueError:
+        fits = False
+    if not fits:
+        raise row.fault(f"has {stated!r} as 'error'; numbers from 0, separated by commas, are expected")
+    return stated
+
+
+SUITES: Mapping[str, Suite] = {
+    "math": Suite(
+        {name: partial(MathTask, name) for name in (*SETS, *SHORT)},
+        default=tuple(name for name in SETS if name not in SHORT),
+        data=("math",),
+    )
+}

@@ -1,0 +1,260 @@
+"""RULER's 13 tasks, generated for any tokenizer and length: the suites ``ruler`` and ``ruler_chat``.
+
+Source: Hsieh et al. 2024 (RULER, arXiv 2404.06654); github NVIDIA/RULER, scripts/synthetic.yaml.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from longdecode.engine.errors import UnsupportedCellError
+from longdecode.evals.datasets.reader import SOURCES, DataSet, is_text, one_line, read_json, read_text, shown
+from longdecode.evals.generators import ruler as make
+from longdecode.evals.generators.ruler import DocumentQuestion, NiahSpec, RulerQuestion
+from longdecode.evals.scoring.ruler import string_match_all, string_match_part
+from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
+from longdecode.evals.tasks.fitting import fill_context, largest_fitting
+
+if TYPE_CHECKING:
+    from longdecode.evals.tokenizing import TextTokenizer
+
+NIAH_TASKS: Mapping[str, NiahSpec] = {
+    "niah_single_1": NiahSpec("noise"),
+    "niah_single_2": NiahSpec("essay"),
+    "niah_single_3": NiahSpec("essay", value_kind="uuids"),
+    "niah_multikey_1": NiahSpec("essay", keys=4),
+    "niah_multikey_2": NiahSpec("needle"),
+    "niah_multikey_3": NiahSpec("needle", key_kind="uuids", value_kind="uuids"),
+    "niah_multivalue": NiahSpec("essay", values=4),
+    "niah_multiquery": NiahSpec("essay", queries=4),
+}
+_DATA_SETS = {"qa_1": "squad", "qa_2": "hotpotqa"}
+RULER_TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", *_DATA_SETS)
+_TOKENS_A_CODED_WORD = 50  # the coded vocabulary has one word for so many tokens of length
+_LEAST_CODED_VOCABULARY = 8
+_LEAST_LINES = 2
+ESSAYS, WORDS = SOURCES["ruler_essays"], SOURCES["ruler_words"]
+_WORD_LISTS = ("nounlist.txt", "adjectivelist.txt", "verblist.txt")
+Content = TypeVar("Content")
+Questions = tuple[tuple[DocumentQuestion, ...], tuple[str, ...]]
+Make = Callable[[random.Random, int], RulerQuestion]
+"""A question from random numbers and a haystack size; the size's unit is the generator's (words, lines, documents)."""
+
+
+class Ruler(Task):
+    """One of RULER's tasks; the answer's prefix is decoded through the method, since it begins the model's own words.
+
+    Prompt, answer prefix and generation fill the context as far as the haystack's grain allows; special tokens and chat
+    templates are counted, as the original counts templates. One size serves all samples, found on a question of its own
+    as in the original.
+
+    Args:
+        kind: a name of ``RULER_TASKS``.
+        data: ``ruler`` is a folder with essays, word lists, squad.json and hotpotqa.json, for the tasks that read one.
+        chat: put the prompt through the model's chat template, as the original does for instruction-tuned models.
+
+    Deviations: samples have random numbers of their own rather than one stream; the generators say theirs.
+    """
+
+    stop_at_eos = True
+
+    def __init__(self, kind: str, data: Data, *, chat: bool = False):
+        super().__init__(data)
+        self.suite = "ruler_chat" if chat else "ruler"
+        self.name = f"ruler_{kind}{'_chat' * chat}"
+        self.ruler_kind = kind
+        self.chat = chat
+        self.data_source = "real" if kind in _DATA_SETS else "generated"
+        self.metric = "string_match_part" if kind in _DATA_SETS else "string_match_all"
+        template = "niah" if kind in NIAH_TASKS else "qa" if kind in _DATA_SETS else kind
+        self.max_new_tokens: int = make.TEMPLATES[template]["max_new_tokens"]
+
+    def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:
+        """Generate ``count`` samples; of the question-answering tasks, one a question of the data set at most.
+
+        Raises:
+            UnsupportedCellError: the task does not fit this context, or the model has no chat template.
+            DataUnavailableError: the task's data is not here; the message says how to fetch it.
+        """
+        makes, smallest = self._makes(context_tokens, count, tokenizer)
+
+        def sample(index: int, size: int) -> Sample:
+            made = makes[max(index, 0)](self.rng(context_tokens, seed, index), size)
+            return Sample(
+                index, made.prompt, made.answer_prefix, self.max_new_tokens, None, made.answers,
+                question_chars=made.question_chars,
+            )  # fmt: skip
+
+        return fill_context(self, sample, smallest, len(makes), context_tokens, tokenizer)
+
+    def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
+        """Return the share of references that stand in the completion; of document questions, whether any does."""
+        if self.ruler_kind in _DATA_SETS:
+            return Score(string_match_part(completion, sample.meta))
+        parts = string_match_all(completion, sample.meta)
+        return Score(fmean(parts), parts)
+
+    def _makes(self, context_tokens: int, count: int, tokenizer: TextTokenizer) -> tuple[list[Make], int]:
+        """Return one generator a sample, and the smallest haystack it takes."""
+        folder = self.data.get("ruler")
+        if self.ruler_kind in NIAH_TASKS:
+            spec = NIAH_TASKS[self.ruler_kind]
+            essay = essay_words(folder) if spec.haystack == "essay" else ()
+            return [lambda rng, size: make.niah(rng, spec, size, essay)] * count, max(spec.needles, _LEAST_LINES)
+        if self.ruler_kind == "vt":
+            example = _example_size(tokenizer)
+            return [lambda rng, size: make.variable_tracking(rng, size, example)] * count, make.HOPS + 1
+        if self.ruler_kind == "cwe":
+            few = common_vocabulary(folder)
+            long = context_tokens >= make.LONG_FROM_TOKENS
+
+            def common(rng: random.Random, size: int) -> RulerQuestion:
+                return make.common_words(rng, size, few if size <= len(few) else large_vocabulary(folder), long)
+
+            return [common] * count, make.COMMON + 1
+        if self.ruler_kind == "fwe":
+            vocabulary = (context_tokens - self.max_new_tokens) // _TOKENS_A_CODED_WORD
+            if vocabulary < _LEAST_CODED_VOCABULARY:
+                raise UnsupportedCellError(
+                    f"{self.name} does not fit {context_tokens} tokens: a coded vocabulary of {vocabulary} words is "
+                    "too small"
+                )
+            return [lambda rng, size: make.frequent_words(rng, size, vocabulary)] * count, make.LEAST_CODED_WORDS
+        questions, documents = read_questions(folder, _DATA_SETS[self.ruler_kind])
+        makes = [partial(_answer, question, documents) for question in questions[:count]]
+        return list(makes), max(len(question.documents) for question in questions[:count])
+
+
+def _answer(question: DocumentQuestion, documents: tuple[str, ...], rng: random.Random, size: int) -> RulerQuestion:
+    return make.question_answering(rng, question, documents, size)
+
+
+def _example_size(tokenizer: TextTokenizer) -> int:
+    """Return the lines of noise in variable tracking's example: what fits 500 tokens, or the fewest there can be."""
+
+    def tokens(size: int) -> int:
+        return len(tokenizer.encode(make.tracking_example(random.Random("ruler_vt/example"), size).text))
+
+    try:
+        return largest_fitting(tokens, make.EXAMPLE_TOKENS, make.HOPS + 1)
+    except ValueError:
+        return make.HOPS + 1
+
+
+def essay_words(source: Path | None) -> tuple[str, ...]:
+    """Return words of the essays: PaulGrahamEssays.json's where it is, else of all .txt files of ``essays`` by name.
+
+    Raises:
+        DataUnavailableError: neither is there; the message says how to fetch them.
+    """
+    folder = _folder(ESSAYS, source)
+    packed = folder / "PaulGrahamEssays.json"
+    if packed.is_file():
+        return _content(ESSAYS, packed, lambda raw: tuple(_text(raw["text"]).split()))
+    words = tuple(
+        word for file in sorted((folder / "essays").glob("*.txt")) for word in read_text(ESSAYS, file).split()
+    )
+    if not words:
+        raise ESSAYS.unavailable(f"no PaulGrahamEssays.json and no essays/*.txt in {folder}")
+    return words
+
+
+def common_vocabulary(source: Path | None) -> tuple[str, ...]:
+    """Return nouns, adjectives and verbs of the wonderwords package, each once, sorted.
+
+    Raises:
+        DataUnavailableError: a list is missing; the message says how to fetch it.
+    """
+    folder = _folder(WORDS, source)
+    words = {word.strip() for name in _WORD_LISTS for word in read_text(WORDS, folder / name).splitlines()}
+    return tuple(sorted(filter(None, words)))
+
+
+def large_vocabulary(source: Path | None) -> tuple[str, ...]:
+    """Return the longer list that very long contexts need, in its file's order.
+
+    Raises:
+        DataUnavailableError: the list is missing; the message says how to fetch it.
+    """
+    file = _folder(WORDS, source) / "english_words.json"
+    return _content(WORDS, file, lambda raw: tuple(dict.fromkeys(map(_text, raw.values()))))
+
+
+def read_questions(source: Path | None, name: str) -> Questions:
+    """Return questions and documents of ``squad`` or ``hotpotqa``.
+
+    Raises:
+        DataUnavailableError: the file is missing or not in the data set's format.
+    """
+    data = SOURCES[name]
+    file = _folder(data, source) / f"{name}.json"
+    found = _content(data, file, _squad if name == "squad" else _hotpotqa)
+    if not found[0]:
+        raise data.unavailable(f"{file} has no question")
+    return found
+
+
+def _squad(raw: Any) -> Questions:
+    documents = tuple(sorted({_text(part["context"]) for article in raw["data"] for part in article["paragraphs"]}))
+    place = {document: i for i, document in enumerate(documents)}
+    questions = []
+    for article in raw["data"]:
+        own = [place[part["context"]] for part in article["paragraphs"]]
+        for part, gold in zip(article["paragraphs"], own, strict=True):
+            nearby = tuple(dict.fromkeys(i for i in own if i != gold))
+            for item in (item for item in part["qas"] if not item.get("is_impossible", False)):
+                if not item["answers"]:
+                    raise ValueError(f"{shown(item['question'])} has no answer")
+                answers = tuple(_text(answer["text"]) for answer in item["answers"])
+                questions.append(DocumentQuestion(_text(item["question"]), answers, (gold,), nearby))
+    return tuple(questions), documents
+
+
+def _hotpotqa(raw: Any) -> Questions:
+    texts = [[f"{_text(title)}\n{''.join(map(_text, parts))}" for title, parts in item["context"]] for item in raw]
+    documents = tuple(sorted({text for own in texts for text in own}))
+    place = {document: i for i, document in enumerate(documents)}
+    questions = []
+    for item, own in zip(raw, texts, strict=True):
+        holding = tuple(dict.fromkeys(place[text] for text in own))
+        questions.append(DocumentQuestion(_text(item["question"]), (_text(item["answer"]),), holding))
+    return tuple(questions), documents
+
+
+def _folder(data: DataSet, source: Path | None) -> Path:
+    place = data.locate(source)
+    assert isinstance(place, Path)  # no repository of the hub has this material
+    return place
+
+
+def _content(data: DataSet, file: Path, read: Callable[[Any], Content]) -> Content:
+    try:
+        return read(_load(data, file))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {one_line(error)}"
+        raise data.unavailable(f"{file} is not in the expected format: {why}") from error
+
+
+@functools.lru_cache(maxsize=2)
+def _load(data: DataSet, file: Path) -> Any:
+    return read_json(data, file)
+
+
+def _text(value: Any) -> str:
+    if not is_text(value):
+        raise TypeError(f"{shown(value)} stands where a string is expected")
+    return str(value)
+
+
+def _suite(chat: bool) -> Suite:
+    tasks = {f"ruler_{kind}{'_chat' * chat}": partial(Ruler, kind, chat=chat) for kind in RULER_TASKS}
+    return Suite(tasks, data=("ruler",), question="prompt")
+
+
+SUITES: Mapping[str, Suite] = {"ruler": _suite(chat=False), "ruler_chat": _suite(chat=True)}
