@@ -30,20 +30,15 @@ FINAL_STATUSES: frozenset[Status] = frozenset({"ok", "unsupported"})
 """Statuses that a resumed job keeps; the others may end better the next time."""
 KEPT_OUTPUTS = 32
 """Samples of a cell whose outputs are stored."""
-OP_SIZES: Mapping[str, tuple[str, ...]] = {
-    "kernel": ("full_heads",),
-    "offload": ("hit_rate",),
-    "decode": ("rows",),
-    "own_choices": ("prompts",),
-}
-"""By bench, parameters of a record that are sizes: they tell timings of one op or variant apart."""
+OP_SIZES = {"kernel": "full_heads", "offload": "hit_rate", "decode": "rows", "own_choices": "prompts"}
+"""By bench, the parameter of a record that is a size: it tells timings of one op or variant apart."""
 OLDER_NAMES = {"label": "variant", "subject": "method"}
 """Fields of the schema version before the latest that have another name today."""
 
 
 def op_sizes(bench: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes beside context, batch and budget: of some kernels, rows of a pass, hit rate of selections."""
-    return {name: params[name] for name in OP_SIZES.get(bench, ()) if params.get(name) is not None}
+    return {name: params[name] for name in (OP_SIZES.get(bench, ""),) if params.get(name) is not None}
 
 
 def op_sizes_text(bench: str, params: Mapping[str, Any]) -> str | None:
@@ -69,11 +64,6 @@ class Fingerprint(NamedTuple):
     code: str
     model: str
     data: str
-
-    def changed(self, before: Fingerprint | None) -> tuple[str, ...]:
-        """Return the parts in which an earlier fingerprint differs; all where it is unknown."""
-        old = before or (None,) * len(self)
-        return tuple(name for name, a, b in zip(self._fields, self, old, strict=True) if a != b)
 
 
 class Provenance(_Stored):
@@ -294,8 +284,6 @@ def load_record(fields: Mapping[str, Any], source: str, kind: type[R]) -> R:
         RecordSchemaError: the version is not that of the schema, or the fields are not.
     """
     version, latest = fields.get("schema_version"), kind.model_fields["schema_version"].default
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise RecordSchemaError(f"{source}: a record without a schema_version")
     if version == latest - 1 and "label" in fields:
         fields = {OLDER_NAMES.get(name, name): value for name, value in fields.items()} | {"schema_version": latest}
     elif version != latest:

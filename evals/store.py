@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -285,8 +284,7 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
         if path.suffix == ".parquet":
             frame.astype(dict.fromkeys(fractions, "float32")).to_parquet(temporary, index=False, compression="zstd")
         else:
-            written = frame.assign(**{name: frame[name].map(_shortened) for name in fractions})
-            written.to_csv(temporary, index=False, float_format="%.9g", lineterminator="\n")
+            frame.to_csv(temporary, index=False, float_format=_written, lineterminator="\n")
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -295,11 +293,9 @@ def read_frame(path: Path) -> pd.DataFrame:
     return frame.astype({name: "float64" for name in frame.columns if pd.api.types.is_float_dtype(frame[name])})
 
 
-def _shortened(value: float) -> float:
-    """Round to ``DIGITS`` significant digits, whole numbers not at all."""
-    if pd.isna(value) or value == 0 or not math.isfinite(value):
-        return value
-    return round(value, max(0, DIGITS - 1 - math.floor(math.log10(abs(value)))))
+def _written(value: Any) -> str:
+    """Write ``DIGITS`` significant digits, and all digits before the point."""
+    return f"{value:.{max(DIGITS, len(f'{abs(value):.0f}'))}g}"
 
 
 def _digest(text: bytes) -> str:
