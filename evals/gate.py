@@ -192,17 +192,13 @@ def _sizes(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[
     for texts in run.generation.runs.values() if run.generation else ():
         if variant in texts.named:
             yield texts.model, max(texts.prompts) + texts.tokens, 1, budgets
-    yield from _timed(run, variant)
-
-
-def _timed(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[Budget, ...]]]:
-    takes_budget = run.methods[variant].takes_budget
     for grid in run.throughput.grids if run.throughput else ():
         if variant in grid.timed_on and grid.contexts:
             batch = max(grid.batches)
             if grid.bench in (EQUAL_MEMORY, OWN_CHOICES):
-                batch = MAX_BATCH if takes_budget else grid.sequences
-            yield grid.timed_on[variant], max(grid.contexts), batch, grid.budgets if takes_budget else (FULL_BUDGET,)
+                batch = MAX_BATCH if spec.takes_budget else grid.sequences
+            timed = grid.budgets if spec.takes_budget else (FULL_BUDGET,)
+            yield grid.timed_on[variant], max(grid.contexts), batch, timed
 
 
 def _model_shape(run: RunConfig, launches: Launches) -> Any:

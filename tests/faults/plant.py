@@ -54,11 +54,11 @@ def copy_tree(target: Path) -> None:
         (target / name).symlink_to(ROOT / name)
 
 
-def run_tests(tree: Path, *tests: str) -> int:
-    """Run tests in a tree and return pytest's exit code."""
+def run_tests(tree: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    """Run tests in a tree with pytest."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, check=False).returncode
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
 
 
 def is_caught(fault: Fault, tree: Path) -> bool:
@@ -67,7 +67,7 @@ def is_caught(fault: Fault, tree: Path) -> bool:
     before = path.read_text(encoding="utf-8")
     path.write_text(before.replace(fault.find, fault.replace), encoding="utf-8")
     try:
-        return run_tests(tree, fault.test) == TEST_FAILED
+        return run_tests(tree, fault.test).returncode == TEST_FAILED
     finally:
         path.write_text(before, encoding="utf-8")
 
@@ -79,8 +79,10 @@ def main() -> int:
     faults = load_faults(parser.parse_args().names)
     with tempfile.TemporaryDirectory() as place:
         copy_tree(tree := Path(place))
-        sound = run_tests(tree, SELECTION, *dict.fromkeys(fault.test for fault in faults)) == PASSED
+        without = run_tests(tree, SELECTION, *dict.fromkeys(fault.test for fault in faults))
+        sound = without.returncode == PASSED
         print(f"{'passed' if sound else 'FAILED'}: the tests without a fault, and the bugs of selection", flush=True)
+        print(*([] if sound else without.stdout.splitlines()[-9:]), sep="\n", end="")
         missed = 0
         for fault in faults:
             caught = is_caught(fault, tree)
