@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.tuning_spec import TuningRecord, read_tuning
@@ -128,34 +128,32 @@ def require_fair(config: RunConfig) -> None:
     """
     if config.allow_untuned:
         return
+
+    def refuse(key: str, why: str) -> NoReturn:
+        raise ConfigError(f"{config.source}: {key}: {why}, {_OTHERWISE}")
+
     paths, known = config.tuning.records if config.tuning else {}, tuning_records(config)
     for model in (model for model in paths if model in config.models):
-        place = f"{config.source}: tuning.records.{model}"
-        if model not in known:
-            raise ConfigError(
-                f"{place}: {paths[model]}: no such tuning record; `snakemake tune` with this configuration makes it, "
-                f"{_OTHERWISE}"
-            )
-        if known[model].model != model and not _is_checkpoint(config.models[model].path, known[model].model_hash):
-            raise ConfigError(
-                f"{place}: holds what was tuned on {known[model].model}; `snakemake tune` with this configuration "
-                f"tunes on {model}, {_OTHERWISE}"
-            )
+        key, record = f"tuning.records.{model}", known.get(model)
+        if record is None:
+            refuse(key, f"{paths[model]}: no such tuning record; `snakemake tune` with this configuration makes it")
+        if record.model != model and not _is_checkpoint(config.models[model].path, record.model_hash):
+            refuse(key, f"holds what was tuned on {record.model}; `snakemake tune` tunes on {model}")
     for model in config.models:
         mine = [status for status in tuning_statuses(config) if status.model == model]
         tuned = [status for status in mine if status.kind in ("tuned", "by hand")]
         untuned = [status for status in mine if status.kind == "untuned"]
         if tuned and untuned:
-            raise ConfigError(
-                f"{config.source}: methods.{untuned[0].variant}: on {model} {untuned[0]} is untuned and {tuned[0]} is "
-                f"{tuned[0].kind}; {len(untuned)} of {len(mine)} variants are untuned. Tune all (`snakemake tune`, "
-                f"then tuning.records.{model}), {_OTHERWISE}"
+            refuse(
+                f"methods.{untuned[0].variant}",
+                f"on {model} {untuned[0]} is untuned and {tuned[0]} is {tuned[0].kind}; {len(untuned)} of {len(mine)} "
+                f"variants are untuned. Tune all (`snakemake tune`, then tuning.records.{model})",
             )
         made_up, learned = ([status.variant for status in mine if status.unlearned is flag] for flag in (True, False))
         if made_up and learned:
-            raise ConfigError(
-                f"{config.source}: methods.{made_up[0]}: on {model} the roles of {made_up[0]} are made up and those of "
-                f"{learned[0]} are learned; learn both (`snakemake lychee_train`), {_OTHERWISE}"
+            refuse(
+                f"methods.{made_up[0]}",
+                f"on {model} the roles of {made_up[0]} are made up and those of {learned[0]} are learned; learn both",
             )
 
 

@@ -84,9 +84,8 @@ def comparisons_table(
     for _, table in frame[frame["p"].notna()].groupby(_FAMILY, sort=False):
         frame.loc[table.index, "p_holm"] = stats.holm(table["p"].tolist())
     frame["verdict"] = [_verdict(row, spread) for row in frame.to_dict("records")]
-    return frame.sort_values(
-        ["model", "suite", "task", "context", "batch", "b_model", "b"], kind="stable", ignore_index=True
-    )
+    order = ["model", "suite", "task", "context", "batch", "b_model", "b"]
+    return frame.sort_values(order, kind="stable", ignore_index=True)
 
 
 def against_full(cells: Cells) -> Iterator[Pair]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,9 @@ def step_pairs(
     Times of the equal-memory benches are times a token of the whole batch, so that their ratio is one of throughput.
     """
     timed = [r for r in records if r.stage in _STEPS and r.status == "ok" and good_times(r.samples)]
-    for request in requests:
-        for a in (r for r in timed if r.variant in request.a):
-            for b in (r for r in timed if r.variant == request.b and _same_place(a, r)):
-                yield from _pair(a, b, spread)
+    for request, a, b in product(requests, timed, timed):
+        if a.variant in request.a and b.variant == request.b and _same_place(a, b):
+            yield from _pair(a, b, spread)
 
 
 def memory_bounds(records: Sequence[SpeedRecord]) -> Iterator[dict[str, Any]]:

@@ -39,7 +39,7 @@ def summary_table(cells: Mapping[Cell, Sequence[Record]], spread: Spread) -> pd.
     suites: dict[Cell, dict[str, Sequence[Record]]] = defaultdict(dict)
     for cell, found in cells.items():
         suites[cell._replace(task=ALL_TASKS)][cell.task] = found
-    wanted = _suite_tasks(suites)
+    wanted = _suite_tasks(cells)
     for cell in sorted(suites, key=_table_order):
         names = wanted.get(_place(cell), set())
         members = [suites[cell].get(name, []) for name in sorted(names)]
@@ -53,15 +53,14 @@ def _place(cell: Cell) -> tuple[object, ...]:
     return cell.model, cell.suite, cell.context, cell.batch
 
 
-def _suite_tasks(suites: Mapping[Cell, Mapping[str, Sequence[Record]]]) -> dict[tuple[object, ...], set[str]]:
+def _suite_tasks(cells: Mapping[Cell, Sequence[Record]]) -> dict[tuple[object, ...], set[str]]:
     """Return the tasks of each suite's mean by place: those that ran under Full, or at all where Full is absent."""
     ran, under_full = (defaultdict[tuple[object, ...], set[str]](set) for _ in range(2))
-    for cell, by_task in suites.items():
-        for name, found in by_task.items():
-            if status_of(found) == "ok":
-                ran[_place(cell)].add(name)
-                if found[0].method == REFERENCE_METHOD:
-                    under_full[_place(cell)].add(name)
+    for cell, found in cells.items():
+        if status_of(found) == "ok":
+            ran[_place(cell)].add(cell.task)
+            if found[0].method == REFERENCE_METHOD:
+                under_full[_place(cell)].add(cell.task)
     return ran | under_full
 
 

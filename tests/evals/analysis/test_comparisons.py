@@ -100,7 +100,7 @@ def test_papers_pairs_stand_beside_those_with_full(cell: Callable[..., list[Reco
 
 def test_a_task_that_full_cannot_do_is_in_no_verdict_and_no_mean(cell: Callable[..., list[Record]]) -> None:
     records = []
-    for task, share in (("mini_recall_multikey", 80), ("mini_recall_two_hop", 8), ("passkey_depth_0", 72)):
+    for task, share in (("mini_recall_multikey", 80), ("mini_recall_two_hop", 12), ("passkey_depth_0", 72)):
         full, window = [1.0] * share + [0.0] * (80 - share), [0.0] * 72 + [1.0] * 8
         for variant, scores, read in (
             ("full", full, 1000.0),

@@ -133,15 +133,11 @@ def test_suite_mean_weighs_tasks_equally(cell: Cell) -> None:
 
 
 def test_suite_mean_takes_the_tasks_that_full_could_do(cell: Cell) -> None:
-    unfit = [
-        cell([0.0], variant, task="long")[0].model_copy(
-            update={"sample_index": -1, "status": "unsupported", "score": None}
-        )
-        for variant in ("full", "quest")
-    ]
+    unfit = {"sample_index": -1, "status": "unsupported", "score": None}
+    records = [cell([0.0], task="long")[0].model_copy(update=unfit), *cell([0.0] * 4, "quest", task="long")]
     for task, variant in product(("single", "multi"), ("full", "quest")):
-        unfit += cell([0.5, 1.0, 0.0, 1.0], variant, task=task)
-    row = only(table(unfit), task="all", variant="quest")
+        records += cell([0.5, 1.0, 0.0, 1.0], variant, task=task)
+    row = only(table(records), task="all", variant="quest")
     assert (row["status"], row["value"]) == ("ok", 0.625)
 
 
