@@ -8,6 +8,7 @@ Both read one configuration file, so that it must be one that both understand.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ import torch
 from scipy.stats import t as student
 
 from longdecode.engine.device import resolve_device
-from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.records import OLDER_NAMES, op_sizes_text
@@ -32,7 +33,6 @@ from longdecode.evals.run_config import load_run_config
 from longdecode.evals.store import write_table
 from longdecode.evals.throughput.statistics import Interval
 
-BENCH = Path("evals/throughput/cli.py")
 CELL = ["bench", "method", "variant", "stage", "context", "batch", "budget", "op_sizes"]
 
 
@@ -67,15 +67,12 @@ def compare(
     Args:
         rev: the other revision, as git names it.
         config: a configuration with throughput tests.
-        filters: arguments for ``cli``, which choose cells.
+        filters: arguments for ``measure``, which choose cells.
         root: this repository.
 
     Raises:
-        CompareError: no such revision, it has no bench, or a run failed.
-        ConfigError: the configuration is wrong.
+        CompareError: no such revision, or a run failed.
     """
-    if repeats < 1:
-        raise ConfigError(f"--repeats is {repeats}; 1 or more is needed")
     device = resolve_device(load_run_config(config).device)
     with worktree(rev, root) as tree, lease_gpu(device, alone=True, uuids=_uuids(device)) as leased:
         runs: list[pd.DataFrame] = []
@@ -93,24 +90,18 @@ def worktree(rev: str, root: Path) -> Iterator[Path]:
     """Check a revision out under ``build/``, removed afterwards.
 
     Raises:
-        CompareError: git does not know the revision, or the revision has no throughput bench.
+        CompareError: git cannot check it out.
     """
-    answer = _git(root, "rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}")
-    commit = answer.stdout.strip()
-    if answer.returncode != 0 or not commit:
-        raise CompareError(f"{rev!r} is no revision of {root.name}")
-    if _git(root, "cat-file", "-e", f"{commit}:{BENCH.as_posix()}").returncode != 0:
-        raise CompareError(f"{rev} ({commit[:12]}) has no throughput bench ({BENCH}); it cannot be compared")
-    folder = root / "build" / f"worktree-{commit[:12]}"
-    shutil.rmtree(folder, ignore_errors=True)
-    _git(root, "worktree", "prune")
-    made = _git(root, "worktree", "add", "--detach", str(folder), commit)
+    git = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, check=False)
+    folder = root / "build" / f"worktree-{rev.replace('/', '-')}"
+    git(["git", "worktree", "remove", "--force", str(folder)])
+    made = git(["git", "worktree", "add", "--detach", str(folder), rev])
     if made.returncode != 0:
         raise CompareError(f"git could not check {rev} out: {made.stderr.strip()}")
     try:
         yield folder
     finally:
-        _git(root, "worktree", "remove", "--force", str(folder))
+        git(["git", "worktree", "remove", "--force", str(folder)])
 
 
 def read_times(folder: Path) -> pd.DataFrame:
@@ -126,7 +117,7 @@ def read_times(folder: Path) -> pd.DataFrame:
 
 
 def table(times: pd.DataFrame) -> pd.DataFrame:
-    """Return each cell's medians, the ratio of neighbouring processes with its interval, and what that shows.
+    """Return each cell's medians and the ratio of neighbouring processes with its interval.
 
     A cell has a ratio where every process of both revisions timed it.
     """
@@ -137,15 +128,11 @@ def table(times: pd.DataFrame) -> pd.DataFrame:
         sides = sides.reindex(columns=["other", "this"])
         bad = found["status"][found["status"] != "ok"]
         complete = len(found) == processes and bad.empty
-        ratio = geometric_ratio((sides["other"] / sides["this"]).dropna().to_numpy() if complete else np.array([]))
-        verdict = "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "no difference shown"
-        rows.append(
-            dict(zip(CELL, key, strict=True))
-            | {"status": "ok" if complete else "missing" if bad.empty else bad.iloc[0]}
-            | {"other_us": sides["other"].median(), "this_us": sides["this"].median(), "ratio": ratio.value}
-            | {"ratio_low": ratio.low, "ratio_high": ratio.high, "verdict": verdict if ratio.low == ratio.low else ""}
-        )
-    return pd.DataFrame(rows)
+        ratio = geometric_ratio((sides["other"] / sides["this"]).to_numpy() if complete else np.array([]))
+        status = "ok" if complete else "missing" if bad.empty else bad.iloc[0]
+        medians = [sides[side].median() for side in ("other", "this")]
+        rows.append((*key, status, *medians, ratio.value, ratio.low, ratio.high))
+    return pd.DataFrame(rows, columns=[*CELL, "status", "other_us", "this_us", "ratio", "ratio_low", "ratio_high"])
 
 
 def geometric_ratio(ratios: np.ndarray, confidence: float = 0.95) -> Interval:
@@ -168,7 +155,7 @@ def _run(tree: Path, config: Path, folder: Path, device: str, filters: Sequence[
     for old in (*folder.rglob("*.parquet"), *folder.rglob("*.jsonl")):
         old.unlink()
     command = [
-        sys.executable, "-m", "longdecode.evals.throughput.cli", "--config", str(config), "--output", str(folder),
+        sys.executable, "-m", "longdecode.evals.throughput.measure", "--config", str(config), "--output", str(folder),
         "--device", device, "--leased", *filters,
     ]  # fmt: skip
     # Packages beside the environment stay on the path; another tree's rooms must not be found.
@@ -188,10 +175,6 @@ def _uuids(device: torch.device) -> list[str]:
         return []
     code = "from longdecode.engine.gpu_lease import gpu_uuids; print(*gpu_uuids())"
     return subprocess.check_output([sys.executable, "-c", code], text=True).split()
-
-
-def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
 
 
 if __name__ == "__main__":

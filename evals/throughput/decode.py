@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.kv_cache import DenseCache, KVCache
-from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.budgets import FULL_BUDGET
+from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.records import Stage
-from longdecode.evals.throughput.harness import Bench, SpeedCell, Variants
+from longdecode.evals.throughput.harness import Bench, SpeedCell
 from longdecode.evals.throughput.hf_full import stock_case
-from longdecode.evals.throughput.models import config_of
 from longdecode.evals.throughput.spec import FULL, Grid
 from longdecode.evals.throughput.steps import (
     correction_case,
@@ -45,18 +44,46 @@ class DecodeBench(Bench):
     """
 
     module: ClassVar[str] = "decode"
+    bench: ClassVar[BenchName] = "decode"
 
     def cells(self) -> list[SpeedCell]:
         """Return every cell, grid by grid, context by context: full first, then the variants."""
-        variants, config = Variants(self.run, self.name), config_of(self.run, self.name)
-        found = [
+        return [
             cell
             for grid in self.grids
             for context in grid.contexts
             for batch in grid.batches
-            for cell in _cells(variants, grid, config, context, batch)
+            for cell in self._cells(grid, context, batch)
         ]
-        return list({cell.key: cell for cell in found}.values())
+
+    def _cells(self, grid: Grid, context: int, batch: int) -> Iterator[SpeedCell]:
+        full = self.cell(grid, FULL, None, context, batch)
+        short = replace(grid, rounds=min(grid.rounds, ONE_OFF_ROUNDS))
+        if grid.bench == "prefill":
+            yield replace(full, grid=short, stage="prefill")
+        elif grid.bench == "hf_full":
+            yield replace(full, grid=short, method="hf_full", variant="hf_full")
+        elif grid.bench == "rows":
+            yield from (
+                replace(full, stage="forward_rows", params={"rows": rows, "mask": "tree"}) for rows in grid.rows
+            )
+        else:
+            for variant in dict.fromkeys((FULL, *grid.variants)):
+                for budget in self.budgets(grid, variant):
+                    step = self.cell(grid, variant, budget, context, batch)
+                    yield from (replace(step, stage=stage) for stage in self._stages(step))
+                    yield replace(step, grid=short, stage="setup")
+            yield replace(full, method="projections", variant="projections", stage="projections")
+
+    def _stages(self, step: SpeedCell) -> tuple[Stage, ...]:
+        """Return what is timed of a variant: its step or the parts of a speculative one, and its correction."""
+        try:
+            method = self.method(step, SAMPLE_BUDGET if step.budget_tokens else None)
+        except LongDecodeError:  # its cells will say why this model cannot have it
+            return ("step",)
+        if method.draft is not None:
+            return ("speculative_step", "draft", "verify", "keep")
+        return ("step", "correction") if method.correction is not None else ("step",)
 
     def place(self, cell: SpeedCell) -> Any:
         """See ``Bench.place``: a context and batch, which share the dense cache."""
@@ -74,7 +101,7 @@ class DecodeBench(Bench):
         case = self._step(cell)
         params = dict(case.params)
         if cell.stage != "projections" and cell.method != "hf_full":
-            method = self._method(cell)
+            method = self.method(cell)
             if cell.stage == "correction" and method.correction is not None:
                 params |= {"correction": method.correction.mode, "correction_period": method.correction.period}
             if method.draft is not None:
@@ -92,7 +119,7 @@ class DecodeBench(Bench):
             # Full against itself: how far from 1 a ratio comes out when nothing differs.
             full: Case = self._shared["full", steps]
             return full
-        method = self._method(cell)
+        method = self.method(cell)
         if stage == "setup":
             method = (method.draft and method.draft.method) or method
             return setup_case(method, self._cache_for(cell, method), variant, context - steps)
@@ -106,9 +133,6 @@ class DecodeBench(Bench):
         if method.draft is not None:
             return speculation_case(decoder, cache, method, variant, context, stage)
         return step_case(decoder, cache, method, variant, context, steps)
-
-    def _method(self, cell: SpeedCell) -> AttentionMethod:
-        return Variants(self.run, self.name).build(cell.variant, cell.budget_tokens, self.model(cell).config)
 
     def _cache_for(self, cell: SpeedCell, method: AttentionMethod) -> KVCache:
         """Return a filled cache of the method's own, or the dense one that the place's cells share."""
@@ -132,42 +156,8 @@ class DecodeBench(Bench):
             return whole
         if cell.stage in ("keep", "prefill", "setup"):
             return None
-        method = self._method(cell)
+        method = self.method(cell)
         if method.draft is not None:
             drafted = method.draft.draft_bytes(cell.context, element, weights, cell.batch)
             return drafted if cell.stage == "draft" else drafted + whole
         return weights + cell.batch * method.traffic(cell.context, element).total_bytes
-
-
-def _cells(variants: Variants, grid: Grid, config: ModelConfig, context: int, batch: int) -> Iterator[SpeedCell]:
-    """Yield the cells of a grid at one context and batch."""
-    short = replace(grid, rounds=min(grid.rounds, ONE_OFF_ROUNDS))
-    if grid.bench == "prefill":
-        yield SpeedCell(short, "decode", FULL, FULL, "prefill", context, batch)
-    elif grid.bench == "hf_full":
-        yield SpeedCell(short, "decode", "hf_full", "hf_full", "step", context, batch)
-    elif grid.bench == "rows":
-        for rows in grid.rows:
-            yield SpeedCell(
-                grid, "decode", FULL, FULL, "forward_rows", context, batch, params={"rows": rows, "mask": "tree"}
-            )
-    else:
-        for variant in (FULL, *(v for v in grid.variants if variants.method_name(v) != FULL)):
-            name, params = variants.method_name(variant), variants.params(variant)
-            for budget in grid.budgets if variants.takes_budget(variant) else (FULL_BUDGET,):
-                for stage in _stages(variants, variant, config):
-                    timed = short if stage == "setup" else grid
-                    yield SpeedCell(timed, "decode", name, variant, stage, context, batch, budget, params)
-        yield SpeedCell(grid, "decode", "projections", "projections", "projections", context, batch)
-
-
-def _stages(variants: Variants, variant: str, config: ModelConfig) -> tuple[Stage, ...]:
-    """Return what is timed of a variant: its step or the parts of a speculative one, its correction and its setup."""
-    try:
-        method = variants.build(variant, SAMPLE_BUDGET if variants.takes_budget(variant) else None, config)
-    except LongDecodeError:  # its cells will say why this model cannot have it
-        return ("step", "setup")
-    if method.draft is not None:
-        return ("speculative_step", "draft", "verify", "keep", "setup")
-    corrected: tuple[Stage, ...] = ("correction",) if method.correction is not None else ()
-    return ("step", *corrected, "setup")

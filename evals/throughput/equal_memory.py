@@ -6,7 +6,7 @@ A call is one token of one sequence, so that ratios are of throughput.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,12 +17,11 @@ from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import DeviceMemoryError, LongDecodeError, UnsupportedCellError
 from longdecode.engine.host_memory import HostBuffer
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
-from longdecode.engine.model_config import ModelConfig
-from longdecode.evals.budgets import FULL_BUDGET, Budget
+from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.failures import free_memory
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.throughput.forced_selection import ForcedSelection, draw_selections
-from longdecode.evals.throughput.harness import Bench, SpeedCell, Variants
+from longdecode.evals.throughput.harness import Bench, SpeedCell
 from longdecode.evals.throughput.models import config_of
 from longdecode.evals.throughput.spec import FULL, MAX_BATCH, Grid
 from longdecode.evals.throughput.steps import fill_cache, new_stepper, stepper_case
@@ -32,14 +31,6 @@ from longdecode.methods.offloaded_cache import OffloadedCache
 from longdecode.methods.shadowkv.cache import ShadowCache
 
 _FILL_BYTES = 1 << 26
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Bytes of one sequence: keys, values and what the method keeps on the device, and what lies on the host."""
-
-    device: int
-    host: int
 
 
 class EqualMemoryBench(Bench):
@@ -55,45 +46,38 @@ class EqualMemoryBench(Bench):
         """Return every cell: at each context full first, then the variants at their budgets and hit rates."""
         found = []
         for grid in self.grids:
-            names = Variants(self.run, grid.model)
             for context in grid.contexts:
-                found.append(self._cell(replace(grid, prompts="whole"), FULL, context, FULL_BUDGET))
-                for variant in (v for v in grid.variants if names.method_name(v) != FULL):
-                    for budget in grid.budgets if names.takes_budget(variant) else (FULL_BUDGET,):
-                        cell = self._cell(grid, variant, context, budget)
-                        rates = grid.hits.get(variant, (None,))
-                        found += [replace(cell, params={**cell.params, **self.setting(grid, rate)}) for rate in rates]
-        return list({cell.key: cell for cell in found}.values())
+                found.append(self._sized(self.cell(replace(grid, prompts="whole"), FULL, None, context)))
+                for variant in grid.variants:
+                    for budget in self.budgets(grid, variant) if variant != FULL else ():
+                        cell = self._sized(self.cell(grid, variant, budget, context))
+                        rates = grid.hits.get(variant, ())
+                        found += [replace(cell, params=cell.params | {"hit_rate": rate}) for rate in rates] or [cell]
+        return found
 
-    def setting(self, grid: Grid, rate: float | None) -> Mapping[str, Any]:
-        """Return the parameter that tells cells of one variant apart."""
-        return {"hit_rate": rate}
+    def setting(self, grid: Grid) -> dict[str, Any]:
+        """Return the parameters that tell cells of one variant apart."""
+        return {"hit_rate": None}
 
     def decoded_tokens(self, grid: Grid) -> int:
         """Return the tokens that a cache takes after the prompt: a block's, and that of the step before it."""
         return grid.steps + 1
 
-    def model_for(self, grid: Grid, variant: str) -> str:
-        """Return the model that a variant runs on."""
-        return grid.model
-
-    def _cell(self, grid: Grid, variant: str, context: int, budget: Budget) -> SpeedCell:
-        model = self.model_for(grid, variant)
-        config, names = config_of(self.run, model, context), Variants(self.run, model)
-        memory = grid.sequences * context * config.kv_bytes_per_token(self.dtype.itemsize)
+    def _sized(self, cell: SpeedCell) -> SpeedCell:
+        """Return a cell with as many sequences as the memory holds, and the bytes that say so."""
+        grid, config = cell.grid, config_of(self.run, self.model_name(cell), cell.context)
+        memory = grid.sequences * cell.context * config.kv_bytes_per_token(self.dtype.itemsize)
+        shape = CacheShape(config, 1, cell.context, torch.device("meta"), self.dtype, self.decoded_tokens(grid))
         try:
-            method = names.build(variant, budget.tokens(context), config)
-            one = footprint(method, config, context, self.decoded_tokens(grid), self.dtype)
+            device, host = footprint(self.method(cell), shape)
         except LongDecodeError:
-            one = Footprint(0, 0)  # timing the cell will meet the same error and record it
-        most = [MAX_BATCH, memory // max(1, one.device), (grid.host_gib << 30) // max(1, one.host)]
+            device, host = 0, 0  # timing the cell will meet the same error and record it
+        most = min(MAX_BATCH, memory // max(1, device), (grid.host_gib << 30) // max(1, host))
         params = {
-            **names.params(variant), **self.setting(grid, None), "memory_bytes": memory,
-            "device_bytes_per_sequence": one.device, "host_bytes_per_sequence": one.host, "host_gib": grid.host_gib,
+            **cell.params, **self.setting(grid), "memory_bytes": memory, "device_bytes_per_sequence": device,
+            "host_bytes_per_sequence": host, "host_gib": grid.host_gib,
         }  # fmt: skip
-        batch = grid.sequences if variant == FULL else max(1, min(most))
-        method_name = names.method_name(variant)
-        return SpeedCell(grid, self.bench, method_name, variant, "step", context, batch, budget, params)
+        return replace(cell, batch=grid.sequences if cell.variant == FULL else max(1, most), params=params)
 
     def place(self, cell: SpeedCell) -> Any:
         """See ``Bench.place``: a context, at which all share full attention."""
@@ -107,10 +91,10 @@ class EqualMemoryBench(Bench):
         need = max((cell.batch * cell.params["host_bytes_per_sequence"] for cell in cells), default=0)
         if not need or self.device.type != "cuda":
             return
-        rounded = 1 << (need - 1).bit_length()
+        rounded, most = 1 << (need - 1).bit_length(), cells[0].grid.host_gib << 30
         failure: Exception | None = None
         try:
-            region = HostBuffer(rounded if rounded <= cells[0].grid.host_gib << 30 else need, self.device).bytes
+            region = HostBuffer(rounded if rounded <= most else need, self.device).bytes
             values = torch.randn(_FILL_BYTES // self.dtype.itemsize, device=self.device).to(self.dtype)
             for part in region.split(_FILL_BYTES):
                 part.copy_(values.view(torch.uint8)[: part.numel()], non_blocking=True)
@@ -135,14 +119,9 @@ class EqualMemoryBench(Bench):
         if one > memory:
             raise DeviceMemoryError(f"one sequence of {cell.variant} needs {one:,} bytes; {memory:,} are for all")
         case = self.reference(cell) if cell.variant == FULL else self.prepare(cell)
-        model, method = self.model(cell), self.method(cell)
-        read = model.read_bytes // cell.batch + method.traffic(cell.context, self.dtype.itemsize).total_bytes
+        weights = self.model(cell).read_bytes // cell.batch
+        read = weights + self.method(cell).traffic(cell.context, self.dtype.itemsize).total_bytes
         return replace(case, bytes_min=read)
-
-    def method(self, cell: SpeedCell) -> AttentionMethod:
-        """Build a cell's method."""
-        name = self.model_name(cell)
-        return Variants(self.run, name).build(cell.variant, cell.budget_tokens, self.model(cell).config)
 
     def prepare(self, cell: SpeedCell) -> Case:
         """Make a case of decode steps that ends with a query over the whole context.
@@ -189,13 +168,13 @@ class EqualMemoryBench(Bench):
         return ForcedSelection(method, drawn)
 
 
-def footprint(
-    method: AttentionMethod, config: ModelConfig, context: int, decoded: int, dtype: torch.dtype
-) -> Footprint:
-    """Return the bytes of one sequence of ``context`` tokens, ``decoded`` of them decoded, without allocating any."""
-    shape = CacheShape(config, 1, context, torch.device("meta"), dtype, decoded)
+def footprint(method: AttentionMethod, shape: CacheShape) -> tuple[int, int]:
+    """Return the bytes of a cache and of what the method keeps, on the device and on the host.
+
+    On the meta device nothing is allocated.
+    """
     state = method.decode_in(method.make_cache(shape) or DenseCache(shape))
-    return Footprint(state.cache.nbytes() + held_bytes(state.method_state), state.cache.host_nbytes())
+    return state.cache.nbytes() + held_bytes(state.method_state), state.cache.host_nbytes()
 
 
 def held_bytes(kept: Any) -> int:

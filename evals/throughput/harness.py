@@ -14,7 +14,6 @@ import torch
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import device_name, resolve_dtype
 from longdecode.engine.errors import ContextLimitError
-from longdecode.engine.model_config import ModelConfig
 from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.failures import free_memory, status_of
@@ -25,7 +24,7 @@ from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weight
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import Store
 from longdecode.evals.throughput.guard import Guard
-from longdecode.evals.throughput.models import TimedModel, load_model, model_hash
+from longdecode.evals.throughput.models import TimedModel, config_of, load_model, model_hash
 from longdecode.evals.throughput.spec import FULL, Grid
 from longdecode.evals.throughput.timing import Case, clock_for, time_pair
 from longdecode.methods.registry import get_method
@@ -62,38 +61,6 @@ class SpeedCell:
 SpeedStore = Store[SpeedCell, SpeedRecord]
 
 
-class Variants:
-    """Variants of a configuration resolved to methods of one model; ``full`` needs no configuring.
-
-    Args:
-        model: a key of the configuration's models or a shape; a variant's parameters may differ by model.
-    """
-
-    def __init__(self, run: RunConfig, model: str):
-        self.run = run
-        self.model = model
-
-    def method_name(self, variant: str) -> str:
-        """Return the registered name behind a variant."""
-        return self.run.methods[variant].method if variant in self.run.methods else variant
-
-    def params(self, variant: str) -> dict[str, Any]:
-        """Return the parameters that differ from the method's defaults."""
-        return dict(self.run.methods[variant].params_of(self.model)) if variant in self.run.methods else {}
-
-    def takes_budget(self, variant: str) -> bool:
-        """Return whether the variant is run once a budget."""
-        return variant in self.run.methods and self.run.methods[variant].takes_budget
-
-    def build(self, variant: str, budget_tokens: int | None, config: ModelConfig) -> AttentionMethod:
-        """Build the method at a budget.
-
-        Raises:
-            UnsupportedCellError: it cannot honour the budget on this model.
-        """
-        return get_method(self.method_name(variant)).from_budget(budget_tokens, config, **self.params(variant))
-
-
 class Bench:
     """One throughput job: its run, its device, and how its cells are timed.
 
@@ -105,6 +72,8 @@ class Bench:
 
     module: ClassVar[str]
     """The module of this room whose imports are the code behind a time."""
+    bench: ClassVar[BenchName]
+    """How records call it."""
     gated: ClassVar[bool] = True
     """Whether variants must pass the conformance gate."""
 
@@ -112,7 +81,7 @@ class Bench:
         assert run.throughput is not None
         self.run, self.name, self.device = run, name, device
         self.grids = run.throughput.grids_of(name)
-        self.models = {grid.model: model_hash(run, grid.model) for grid in self.grids} if self.gated else {}
+        self.models = {name: model_hash(run, name) for name in run.throughput.models_of(name)}
         self.dtype = resolve_dtype(run.dtype, device)
         self.clock = clock_for(device)
         self.guard = Guard.of(device)
@@ -140,9 +109,36 @@ class Bench:
     def start(self, cells: Sequence[SpeedCell]) -> None:
         """Prepare what all open cells need."""
 
+    def cell(self, grid: Grid, variant: str, budget: Budget | None, context: int, batch: int = 1) -> SpeedCell:
+        """Return a step of a variant, with the parameters that it has on its model.
+
+        Args:
+            budget: of a variant that takes one.
+        """
+        spec = self.run.methods.get(variant)
+        params = dict(spec.params_of(grid.timed_on[variant])) if spec else {}
+        name, budget = spec.method if spec else variant, budget or FULL_BUDGET
+        return SpeedCell(grid, self.bench, name, variant, "step", context, batch, budget, params)
+
+    def budgets(self, grid: Grid, variant: str) -> tuple[Budget, ...]:
+        """Return the budgets at which a grid times a variant."""
+        spec = self.run.methods.get(variant)
+        return grid.budgets if spec and spec.takes_budget else (FULL_BUDGET,)
+
+    def method(self, cell: SpeedCell, budget_tokens: int | None = None) -> AttentionMethod:
+        """Build a cell's method, at its budget unless another is given.
+
+        Raises:
+            UnsupportedCellError: it cannot honour the budget on this model.
+        """
+        spec, name = self.run.methods.get(cell.variant), self.model_name(cell)
+        params = spec.params_of(name) if spec else {}
+        config = config_of(self.run, name, cell.context)
+        return get_method(cell.method).from_budget(budget_tokens or cell.budget_tokens, config, **params)
+
     def model_name(self, cell: SpeedCell) -> str:
-        """Return the model that a cell runs on."""
-        return cell.grid.model
+        """Return the model that a cell runs on; of kernels the shape whose heads they have."""
+        return cell.grid.timed_on.get(cell.variant, cell.grid.model)
 
     def model(self, cell: SpeedCell) -> TimedModel:
         """Return a cell's model, loaded once.

@@ -15,6 +15,7 @@ import torch
 
 from longdecode.engine.errors import GateError, LongDecodeError, UnsupportedCellError
 from longdecode.evals.budgets import FULL_BUDGET
+from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.throughput.harness import Bench, SpeedCell
 from longdecode.evals.throughput.kernel_ops import COLD_BYTES, Inputs, Op, Size, make_op
 from longdecode.evals.throughput.memory_bandwidth import make_probe, probe_cells
@@ -32,6 +33,7 @@ class KernelBench(Bench):
     """Times ops without a model; ours in pairs with the first peer that runs, each peer in pairs with ours."""
 
     module: ClassVar[str] = "kernels"
+    bench: ClassVar[BenchName] = "kernel"
     gated: ClassVar[bool] = False
 
     def cells(self) -> list[SpeedCell]:

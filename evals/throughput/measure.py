@@ -1,32 +1,38 @@
-"""Measure one throughput job: lease a device, wait until it is at rest, time every open cell, write the records."""
+"""Measure one throughput job: lease a device, wait until it is at rest, time every open cell, write the records.
+
+``python -m longdecode.evals.throughput.measure`` does it by hand, all or some cells; snakemake is not needed.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from longdecode.engine.device import resolve_device
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
 from longdecode.evals.names import unknown_name
 from longdecode.evals.records import SpeedRecord
-from longdecode.evals.run_config import RunConfig
+from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.store import results_root
 from longdecode.evals.throughput.decode import DecodeBench
 from longdecode.evals.throughput.equal_memory import EqualMemoryBench
 from longdecode.evals.throughput.harness import Bench, SpeedCell, SpeedStore
 from longdecode.evals.throughput.kernels import KernelBench
 from longdecode.evals.throughput.own_choices import OwnChoicesBench
-from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OWN_CHOICES
+from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OPS, OWN_CHOICES
 from longdecode.evals.throughput.statistics import good_times, median
+from longdecode.evals.throughput.summary import shown, speed_table
 
 _BENCHES = {KERNELS: KernelBench, EQUAL_MEMORY: EqualMemoryBench, OWN_CHOICES: OwnChoicesBench}
 Choose = Callable[[SpeedCell], bool]
@@ -96,3 +102,45 @@ def told(record: SpeedRecord) -> str:
 def _current(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one: graphs are replayed on the current device's stream."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the jobs asked for, print a line a record and a table at the end."""
+    asked = parser().parse_args(arguments)
+
+    def chosen(cell: SpeedCell) -> bool:
+        mine = {
+            "variants": {cell.method, cell.variant}, "stages": {cell.stage}, "contexts": {str(cell.context)},
+            "batches": {str(cell.batch)}, "budgets": {cell.budget.text},
+        }  # fmt: skip
+        return all(not getattr(asked, name) or values & {*getattr(asked, name)} for name, values in mine.items())
+
+    try:
+        run = load_run_config(asked.config)
+        run = replace(run, device=asked.device or run.device)
+        folder, fresh = asked.output or Path("results") / run.profile / "speed", []
+        for name in asked.jobs or (run.throughput.jobs if run.throughput else ()):
+            fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen, leased=asked.leased)
+        print(shown(speed_table(fresh)))
+    except LongDecodeError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(prog="python -m longdecode.evals.throughput.measure", description=__doc__)
+    found.add_argument("--config", type=Path, default=Path("config/h200.yaml"), help="a configuration file")
+    found.add_argument("--output", type=Path, help="folder of the parquet files (default: results/<profile>/speed)")
+    found.add_argument("--device", help="instead of the configuration's")
+    found.add_argument("--leased", action="store_true", help="the caller holds the GPU's lease")
+    found.add_argument("--jobs", nargs="+", metavar="JOB", help="kernels, models, ... (default: all)")
+    found.add_argument("--variants", nargs="+", help=f"variants, methods or ops: {', '.join(OPS)}")
+    for name in ("stages", "contexts", "batches", "budgets"):
+        found.add_argument(f"--{name}", nargs="+", help="as tables print them")
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

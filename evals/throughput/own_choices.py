@@ -20,9 +20,10 @@ from longdecode.evals.datasets.books import read_books
 from longdecode.evals.failures import free_memory
 from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.records import Bench as BenchName
+from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.equal_memory import EqualMemoryBench, block_bytes, fetched, moved_bytes
 from longdecode.evals.throughput.harness import SpeedCell
-from longdecode.evals.throughput.models import TimedModel, config_of, model_hash
+from longdecode.evals.throughput.models import TimedModel, config_of
 from longdecode.evals.throughput.spec import FULL, Grid
 from longdecode.evals.throughput.steps import stepper_case
 from longdecode.evals.throughput.timing import Case, captured, repeated
@@ -48,14 +49,12 @@ class OwnChoicesBench(EqualMemoryBench):
     module: ClassVar[str] = "own_choices"
     bench: ClassVar[BenchName] = "own_choices"
 
-    def __init__(self, *given: Any, **options: Any):
-        super().__init__(*given, **options)
-        names = dict.fromkeys(model for grid in self.grids for model in grid.models.values())
-        self.models = {name: model_hash(self.run, name) for name in names}
-        configs = [config_of(self.run, name) for name in names]
+    def __init__(self, run: RunConfig, name: str, device: torch.device):
+        super().__init__(run, name, device)
+        configs = [config_of(run, model) for model in self.models]
         shapes = {(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.vocab_size) for c in configs}
         if len(shapes) > 1:
-            raise ConfigError(f"{self.run.source}: own_choices: {', '.join(names)} are models of several shapes")
+            raise ConfigError(f"{run.source}: own_choices: {', '.join(self.models)} are models of several shapes")
         self.missing_texts: DataUnavailableError | None = None
         try:
             self.texts = self._texts()
@@ -63,21 +62,13 @@ class OwnChoicesBench(EqualMemoryBench):
             self.missing_texts = error
         self.ids: list[list[int]] = []
 
-    def setting(self, grid: Grid, rate: float | None) -> Mapping[str, Any]:
+    def setting(self, grid: Grid) -> dict[str, Any]:
         """See ``EqualMemoryBench.setting``."""
         return {"prompts": grid.prompts}
 
     def decoded_tokens(self, grid: Grid) -> int:
         """Return the tokens that follow a prompt."""
         return grid.forced_tokens
-
-    def model_for(self, grid: Grid, variant: str) -> str:
-        """See ``EqualMemoryBench.model_for``."""
-        return grid.models[variant]
-
-    def model_name(self, cell: SpeedCell) -> str:
-        """See ``Bench.model_name``."""
-        return cell.grid.models[cell.variant]
 
     def model(self, cell: SpeedCell) -> TimedModel:
         """See ``Bench.model``; of those beside full attention's, one stays loaded."""

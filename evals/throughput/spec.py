@@ -42,8 +42,6 @@ _TAKES = {
     OWN_CHOICES: ("contexts", "budgets", "models", "steps", "sequences", "host_gib", "prompts"),
 }
 """The keys of each kind, beside ``bench``, ``model``, ``batches`` and ``rounds``."""
-Rows = Annotated[tuple[Annotated[int, Field(strict=True, ge=2, le=4096)], ...], typed.Distinct]
-Rate = Annotated[float, Field(strict=True, gt=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +76,13 @@ class Grid:
     variants: typed.Names = ()
     ops: Annotated[tuple[Annotated[str, typed.known("op", lambda: OPS)], ...], typed.Distinct] = ()
     full_heads: Annotated[tuple[typed.Whole, ...], typed.Distinct] = ()
-    rows: Rows = ()
+    rows: Annotated[tuple[Annotated[int, Field(strict=True, ge=2, le=4096)], ...], typed.Distinct] = ()
     mask: Literal["causal", "tree"] = "causal"
     rounds: typed.Rounds = 10
     steps: typed.Count = 4
     sequences: typed.Count = 4
     host_gib: typed.Count = 64
-    hits: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)
+    hits: Mapping[str, tuple[Annotated[float, Field(strict=True, gt=0, le=1)], ...]] = field(default_factory=dict)
     models: Mapping[typed.Name, typed.Text] = field(default_factory=dict)
     prompts: Literal["whole", "own"] = "whole"
 
@@ -119,11 +117,9 @@ class Grid:
         for key in values:
             if key in cls.__dataclass_fields__ and key not in (*_TAKES[bench], "bench", "model", "batches", "rounds"):
                 raise typed.wrong(f"is no key of bench {bench}, which takes {', '.join(_TAKES[bench])}", key)
-        needed = {"contexts", "rows", "models"} if bench != KERNELS else set[str]()
-        if bench in (EQUAL_MEMORY, OWN_CHOICES):
-            needed.add("budgets")
-        for key in _TAKES[bench]:
-            if key in needed and not values.get(key):
+        needed = ("contexts", "rows", "models", *(("budgets",) if bench in SHARED_JOBS else ()))
+        for key in needed if bench != KERNELS else ():
+            if key in _TAKES[bench] and not values.get(key):
                 raise typed.wrong("is missing", key)
         if bench == OWN_CHOICES and isinstance(models := values["models"], Mapping):
             typed.require_known("variant", [FULL], models, "models")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from longdecode.evals.throughput.cli import _parser
+from longdecode.evals.throughput.measure import parser
 from longdecode.evals.throughput.spec import OPS
 
 PAGE = Path(__file__).parents[2] / "docs" / "measuring-speed.md"
@@ -17,10 +17,10 @@ def test_the_files_that_the_page_names_exist() -> None:
 
 
 def test_the_command_lines_of_the_page_are_understood() -> None:
-    lines = re.findall(r"longdecode\.evals\.throughput\.cli (.*)", PAGE.read_text(encoding="utf-8"))
+    lines = re.findall(r"longdecode\.evals\.throughput\.measure (.*)", PAGE.read_text(encoding="utf-8"))
     assert len(lines) == 2
     for line in lines:
-        asked = _parser().parse_args(line.split())
+        asked = parser().parse_args(line.split())
         assert (PAGE.parents[1] / asked.config).is_file()
 
 

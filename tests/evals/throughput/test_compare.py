@@ -50,12 +50,8 @@ def test_a_revision_against_itself(clone: Path, tmp_path: Path) -> None:
     assert not list((clone / "build").glob("worktree-*"))
 
 
-def test_unknown_and_too_old_revisions_are_refused(clone: Path) -> None:
-    with pytest.raises(CompareError, match="'no-such-rev' is no revision"), worktree("no-such-rev", clone):
-        pass
-    git(clone, "rm", "-q", "evals/throughput/cli.py")
-    git(clone, "commit", "-q", "-m", "without a bench")
-    with pytest.raises(CompareError, match="has no throughput bench"), worktree("HEAD", clone):
+def test_an_unknown_revision_is_refused(clone: Path) -> None:
+    with pytest.raises(CompareError, match="no-such-rev"), worktree("no-such-rev", clone):
         pass
 
 
@@ -84,18 +80,18 @@ def times(
 def test_ratios_are_taken_between_neighbours() -> None:
     """Other over this: 100 over 50, then 300 over 150."""
     (row,) = table(times([100, 50, 150, 300])).to_dict("records")
-    assert row["ratio"] == pytest.approx(2.0) and row["verdict"] == "faster"
+    assert row["ratio"] == pytest.approx(2.0)
     assert (row["other_us"], row["this_us"]) == (200, 100)
     (row,) = table(times([50, 100, 300, 150])).to_dict("records")
-    assert row["ratio"] == pytest.approx(0.5) and row["verdict"] == "slower"
+    assert row["ratio"] == pytest.approx(0.5)
     (row,) = table(times([50, 100, 100, 200])).to_dict("records")
-    assert row["verdict"] == "no difference shown" and row["ratio_low"] < 1 < row["ratio_high"]
+    assert row["ratio_low"] < 1 < row["ratio_high"]
 
 
 def test_what_one_revision_lacks_has_no_ratio() -> None:
     both, other = times([100, 50, 150, 300]), times([9, 9, 9, 9]).assign(variant="new")
     found = table(pd.concat([both, other[other["side"] == "this"]])).set_index("variant")
-    assert found.loc["new", "status"] == "missing" and found.loc["new", "verdict"] == ""
+    assert found.loc["new", "status"] == "missing"
     assert found["ratio"].notna().to_dict() == {"quest": True, "new": False}
     failed = table(pd.concat([both.iloc[:3], times([1]).assign(status="oom", pair=1, us=float("nan"))])).iloc[0]
-    assert (failed["status"], failed["verdict"]) == ("oom", "") and failed["ratio"] != failed["ratio"]
+    assert failed["status"] == "oom" and failed["ratio"] != failed["ratio"]

@@ -15,9 +15,9 @@ from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import journal_path, read_records
-from longdecode.evals.throughput import cli, decode, kernels
+from longdecode.evals.throughput import decode, kernels
 from longdecode.evals.throughput.harness import Bench
-from longdecode.evals.throughput.measure import measure_speed
+from longdecode.evals.throughput.measure import main, measure_speed
 
 KERNELS = {
     "bench": "kernels", "model": "miniature-shape", "contexts": [256], "budgets": [64, 256], "rounds": 2,
@@ -248,11 +248,11 @@ def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.Ca
     path.write_text(yaml.safe_dump(speed_values))
     common = ["--config", str(path), "--output", str(tmp_path / "speed"), "--device", "cpu", "--leased"]
     chosen = ["--jobs", "tiny", "--stages", "step", "--variants", "streaming", "--contexts", "128"]
-    assert cli.main([*common, *chosen]) == 0
+    assert main([*common, *chosen]) == 0
     (record,) = read_records(tmp_path / "speed" / "tiny.parquet", SpeedRecord)
     assert (record.variant, record.stage, len(record.samples)) == ("streaming", "step", 2)
     assert "streaming" in capsys.readouterr().out
-    assert cli.main([*common, "--jobs", "tinny"]) == 1
+    assert main([*common, "--jobs", "tinny"]) == 1
     assert "nearest valid name: 'tiny'" in capsys.readouterr().err
 
 

@@ -11,16 +11,14 @@ import torch
 import yaml
 
 from longdecode.engine.errors import ConfigError
-from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.weights import random_decoder
 from longdecode.evals import gate
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import read_records
-from longdecode.evals.throughput import equal_memory
-from longdecode.evals.throughput.equal_memory import EqualMemoryBench, held_bytes
+from longdecode.evals.throughput import equal_memory, harness
+from longdecode.evals.throughput.equal_memory import EqualMemoryBench, footprint
 from longdecode.evals.throughput.forced_selection import draw_selections, share_kept
-from longdecode.evals.throughput.harness import Variants
 from longdecode.evals.throughput.measure import measure_speed
 from longdecode.evals.throughput.models import shape_config
 
@@ -110,21 +108,19 @@ def test_a_variant_is_timed_at_each_hit_rate() -> None:
 def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every variant of the committed configuration, on two layers: nothing is counted that is not allocated."""
     small = replace(shape_config("nosa-8b"), num_layers=2, hidden_size=32, intermediate_size=32, vocab_size=8)
-    monkeypatch.setattr(equal_memory, "config_of", lambda run, name, positions=0: small)
+    for module in (equal_memory, harness):
+        monkeypatch.setattr(module, "config_of", lambda run, name, positions=0: small)
     values = yaml.safe_load((ROOT / "config/offload.yaml").read_text())
     values["throughput"] = [values["throughput"][0] | {"contexts": [8192], "steps": 5}]
     run = build_run_config(values | {"device": "cpu", "dtype": "float32"}, "test")
-    decoder = random_decoder(small, 0, CPU, torch.float32)
-    bench = bench_of(run)
+    bench, decoder = bench_of(run), random_decoder(small, 0, CPU, torch.float32)
     cells = {cell.variant: cell for cell in bench.cells()}
     assert run.throughput is not None and set(cells) == {"full", *run.throughput.grids[0].variants}
     for cell in cells.values():
-        method = Variants(run, "nosa-8b").build(cell.variant, cell.budget_tokens, small)
         shape = decoder.cache_shape(1, cell.context, bench.decoded_tokens(cell.grid))
-        cache = method.make_cache(shape) or DenseCache(shape)
-        held = held_bytes(method.decode_in(cache).method_state)
-        assert cell.params["device_bytes_per_sequence"] == cache.nbytes() + held, cell.variant
-        assert cell.params["host_bytes_per_sequence"] == cache.host_nbytes(), cell.variant
+        device, host = footprint(bench.method(cell), shape)
+        assert (cell.params["device_bytes_per_sequence"], cell.params["host_bytes_per_sequence"]) == (device, host)
+        assert device > 0, cell.variant
 
 
 def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
