@@ -291,7 +291,7 @@ class Plan:
 
     @functools.cache  # noqa: B019
     def _suite_code(self, suite: str, methods: tuple[str, ...]) -> str:
-        tasks = sorted({get_task(name).code_module for name in self.run.suites[suite].tasks})
+        tasks = sorted({get_task(name, suite=suite).code_module for name in self.run.suites[suite].tasks})
         return hash_texts(quality_code_hash(method, task) for method in methods for task in tasks)
 
     def _throughput(self, job: str) -> dict[str, Any]:

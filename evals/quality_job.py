@@ -54,7 +54,7 @@ class QualityJob:
         self.config, self.model, self.suite, self.device = config, model, suite, device
         self.spec = config.suites[suite]
         self.dtype = resolve_dtype(config.dtype, device)
-        self.tasks = {name: get_task(name, config.data) for name in self.spec.tasks}
+        self.tasks = {name: get_task(name, config.data, suite) for name in self.spec.tasks}
         self.failure: CheckpointError | None = None
         try:
             self.folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)

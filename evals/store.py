@@ -20,8 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from longdecode.engine.disk import refusal, writing
-from longdecode.engine.errors import StorageError
+from longdecode.engine.disk import writing
 from longdecode.engine.file_lock import FileLock
 from longdecode.evals.records import (
     FINAL_STATUSES,
@@ -176,15 +175,10 @@ class Store(Generic[C, R]):
     def _append(self, line: bytes) -> None:
         with writing(self._journal, len(line)):
             self._file = self._file or self._journal.open("ab", buffering=0)
-            end = self._file.tell()
-        try:
             rest = memoryview(line)
             while rest:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
-        except OSError as error:
-            self._file.truncate(end)
-            raise StorageError(refusal(self._journal, error, len(line))) from error
 
 
 def results_root(output: Path) -> Path:

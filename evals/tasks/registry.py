@@ -23,12 +23,16 @@ from longdecode.evals.names import unknown_name
 from longdecode.evals.tasks.base import Data, Question, Suite, Task
 from longdecode.evals.tasks.question import Reasked
 
-_MODULES = (
-    "code", "continuation", "episodes", "gpqa", "icl", "longbench", "longgenbench", "math", "needles", "ruler",
-)  # fmt: skip
-_OWN: Mapping[str, Suite] = {
-    name: suite for module in _MODULES for name, suite in import_module(f"{__package__}.{module}").SUITES.items()
-}
+_OWN: Mapping[str, tuple[str, Question | None]] = {
+    "code": ("code", None), "fidelity": ("continuation", None), "pg19_long": ("continuation", None),
+    "mini_book": ("continuation", None), "tuning": ("continuation", None), "mini_recall": ("episodes", "decoded"),
+    "mini_longgen": ("episodes", "prompt"), "mini_longgen_long": ("episodes", "prompt"),
+    "mini_reason": ("episodes", "decoded"), "gpqa": ("gpqa", None), "icl": ("icl", "decoded"),
+    "longbench": ("longbench", "decoded"), "longgenbench": ("longgenbench", None), "math": ("math", None),
+    "passkey": ("needles", "decoded"), "json_kv": ("needles", "decoded"), "ruler": ("ruler", "prompt"),
+    "ruler_chat": ("ruler", "prompt"),
+}  # fmt: skip
+"""Module and protocol of each suite of this room, so that a job imports what it scores alone."""
 _PROTOCOLS: Mapping[Question, str] = {
     "decoded": "The question is decoded through the method.",
     "prompt": "The question ends the prompt, which is prefilled whole.",
@@ -60,7 +64,7 @@ def suite_names() -> tuple[str, ...]:
         ConfigError: a folder of ``LONGDECODE_SUITE_PATH`` does not exist, two suites share a name, or a module does not
             export a fitting ``SUITE``.
     """
-    return tuple(_found())
+    return tuple(_names())
 
 
 def get_suite(name: str) -> Suite:
@@ -109,22 +113,23 @@ def task_names() -> tuple[str, ...]:
     return tuple(_suite_of_tasks())
 
 
-def get_task(name: str, data: Data | None = None) -> Task:
+def get_task(name: str, data: Data | None = None, suite: str | None = None) -> Task:
     """Return a task.
 
     Args:
         name: one of ``task_names()``.
         data: folders of real data by data set, for the tasks that read one.
+        suite: the task's; all are searched where it is left out.
 
     Raises:
         ConfigError: no task has this name; the message gives the nearest one.
     """
-    suites = _suite_of_tasks()
+    suites = _suite_of_tasks() if suite is None else dict.fromkeys(suite_tasks(suite), suite)
     if name not in suites:
         raise ConfigError(unknown_name("task", name, suites))
-    suite = get_suite(suites[name])
-    task = suite.tasks[name](data or {})
-    task.question = suite.question
+    found = get_suite(suites[name])
+    task = found.tasks[name](data or {})
+    task.question = found.question
     if task.chat and task.question == "decoded" and not isinstance(task, Reasked):
         # The question belongs to the user's turn, which the template would close before it.
         return Reasked(task, task.suite, task.question, task.question)
@@ -156,27 +161,37 @@ def describe(suite: str) -> Mapping[str, Any]:
 
 
 def _find(name: str) -> tuple[str, Suite]:
-    found = _found()
-    if name not in found:
+    names = _names()
+    if name not in names:
         raise ConfigError(SUITES.unknown(name))
-    return found[name]
+    own, question = names[name]
+    suite = _load(own)
+    is_own = question is None or suite.question == question
+    return own, suite if is_own else _under(suite, name, cast(Question, question))
 
 
-def _found() -> dict[str, tuple[str, Suite]]:
-    """Return every suite by name, under each protocol, with the name under its own."""
-    found: dict[str, tuple[str, Suite]] = {}
+def _load(own: str) -> Suite:
+    if own in _OWN:
+        return cast(Suite, import_module(f"{__package__}.{_OWN[own][0]}").SUITES[own])
+    suite = getattr(SUITES.load(own), "SUITE", None)
+    if not isinstance(suite, Suite):
+        raise ConfigError(f"{SUITES.find(own) / 'suite.py'}: SUITE must be a Suite, got {suite!r}")
+    return suite
+
+
+def _names() -> dict[str, tuple[str, Question | None]]:
+    """Return every suite's name, under each protocol, with its name under its own and the protocol."""
+    found: dict[str, tuple[str, Question | None]] = {}
     folders = SUITES.folders()
     for name in folders:
-        suite = _OWN[name] if name in _OWN else getattr(SUITES.load(name), "SUITE", None)
-        if not isinstance(suite, Suite):
-            raise ConfigError(f"{SUITES.find(name) / 'suite.py'}: SUITE must be a Suite, got {suite!r}")
-        found[name] = (name, suite)
-        for question in _PROTOCOLS:
-            if suite.question in (None, question):
+        question = _OWN[name][1] if name in _OWN else _load(name).question
+        found[name] = (name, question)
+        for other in _PROTOCOLS if question else ():
+            if other == question:
                 continue
-            if (other := f"{name}_{question}") in folders:
-                raise ConfigError(f"{folders[other]}: the name is that of {name} with `question: {question}`")
-            found[other] = (name, _under(suite, other, question))
+            if (further := f"{name}_{other}") in folders:
+                raise ConfigError(f"{folders[further]}: the name is that of {name} with `question: {other}`")
+            found[further] = (name, other)
     return found
 
 
@@ -194,8 +209,8 @@ def _reasked(make: Callable[[Data], Task], name: str, suite: Suite, question: Qu
 def _suite_of_tasks() -> dict[str, str]:
     """Return the suite of every task."""
     found: dict[str, str] = {}
-    for suite, (_, own) in _found().items():
-        for task in own.tasks:
+    for suite in _names():
+        for task in get_suite(suite).tasks:
             if task in found:
                 raise ConfigError(f"task {task!r} is in two suites: {found[task]} and {suite}")
             found[task] = suite

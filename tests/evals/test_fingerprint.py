@@ -191,15 +191,15 @@ def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> Non
         files = [path for root in roots for path in [REPOSITORY / root]]
         return {path.relative_to(REPOSITORY).as_posix() for path in import_closure(files)}
 
-    quality = closure("evals/quality_job.py", "evals/tasks/mini_recall/suite.py", "methods/quest/method.py")
+    quality = closure("evals/quality_job.py", "evals/tasks/episodes.py", "methods/quest/method.py")
     assert {
         "engine/decoder.py", "kernels/page_score/gpu.py", "kernels/linear/gpu.py", "evals/generators/lookup.py",
         "evals/tokenizing.py",
     } <= quality  # fmt: skip
     others = ("reporting/", "evals/throughput/", "evals/scoring/", "methods/lychee/", "evals/tasks/ruler")
     assert not [path for path in quality if path.startswith(others)]
-    assert "evals/scoring/math_worker.py" in closure("evals/tasks/math/suite.py")
-    assert "evals/tasks/longbench/protocol.yaml" in closure("evals/tasks/longbench/suite.py")
+    assert "evals/scoring/math_checker.py" in closure("evals/tasks/math.py")
+    assert "evals/tasks/longbench.yaml" in closure("evals/tasks/longbench.py")
     speed = closure("evals/throughput/decode.py")
     assert {"evals/throughput/timing.py", "evals/throughput/hf_full.py", "kernels/linear/gpu.py"} <= speed
     assert "evals/throughput/summary.py" not in speed

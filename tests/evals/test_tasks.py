@@ -7,12 +7,14 @@ import random
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
+from longdecode.evals.tasks import registry
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks, task_names
 from longdecode.evals.tokenizing import load_tokenizer
@@ -194,6 +196,18 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="nearest valid name: 'mini_reason'"):
         suite_tasks("mini_reasons")
     assert {name for suite in suite_names() for name in suite_tasks(suite)} == set(task_names())
+
+
+def test_the_registry_knows_module_and_protocol_of_every_suite() -> None:
+    rooms = {module for module, _ in registry._OWN.values()}
+    declared = {
+        name: (module, suite.question)
+        for module in rooms
+        for name, suite in import_module(f"longdecode.evals.tasks.{module}").SUITES.items()
+    }
+    assert dict(registry._OWN) == declared
+    others = {path.stem for path in Path(registry.__file__).parent.glob("*.py")} - rooms - {"registry"}
+    assert not [name for name in others if hasattr(import_module(f"longdecode.evals.tasks.{name}"), "SUITES")]
 
 
 def test_every_task_knows_its_own_name_and_suite() -> None:
