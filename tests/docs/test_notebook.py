@@ -1,0 +1,22 @@
+"""The notebook runs as it stands, and shows what its text says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "three-methods.ipynb"
+
+
+def test_the_notebook_runs_and_orders_the_methods() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "committed without outputs"
+    check = (
+        "print(*table_of_methods.set_index('method')['right of 4'].loc[['full', 'quest', 'oracle_topk', 'streaming']])"
+    )
+    notebook.cells.append(nbformat.v4.new_code_cell(check))
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
+    full, quest, oracle, window = map(int, notebook.cells[-1].outputs[0].text.split())
+    assert full == oracle == 4 and quest >= 3 and window <= 1
