@@ -1,4 +1,4 @@
-"""Write README.md from its template; every measured number in it is looked up in a table of ``results/``.
+"""Write README.md and its figure; every measured number is looked up in a table of ``results/``.
 
 ``python -m longdecode.reporting.readme``. A template (``docs/README.md.j2``) names rows and holds no result itself: a row
 that is not there, or is there twice, ends with an error.
@@ -14,9 +14,16 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from longdecode.engine.errors import LongDecodeError
+from longdecode.reporting import charts
+from longdecode.reporting.choice import PLACE, choose
+from longdecode.reporting.runs import read_run
+from longdecode.reporting.site import Site
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = "README.md.j2"
+FIGURE = Path("docs/figures/trade-off.svg")
+SHOWN = {"model": "smollm2-long", "context": 32768, "batch": 8, "suite": "mini_recall", "task": "all"}
+"""The cells of the figure, of the run ``real``."""
 _UNITS = {"points": 1, "nats": 3, "nats/token": 3, "ms": 2}
 
 
@@ -32,6 +39,16 @@ def render(root: Path = ROOT) -> str:
     )
     names = ("score", "loss", "speed", "range_", "count", "verdict", "claim")
     return environment.get_template(TEMPLATE).render({name: getattr(lookups, name) for name in names})
+
+
+def figure(root: Path = ROOT) -> str:
+    """Return the README's figure as SVG: times as fast as Full against points lost."""
+    rows = Site([read_run(root / "results" / "real")], root / "build" / "readme").joined
+    place = rows[(rows[PLACE[1:]] == [SHOWN[name] for name in PLACE[1:]]).all(axis=1)]
+    part = place[(place.suite == SHOWN["suite"]) & (place.task == SHOWN["task"])]
+    view = charts.tradeoff_view(part, choose(place))
+    picture = charts.static(charts.filled(charts.tradeoff("points"), view), width=860)
+    return picture.replace("<svg ", '<svg style="background:#fff" ', 1)
 
 
 class _Tables:
@@ -98,3 +115,4 @@ def _signed(value: float, digits: int) -> str:
 
 if __name__ == "__main__":
     (ROOT / "README.md").write_text(render(), encoding="utf-8")
+    (ROOT / FIGURE).write_text(figure(), encoding="utf-8")

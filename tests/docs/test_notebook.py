@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "three-methods.ipynb"
 
 
-def test_the_notebook_runs_and_orders_the_methods() -> None:
+def test_the_notebook_runs_and_orders_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[2] / "src"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "committed without outputs"
     check = (
