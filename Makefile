@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(shell cksum < requirements.lock | tr ' ' '-')
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PIP = $(BIN)/python -m pip install -q --no-compile --disable-pip-version-check
 CORES ?= 8
 PROFILE ?= demo
 WORKERS ?= 2
@@ -29,8 +30,7 @@ help: ## List the targets
 setup: $(STAMP) ## Create .venv with the pinned packages
 
 report: $(STAMP) ## Run the demo profile to its report: reports/demo/index.html (PROFILE=h200 for another)
-	$(BIN)/python -m snakemake --cores $(CORES) all --config profile=$(PROFILE)
-	@echo "reports/$(PROFILE)/index.html"
+	@$(BIN)/python -m longdecode run $(PROFILE) --cores $(CORES)
 
 test: lint types pytest ## Format, lint, types and tests, as CI does
 
@@ -59,7 +59,7 @@ bench-compare: $(STAMP) ## Time this tree against REV=<rev>, alternating, on one
 	$(BIN)/python -m longdecode.evals.throughput.compare --rev $(REV) --config $(BENCH) $(ARGS)
 
 verify: $(STAMP) ## Check that results and pages of PROFILE are as they were written
-	$(BIN)/python -m longdecode.evals.manifest verify $(wildcard results/$(PROFILE) reports/$(PROFILE))
+	@$(BIN)/python -m longdecode verify $(PROFILE)
 
 manifest: $(STAMP) ## Write the manifests of PROFILE anew, for evidence that was put together by hand
 	$(BIN)/python -m longdecode.evals.manifest write $(wildcard results/$(PROFILE) reports/$(PROFILE))
@@ -70,7 +70,7 @@ settle: ## Date PROFILE's committed results in the order of their making (git ke
 		sleep 1; for room in $$rooms; do find results/$(PROFILE)/$$room -type f -exec touch -c {} + 2>/dev/null || true; done; done
 
 plan: $(STAMP) ## Jobs, GPU hours, disk and downloads of the sweep in config/PROFILE (PROFILE=papers)
-	$(BIN)/python -m longdecode.evals.sweep config/$(PROFILE)
+	@$(BIN)/python -m longdecode plan $(PROFILE)
 
 rehearse: $(STAMP) ## The papers' runs on a CPU with tiny random checkpoints (ARGS="retro --place build/rehearsal" for one, kept)
 	$(BIN)/python tests/papers/rehearsal.py --cores $(WORKERS) $(ARGS)
@@ -106,12 +106,14 @@ $(STAMP): requirements.lock
 		"found: $$(python3 --version 2>&1)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments;" \
 		"on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-compile --no-deps "$(shell grep '^torch==' requirements.lock)"
-	grep -v -e '^torch==' -e '^#' requirements.lock > $(VENV)/rest.lock
-	awk '{print > "$(VENV)/rest." NR % 2 ".lock"}' $(VENV)/rest.lock
-	command -v uv >/dev/null 2>&1 && uv pip install --python $(BIN)/python -r $(VENV)/rest.lock \
-		|| printf '%s\n' 0 1 | xargs -P 2 -I % $(BIN)/python -m pip install --no-compile --no-deps -r $(VENV)/rest.%.lock
-	$(BIN)/python -m pip install -q --no-compile "$(shell grep '^torch==' requirements.lock)" -r $(VENV)/rest.lock
-	rm -f $(VENV)/.installed-*
-	touch $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the packages of requirements.lock into $(VENV): two minutes with a fast network"
+	@$(PIP) --no-deps "$(shell grep '^torch==' requirements.lock)"
+	@grep -v -e '^torch==' -e '^#' requirements.lock > $(VENV)/rest.lock
+	@awk '{print > "$(VENV)/rest." NR % 2 ".lock"}' $(VENV)/rest.lock
+	@command -v uv >/dev/null 2>&1 && uv pip install -q --python $(BIN)/python -r $(VENV)/rest.lock \
+		|| printf '%s\n' 0 1 | xargs -P 2 -I % $(PIP) --no-deps -r $(VENV)/rest.%.lock
+	@$(PIP) "$(shell grep '^torch==' requirements.lock)" -r $(VENV)/rest.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.installed-*
+	@touch $@

@@ -1,4 +1,4 @@
-"""Plan a sweep that does not fit this machine: jobs, GPU hours, disk and downloads, from step times measured before.
+"""Plan runs before they start: jobs, GPU hours, memory a job, disk, downloads, and what is missing.
 
 A step's time follows the bytes that it reads: a line through the steps of ``speed.csv``, all methods and contexts of
 the 8B shape on one H200. A prefill's time follows its operations, at the mean rate of the prefills measured there. A
@@ -7,18 +7,20 @@ method is taken to read its budget and an eighth of the context, for choosing.
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from longdecode.engine.errors import ConfigError
-from longdecode.evals.generation.spec import GenerationRun
+from longdecode.engine.config_reader import read_config
+from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.model_cache import built_model
+from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
 from longdecode.evals.record_files import RecordFile
 from longdecode.evals.run_config import RunConfig, load_run_config
@@ -33,6 +35,11 @@ RECORD_BYTES, TOKEN_BYTES = 600, 3
 """Bytes of a stored sample without its output, and of each token of it (zstd; results/tiny and results/h200)."""
 JOB_SECONDS = 90.0
 """Loading a checkpoint of 8B, its gate and the first kernels, a job."""
+NEW_TOKENS = 64
+"""Tokens that a sample of a suite generates where the sizes do not say: those of generated look-ups."""
+RUNTIME_GB = 2.0
+"""Memory of a job beside weights and caches: CUDA, kernels, activations of a prefill chunk."""
+SIZES = REPOSITORY / "config" / "papers" / "sizes.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +62,39 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Cost:
-    """Totals of some jobs."""
+    """Totals of some runs; ``memory_bytes`` is of the largest job."""
 
     jobs: int = 0
     gpu_hours: float = 0.0
-    disk_bytes: float = 0.0
-    downloads: dict[str, float] | None = None
+    memory_bytes: float = 0.0
+    records_bytes: float = 0.0
+    downloads: dict[str, float] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
 
     def add(self, other: Cost) -> None:
         """Add another total; what both download counts once."""
         self.jobs += other.jobs
         self.gpu_hours += other.gpu_hours
-        self.disk_bytes += other.disk_bytes
-        self.downloads = {**(self.downloads or {}), **(other.downloads or {})}
+        self.memory_bytes = max(self.memory_bytes, other.memory_bytes)
+        self.records_bytes += other.records_bytes
+        self.downloads |= other.downloads
+        self.missing += other.missing
+
+    def row(self, name: str) -> str:
+        """Return the line of a table; disk holds downloads and records."""
+        loaded = sum(self.downloads.values())
+        cells = (self.memory_bytes / 1e9, (self.records_bytes + loaded) / 1e9, loaded / 1e9)
+        return f"{name:<24}{self.jobs:>6,}{self.gpu_hours:>12,.1f}" + "".join(f"{cell:>14,.1f}" for cell in cells)
 
 
+@cache
 def measured_times(speed_csv: Path) -> StepTimes:
     """Fit a line to measured steps, and a rate to measured prefills; what was disturbed throughout has no time.
 
     Raises:
         ConfigError: the table has too few steps, or no prefill.
     """
-    frame = pd.read_csv(speed_csv, low_memory=False).rename(columns={"label": "variant"})
+    frame = pd.read_csv(speed_csv, low_memory=False)
     rows = frame[(frame["bench"] == "decode") & (frame["model"] == MEASURED_MODEL) & (frame["status"] == "ok")]
     rows = rows.dropna(subset=["median_us"])
     steps, prefills = rows[rows["stage"] == "step"].dropna(subset=["bytes_min"]), rows[rows["stage"] == "prefill"]
@@ -93,122 +111,128 @@ def _operations(tokens: float) -> float:
     return MEASURED_BYTES * tokens + ATTENTION_OPERATIONS * tokens**2
 
 
-def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
-    """Add up the jobs of a run's samples; its throughput tests count by their own times.
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A checkpoint's bytes, and those of its keys and values a token."""
 
-    Raises:
-        ConfigError: ``sizes`` lacks a checkpoint or a suite of the run.
-    """
-    plan = Plan(run, Path())
-    cost = Cost(downloads={})
-    groups: dict[tuple[str, ...], list[RecordFile]] = {}
+    weights: float
+    kv_bytes: float
+    gated: bool = False
+
+
+def size_of(path: str, sizes: Mapping[str, Any]) -> Size | None:
+    """Return the size of a checkpoint: as listed, or of the files that are here; ``None`` where neither says."""
+    if known := (sizes.get("checkpoints") or {}).get(path):
+        return Size(known["bytes"], 4.0 * known["layers"] * known["kv_heads"] * known["head_dim"], "gated" in known)
+    folder = built_model(path) or Path(path).expanduser()
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    try:
+        config = read_config(folder) if weights else None
+    except LongDecodeError:
+        return None
+    return Size(weights, 4.0 * config.num_layers * config.num_kv_heads * config.head_dim) if config else None
+
+
+def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
+    """Add up the jobs of a run's samples and texts; throughput tests count by their own times."""
+    plan, cost = Plan(run, Path()), Cost()
+    groups = set[tuple[str, ...]]()
     for file in plan.record_files:
         own = {"suite": (), "context": (str(file.context),), "cell": (str(file.context), file.label)}[run.jobs]
-        groups.setdefault((file.model, file.suite, *own), []).append(file)
+        groups.add((file.model, file.suite, *own))
         cost.add(_samples_cost(run, file, sizes, times))
-    gates = {run.gate_of(label) for label in run.methods}
-    heads = {path for model in run.models for path in plan.method_files(run.methods, model)} - set(plan.role_files)
-    learning = {Path(path).parents[2] for path in heads & set(plan.made)}  # one job makes all heads of a model
-    trained = {"roles": len(plan.role_files), "heads": len(learning)}
-    cost.jobs = len(groups) + len(gates) + len(plan.speed_jobs) + len(plan.generation) + sum(trained.values())
-    cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
-    cost.gpu_hours += sum(count * _size(sizes, "training_hours", kind, run) for kind, count in trained.items() if count)
     for text in run.generation.runs.values() if run.generation else ():
         cost.add(_texts_cost(run, text, sizes, times))
+    heads = {path for model in run.models for path in plan.method_files(run.methods, model)} & set(plan.head_files)
+    trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
+    cost.jobs = 1 + len(groups) + len(plan.speed_jobs) + len(plan.generation) + len(plan.forks) + sum(trained.values())
+    hours = sizes.get("training_hours") or {}
+    cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600 + sum(n * hours.get(kind, 0) for kind, n in trained.items())
     for model in run.models.values():
-        known = _size(sizes, "checkpoints", model.path, run)
-        cost.downloads = {**(cost.downloads or {}), model.path: known["bytes"]}
+        size, here = size_of(model.path, sizes), built_model(model.path) or Path(model.path).expanduser().is_dir()
+        if size is None and model.path not in (f"{fork}/model" for fork in plan.forks.values()):
+            cost.missing.append(f"the size of {model.path} is not known: hours and memory leave it out")
+        if size and not here:
+            cost.downloads[model.path] = size.weights
     for name, place in run.data.items():
-        if place is not None:
-            cost.downloads = {**(cost.downloads or {}), f"data: {name}": _size(sizes, "data", name, run)}
-    cost.disk_bytes += sum((cost.downloads or {}).values())
+        if place is not None and not place.expanduser().is_dir():
+            cost.downloads[f"data: {name}"] = (sizes.get("data") or {}).get(name, 0.0)
+    tuned = run.tuning.records.values() if run.tuning else ()
+    cost.missing += [
+        f"no tuning record {path}: run the target tune first" for path in tuned if not Path(path).is_file()
+    ]
     return cost
 
 
 def _samples_cost(run: RunConfig, file: RecordFile, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
-    model, spec = _size(sizes, "checkpoints", run.models[file.model].path, run), run.suites[file.suite]
-    weights = MEASURED_BYTES * model["bytes"] / 16.1e9
-    kv_bytes = 4.0 * model["layers"] * model["kv_heads"] * model["head_dim"]
+    spec, size = run.suites[file.suite], size_of(run.models[file.model].path, sizes)
+    if size is None:
+        return Cost()
+    weights = MEASURED_BYTES * size.weights / 16.1e9
+    new = (sizes.get("new_tokens") or {}).get(folder_of(file.suite)[0], NEW_TOKENS)
     seconds = samples = 0.0
-    new = _size(sizes, "new_tokens", folder_of(file.suite)[0], run)
-    for context in spec.contexts if file.context is None else (file.context,):
+    contexts = spec.contexts if file.context is None else (file.context,)
+    for context in contexts:
         for task in (get_task(name, run.data) for name in spec.tasks):
             count = min(spec.samples, (sizes.get("problems") or {}).get(task.name, math.inf)) * task.samples_per_problem
             for budget in run.budgets_of(file.label):
                 chosen = budget.tokens(context) if not budget.of_bytes else math.ceil((budget.value or 1) * context)
                 read = context if chosen is None else min(context, chosen + CHOOSING_SHARE * context)
-                batches = math.ceil(count / spec.batch)
-                rows = min(count, spec.batch)
-                seconds += (
-                    batches
-                    * min(new, context // 2 if new > context // 2 else new)
-                    * times.step(weights + rows * kv_bytes * read)
-                )
+                steps = math.ceil(count / spec.batch) * min(new, context // 2)
+                seconds += steps * times.step(weights + min(count, spec.batch) * size.kv_bytes * read)
                 samples += count
             # One prefill serves all budgets of a job.
             seconds += count * times.prefill(context, weights / MEASURED_BYTES)
-    return Cost(0, seconds / 3600, samples * (RECORD_BYTES + TOKEN_BYTES * new))
+    memory = size.weights + RUNTIME_GB * 1e9 + spec.batch * max(contexts) * size.kv_bytes
+    return Cost(0, seconds / 3600, memory, samples * (RECORD_BYTES + TOKEN_BYTES * new))
 
 
-def _texts_cost(run: RunConfig, text: GenerationRun, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
-    """Price long texts as if every label took a step of Full for each token: drafting can only be faster."""
-    model = _size(sizes, "checkpoints", run.models[text.model].path, run)
-    weights = MEASURED_BYTES * model["bytes"] / 16.1e9
-    kv_bytes = 4.0 * model["layers"] * model["kv_heads"] * model["head_dim"]
-    count = len(text.named) * len(text.samplers) * text.books
+def _texts_cost(run: RunConfig, text: Any, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
+    """Price long texts as if every variant took a step of Full for each token: drafting can only be faster."""
+    size = size_of(run.models[text.model].path, sizes)
+    if size is None:
+        return Cost()
+    weights, count = MEASURED_BYTES * size.weights / 16.1e9, len(text.named) * len(text.samplers) * text.books
     seconds = sum(
         times.prefill(prompt, weights / MEASURED_BYTES)
-        + text.tokens * times.step(weights + kv_bytes * (prompt + text.tokens / 2))
+        + text.tokens * times.step(weights + size.kv_bytes * (prompt + text.tokens / 2))
         for prompt in text.prompts
     )
-    return Cost(0, count * seconds / 3600, count * len(text.prompts) * (RECORD_BYTES + TOKEN_BYTES * text.tokens))
+    memory = size.weights + RUNTIME_GB * 1e9 + (max(text.prompts) + text.tokens) * size.kv_bytes
+    stored = count * len(text.prompts) * (RECORD_BYTES + TOKEN_BYTES * text.tokens)
+    return Cost(0, count * seconds / 3600, memory, stored)
 
 
-def _size(sizes: Mapping[str, Any], kind: str, name: str, run: RunConfig) -> Any:
-    found = (sizes.get(kind) or {}).get(name)
-    if found is None:
-        raise ConfigError(
-            f"{run.source}: no {kind} of {name!r} in the sizes; known: {', '.join(sizes.get(kind) or {})}"
-        )
-    return found
+def lines(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the table of some configurations, a row each and one for all, then what is missing or gated.
 
-
-def lines(runs: Mapping[str, RunConfig], sizes: Mapping[str, Any], times: StepTimes) -> Iterator[str]:
-    """Yield the table of a sweep, a row a run and one for all, then the checkpoints that are gated."""
-    yield f"step times: results/h200/speed.csv, {times.device}, scaled by bytes; one job a row of a GPU"
-    yield f"{'run':<20}{'jobs':>6}{'GPU hours':>12}{'disk GB':>10}{'download GB':>13}"
-    total = Cost(downloads={})
-    for name, run in runs.items():
+    Raises:
+        ConfigError: a configuration is wrong.
+    """
+    sizes, times = read_yaml(SIZES), measured_times(REPOSITORY / "results" / "h200" / "speed.csv")
+    runs = [load_run_config(path) for path in files]
+    yield f"hours of one {times.device} by measured step times, scaled by bytes; jobs may run side by side"
+    yield f"{'run':<24}{'jobs':>6}{'GPU hours':>12}{'GB a job':>14}{'disk GB':>14}{'download GB':>14}"
+    total = Cost()
+    for run in runs:
         cost = cost_of(run, sizes, times)
+        yield cost.row(run.profile)
         total.add(cost)
-        yield _row(name, cost)
-        total.disk_bytes -= sum((cost.downloads or {}).values())
-    total.disk_bytes += sum((total.downloads or {}).values())
-    yield _row("all", total)
-    paths = {model.path for run in runs.values() for model in run.models.values()}
-    for path in sorted(path for path in paths if sizes["checkpoints"][path].get("gated")):
-        yield f"gated: https://huggingface.co/{path} (accept its licence there, then `hf auth login`)"
+    if len(runs) > 1:
+        yield total.row("all")
+    yield from dict.fromkeys(f"missing: {what}" for what in total.missing)
+    for path in sorted({model.path for run in runs for model in run.models.values()}):
+        if (size := size_of(path, sizes)) and size.gated:
+            yield f"gated: https://huggingface.co/{path} (accept its licence there, then `hf auth login`)"
 
 
-def _row(name: str, cost: Cost) -> str:
-    gigabytes = sum((cost.downloads or {}).values()) / 1e9
-    return f"{name:<20}{cost.jobs:>6,}{cost.gpu_hours:>12,.1f}{cost.disk_bytes / 1e9:>10,.1f}{gigabytes:>13,.1f}"
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Print what the runs of a folder of configurations take."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path, help="of run configurations and sizes.yaml, such as config/papers")
-    parser.add_argument("--speed", type=Path, default=Path("results/h200/speed.csv"))
-    given = parser.parse_args(arguments)
-    try:
-        sizes = read_yaml(given.folder / "sizes.yaml")
-        files = sorted(path for path in given.folder.glob("*.yaml") if path.name != "sizes.yaml")
-        runs = {path.stem: load_run_config(path) for path in files}
-        print(*lines(runs, sizes, measured_times(given.speed)), sep="\n")
-    except ConfigError as error:
-        raise SystemExit(f"ConfigError: {error}") from None
-
-
-if __name__ == "__main__":
-    main()
+def stated(run: RunConfig) -> Iterator[str]:
+    """Yield a run's cost in a line or two, as `longdecode run` says it before it starts."""
+    cost = cost_of(run, read_yaml(SIZES), measured_times(REPOSITORY / "results" / "h200" / "speed.csv"))
+    loaded = sum(cost.downloads.values()) / 1e9
+    on_gpu = f"about {cost.gpu_hours:,.1f} hours of an H200, " if run.device.startswith("cuda") else ""
+    yield (
+        f"{run.profile}: {cost.jobs} jobs, {on_gpu}{cost.memory_bytes / 1e9:,.1f} GB a job, "
+        f"{cost.records_bytes / 1e9 + loaded:,.1f} GB of disk, {loaded:,.1f} GB to download"
+    )
+    yield from dict.fromkeys(f"missing: {what}" for what in cost.missing)

@@ -14,7 +14,6 @@ import yaml
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError
-from longdecode.evals import sweep
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
 from longdecode.evals.run_config import build_run_config, granted
 from longdecode.evals.sweep import MEASURED_MODEL, measured_times
@@ -57,19 +56,6 @@ def test_a_profile_has_one_run_at_a_time(snakemake: Any, write_config: Any, tmp_
     last = done.stdout.strip().splitlines()[-1]
     assert done.returncode != 0 and f"'trial' is being run by process {os.getpid()} of " in last and " since 20" in last
     assert not (folder / "config.yaml").exists()
-
-
-def test_the_papers_sweep_is_priced(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    sweep.main(["config/papers"])
-    said = capsys.readouterr().out
-    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines()[2:] if not line.startswith("gated")}
-    papers = {path.stem for path in (ROOT / "config" / "papers").glob("*.yaml")} - {"sizes"}
-    assert set(rows) == {*papers, "all"}
-    numbers = {name: [float(cell.replace(",", "")) for cell in cells] for name, cells in rows.items()}
-    assert numbers["all"][0] == sum(numbers[name][0] for name in papers)
-    assert all(0 < number < math.inf for row in numbers.values() for number in row)
-    assert "https://huggingface.co/meta-llama/Llama-3.1-8B-Instruct (accept" in said
 
 
 def test_a_sweep_is_priced_without_what_was_disturbed_throughout(tmp_path: Path) -> None:
@@ -117,4 +103,4 @@ def test_make_takes_the_python_of_the_image(tmp_path: Path) -> None:
     subprocess.run(["sh", "-c", here.replace(environment, str(tmp_path))], check=True)
     command = ["make", "--no-print-directory", "-n", "verify", f"LONGDECODE_VENV={tmp_path}"]
     planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert planned.startswith(f"{tmp_path}/bin/python -m longdecode.evals.manifest") and "pip" not in planned
+    assert planned.startswith(f"{tmp_path}/bin/python -m longdecode verify") and "pip" not in planned

@@ -1,0 +1,5 @@
+"""``python -m longdecode``: the command without its script."""
+
+from longdecode.cli import main
+
+main()

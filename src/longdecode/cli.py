@@ -1,0 +1,266 @@
+"""The command ``longdecode``: run the benchmark, look at its results, add a method, check this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import webbrowser
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from longdecode.engine.errors import ConfigError, LongDecodeError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+methods_app = typer.Typer(help="List the methods, or start one of your own.")
+app.add_typer(methods_app, name="methods")
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
+
+CORES = os.cpu_count() or 1
+Profile = Annotated[str, typer.Argument(help="A configuration file, or a profile of config/.")]
+Cores = Annotated[int, typer.Option(help="Cores that jobs may use.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the site in a browser.")]
+
+
+def main() -> None:
+    """Run the command; an error of ours is one line."""
+    try:
+        app()
+    except LongDecodeError as error:
+        console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
+        raise SystemExit(1) from None
+
+
+@methods_app.callback(invoke_without_command=True)
+def methods(context: typer.Context) -> None:
+    """List the methods."""
+    if context.invoked_subcommand:
+        return
+    from longdecode.methods.registry import load_card, method_names
+
+    rows = []
+    for name in method_names():
+        card = load_card(name)
+        budget = card.limits.min_budget_tokens
+        paper = f"{card.paper.venue} {card.paper.year}" if card.paper else "-"
+        rows.append((name, card.title, card.kind, card.family, "reads all" if budget is None else f"{budget}", paper))
+    show(("method", "title", "kind", "family", "least budget", "paper"), rows)
+
+
+@methods_app.command("new")
+def new_method(
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits and _.")],
+    into: Annotated[Path, typer.Option(help="Folder of methods.")] = Path("methods"),
+) -> None:
+    """Make a method's folder that passes the gate: the worked example of docs/adding-a-method.md under your name."""
+    from longdecode.new_method import write_method
+
+    folder = write_method(name, into)
+    console.print(f"{folder}: method.py, card.yaml, rule.py")
+    if into.resolve() != (_root() / "methods").resolve():
+        console.print(f"export LONGDECODE_METHOD_PATH={into.resolve()}")
+    console.print(f"longdecode check {name}")
+
+
+@app.command()
+def init(
+    model: Annotated[str, typer.Option(help="A checkpoint's folder or hub id.")],
+    out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("my.yaml"),
+    context: Annotated[str, typer.Option(help="Longest context, such as 32k.")] = "32k",
+    force: Annotated[bool, typer.Option(help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a configuration for a checkpoint of your own, on tasks that need no data set."""
+    from longdecode.evals.run_config import load_run_config
+    from longdecode.starting import starting_config
+
+    if out.exists() and not force:
+        raise ConfigError(f"{out} is there already; --force writes over it, --out names another")
+    out.write_text(starting_config(model, out.stem, tokens_of(context)), encoding="utf-8")
+    load_run_config(out)
+    console.print(f"{out}: methods, budgets and tasks to start from; longdecode run {out}")
+
+
+@app.command()
+def run(
+    profile: Profile = "demo",
+    cores: Cores = CORES,
+    target: Annotated[str, typer.Option(help="A target of the workflow: gates, scores, times, tune, all.")] = "all",
+    config: Annotated[list[str] | None, typer.Option(help="KEY=VALUE over the file's, as snakemake --config.")] = None,
+) -> None:
+    """State the cost, run the workflow with one progress display, and end in three lines: answer, warnings, path."""
+    from longdecode.running import run_workflow
+
+    raise typer.Exit(run_workflow(profile, cores, target, config or [], console))
+
+
+@app.command()
+def demo(cores: Cores = CORES) -> None:
+    """Run the demo: seven methods on the miniature, minutes on two cores."""
+    from longdecode.running import run_workflow
+
+    raise typer.Exit(run_workflow("demo", cores, "all", [], console))
+
+
+@app.command()
+def plan(
+    profile: Annotated[str, typer.Argument(help="A configuration, a profile, or a folder of configurations.")] = "demo",
+) -> None:
+    """State jobs, GPU hours, memory a job, disk, downloads, and what is missing, before anything runs."""
+    from longdecode.evals.sweep import lines
+
+    for line in lines(_files_of(profile)):
+        console.print(line, markup=False)
+
+
+@app.command()
+def check(
+    method: Annotated[str, typer.Argument(help="A method's name.")],
+    device: Annotated[str, typer.Option(help="Where its kernels run.")] = "auto",
+) -> None:
+    """Run the gate on a method: its defaults and every variant of its card."""
+    from longdecode.engine.device import resolve_device
+    from longdecode.methods import conformance
+    from longdecode.methods.registry import load_card
+
+    card, target = load_card(method), resolve_device(device)
+    conformance.check_method(method, target)
+    rows = [(check.__name__.replace("_", " "), "passed") for check in conformance.CHECKS]
+    show((f"{method} on {target}", ""), rows)
+    cases = len(card.variants)
+    console.print(f"{method} passed the gate: {len(rows)} checks, with defaults and {cases} variants of its card")
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="A variant, or a method.")],
+    b: Annotated[str, typer.Argument(help="Another.")],
+    context: Annotated[str | None, typer.Option(help="A context, such as 32k.")] = None,
+    profile: Annotated[str | None, typer.Option(help="One run; all of results/ without it.")] = None,
+) -> None:
+    """Print what two variants scored on the same prompts, and how fast they decode, from the tables of results/."""
+    from longdecode.comparing import compared
+
+    quality, speed = compared(Path("results"), a, b, tokens_of(context) if context else None, profile)
+    show(("run", "task", "context", "budget", "n", a, b, "difference", "verdict"), quality)
+    show(("run", "model", "context", "batch", "budget", f"{a}, times Full", f"{b}, times Full"), speed)
+    if not quality and not speed:
+        raise ConfigError(f"no table of results/ has {a} and {b} in one cell")
+
+
+@app.command()
+def report(
+    profile: Annotated[str, typer.Argument(help="A run, or nothing for the site over all committed runs.")] = "",
+    open_it: Open = False,
+) -> None:
+    """Say where a run's site is."""
+    page = Path("reports", name_of(profile) if profile else "", "index.html")
+    if not page.is_file():
+        raise ConfigError(f"no {page}; longdecode run {profile or 'demo'} makes it")
+    console.print(str(page))
+    if open_it:
+        webbrowser.open(page.resolve().as_uri())
+
+
+@app.command()
+def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all without.")] = None) -> None:
+    """Check that results and pages are as they were written."""
+    from longdecode.evals import manifest
+
+    names = [name_of(profile) for profile in profiles or []]
+    listed = sorted({*Path("results").glob("*/manifest.txt"), *Path("reports").glob("*/manifest.txt")})
+    folders = [path.parent for path in listed if not names or path.parent.name in names]
+    if not folders:
+        raise ConfigError(f"no manifest of {', '.join(names) or 'any run'} in results/ or reports/")
+    wrong = [problem for folder in folders for problem in manifest.problems(folder)]
+    for problem in wrong:
+        console.print(problem, markup=False)
+    console.print(f"{len(folders)} folders, {len(wrong)} problems")
+    raise typer.Exit(bool(wrong))
+
+
+@app.command()
+def data(profile: Annotated[str, typer.Argument(help="A configuration, whose places are looked at.")] = "") -> None:
+    """List the suites: what they ask, where their data comes from, its licence, and whether it is here."""
+    from longdecode.data_list import data_rows
+    from longdecode.evals.run_config import load_run_config
+
+    run_config = load_run_config(_files_of(profile)[0]) if profile else None
+    show(("suite", "asks", "data", "source", "licence", "here"), data_rows(run_config))
+
+
+@app.command()
+def doctor() -> None:
+    """Look at Python, torch, the GPU, Triton, bubblewrap, disk and network."""
+    from longdecode.doctor import examined
+
+    found = list(examined())
+    for name, fine, said in found:
+        console.print(f"{'ok  ' if fine else 'LOOK'} {name:<12} {said}", markup=False)
+    raise typer.Exit(not all(fine for name, fine, _ in found if name in ("python", "torch", "packages")))
+
+
+@app.command("add-results")
+def add_results(folder: Annotated[Path, typer.Argument(help="A folder of results/ from elsewhere.")]) -> None:
+    """Check a run's tables and manifest, and copy them to results/."""
+    from longdecode.evals import manifest
+    from longdecode.evals.run_config import load_run_config
+
+    run_config = load_run_config(folder / "config.yaml")
+    if problems := manifest.problems(folder):
+        raise ConfigError(f"{folder}: {problems[0]} (and {len(problems) - 1} more)")
+    if not (folder / "summary.csv").is_file() and not (folder / "speed.csv").is_file():
+        raise ConfigError(f"{folder}: neither summary.csv nor speed.csv")
+    target = Path("results") / run_config.profile
+    if target.exists():
+        raise ConfigError(f"{target} is there already; name the run otherwise (key profile) or move it away")
+    shutil.copytree(folder, target)
+    console.print(f"{target}: {len(manifest.listed(target))} files")
+
+
+def show(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Print a table, nothing where it has no row."""
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    if table.row_count:
+        console.print(table)
+
+
+def tokens_of(text: str) -> int:
+    """Return a context in tokens: ``32k`` and ``32768`` are the same."""
+    number = text.lower().removesuffix("k")
+    if not number.isdigit():
+        raise ConfigError(f"--context {text}: a number of tokens is needed, such as 32k or 32768")
+    return int(number) * (1024 if text.lower().endswith("k") else 1)
+
+
+def name_of(profile: str) -> str:
+    """Return the name that a run's folders have: a configuration's key ``profile``, or a name as it is."""
+    from longdecode.evals.yaml_file import read_yaml
+
+    return str(read_yaml(Path(profile)).get("profile")) if profile.endswith((".yaml", ".yml")) else profile
+
+
+def _files_of(profile: str) -> list[Path]:
+    """Return the configurations that a file, a folder (here or of config/) or a profile names."""
+    from longdecode.evals.plan import config_path
+
+    for folder in (Path(profile), _root() / "config" / profile):
+        if folder.is_dir():
+            return sorted(path for path in folder.glob("*.yaml") if path.name != "sizes.yaml")
+    return [Path(profile)] if profile.endswith((".yaml", ".yml")) else [config_path(_root(), profile)]
+
+
+def _root() -> Path:
+    from longdecode.evals.fingerprint import REPOSITORY
+
+    return REPOSITORY
+
+
+if __name__ == "__main__":
+    main()

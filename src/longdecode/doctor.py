@@ -1,0 +1,72 @@
+"""Look at this machine: what runs need, whether it is here, and what to do where it is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+NEEDED = ("torch", "transformers", "numpy", "pandas", "pyarrow", "pydantic", "scipy", "filelock")
+FOR_RUNS = ("snakemake", "datasets", "lm_eval", "altair", "vl_convert", "jinja2")
+LEAST_DISK_GB = 10
+
+
+def examined() -> Iterator[tuple[str, bool, str]]:
+    """Yield what was looked at, whether it is as wanted, and what was found or what to do."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield "python", sys.version_info >= (3, 11), f"{version}; 3.11 or later is needed"
+    missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
+    yield "packages", not missing, f"missing: {', '.join(missing)}" if missing else "all that the library needs"
+    lacking = [name for name in FOR_RUNS if not importlib.util.find_spec(name)]
+    advice = f"missing: {', '.join(lacking)}; pip install 'longdecode[bench,report]'"
+    yield "for runs", not lacking, advice if lacking else "snakemake, data sets, charts"
+    yield from _torch()
+    yield "bubblewrap", bool(shutil.which("bwrap")), _sandbox()
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    yield "disk", free >= LEAST_DISK_GB, f"{free:,.0f} GB free here; {LEAST_DISK_GB} and each checkpoint are needed"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    while not cache.exists():
+        cache = cache.parent
+    yield "cache", os.access(cache, os.W_OK), f"{cache}; XDG_CACHE_HOME names another"
+    yield _network()
+
+
+def _torch() -> Iterator[tuple[str, bool, str]]:
+    if not importlib.util.find_spec("torch"):
+        yield "torch", False, "pip install torch"
+        return
+    import torch
+
+    yield "torch", True, torch.__version__
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        yield "gpu", True, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {memory:.0f} GiB"
+    else:
+        yield "gpu", False, "none that torch sees: kernels run as plain torch on the CPU, and times are the CPU's"
+    try:
+        yield "triton", True, metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        yield "triton", False, "not installed: needed on a GPU alone"
+
+
+def _sandbox() -> str:
+    """Try the sandbox of model-written code, which a container may forbid."""
+    if not shutil.which("bwrap"):
+        return "not here; suite code stays `unsupported`: apt-get install bubblewrap"
+    tried = ["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"]
+    works = subprocess.run(tried, capture_output=True, check=False).returncode == 0
+    return "works" if works else "here, but this machine forbids namespaces; suite code stays `unsupported`"
+
+
+def _network() -> tuple[str, bool, str]:
+    try:
+        socket.create_connection(("huggingface.co", 443), timeout=3).close()
+    except OSError as error:
+        return "network", False, f"huggingface.co cannot be reached ({error}); the demo needs none"
+    return "network", True, "huggingface.co can be reached"

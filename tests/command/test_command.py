@@ -1,0 +1,229 @@
+"""Each act of the command ``longdecode``, on small results of its own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from longdecode import running
+from longdecode.cli import app, tokens_of
+from longdecode.engine.errors import ConfigError
+from longdecode.evals import manifest
+from longdecode.evals.run_config import load_run_config
+from longdecode.methods.registry import METHOD_PATH_VARIABLE, method_names
+
+ROOT = Path(__file__).parents[2]
+PAIR = {
+    "model": "m", "suite": "s", "task": "t", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher",
+    "budget": "1024", "b_budget": "1024", "margin": 2.0,
+}  # fmt: skip
+
+
+def said(*arguments: str) -> str:
+    """What a command prints, its error included."""
+    done = CliRunner().invoke(app, list(arguments))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one run of tables, which is the current one."""
+    folder = tmp_path / "results" / "mine"
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "config" / "tiny.yaml", folder / "config.yaml")
+    text = (folder / "config.yaml").read_text().replace("profile: tiny", "profile: mine")
+    (folder / "config.yaml").write_text(text)
+    rows = [
+        PAIR | {"a": "lychee", "b": "quest", "a_value": 80.0, "b_value": 50.0, "difference": 30.0, "low": 20.0,
+                "high": 45.0, "verdict": "within"},
+        PAIR | {"a": "quest", "b": "full", "a_value": 50.0, "b_value": 90.0, "difference": -40.0, "low": -50.0,
+                "high": -30.0, "verdict": "worse"},
+        PAIR | {"a": "lychee", "b": "full", "b_budget": "full", "a_value": 80.0, "b_value": 80.0, "difference": 0.0,
+                "low": -1.0, "high": 1.0, "verdict": "within"},
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(folder / "comparisons.csv", index=False)
+    step = {"bench": "decode", "model": "m", "stage": "step", "context": 32768, "batch": 1, "budget": "1024"}
+    ratios = {"quest": 1.5, "lychee": 2.5}
+    speeds = [step | {"variant": name, "status": "ok", "ratio": ratio} for name, ratio in ratios.items()]
+    pd.DataFrame(speeds).to_csv(folder / "speed.csv", index=False)
+    pd.DataFrame([{"status": "ok"}, {"status": "oom"}]).to_csv(folder / "summary.csv", index=False)
+    manifest.rewrite(folder)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_methods_are_listed_with_their_least_budget() -> None:
+    lines = said("methods").splitlines()
+    assert {line.split()[0] for line in lines[1:]} >= set(method_names())
+    (quest,) = [line for line in lines if line.startswith("quest ")]
+    assert "ICML 2024" in quest and " pages " in quest
+
+
+def test_a_new_method_passes_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(METHOD_PATH_VARIABLE, str(tmp_path))
+    assert f"export {METHOD_PATH_VARIABLE}={tmp_path}" in said("methods", "new", "last_ones", "--into", str(tmp_path))
+    assert sorted(path.name for path in (tmp_path / "last_ones").iterdir()) == ["card.yaml", "method.py", "rule.py"]
+    shown = said("check", "last_ones", "--device", "cpu")
+    assert "reads stay within budget" in shown and "last_ones passed the gate" in shown
+    for name in ("last_ones", "quest", "Two-Words"):
+        with pytest.raises(ConfigError, match=name):
+            said("methods", "new", name, "--into", str(tmp_path))
+
+
+def test_check_says_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from longdecode.engine.errors import GateError
+
+    monkeypatch.setenv(METHOD_PATH_VARIABLE, str(tmp_path))
+    said("methods", "new", "too_few", "--into", str(tmp_path))
+    rule = tmp_path / "too_few" / "rule.py"
+    text = rule.read_text()
+    rule.write_text(text.replace("n - ", "n - 1 - "))
+    assert rule.read_text() != text
+    with pytest.raises(GateError, match="too_few"):
+        said("check", "too_few", "--device", "cpu")
+
+
+def test_init_writes_a_configuration_that_is_valid(tmp_path: Path, byte_checkpoint: Path) -> None:
+    out = tmp_path / "first.yaml"
+    said("init", "--model", "org/Some-Model-8B", "--out", str(out), "--context", "32k")
+    run = load_run_config(out)
+    assert run.profile == "first" and list(run.models) == ["some-model-8b"]
+    assert run.suites["passkey"].contexts == (8192, 32768)
+    with pytest.raises(ConfigError, match="is there already"):
+        said("init", "--model", "org/Some-Model-8B", "--out", str(out))
+    said("init", "--model", str(ROOT / "models/miniature/weights"), "--out", str(out), "--force")
+    assert max(load_run_config(out).suites["passkey"].contexts) == 16384, "the model's own limit"
+
+
+def test_plan_prices_what_is_not_here_and_says_what_is_missing(tmp_path: Path) -> None:
+    rows = {line.split()[0]: line.split() for line in said("plan", "papers").splitlines()[2:]}
+    jobs, hours, memory, disk, download = (float(cell.replace(",", "")) for cell in rows["papers-retro"][1:])
+    assert jobs >= 10 and hours > 1 and 16 < memory < 80 and disk >= download > 16
+    assert float(rows["all"][1]) == sum(float(row[1]) for name, row in rows.items() if name.startswith("papers-"))
+    own = tmp_path / "own.yaml"
+    said("init", "--model", "org/unheard-of", "--out", str(own))
+    assert "missing: the size of org/unheard-of is not known" in said("plan", str(own))
+    with pytest.raises(SystemExit, match="nearest valid name: 'demo'"):
+        said("plan", "demmo") and running.config_path(ROOT, "demmo")
+
+
+def test_compare_prints_pairs_and_speeds_from_tables(results: Path) -> None:
+    shown = said("compare", "lychee", "quest", "--context", "32k")
+    assert "+30.000 (+20.000 to +45.000)" in shown and "within (lychee beside quest)" in shown
+    assert shown.splitlines()[-1].split()[-2:] == ["2.50", "1.50"]
+    turned = said("compare", "quest", "lychee")
+    assert "-30.000 (-45.000 to -20.000)" in turned and turned.splitlines()[-1].split()[-2:] == ["1.50", "2.50"]
+    with pytest.raises(ConfigError, match="nearest valid name: 'quest'"):
+        said("compare", "lychee", "qest")
+    with pytest.raises(ConfigError, match="in one cell"):
+        said("compare", "lychee", "quest", "--context", "8k")
+    assert (tokens_of("32k"), tokens_of("32768")) == (32768, 32768)
+
+
+def test_verify_finds_a_changed_table(results: Path) -> None:
+    assert "1 folders, 0 problems" in said("verify", "mine")
+    (results / "speed.csv").write_text("other\n")
+    done = CliRunner().invoke(app, ["verify"])
+    assert done.exit_code == 1 and "speed.csv" in done.output and "1 problems" in done.output
+
+
+def test_results_from_elsewhere_are_checked_and_copied(results: Path) -> None:
+    away = results.rename(results.parents[1] / "away")
+    assert "results/mine" in said("add-results", str(away))
+    assert (results / "speed.csv").read_bytes() == (away / "speed.csv").read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        said("add-results", str(away))
+    shutil.rmtree(results)
+    (away / "speed.csv").write_text("other\n")
+    with pytest.raises(ConfigError, match=r"speed\.csv"):
+        said("add-results", str(away))
+    assert not results.exists()
+
+
+def test_report_says_where_the_site_is(results: Path) -> None:
+    with pytest.raises(ConfigError, match="longdecode run mine"):
+        said("report", "mine")
+    page = results.parents[1] / "reports" / "mine" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("")
+    assert said("report", str(results / "config.yaml")).strip() == "reports/mine/index.html"
+
+
+def test_data_names_sources_licences_and_places(results: Path) -> None:
+    (row,) = [line for line in said("data").splitlines() if line.startswith("gpqa")]
+    assert "Idavidrein/gpqa" in row and "CC BY" in row
+    (row,) = [line for line in said("data", str(results / "config.yaml")).splitlines() if line.startswith("mini_book")]
+    assert row.split()[-1] == "named"
+
+
+def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    lines = {line[5:17].strip(): line for line in said("doctor").splitlines()}
+    assert lines["python"].startswith("ok") and lines["torch"].startswith("ok")
+    assert lines["bubblewrap"].startswith("LOOK") and "apt-get install bubblewrap" in lines["bubblewrap"]
+    assert {"gpu", "triton", "disk", "cache", "network"} <= set(lines)
+
+
+LOG = """\
+rule gate:
+worse_one (failed_gate), its cells stay empty: worse_one with defaults: reads_stay_within_budget
+Finished jobid: 3 (Rule: gate)
+1 of 3 steps (33%) done
+Finished jobid: 2 (Rule: evaluate_mini_book)
+2 of 3 steps (67%) done
+Finished jobid: 0 (Rule: evaluate_mini_recall)
+3 of 3 steps (100%) done
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
+    results: Path, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = results / "snakemake.py"
+    script.write_text(f"print({LOG!r})\nprint('ConfigError: it broke')\nraise SystemExit({status})\n")
+    monkeypatch.setattr(running, "_command", lambda *_: [running.sys.executable, str(script)])
+    done = CliRunner().invoke(app, ["run", str(results / "config.yaml"), "--cores", "2"])
+    lines = done.output.splitlines()
+    assert done.exit_code == status and lines[0].startswith("mine: ") and " GB a job, " in lines[0]
+    # Four variants run on mini_recall, four on mini_book, each at one budget of one context.
+    assert next(line for line in lines if line.startswith("[2/3]")).split("cells ")[1].startswith("4/8  about ")
+    assert (results / "run.log").read_text().startswith("rule gate:")
+    if status:
+        assert lines[-2] == "ConfigError: it broke" and lines[-1].endswith("results/mine/run.log")
+        return
+    first, second, third = lines[-3:]
+    said_of_full = "answer: within the margin of Full on every task: lychee at 1024; "
+    assert first == said_of_full + "1 of 2 variants and budgets are worse on some task"
+    assert second == "warnings: refused by the gate: worse_one; 1 cells oom" and third == "reports/mine/index.html"
+
+
+def test_a_run_goes_to_the_right_file_and_profile() -> None:
+    own = running._command(ROOT / "config" / "demo.yaml", 2, "all", ["seed=1"])
+    assert own[-4:] == ["all", "--config", "seed=1", "profile=demo"]
+    other = running._command(Path("my.yaml"), 2, "scores", [])
+    assert other[-3:] == ["scores", "--configfile", "my.yaml"]
+    with pytest.raises(ConfigError, match="nearest valid name: 'demo'"):
+        said("run", "demmo")
+    with pytest.raises(ConfigError, match="no such configuration file"):
+        said("run", "nowhere.yaml")
+
+
+def test_generate_reads_what_the_budget_allows() -> None:
+    import longdecode
+
+    prompts = ["Once upon a time. " * 60, "Once upon"]
+    long, short = longdecode.generate(
+        ROOT / "models/miniature/weights", prompts, method="quest", budget=256, max_new_tokens=8, device="cpu"
+    )
+    assert len(long.output_ids) == 8 and 200 < long.read_tokens_mean < 600 and short.read_tokens_mean < 40
+    with pytest.raises(ConfigError, match="nearest valid name: 'quest'"):
+        longdecode.generate(ROOT / "models/miniature/weights", prompts, method="qest", budget=256)
+    with pytest.raises(AttributeError):
+        longdecode.nothing  # noqa: B018
