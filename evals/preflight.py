@@ -59,8 +59,8 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
         StorageError: results cannot be written here.
     """
     from longdecode.engine.device import resolve_device
+    from longdecode.engine.tokenizer import eos_ids, load_tokenizer
     from longdecode.engine.weights import check_checkpoint
-    from longdecode.evals.tokenizing import eos_ids, load_tokenizer
 
     if device:
         _blamed(run, "device", partial(resolve_device, run.device))

@@ -24,6 +24,7 @@ from longdecode.engine.errors import (
     UnsupportedCellError,
 )
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
+from longdecode.engine.tokenizer import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.fingerprint import cell_settings, file_hashes, hash_data, hash_texts, quality_code_hash
@@ -33,7 +34,6 @@ from longdecode.evals.store import Store
 from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.question import encoded
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.methods.registry import get_method
 
 if TYPE_CHECKING:

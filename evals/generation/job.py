@@ -20,6 +20,7 @@ from longdecode.engine.device import resolve_device, resolve_dtype, sm_clock_mhz
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
@@ -33,7 +34,6 @@ from longdecode.evals.generation.run import write_text
 from longdecode.evals.records import Cell, Provenance, Record
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
 from longdecode.evals.store import Store
-from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.methods.registry import get_method
 
 SUITE = "generation"

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.generators.narrative import narrative
-from longdecode.evals.tokenizing import TextTokenizer
 
 BOOKS = ("26493", "4047", "7412", "5962", "9931", "860", "28444")
 """Books of PG-19's test split that no model of this project was trained on, each over 250,000 characters."""

@@ -19,11 +19,11 @@ from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import resolve_device, resolve_dtype
 from longdecode.engine.errors import ConfigError, ContextLimitError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
+from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.fingerprint import code_hash
 from longdecode.evals.names import unknown_name
-from longdecode.evals.tokenizing import eos_ids, load_tokenizer
 from longdecode.methods.conformance import check_method
 from longdecode.methods.registry import get_method
 

@@ -17,6 +17,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.request import Prompt, Request
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
 from longdecode.evals.retrospection import traces
@@ -25,7 +26,6 @@ from longdecode.evals.stats import Spread, bootstrap_interval, generator
 from longdecode.evals.store import write_table
 from longdecode.evals.tasks.base import Task
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.methods.paged import PagedMethod
 from longdecode.methods.registry import get_method
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from longdecode.engine.tokenizer import TextTokenizer
+
 if TYPE_CHECKING:
     from longdecode.engine.request import Completion
-    from longdecode.evals.tokenizing import TextTokenizer
 
 Data = Mapping[str, Path | None]
 """Places of data sets: a local folder or a hub id."""

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import dedent, indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.livecodebench import CodeProblem, read_problems, read_public_problems
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
 from longdecode.evals.sandbox import require_sandbox
 from longdecode.evals.scoring.code_tests import Verdict, code_blocks, extract_code, run_checks, run_tests
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite
 from longdecode.evals.tasks.reasoning import ReasoningTask
-
-if TYPE_CHECKING:
-    from longdecode.evals.tokenizing import TextTokenizer
 
 WINDOW = ("2024-08-01", "2025-02-01")
 """The part of release_v5 that DeepSeek-R1 and QwQ report: 279 problems."""

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.datasets.reader import SOURCES, read_text
 from longdecode.evals.generators import chain, lookup, narrative
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from longdecode.engine.request import Completion
-    from longdecode.evals.tokenizing import TextTokenizer
 
 UNSEEN = ("860", "4047", "5962", "7412", "9931", "12204", "26493", "28444")
 """PG-19 books that no model of this project was trained on."""
@@ -73,7 +73,8 @@ class Continuation(Task):
 class Prose(Continuation):
     """Windows of texts that no model has seen; a problem is a text, so that intervals are clustered by it.
 
-    ``samples_per_problem`` windows are cut of each of the first ``count`` texts that are long enough.
+    ``samples_per_problem`` windows are cut of each of the first ``count`` texts that are long enough, or of ``count``
+    texts ``in_turn``.
 
     Args:
         data: ``pg19`` has PG-19's books, of which those of ``books`` are read; ``prose`` is a text file, or a folder of
@@ -85,21 +86,19 @@ class Prose(Continuation):
     data_source = "real"
     books: Sequence[str] = UNSEEN
     samples_per_problem = WINDOWS_A_TEXT
+    in_turn = False
 
     def cut(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> Iterator[tuple[str, str]]:
         """Cut windows, each at a random place of its text."""
         texts = [text for text in self.texts() if has_tokens(text, context_tokens, tokenizer)]
         if not texts:
             raise UnsupportedCellError(f"{self.name}: no text has {context_tokens} tokens")
-        wanted = [text for text in self.chosen(texts, count) for _ in range(self.samples_per_problem)]
+        chosen = [texts[index % len(texts)] for index in range(count)] if self.in_turn else texts[:count]
+        wanted = [text for text in chosen for _ in range(self.samples_per_problem)]
         for index, text in enumerate(wanted):
             rng = self.rng(context_tokens, seed, index)
             sizes = (context_tokens - self.continuation_tokens, self.continuation_tokens)
             yield window(text, rng, *sizes, tokenizer)
-
-    def chosen(self, texts: list[str], count: int) -> list[str]:
-        """Return the texts to cut windows of."""
-        return texts[:count]
 
     def texts(self) -> list[str]:
         """Read the texts."""
@@ -266,10 +265,7 @@ class MiniBookPg19(NatsPerByte, Prose):
     name = "mini_book_pg19"
     books = HELD_OUT
     samples_per_problem = 1
-
-    def chosen(self, texts: list[str], count: int) -> list[str]:
-        """Take the books in turn."""
-        return [texts[index % len(texts)] for index in range(count)]
+    in_turn = True
 
     def texts(self) -> list[str]:
         """Read the books; the score counts bytes as characters, and the miniature has seen plain ASCII only."""

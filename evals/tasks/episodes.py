@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators import chain, lookup
 from longdecode.evals.generators.prose import Episode
 from longdecode.evals.generators.wording import WORDS
 from longdecode.evals.tasks.base import Data, Question, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context
-
-if TYPE_CHECKING:
-    from longdecode.evals.tokenizing import TextTokenizer
 
 SLACK_TOKENS = 8
 """Room after the expected answer, so that a completion that runs on is seen to run on."""

@@ -6,14 +6,11 @@ import functools
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.tasks.base import Sample, Task
 from longdecode.evals.tasks.question import context_of
-
-if TYPE_CHECKING:
-    from longdecode.evals.tokenizing import TextTokenizer
 
 _MOST_SIZES_A_TOKEN = 32
 """No unit of a haystack, a character at least, is so short that a token holds more of them."""
@@ -22,10 +19,6 @@ _LEAST_LIMIT = 4096
 _SHRINK = 64  # a question that came out too long loses one part in so many of its haystack
 _MOST_CHARS_A_TOKEN = 12
 """Longer means over a window do not occur in prose."""
-_CHARS_A_TOKEN = 6
-"""Nearly always enough of a text to hold the tokens asked for."""
-_MARGIN = 32
-"""Tokens that must follow, so that where a piece was cut off changes none of those asked for."""
 
 
 def fill_context(
@@ -52,14 +45,14 @@ def fill_context(
     def tokens(sample: Sample) -> int:
         return context_of(sample, task.chat, tokenizer)
 
+    def fits(sample: Sample) -> bool:
+        return tokens(sample) <= context_tokens
+
     try:
         size = largest_fitting(lambda size: tokens(make(-1, size)), context_tokens, smallest)
-        made = []
-        for index in range(count):
-            made.append(_shrunk(partial(make, index), size, smallest, lambda sample: tokens(sample) <= context_tokens))
+        return [_shrunk(partial(make, index), size, smallest, fits) for index in range(count)]
     except ValueError as error:
         raise UnsupportedCellError(f"{task.name} does not fit {context_tokens} tokens: {error}") from error
-    return made
 
 
 def largest_fitting(tokens: Callable[[int], int], limit: int, smallest: int) -> int:
@@ -123,15 +116,11 @@ def without_middle(
         cut = tokenizer.decode(ids[:half]) + tokenizer.decode(ids[-half:])
 
 
+@functools.lru_cache(maxsize=64)
 def tail_start(text: str, tokens: int, tokenizer: TextTokenizer) -> int:
     """Return where the longest end of ``text`` begins that has at most ``tokens`` tokens, at a space."""
     if tokenizer.counts_bytes:
         return max(0, len(text) - tokens)
-    return _tail_start(text, tokens, tokenizer)
-
-
-@functools.lru_cache(maxsize=64)
-def _tail_start(text: str, tokens: int, tokenizer: TextTokenizer) -> int:
     far = max(0, len(text) - tokens * _MOST_CHARS_A_TOKEN)
     start = len(text) - len(tokenizer.decode(tokenizer.encode(text[far:])[-tokens:]))
     while 0 < start < len(text) and (text[start] != " " or len(tokenizer.encode(text[start:])) > tokens):
@@ -143,14 +132,12 @@ def head_end(text: str, start: int, tokens: int, tokenizer: TextTokenizer) -> in
     """Return where the longest piece of ``text`` from ``start`` ends that has at most ``tokens`` tokens, at a space."""
     if tokenizer.counts_bytes:
         return min(len(text), start + tokens)
-    piece = text[start : start + tokens * _CHARS_A_TOKEN]
-    if len(ids := tokenizer.encode(piece)) <= tokens + _MARGIN:
-        piece = text[start : start + tokens * _MOST_CHARS_A_TOKEN]
-        ids = tokenizer.encode(piece)
-    end = len(tokenizer.decode(ids[:tokens])) if len(ids) > tokens else len(piece)
-    while end > 0 and (
-        (end < len(piece) and piece[end] != " ") or (len(ids) > tokens and len(tokenizer.encode(piece[:end])) > tokens)
-    ):
+    piece = text[start : start + tokens * _MOST_CHARS_A_TOKEN]
+    ids = tokenizer.encode(piece)
+    if len(ids) <= tokens:
+        return start + len(piece)
+    end = len(tokenizer.decode(ids[:tokens]))
+    while end > 0 and ((end < len(piece) and piece[end] != " ") or len(tokenizer.encode(piece[:end])) > tokens):
         end -= 1
     return start + end
 

@@ -15,15 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, Row, read_rows
 from longdecode.evals.scoring.helmet import exact_match
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context
-
-if TYPE_CHECKING:
-    from longdecode.evals.tokenizing import TextTokenizer
 
 MAX_NEW_TOKENS = 20
 INSTRUCTION = (

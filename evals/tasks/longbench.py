@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import yaml
 
 from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.reader import SOURCES, HubId, Row, json_rows, one_line, read_rows
 from longdecode.evals.scoring.longbench import first_line, score_answers
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import without_middle
-
-if TYPE_CHECKING:
-    from longdecode.evals.tokenizing import TextTokenizer
 
 ENGLISH_EIGHT = (
     "qmsum", "narrativeqa", "qasper", "multifieldqa_en", "triviaqa", "passage_retrieval_en", "hotpotqa", "2wikimqa",

@@ -7,15 +7,12 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators.ruler import NOISE, random_uuid
 from longdecode.evals.scoring.helmet import substring_exact_match
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context
-
-if TYPE_CHECKING:
-    from longdecode.evals.tokenizing import TextTokenizer
 
 DEPTHS = (0, 25, 50, 75, 100)
 """Percent of the filler that comes before the key, one task each."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.tasks.base import Question, Sample, Score, Task
 
 if TYPE_CHECKING:
     from longdecode.engine.request import Completion
-    from longdecode.evals.tokenizing import TextTokenizer
 
 
 def encoded(sample: Sample, chat: bool, tokenizer: TextTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -6,13 +6,11 @@ import functools
 import random
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.tasks.base import Data, Sample, Task
-
-if TYPE_CHECKING:
-    from longdecode.evals.tokenizing import TextTokenizer
 
 
 class ReasoningTask(Task):

@@ -11,18 +11,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.reader import SOURCES, DataSet, is_text, one_line, read_json, read_text, shown
 from longdecode.evals.generators import ruler as make
 from longdecode.evals.generators.ruler import DocumentQuestion, NiahSpec, RulerQuestion
 from longdecode.evals.scoring.ruler import string_match_all, string_match_part
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context, largest_fitting
-
-if TYPE_CHECKING:
-    from longdecode.evals.tokenizing import TextTokenizer
 
 NIAH_TASKS: Mapping[str, NiahSpec] = {
     "niah_single_1": NiahSpec("noise"),

@@ -16,6 +16,7 @@ from longdecode.engine.generation import Generator
 from longdecode.engine.request import Request
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.steppers import Stepper, make_stepper
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.failures import free_memory
 from longdecode.evals.generators.narrative import narrative
@@ -27,7 +28,6 @@ from longdecode.evals.throughput.models import TimedModel, config_of
 from longdecode.evals.throughput.spec import FULL, Grid
 from longdecode.evals.throughput.steps import stepper_case
 from longdecode.evals.throughput.timing import Case, captured, repeated
-from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.offloaded_cache import OffloadedCache

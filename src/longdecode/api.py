@@ -12,8 +12,8 @@ import torch
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import resolve_device, resolve_dtype
 from longdecode.engine.generation import Generator, Request, Sampling
+from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.tokenizing import eos_ids, load_tokenizer
 from longdecode.methods.registry import get_method
 
 

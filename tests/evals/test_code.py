@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fake_tokenizer import Words
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets.livecodebench import read_public_problems
 from longdecode.evals.sandbox import Limits, SandboxUnsupportedError, require_sandbox
@@ -49,14 +50,6 @@ def contained() -> None:
         require_sandbox()
     except SandboxUnsupportedError as error:
         pytest.skip(str(error))
-
-
-class Words:
-    """A tokenizer of words whose chat template adds three."""
-
-    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
-        assert chat
-        return tuple(range(len(text.split()) + 3))
 
 
 def problem(row: dict[str, Any], folder: Path) -> FunctionProblem:

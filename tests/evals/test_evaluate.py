@@ -21,6 +21,7 @@ import yaml
 
 from longdecode.engine.errors import CheckpointError, ConfigError, DeviceMemoryError, GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals import gate as gates
 from longdecode.evals import quality_job
 from longdecode.evals.evaluate import evaluate_suite
@@ -29,7 +30,6 @@ from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import journal_path, read_records
 from longdecode.evals.tasks.base import Score
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import load_tokenizer
 
 BYTES = load_tokenizer(Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights")
 MOMENTS = {

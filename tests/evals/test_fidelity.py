@@ -12,16 +12,12 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.against_full import compared_prompt, full_run
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.continuation import (
-    first_kept,
-    kl_from_full,
-    repeated,
-)
+from longdecode.evals.tasks.continuation import first_kept, kl_from_full, repeated
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import TextTokenizer
 from longdecode.methods.registry import get_method
 from longdecode.training.miniature import tokenizer as miniature_tokenizer
 

@@ -194,7 +194,7 @@ def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> Non
     quality = closure("evals/quality_job.py", "evals/tasks/episodes.py", "methods/quest/method.py")
     assert {
         "engine/decoder.py", "kernels/page_score/gpu.py", "kernels/linear/gpu.py", "evals/generators/lookup.py",
-        "evals/tokenizing.py",
+        "engine/tokenizer.py",
     } <= quality  # fmt: skip
     others = ("reporting/", "evals/throughput/", "evals/scoring/", "methods/lychee/", "evals/tasks/ruler")
     assert not [path for path in quality if path.startswith(others)]

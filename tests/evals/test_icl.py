@@ -13,11 +13,11 @@ import datasets
 import pytest
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.scoring.helmet import exact_match
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.icl import SETS, label_question, read_texts
 from longdecode.evals.tasks.registry import get_task, suite_tasks
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
 HUB = {
     "trec_coarse": {"text": "Who?", "coarse_label": 3, "fine_label": 0},

@@ -10,11 +10,11 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.scoring.helmet import substring_exact_match
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.needles import JSON_TOKENS, PLACES, ask
+from longdecode.evals.tasks.needles import PLACES, ask
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 PAIR_CHARS = 2 * 36 + len('"": "",\n')
@@ -35,26 +35,6 @@ def tokenizer(request: pytest.FixtureRequest, byte_checkpoint: Path) -> TextToke
 def table_of(sample: Sample) -> dict[str, str]:
     """The object of a prompt, in its order."""
     return json.JSONDecoder().raw_decode(sample.prompt)[0]
-
-
-@pytest.mark.parametrize("context", [1500, 4096])
-def test_objects_fill_the_context_and_depend_on_their_index_alone(
-    context: int, tokenizer: TextTokenizer, seed: int
-) -> None:
-    task = get_task("json_kv")
-    few, many = task.samples(context, 2, seed, tokenizer), task.samples(context, PLACES, seed, tokenizer)
-    assert few == many[:2] and len({sample.prompt for sample in many}) == PLACES
-    assert task.samples(context, 1, seed + 1, tokenizer)[0].prompt != many[0].prompt
-    pair = PAIR_CHARS if tokenizer.byte_level else PAIR_CHARS // 2
-    for sample in many:
-        used = len(tokenizer.prompt_ids(sample.prompt)) + len(tokenizer.encode(sample.forced)) + JSON_TOKENS
-        assert sample.max_new_tokens == JSON_TOKENS and context - 2 * pair < used <= context
-
-
-def test_a_long_context_is_filled(tokenizer: TextTokenizer) -> None:
-    (sample,) = get_task("json_kv").samples(32768, 1, 0, tokenizer)
-    used = len(tokenizer.prompt_ids(sample.prompt)) + len(tokenizer.encode(sample.forced)) + JSON_TOKENS
-    assert 32768 - 2 * PAIR_CHARS < used <= 32768
 
 
 def test_the_answer_is_the_value_of_the_asked_key_at_its_depth(tokenizer: TextTokenizer, seed: int) -> None:

@@ -26,10 +26,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from longdecode.engine.errors import ConfigError, ContextLimitError, GateError
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.lm_eval_adapter import model as adapter
 from longdecode.evals.lm_eval_adapter.model import LongDecodeLM, batches, cut_before, read_generation
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import load_tokenizer
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 BYTES = load_tokenizer(WEIGHTS)

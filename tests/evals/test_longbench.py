@@ -15,11 +15,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.quality_job import QualityJob
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import build_run_config, load_run_config
+from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import read_records
 from longdecode.evals.tasks.longbench import (
     ENGLISH_EIGHT,
@@ -31,7 +32,6 @@ from longdecode.evals.tasks.longbench import (
     read_v1_rows,
 )
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
 HUB_REVISION = SOURCES["longbench"].revision
 ROOT = Path(__file__).resolve().parents[2]
@@ -225,13 +225,6 @@ def test_real_rows_become_samples_that_fit(
         assert 2048 - 8 < used + sample.max_new_tokens <= 2048
         assert len(sample.forced) == 100
         assert task.score(sample, sample.meta[0][0], ()).value == pytest.approx(1.0, abs=1e-6)
-
-
-def test_the_ready_configuration_is_the_papers_protocol() -> None:
-    config = load_run_config(ROOT / "config" / "papers" / "lychee.yaml")
-    assert config.suites["longbench"].tasks == tuple(f"longbench_{name}" for name in ENGLISH_EIGHT)
-    assert config.suites["longbench"].contexts == (32768,)
-    assert [budget.text for budget in config.budgets] == ["1024", "2048", "4096"]
 
 
 def test_real_tasks_begin_with_the_tokenizers_first_token_and_stop_at_eos(

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, PROTOCOLS, V2, LongBench
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import TextTokenizer
 
 ROWS = {
     "multifieldqa_en": 50, "narrativeqa": 20, "2wikimqa": 28, "hotpotqa": 22, "triviaqa": 21, "qasper": 32,
@@ -135,10 +135,6 @@ def test_longbench_v2_on_its_own_rows(shared_data: Path, tmp_path: Path, tokeniz
 
 def test_longbench_v2_says_what_it_lacks(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     (tmp_path / "data.json").write_text('[{"question": "Q", "choice_A": "a", "answer": "A"}]')
-    for source, why in (
-        (None, "names nothing"),
-        (tmp_path, "row 1 lacks 'choice_B'"),
-        (tmp_path / "x", "no f"),
-    ):
+    for source, why in ((None, "names nothing"), (tmp_path, "row 1 lacks 'choice_B'"), (tmp_path / "x", "no f")):
         with pytest.raises(DataUnavailableError, match=rf"{why}.*hf download .*LongBench-v2.*data\.longbench_v2"):
             LongBench(V2, {"longbench_v2": source}).samples(4096, 1, 0, tokenizer)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fake_tokenizer import Words
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals.scoring.longgenbench import marks_by_number, original_marks, scope_marks
 from longdecode.evals.tasks.base import Sample
@@ -20,14 +21,6 @@ from longdecode.evals.tasks.registry import suite_tasks
 # Llama-3.1-8B-Instruct, full attention: github Linking-ai/SCOPE, results_longgenbench_4K/.../results.csv.
 PUBLISHED = {"gsm8k": 53.2558, "mmlu": 54.4025}
 DEMO = "lead\n\nQ: one?\n(A) x (B) y\nA: Because. The answer is (B).\n\nQ: two?\n(A) u (B) v\nA: So. The answer is (A)."
-
-
-class Words:
-    """A tokenizer of words whose chat template adds three."""
-
-    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
-        assert chat
-        return tuple(range(len(text.split()) + 3))
 
 
 def rows(file: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fake_tokenizer import Words
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals import gate as gates
 from longdecode.evals.analysis.cells import all_cells
@@ -42,14 +43,6 @@ GOLDS = {
     "aime24": "025", "aime25": "25", "math500": "\\frac{1}{2}", "olympiadbench": "$2$", "minerva": "4.5e33",
     "gsm8k": "2,126",
 }  # fmt: skip
-
-
-class Words:
-    """A tokenizer of words whose chat template adds three."""
-
-    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
-        assert chat
-        return tuple(range(len(text.split()) + 3))
 
 
 def write(file: Path, rows: list[dict[str, Any]]) -> None:

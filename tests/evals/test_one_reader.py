@@ -12,10 +12,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.evals.lm_eval_adapter.model import LongDecodeLM
 from longdecode.evals.tasks.fitting import largest_fitting
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import TextTokenizer, eos_ids, load_tokenizer
 
 TEXT = "Two words,  three spaces:\n and then an end."
 CHATML = (

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.engine.errors import UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.generators.ruler import NOISE as FILLER
 from longdecode.evals.tasks.needles import QUESTION, passkey_text
 from longdecode.evals.tasks.registry import get_task, suite_tasks
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
 
 @pytest.fixture
@@ -55,8 +54,3 @@ def test_the_first_number_is_the_answer(tokenizer: TextTokenizer) -> None:
     assert task.score(sample, f" {sample.meta}. Remember 1", ()).value == 1
     assert task.score(sample, f"1 {sample.meta}", ()).value == 0
     assert task.score(sample, f"{sample.meta}0", ()).value == task.score(sample, "", ()).value == 0
-
-
-def test_a_context_too_short_is_unsupported(tokenizer: TextTokenizer) -> None:
-    with pytest.raises(UnsupportedCellError, match="passkey_depth_25 does not fit 200"):
-        get_task("passkey_depth_25").samples(200, 1, 0, tokenizer)

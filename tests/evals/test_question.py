@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fingerprint import quality_settings
 from longdecode.evals.instrument import run_checks
@@ -24,7 +25,6 @@ from longdecode.evals.suite_spec import with_protocols
 from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.question import Reasked, encoded
 from longdecode.evals.tasks.registry import describe, folder_of, get_suite, get_task, suite_names, suite_tasks
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 
 MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 TRIMMING = (
@@ -226,10 +226,7 @@ def test_a_method_that_reads_everything_answers_alike_under_both(
 ) -> None:
     suites = {
         name: {**SUITE_SETTINGS, "contexts": [800], "question": ["decoded", "prompt"], "tasks": [task]}
-        for name, task in (
-            ("mini_recall", "mini_recall_multikey"),
-            ("ruler_chat", "ruler_niah_single_1_chat"),
-        )
+        for name, task in (("mini_recall", "mini_recall_multikey"), ("ruler_chat", "ruler_niah_single_1_chat"))
     }
     models = {"tiny": {"path": str(chatty)}}
     run = config(config_values, suites, models=models, dtype="float32", methods={"full": {}}, seed=0)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fake_tokenizer import Words
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets import livecodebench as data
 from longdecode.evals.datasets.livecodebench import CodeTest, prompt_text, read_problems
@@ -28,14 +29,6 @@ from longdecode.evals.tasks.registry import get_task
 SHORT = Limits(cpu_seconds=1, wall_seconds=1.2, memory_bytes=300 << 20)
 
 FILES = SOURCES["livecodebench"].files
-
-
-class Words:
-    """A tokenizer of words whose chat template adds three."""
-
-    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
-        assert chat
-        return tuple(range(len(text.split()) + 3))
 
 
 @pytest.fixture

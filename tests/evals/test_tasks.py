@@ -14,10 +14,10 @@ from statistics import fmean
 import pytest
 
 from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.tasks import registry
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks, task_names
-from longdecode.evals.tokenizing import load_tokenizer
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 BYTES = load_tokenizer(WEIGHTS)
@@ -75,7 +75,7 @@ def test_samples_fill_the_context(name: str, context: int, seed: int) -> None:
 def test_samples_are_the_same_in_another_process(seed: int) -> None:
     code = (
         "import hashlib, sys; from longdecode.evals.tasks.registry import get_task\n"
-        "from pathlib import Path; from longdecode.evals.tokenizing import load_tokenizer\n"
+        "from pathlib import Path; from longdecode.engine.tokenizer import load_tokenizer\n"
         f"BYTES = load_tokenizer(Path({str(WEIGHTS)!r}))\n"
         "samples = [get_task(name).samples(int(sys.argv[1]), 2, int(sys.argv[2]), BYTES) for name in sys.argv[3:]]\n"
         "print(hashlib.sha256(repr(samples).encode()).hexdigest())"

@@ -139,8 +139,8 @@ def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(
 
 
 def _prompt(run: RunConfig) -> str:
+    from longdecode.engine.tokenizer import load_tokenizer
     from longdecode.evals.fairness import prompt_hash
-    from longdecode.evals.tokenizing import load_tokenizer
 
     tokenizer = load_tokenizer(ROOT / "models" / "miniature" / "weights")
     return prompt_hash(get_task("mini_recall_single").samples(256, 1, run.seed, tokenizer)[0])

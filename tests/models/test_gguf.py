@@ -12,7 +12,7 @@ import torch
 
 from longdecode.engine.config_reader import read_config
 from longdecode.engine.errors import CheckpointError
-from longdecode.evals.tokenizing import eos_ids
+from longdecode.engine.tokenizer import eos_ids
 from longdecode.models import gguf
 from longdecode.models.build import convert, lengthen
 from longdecode.models.check import largest_logit_difference, logit_difference

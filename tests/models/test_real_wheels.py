@@ -12,8 +12,8 @@ import torch
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.generation import Generator, Request
+from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.tokenizing import eos_ids, load_tokenizer
 from longdecode.methods.registry import get_method
 from longdecode.models.build import build, lengthen
 from longdecode.models.check import logit_difference

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from longdecode.engine.errors import CheckpointError
-from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.models import tokenizer
 from longdecode.models.gguf import open_gguf
 from tiny_gguf import TEMPLATE, TinyGguf, mixed_lines, vocabulary

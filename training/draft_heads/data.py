@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import DataUnavailableError
-from longdecode.evals.tokenizing import TextTokenizer
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.training.long_context.books import manifest
 from longdecode.training.miniature.books import book_folder
 

@@ -28,9 +28,9 @@ from longdecode.engine.device import device_name, resolve_device, resolve_dtype
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.prefill import WholePrompt
 from longdecode.engine.token_block import TokenBlock
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder, model_hash
 from longdecode.evals.provenance import revision
-from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.methods.draft_heads import DraftHeads, write_heads
 from longdecode.training.draft_heads.data import Books, PairTable
 from longdecode.training.draft_heads.loss import frozen_head_loss

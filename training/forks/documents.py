@@ -11,7 +11,7 @@ import numpy as np
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.file_lock import FileLock
-from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.training_spec import ForkTraining
 
 _WAIT_SECONDS = 600.0

@@ -19,11 +19,11 @@ from longdecode.engine.device import resolve_device, resolve_dtype
 from longdecode.engine.errors import ConfigError, DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.run_config import RunConfig
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
 from longdecode.training.files import write_csv

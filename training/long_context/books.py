@@ -34,7 +34,7 @@ def tokenise(source: Path, model: Path, output: Path) -> None:
         model: folder with the tokenizer.
         output: the file to write.
     """
-    from longdecode.evals.tokenizing import load_tokenizer
+    from longdecode.engine.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model)
     splits: tuple[Split, ...] = ("train", "unseen")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators.lookup import records_of
 from longdecode.evals.generators.prose import distinct, filler
 from longdecode.evals.generators.wording import WORDS, two_words
-from longdecode.evals.tokenizing import TextTokenizer
 
 KINDS = "mark number fee page berth lot sum weight rank toll".split()
 _RECORDS = (

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.disk import whole_folder
-from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.training.files import append_log, load_state, save_state
 from longdecode.training.long_context.adaptor import write_adaptor
 from longdecode.training.long_context.books import load_ids

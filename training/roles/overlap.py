@@ -18,10 +18,10 @@ from longdecode.engine.generation import Generator
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Request
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.training.files import write_csv
 
 COLUMNS = ("model", "task", "context", "k_tokens", "layer", "head_kind", "head", "mean_overlap", "n")

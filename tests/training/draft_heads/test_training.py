@@ -18,8 +18,8 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import CheckpointError, ConfigError, DataUnavailableError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.token_block import TokenBlock
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.methods.draft_heads import load_heads, write_heads
 from longdecode.methods.registry import get_method
 from longdecode.training.draft_heads.data import Books, PairTable

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from longdecode.engine.errors import CheckpointError
-from longdecode.evals.tokenizing import load_tokenizer
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.training.long_context.adaptor import merge, read_adaptor
 from longdecode.training.long_context.documents import Library, Weights
 from longdecode.training.long_context.recipe import Recipe, load_recipe

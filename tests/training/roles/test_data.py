@@ -13,8 +13,8 @@ import torch
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
-from longdecode.evals.tokenizing import TextTokenizer, load_tokenizer
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.registry import get_method
 from longdecode.training.miniature.tokenizer import byte_tokenizer

@@ -11,9 +11,9 @@ import torch
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator, Request
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.tokenizing import load_tokenizer
 from longdecode.training.roles.overlap import COLUMNS, OverlapProbe, OverlapSpec, measure_overlap, overlap_rows
 
 RUN = {

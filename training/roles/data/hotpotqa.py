@@ -12,7 +12,7 @@ from typing import Any
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
-from longdecode.evals.tokenizing import TextTokenizer
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.methods.registry import get_method
 from longdecode.training.roles.data.batch import SampleSource, TargetSample
 

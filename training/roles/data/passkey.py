@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators.prose import filler
-from longdecode.evals.tokenizing import TextTokenizer
 from longdecode.training.roles.data.batch import SampleSource, TargetSample
 
 NATO = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals.tokenizing import TextTokenizer
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.training.miniature.books import book_folder
 from longdecode.training.roles.data.batch import SampleSource

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
-from longdecode.evals.tokenizing import eos_ids, load_tokenizer
+from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 
 
 def test_the_byte_tokenizer_gives_bytes(byte_checkpoint: Path, seed: int) -> None:
