@@ -18,7 +18,7 @@ from longdecode.engine.prefill import Observed, PrefillObserver, PrefillState
 from longdecode.engine.rope import RopeTable
 from longdecode.engine.token_block import BlockHeads, Piece, Stream, TokenBlock
 from longdecode.kernels.add_rms_norm import add_rms_norm
-from longdecode.kernels.linear import gated_linear, linear
+from longdecode.kernels.linear import linear, norm_linear
 from longdecode.kernels.rms_norm import rms_norm
 from longdecode.kernels.rope import rotate
 
@@ -65,7 +65,7 @@ class Decoder:
         last = self.config.num_layers - 1
         for index, layer in enumerate(self.weights.layers):
             for at, piece in enumerate(pieces):
-                heads, residual = self._project(layer, streams[at], *angles[at])
+                heads, residual = self._project(layer, streams[at], *angles[at], isinstance(state, PrefillState))
                 if method.looks_ahead and isinstance(state, DecodeState) and block.reads == "method" and index < last:
                     method.look_ahead(index + 1, self._early_queries(index + 1, residual, *angles[at]), state)
                 attended = state.attend(index, heads, method, piece)
@@ -126,11 +126,18 @@ class Decoder:
             places.append(place)
         return [known[place] for place in places]
 
-    def _project(self, layer: LayerWeights, stream: Stream, cos: Tensor, sin: Tensor) -> tuple[BlockHeads, Tensor]:
-        """Norm and project: the heads, views of one projection, and the residual with the last output added."""
+    def _project(
+        self, layer: LayerWeights, stream: Stream, cos: Tensor, sin: Tensor, observed: bool
+    ) -> tuple[BlockHeads, Tensor]:
+        """Norm and project: the heads, views of one projection, and the residual with the last output added.
+
+        ``observed`` keeps what is projected, for observers of a prefill.
+        """
         config, (residual, delta) = self.config, stream
-        normed, residual = add_rms_norm(delta, residual, layer.input_norm, config.rms_norm_eps)
-        heads = linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        projected, residual, normed = norm_linear(
+            delta, residual, layer.input_norm, config.rms_norm_eps, layer.qkv, layer.qkv_bias, keep_normed=observed
+        )
+        heads = projected.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         return BlockHeads(q, k, v, cos, sin, layer.q_norm, layer.k_norm, config.rms_norm_eps, normed), residual
 
@@ -150,5 +157,7 @@ class Decoder:
     def _finish(self, layer: LayerWeights, attended: Tensor, residual: Tensor) -> Stream:
         """Project the attention's output ``[B, Hq, T, D]`` and run the MLP."""
         delta = linear(attended.transpose(1, 2).flatten(2), layer.o, layer.o_bias)
-        normed, residual = add_rms_norm(delta, residual, layer.mlp_norm, self.config.rms_norm_eps)
-        return residual, linear(gated_linear(normed, layer.gate_up), layer.down)
+        inner, residual, _ = norm_linear(
+            delta, residual, layer.mlp_norm, self.config.rms_norm_eps, layer.gate_up, gated=True
+        )
+        return residual, linear(inner, layer.down)

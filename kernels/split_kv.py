@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from longdecode.kernels.multiprocessors import MERGE_PARTS
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 
 LOG2E = 1.4426950408889634
 COUNTERS = 1 << 16
@@ -295,6 +296,7 @@ def finish_part_in_groups(
 def merge_parts_kernel(
     p_acc, p_top, p_total, p_out, p_lse, parts,
     ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Join the parts of lists: ``out = sum_s 2^{m_s - m} acc_s / sum_s 2^{m_s - m} l_s``; grid ``(lists, row blocks)``.
 
@@ -305,6 +307,8 @@ def merge_parts_kernel(
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog).
     """
+    let_next_start(PDL)
+    wait_for_earlier(PDL)
     i_list = tl.program_id(0).to(tl.int64)
     merge_parts(
         p_acc, p_top, p_total, p_out, p_lse, i_list, i_list * parts, parts, tl.program_id(1) * MERGE_ROWS,
@@ -315,6 +319,8 @@ def merge_parts_kernel(
 def merge_partials(partials: Partials, parts: int, out: Tensor, lse: Tensor) -> None:
     """Join partials in a launch of its own, ``parts`` parts a list, into ``out`` and ``lse``.
 
+    A program a row, which reads all parts at once: waiting for memory several times would take longer than reading.
+
     Args:
         partials: see ``Partials``; the lists in the order of the output's rows.
         parts: of every list.
@@ -323,8 +329,10 @@ def merge_partials(partials: Partials, parts: int, out: Tensor, lse: Tensor) -> 
     """
     slots, rows, dim = partials.acc.shape
     padded = triton.next_power_of_2(dim)
-    merge_rows, merge_some = merge_tile(1, parts, padded, num_warps=4)
+    most = max(MERGE_PARTS, _MERGE_ELEMENTS_A_THREAD * 32 * 4 // padded)
+    merge_rows, merge_some = 1, min(most, triton.next_power_of_2(parts))
     merge_parts_kernel[(slots // parts, triton.cdiv(rows, merge_rows))](
         *partials, out, lse, parts,
         ROWS=rows, DIM=dim, BLOCK_DIM=padded, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some, num_warps=4,
+        **overlap_settings(True, out.device),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from longdecode.kernels.decode_attention.block import block_attention_kernel
 from longdecode.kernels.decode_attention.launch import DecodeLaunch, choose_launch
 from longdecode.kernels.decode_attention.naive import check_logits
 from longdecode.kernels.layout import check_block
+from longdecode.kernels.overlap import let_next_start, overlap_settings, wait_for_earlier
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
@@ -68,6 +69,7 @@ def decode_attention_kernel(
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     ROWS: tl.constexpr, ROW_TILES: tl.constexpr, SPLITS: tl.constexpr, FUSED: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, LENGTHS_BY_HEAD: tl.constexpr, UPCAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``.
 
@@ -85,6 +87,8 @@ def decode_attention_kernel(
 
     Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (PyTorch blog).
     """
+    let_next_start(PDL)
+    wait_for_earlier(PDL)
     # The row tiles of a split run side by side: what one has read, the next finds in L2.
     i_tile = tl.program_id(0) % ROW_TILES
     i_split = tl.program_id(0) // ROW_TILES
@@ -212,6 +216,7 @@ def decode_attention_gpu(
             decode_attention_kernel[grid](
                 q, k, v, kv_lengths.contiguous(), *scratch, logits, *strides, read_batch, scale_log2, 1, capacity,
                 kv_heads, LENGTHS_BY_HEAD=kv_lengths.dim() == 2, **settings,
+                **overlap_settings(not launch.fused_merge and not alone, q.device),
             )  # fmt: skip
         else:
             block_attention_kernel[grid](

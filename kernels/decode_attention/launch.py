@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from longdecode.kernels.multiprocessors import fitting, multiprocessors, padded_dim, registers, resident, share_out
+from longdecode.kernels.multiprocessors import (
+    MERGE_PARTS,
+    fitting,
+    multiprocessors,
+    padded_dim,
+    registers,
+    resident,
+    share_out,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +23,8 @@ class DecodeLaunch:
 
     ``rows`` query rows (of one KV head's group, padded; a power of two, 16 or more) and ``tokens`` a step (a power of
     two, 16 or more); ``splits`` programs share the tokens of one KV head. ``fused_merge``: the last of them to finish
-    joins their parts; otherwise a second launch does. ``registers`` a thread at most.
+    joins their parts; otherwise a second launch does, which, as the attention before it,
+    waits for its turn on the device (``kernels/overlap.py``). ``registers`` a thread at most.
     """
 
     rows: int
@@ -74,4 +83,6 @@ def spread(
     programs = waves * multiprocessors(device)
     row_tiles = -(-rows // launch.rows)
     splits = share_out(programs, lists * row_tiles, -(-capacity // launch.tokens))
-    return replace(launch, splits=splits, registers=registers(launch.num_warps, waves))
+    # Few KV heads cut long rows into many parts, which one program would join one after the other, row by row.
+    fused = launch.fused_merge and splits <= MERGE_PARTS
+    return replace(launch, splits=splits, fused_merge=fused, registers=registers(launch.num_warps, waves))

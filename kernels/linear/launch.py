@@ -7,8 +7,12 @@ from typing import Literal
 
 import torch
 
+from longdecode.kernels.multiprocessors import H200_MULTIPROCESSORS as MULTIPROCESSORS
+
 MAX_ROWS = 16
 """Rows up to which a weight is worth streaming by hand; beyond, the projection belongs to cuBLAS."""
+NORM_CHANNELS = 4096
+"""Most channels of a row that a projection norms itself: four weight rows are then 32 registers a thread."""
 
 SMALL_WEIGHT_BYTES = 8 << 20
 """Weight that stays in L2 between two tiles of rows: up to twice ``MAX_ROWS`` take it."""
@@ -61,7 +65,10 @@ def choose_launch(
     Measured on an H200 at the shapes of Llama-3-8B. One row: small programs fill the device to the
     last multiprocessor; larger tiles where the channels are many or the outputs outnumber all programs. More rows:
     tall tiles for large weights, because ``x`` is read again for each; groups of warps share the channels of a short
-    one.
+    one. A small model's weights have too few rows for that: one row's channels are then one tile, loaded whole before
+    the kernels ahead have ended, and more rows take tiles of 16 weight rows, so that programs reach most
+    multiprocessors. Where tall tiles would leave a last wave nearly empty they are halved, so that all run at once.
+    This paragraph is reasoned from bytes in flight at widths of 1,536.
 
     Args:
         n: outputs; ``F`` where gated.
@@ -77,12 +84,50 @@ def choose_launch(
     if not 1 <= rows <= tiles_of_rows * MAX_ROWS or dtype == torch.float32 or k < 1:
         return None
     if rows == 1:
-        weight_rows, block_k, warps = (8, 2048, 8) if k >= 8192 else (8, 4096, 8) if outputs >= 65_536 else (4, 512, 2)
+        if outputs >= 65_536 and k < 8192:
+            weight_rows, block_k = 8, min(4096, _tile(k))
+            warps = max(2, block_k // 512)
+        elif k >= 8192:
+            # All programs at once: a few more than one a multiprocessor would take as long as two.
+            weight_rows, block_k, warps = (8, 2048, 8) if outputs >= 16 * MULTIPROCESSORS else (4, 2048, 4)
+        else:
+            weight_rows, block_k = 4, _tile(k) if k <= 2048 else 512
+            warps = max(2, block_k // 512)
         return Launch("fma", weight_rows // matrices, block_k, warps, max_registers=128)
     block_rows = 8 if rows <= 8 else 16
     if outputs >= 16_384:
         weight_rows, block_k, parts = 128, 128, 1
+        if _filled(-(-outputs // weight_rows)) < 0.75:
+            weight_rows = 64
+    elif outputs < 24 * MULTIPROCESSORS:
+        weight_rows, block_k, parts = 16 * matrices, 512, 4
     else:
         weight_rows, block_k, parts = (32, 512, 4) if rows <= 8 or k >= 8192 else (64, 256, 1)
     stages = max(2, min(4, shared_bytes // ((weight_rows + block_rows) * block_k * dtype.itemsize)))
     return Launch("dot", weight_rows // matrices, block_k, 4, stages, parts, block_rows)
+
+
+def _tile(k: int) -> int:
+    """Return the channels of a tile that holds a whole row."""
+    return max(512, 1 << (k - 1).bit_length())
+
+
+def _filled(programs: int) -> float:
+    """Return how full the waves of so many programs are on average, one a multiprocessor at a time."""
+    waves = -(-programs // MULTIPROCESSORS)
+    return programs / (waves * MULTIPROCESSORS)
+
+
+def fuses_norm(k: int, rows: int, dtype: torch.dtype) -> bool:
+    """Return whether a projection norms its input itself: one row whose channels are one tile.
+
+    A norm of its own is a launch of one program between two that fill the device: of a layer of 1,536 channels two of
+    them took 12 of 62 us on an H200.
+    """
+    return rows == 1 and k <= NORM_CHANNELS and dtype in (torch.float16, torch.bfloat16)
+
+
+def norm_launch(k: int, gated: bool) -> Launch:
+    """Return settings of a projection that norms its one row: 512 channels a warp, four weight rows a program."""
+    block_k = _tile(k)
+    return Launch("fma", 2 if gated else 4, block_k, max(2, block_k // 512), max_registers=128)

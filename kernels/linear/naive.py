@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from longdecode.kernels.add_rms_norm.naive import add_rms_norm
 from longdecode.kernels.silu_mul.naive import silu_mul
 
 
@@ -37,3 +38,23 @@ def gated_linear(x: Tensor, gate_up: Tensor) -> Tensor:
     Source: Shazeer 2020 (arXiv 2002.05202), equation 5 (SwiGLU with beta 1).
     """
     return silu_mul(F.linear(x, gate_up))
+
+
+def norm_linear(
+    delta: Tensor | None, residual: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None, gated: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the projection of ``norm * t / rms(t)`` with ``t = residual + delta``, and ``t``.
+
+    Each step rounds to the dtype as the separate ops do. Moves the weight, whatever the rows.
+
+    Args:
+        delta: ``[..., K]``, or ``None`` for nothing to add.
+        residual: ``[..., K]``, any float dtype.
+        norm: ``[K]``.
+        eps: added to the mean square.
+        weight: ``[N, K]``; gated ``[2F, K]``, the gate's rows first.
+        bias: ``[N]`` or ``None``.
+        gated: whether to gate as ``gated_linear`` does.
+    """
+    normed, total = add_rms_norm(delta, residual, norm, eps)
+    return gated_linear(normed, weight) if gated else linear(normed, weight, bias), total

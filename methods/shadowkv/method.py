@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -28,6 +28,7 @@ class ShadowParams:
 
     chunk: Annotated[int, Field(ge=2)] = 8
     rank_share: Annotated[float, Field(gt=0, le=1)] = 0.15625
+    group_score: Literal["max", "sum", "mean"] = "max"
     offload: bool = False
 
 
@@ -85,12 +86,12 @@ class ShadowKV(BudgetedMethod):
         return replace(traffic, at_most=True, host_bytes=values if self.params.offload else 0)
 
     def select(self, layer: int, q: Tensor, state: DecodeState) -> Selection:
-        """Choose chunks by the largest probability that a query head of the group gives their landmark."""
+        """Choose chunks by the probability that the query heads of the group give their landmark."""
         cache = state.cache
         assert isinstance(cache, ShadowCache)
         own = cache.layers[layer]
         probabilities = token_probabilities(q, own.landmarks, cache.scored.clamp(min=1))
-        scores = group_reduce(probabilities, self.config.num_kv_heads, "max")
+        scores = group_reduce(probabilities, self.config.num_kv_heads, self.params.group_score)
         places, counts = topk_select(scores, self.plan.sparse, cache.scored)
         return Selection(own.chunks.gather(2, places), counts, self.plan.chunk)
 

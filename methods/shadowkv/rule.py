@@ -40,11 +40,13 @@ class ShadowRule(Rule):
             ]
             outlying = best([-value for value in alike], self.outliers)
             others = [at for at in range(before) if at not in outlying]
-            scores = [0.0] * before
+            given: list[list[float]] = [[0.0] for _ in range(before)]
             for query in self.group(head) if others else ():
                 logits = torch.stack([means[at] @ queries[query] for at in others]) / math.sqrt(self.config.head_dim)
                 for at, weight in zip(others, logits.softmax(dim=0).tolist(), strict=True):
-                    scores[at] = max(scores[at], weight)
+                    given[at].append(weight)
+            # A mean ranks as the sum does.
+            scores = [max(weights) if self.params.group_score == "max" else sum(weights) for weights in given]
             chunks = sorted([*outlying, *best(scores, self.chosen, others)])
             lists.append([*tokens_of(chunks, self.size, self.prompt), *range(before * self.size, keys.shape[1])])
         return lists

@@ -19,7 +19,8 @@ from longdecode.kernels.add_rms_norm.gpu import Launch as NormLaunch
 from longdecode.kernels.add_rms_norm.gpu import add_rms_norm_gpu
 from longdecode.kernels.linear import gated_linear, linear, naive
 from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
-from longdecode.kernels.linear.launch import MAX_ROWS, Launch, choose_launch
+from longdecode.kernels.linear.launch import MAX_ROWS, Launch, choose_launch, fuses_norm
+from longdecode.kernels.linear.norm_gpu import norm_linear_gpu
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -196,3 +197,39 @@ def test_equals_naive_on_the_device_and_in_a_graph(
         residual.copy_(new_residual)
         graph.replay()
         compare(captured)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("width", "channels"), [(7, 96), (33, 520)], ids=str)
+@pytest.mark.parametrize("gated", [False, True])
+def test_one_row_is_normed_by_its_projection(
+    rng: torch.Generator, dtype: torch.dtype, width: int, channels: int, gated: bool
+) -> None:
+    """The projection and the total are those of the separate ops, with and without something to add."""
+    residual, delta = (torch.randn(1, 1, channels, generator=rng).to(dtype) for _ in range(2))
+    norm = (1 + 0.3 * torch.randn(channels, generator=rng)).to(dtype)
+    weight = (torch.randn(width * (1 + gated), channels, generator=rng) * channels**-0.5).to(dtype)
+    bias = None if gated else torch.randn(width, generator=rng).to(dtype)
+    for added in (delta, None):
+        on = [None if x is None else x.to(DEVICE) for x in (added, residual, norm, weight, bias)]
+        out, total = norm_linear_gpu(*on[:3], 1e-3, *on[3:], gated)
+        want, want_total = naive.norm_linear(added, residual, norm, 1e-3, weight, bias, gated)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(out.cpu(), want, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(total.cpu(), want_total, atol=tolerance, rtol=tolerance)
+        assert added is not None or total.data_ptr() == on[1].data_ptr()
+
+
+def test_only_one_row_of_few_channels_is_normed_by_its_projection() -> None:
+    assert fuses_norm(4096, 1, torch.bfloat16)
+    assert not fuses_norm(4097, 1, torch.bfloat16)
+    assert not fuses_norm(4096, 2, torch.bfloat16)
+    assert not fuses_norm(64, 1, torch.float32)
+
+
+@pytest.mark.parametrize(("n", "k", "gated"), [(2048, 1536, False), (1536, 8960, False), (8960, 1536, True)])
+def test_a_small_model_s_projections_reach_most_multiprocessors(n: int, k: int, gated: bool) -> None:
+    """Widths of Qwen2.5-1.5B: no launch leaves more than a third of 132 multiprocessors without a program."""
+    for rows in (1, 8, 16):
+        launch = choose_launch(n, k, rows, torch.bfloat16, gated)
+        assert launch is not None and -(-n // launch.block_n) >= 88
