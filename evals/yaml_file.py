@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ def read_yaml(path: Path) -> Any:
             raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; a configuration has at most {MOST_BYTES:,}")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
+        beside = [other.name for other in path.parent.glob("*.yaml")]
+        near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.0)
+        nearest = f"; nearest configuration: {path.with_name(near[0])}" if near else ""
+        raise ConfigError(f"{path}: no such configuration file{nearest}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     except OSError as error:
@@ -107,3 +111,12 @@ def merged(base: Any, over: Mapping[str, Any]) -> dict[str, Any]:
         below = found.get(key)
         found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return found
+
+
+def retyped(value: Any) -> Any:
+    """Give a value of ``--config`` the types of YAML: Snakemake passes what is inside a list or mapping as text."""
+    if isinstance(value, Mapping):
+        return {key: retyped(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [retyped(entry) for entry in value]
+    return yaml.safe_load(value) if isinstance(value, str) else value

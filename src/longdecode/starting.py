@@ -27,6 +27,9 @@ suites:
   passkey: {{contexts: {contexts}, samples: 20, batch: 4}}
   json_kv: {{contexts: {contexts}, samples: 32, batch: 4}}
   mini_longgen: {{contexts: [{shortest}], samples: 32, batch: 4, tasks: [mini_longgen_45]}}
+# Steps at the longest context, each in pairs with Full; prefills are not timed.
+throughput:
+  - {{bench: decode, model: {label}, contexts: [{context}], budgets: [1024]}}
 # A task that the model itself cannot do says nothing about a method; below this share the run stops.
 instrument: {{full_min: 0.0}}
 """
@@ -49,4 +52,6 @@ def starting_config(model: str, profile: str, context: int) -> str:
         raise ConfigError(f"{model}: a context of {context} tokens; 1,024 at least are needed")
     label = re.sub("[^a-z0-9.]+", "-", Path(model).name.lower()).strip("-") or "model"
     contexts = sorted({context, max(1024, context // 4)})
-    return TEXT.format(profile=profile, label=label, path=model, contexts=contexts, shortest=contexts[0])
+    return TEXT.format(
+        profile=profile, label=label, path=model, contexts=contexts, shortest=contexts[0], context=context
+    )

@@ -24,7 +24,7 @@ PAIR = {
 
 
 def said(*arguments: str) -> str:
-    """What a command prints, its error included."""
+    """Return what a command prints, its error included."""
     done = CliRunner().invoke(app, list(arguments))
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -211,8 +211,8 @@ def test_a_run_goes_to_the_right_file_and_profile() -> None:
     assert other[-3:] == ["scores", "--configfile", "my.yaml"]
     with pytest.raises(ConfigError, match="nearest valid name: 'demo'"):
         said("run", "demmo")
-    with pytest.raises(ConfigError, match="no such configuration file"):
-        said("run", "nowhere.yaml")
+    with pytest.raises(ConfigError, match="no such configuration file; nearest configuration: .*demo.yaml"):
+        said("run", str(ROOT / "config" / "demmo.yaml"))
 
 
 def test_generate_reads_what_the_budget_allows() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from longdecode.evals.config_files import require_readable, retyped
 from longdecode.evals.plan import Plan, checked, config_path
+from longdecode.evals.yaml_file import retyped
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = {"contexts": [1024], "samples": 2}
@@ -53,59 +52,6 @@ def test_snakemake_ends_with_the_message_alone(snakemake: Any, write_config: Any
     assert done.returncode != 0
     assert f"{path.name} with --config budgets: budgets: 0;" in done.stdout.strip().splitlines()[-1]
     assert "Traceback" not in done.stdout and "Error in file" not in done.stdout
-
-
-@pytest.mark.parametrize("profile", ["default", "generic", "slurm"])
-def test_a_configuration_that_does_not_exist_is_one_line(snakemake: Any, write_config: Any, profile: str) -> None:
-    """Snakemake reads configuration files before the Snakefile, so that the profiles have to refuse them."""
-    path = write_config()
-    missing = path.with_name("rum.yaml")
-    done = snakemake("-n", "--configfile", str(missing), "--", "all", profile=profile)
-    assert done.returncode != 0 and "Traceback" not in done.stdout
-    nearest = os.path.relpath(path)
-    said = f"ConfigError: {missing}: no such configuration file; nearest configuration: {nearest}"
-    assert done.stdout.strip().splitlines()[-1] == said
-
-
-def test_a_missing_configuration_names_the_nearest_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config" / "papers").mkdir(parents=True)
-    for name in ("config/h200.yaml", "config/papers/retro.yaml", "mine.yaml"):
-        (tmp_path / name).write_text("profile: p\n")
-    (tmp_path / "broken.yaml").write_text("profile: [")
-
-    def said(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as caught:
-            require_readable(arguments, tmp_path)
-        return str(caught.value)
-
-    for given, near in (("h20.yaml", "config/h200.yaml"), ("retro.yml", "config/papers/retro.yaml"),
-                        ("config/papers/mime.yaml", "mine.yaml")):  # fmt: skip
-        assert said("all", "--configfile", given, "-n") == (
-            f"ConfigError: {given}: no such configuration file; nearest configuration: {near}"
-        )
-    assert "a target stands before --configfile" in said("--configfile", "mine.yaml", "all")
-    assert said("--configfiles=broken.yaml").startswith("ConfigError: broken.yaml:1: not YAML")
-    assert said("--configfile", "config") == "ConfigError: config: cannot be read: Is a directory"
-    require_readable(
-        ["-n", "--configfile", "mine.yaml", "config/h200.yaml", "--config", "seed=1", "--", "all"], tmp_path
-    )
-    require_readable(["all", "--config", "profile=tiny", "--cores", "1"], tmp_path)
-
-
-def test_a_home_that_cannot_be_written_is_one_line(
-    snakemake: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "home").write_text("a file, so that root cannot write there either")
-    environment["HOME"] = str(tmp_path / "home")
-    environment.pop("XDG_CACHE_HOME", None)
-    path = write_config()
-    done = snakemake("-n", "--configfile", str(path), "--", "gates")
-    assert done.returncode != 0 and "Traceback" not in done.stdout
-    said = done.stdout.strip().splitlines()[-1]
-    assert said.startswith(f"StorageError: {tmp_path / 'home'}") and "XDG_CACHE_HOME" in said
-    environment["XDG_CACHE_HOME"] = str(tmp_path / "caches")
-    snakemake("-n", "--configfile", str(path), "--", "gates", check=True)
 
 
 def test_no_cores_is_one_line(snakemake: Any, write_config: Any) -> None:

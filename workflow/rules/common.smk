@@ -14,9 +14,9 @@ os.environ.update(
 )
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.config_files import retyped
 from longdecode.evals.plan import Plan, checked, config_path, read_files
 from longdecode.evals.preflight import check, look
+from longdecode.evals.yaml_file import retyped
 
 
 def refusing(act, *given, **named) -> None:

@@ -1,0 +1,40 @@
+"""A configuration has few keys, each of them explained and set by some configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from longdecode.evals.config_keys import config_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = 90
+SET_BY_USERS = {"revision"}
+"""Keys that no configuration here sets: a checkpoint of the hub at a commit."""
+
+
+def names(value: Any) -> Iterator[str]:
+    """Every key of nested mappings and lists."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield str(key)
+        yield from names(inner)
+
+
+def test_there_are_few_keys_and_the_readme_explains_each() -> None:
+    keys = config_keys()
+    assert 70 < len(keys) <= MOST
+    words = set(re.findall(r"`\{?([a-z_]+)", (ROOT / "config" / "README.md").read_text(encoding="utf-8")))
+    words |= set(re.findall(r"[{ ]([a-z_]+)[:,}]", (ROOT / "config" / "README.md").read_text(encoding="utf-8")))
+    missing = {key for key in keys if key.rpartition(".")[2] not in words} - {"ThroughputSpec.grids"}
+    assert not missing
+
+
+def test_each_key_is_set_by_some_configuration() -> None:
+    files = [path for path in (ROOT / "config").rglob("*.yaml") if path.name != "sizes.yaml"]
+    used = {name for path in files for name in names(yaml.safe_load(path.read_text(encoding="utf-8")))}
+    unused = {key.rpartition(".")[2] for key in config_keys()} - used - SET_BY_USERS - {"grids"}
+    assert not unused
