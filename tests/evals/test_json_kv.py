@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
+from fake_tokenizer import pieces
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.scoring.helmet import substring_exact_match
@@ -22,14 +22,10 @@ PAIR_CHARS = 2 * 36 + len('"": "",\n')
 
 @pytest.fixture(params=["bytes", "pieces"])
 def tokenizer(request: pytest.FixtureRequest, byte_checkpoint: Path) -> TextTokenizer:
-    """Bytes, or pieces of at most three characters behind a begin-of-text token."""
+    """Bytes, or pieces of at most four characters behind a begin-of-text token."""
     if request.param == "bytes":
         return load_tokenizer(byte_checkpoint)
-    inner = Tokenizer(models.WordLevel({"<s>": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w{1,3}|\s?[^\w\s]+|\s"), "isolated")
-    inner.add_special_tokens(["<s>"])
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return TextTokenizer(inner)
+    return pieces()
 
 
 def table_of(sample: Sample) -> dict[str, str]:

@@ -99,8 +99,7 @@ class Abutting(Task):
     """A text and a question that fill the context exactly when they are encoded apart."""
 
     def __init__(self, *, chat: bool = False) -> None:
-        self.name, self.suite, self.version, self.kind = "abutting", "abutting", 1, "generate"
-        self.metric, self.unit, self.higher_is_better, self.data_source = "accuracy", "fraction", True, "generated"
+        self.name = self.suite = "abutting"
         self.chat = chat
 
     def samples(self, context_tokens: int, count: int, seed: int, tokenizer: TextTokenizer) -> list[Sample]:

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from fake_tokenizer import pieces
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators.ruler import ask, needle
@@ -26,17 +26,7 @@ NEEDLE = re.compile(r"One of the special magic (numbers|uuids) for ([\w-]+) is: 
 @pytest.fixture
 def tokenizer() -> TextTokenizer:
     """Pieces of at most four characters stand for tokens, with a begin-of-text token."""
-    inner = Tokenizer(models.WordLevel({"<s>": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.Split(pattern_of_pieces(), "isolated")
-    inner.add_special_tokens(["<s>"])
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return TextTokenizer(inner)
-
-
-def pattern_of_pieces() -> object:
-    from tokenizers import Regex
-
-    return Regex(r"\s?\w{1,4}|\s?[^\w\s]|\s")
+    return pieces()
 
 
 @pytest.fixture
