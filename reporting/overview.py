@@ -91,7 +91,8 @@ def view_title(part: pd.DataFrame, chosen: Choice) -> str:
     row = part.iloc[0]
     faster = part[(part.speed > 1) & (part.family != "reference")]
     where = f"{wording.task_title(row.suite, row.task)}, {wording.tokens(row.context)} tokens, batch {row.batch}"
-    within, unclear = faster[faster.verdict == "within"], faster[faster.verdict == "cannot tell"]
+    within = faster[faster.verdict == "within"]
+    unclear = faster[(faster.verdict == "cannot tell") & (faster.loss_low <= faster.margin)]
     if faster.empty:
         return f"{where}: no variant is faster than Full"
     if len(within):
@@ -101,7 +102,7 @@ def view_title(part: pd.DataFrame, chosen: Choice) -> str:
         best = top(unclear, unclear.speed)
         open_one = f"{best.title} at {wording.times(best.speed)} times is open"
         return f"{where}: nothing faster is proven within the margin; {open_one}"
-    return f"{where}: each of {len(faster)} faster variants is worse than Full"
+    return f"{where}: none of {len(faster)} faster variants reaches the margin"
 
 
 def task_line(row: Any) -> dict[str, Any]:
