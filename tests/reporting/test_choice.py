@@ -88,7 +88,8 @@ def test_the_fastest_variant_is_shown_where_it_loses_most() -> None:
 
 def test_the_front_has_what_none_beats_in_both() -> None:
     rows = table({"variant": "a", "speed": 1.2, "loss": 0.0}, {"variant": "b", "speed": 2.0, "loss": 5.0},
-                 {"variant": "c", "speed": 1.5, "loss": 9.0}, {"variant": "d", "speed": 0.8, "loss": -1.0})  # fmt: skip
+                 {"variant": "c", "speed": 1.5, "loss": 9.0}, {"variant": "d", "speed": 0.8, "loss": -1.0},
+        {"variant": "e", "speed": 1.1, "loss": 3.0})  # fmt: skip
     assert list(front(rows).variant) == ["a", "b"]
 
 

@@ -105,10 +105,11 @@ def test_answers_stand_side_by_side_where_both_are_stored(small: Path) -> None:
         ("quest", "512", 0, 0.0, "wrong " * 200),
         ("quest", "512", 1, 0.0, "no"),
         ("quest", "512", 2, 1.0, "yes"),
+        ("tova", "512", 2, 1.0, "yes"),
     ]
     names = ("label", "budget", "sample_index", "score", "output_text")
     rows = [usual | dict(zip(names, row, strict=True)) for row in stored]
-    for v in ("full", "quest"):
+    for v in ("full", "quest", "tova"):
         path = small / "records" / "m" / v / "s.4096.parquet"
         path.parent.mkdir(parents=True)
         pd.DataFrame([row for row in rows if row["label"] == v]).to_parquet(path)
