@@ -72,18 +72,11 @@ def collect(
     """Build the provenance of one cell from its settings, three hashes and the machine it runs on."""
     name, numbers = device_name(device), str(dtype).removeprefix("torch.")
     return Provenance(
-        revision=revision(),
-        dirty=is_dirty(),
-        settings_hash=hash_settings(settings, name, numbers),
-        code_hash=code,
-        model_hash=model,
-        data_hash=data,
-        device=name,
-        dtype=numbers,
+        revision=revision(), dirty=is_dirty(), settings_hash=hash_settings(settings, name, numbers), code_hash=code,
+        model_hash=model, data_hash=data, device=name, dtype=numbers, sm_clock_mhz=clock_mhz,
         versions=versions() | {"kernels": kernel_path(device, dtype)},
-        sm_clock_mhz=clock_mhz,
         started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    )
+    )  # fmt: skip
 
 
 def _of_image() -> tuple[str, str]:

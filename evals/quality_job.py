@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from longdecode.engine import errors
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.config_reader import read_config, resolve_checkpoint
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import resolve_dtype, sm_clock_mhz
-from longdecode.engine.errors import (
-    CheckpointError,
-    ContextLimitError,
-    DataUnavailableError,
-    GateError,
-    ScoreTimeoutError,
-    UnsupportedCellError,
-)
+from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.tokenizer import TextTokenizer, eos_ids, load_tokenizer
 from longdecode.engine.weights import load_decoder
@@ -101,12 +95,12 @@ class QualityJob:
         if self.failure is not None:
             raise self.failure
         if context > (limit := self.model_config.max_positions):
-            raise ContextLimitError(f"context {context} is over the model's limit of {limit} tokens")
+            raise errors.ContextLimitError(f"context {context} is over the model's limit of {limit} tokens")
         if task.chat:
             self.tokenizer.chat_text("text")
         made = task.samples(context, self.spec.samples, self.config.seed, self.tokenizer)
         if not made:  # a cell without a record would be missing from every table
-            raise DataUnavailableError(f"{task.name}: its data has no sample")
+            raise errors.DataUnavailableError(f"{task.name}: its data has no sample")
         return made
 
     def generator(self, task: Task) -> Generator:
@@ -121,13 +115,10 @@ class QualityJob:
         if len(stop) > 1:
             raise UnsupportedCellError(f"the stop text {sample.stop!r} is {len(stop)} tokens of {self.model}, not one")
         return Request(
-            prompt_ids=prompt_ids,
-            max_new_tokens=sample.max_new_tokens,
-            forced_ids=forced_ids,
+            prompt_ids=prompt_ids, max_new_tokens=sample.max_new_tokens, forced_ids=forced_ids,
             stop_ids=frozenset(stop) | (self.eos_ids if task.stop_at_eos else frozenset()),
-            seed=int.from_bytes(seed[:4], "big"),
-            top_tokens=task.full_top_tokens,
-        )
+            seed=int.from_bytes(seed[:4], "big"), top_tokens=task.full_top_tokens,
+        )  # fmt: skip
 
 
 class Variant:
@@ -158,15 +149,12 @@ class Variant:
     def origin(self, cell: Cell) -> Provenance:
         """Return the provenance of a cell, with the fingerprint that its records have today."""
         job, place = self.job, {"task": cell.task, "context": cell.context, "budget": cell.budget.text}
+        settings = cell_settings(job.config, job.model, job.suite, self.name) | place
+        data = hash_texts([job.data_hash, *file_hashes(self.spec.files_of(job.model))])
         return provenance.collect(
-            settings=cell_settings(job.config, job.model, job.suite, self.name) | place,
-            code=self._code(cell.task),
-            model=job.model_hash,
-            data=hash_texts([job.data_hash, *file_hashes(self.spec.files_of(job.model))]),
-            device=job.device,
-            dtype=job.dtype,
-            clock_mhz=job.clock_mhz,
-        )
+            settings=settings, code=self._code(cell.task), model=job.model_hash, data=data, device=job.device,
+            dtype=job.dtype, clock_mhz=job.clock_mhz,
+        )  # fmt: skip
 
     @functools.cache  # noqa: B019
     def _code(self, task: str) -> str:
@@ -221,10 +209,10 @@ class Variant:
         try:
             nll = tuple(-logprob for logprob in completion.forced_logprobs)
             score = task.score(sample, text, nll) if full is None else task.compare(sample, completion, full)
-        except ScoreTimeoutError as error:
+        except errors.ScoreTimeoutError as error:
             reason = str(error)
         if score is not None and not all(map(math.isfinite, (score.value, *score.parts))):
-            raise GateError(f"sample {sample.index}: the score is {score.value}, not a finite number")
+            raise errors.GateError(f"sample {sample.index}: the score is {score.value}, not a finite number")
         traffic = method.traffic_per_token(cell.context, job.dtype.itemsize)
         measures = {
             "kv_tokens_read": completion.read_tokens_mean,

@@ -63,41 +63,32 @@ def edit(path: Path) -> None:
         handle.write("edited = 1\n" if path.suffix == ".py" else "# edited\n")
 
 
-QUALITY = {
-    "evals/quality_job.py", "evals/tasks/recall/suite.py", "evals/tasks/recall/single.py",
-    "evals/tasks/recall/single.yaml", "evals/tasks/recall/table.yaml",
-    "evals/generators/lookup.py", "engine/decoder.py", "kernels/__init__.py", "kernels/rope/__init__.py",
-    "kernels/rope/gpu.py", "kernels/split.py", "methods/quest/method.py", "methods/quest/card.yaml",
-    "methods/budgeted.py",
+BASE = {
+    "engine/decoder.py", "kernels/__init__.py", "kernels/rope/__init__.py", "kernels/rope/gpu.py", "kernels/split.py",
 }  # fmt: skip
+METHOD = {"methods/quest/method.py", "methods/quest/card.yaml", "methods/budgeted.py"}
+QUALITY = BASE | METHOD | {
+    "evals/quality_job.py", "evals/tasks/recall/suite.py", "evals/tasks/recall/single.py",
+    "evals/tasks/recall/single.yaml", "evals/tasks/recall/table.yaml", "evals/generators/lookup.py",
+}  # fmt: skip
+DECODE = BASE | METHOD | {"evals/throughput/decode.py"}
+KERNELS = BASE - {"engine/decoder.py"} | {"evals/throughput/kernels.py"}
 
 
-@pytest.mark.parametrize("edited", FILES)
-def test_a_score_depends_on_what_its_job_task_and_method_import(rooms: Path, edited: str) -> None:
+def test_a_number_depends_on_what_its_job_suite_bench_and_method_import(rooms: Path) -> None:
     """A lazy import of a kernel counts; another suite, page or method and bookkeeping do not."""
-    before = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms)
-    edit(rooms / edited)
-    assert (quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms) != before) == (edited in QUALITY)
 
-
-@pytest.mark.parametrize(
-    ("edited", "decode", "kernels"),
-    [
-        ("kernels/split.py", True, True), ("engine/decoder.py", True, False), ("methods/quest/card.yaml", True, False),
-        ("kernels/topk.py", False, False), ("methods/tidal/method.py", False, False),
-        ("evals/tasks/math/suite.py", False, False),
-        ("evals/quality_job.py", False, False),
-    ],
-)  # fmt: skip
-def test_a_time_depends_on_what_its_bench_and_methods_import(
-    rooms: Path, edited: str, decode: bool, kernels: bool
-) -> None:
-    def hashes() -> tuple[str, str]:
-        return speed_code_hash("decode", ["quest", "no_such_ceiling"], rooms), speed_code_hash("kernels", [], rooms)
+    def hashes() -> tuple[str, str, str]:
+        quality = quality_code_hash("quest", f"{PACKAGE}.evals.tasks.recall.single", rooms)
+        decode = speed_code_hash("decode", ["quest", "no_such_ceiling"], rooms)
+        return quality, decode, speed_code_hash("kernels", [], rooms)
 
     before = hashes()
-    edit(rooms / edited)
-    assert [a != b for a, b in zip(before, hashes(), strict=True)] == [decode, kernels]
+    for name in FILES:
+        edit(rooms / name)
+        after = hashes()
+        changed, before = [a != b for a, b in zip(before, after, strict=True)], after
+        assert changed == [name in QUALITY, name in DECODE, name in KERNELS], name
 
 
 def test_a_module_that_is_named_in_a_text_counts(rooms: Path) -> None:
