@@ -113,28 +113,20 @@ class Prose(Continuation):
         return [read_text(_PROSE, file) for file in files]
 
 
-class ForcedNearFull(Prose):
-    """The text's own next tokens forced through the method: their loss over Full's, and how far distributions differ.
-
-    ``measures``: ``kl`` from Full over its 64 likeliest tokens and all others as one, in nats; ``top1``, the share of
-    steps where Full's first choice stays first; ``loss``, the method's own in nats a token; all also by tokens since
-    the prefill (``kl_from_16`` ...).
+class NearFull(Prose):
+    """A continuation that is told by its distance from Full's.
 
     Args:
         suite: the task's suite.
-        tokens: tokens forced.
-        bins: stretches of them that are told apart.
+        name: its name.
+        tokens: tokens of the continuation.
+        bins: stretches of it that are told apart.
         windows: windows cut of each text.
 
     Source: RetroAttention (arXiv 2508.09001, figures 1b and 7) for the gap to Full along a long continuation.
     """
 
-    kind = "loss"
-    metric = "loss_over_full"
-    unit = "nats/token"
-    higher_is_better = False
     against_full = True
-    full_top_tokens = TOP_TOKENS
 
     def __init__(self, suite: str, name: str, tokens: int, bins: int, windows: int, data: Data):
         super().__init__(data)
@@ -142,6 +134,21 @@ class ForcedNearFull(Prose):
         self.continuation_tokens = tokens
         self.bins = bins
         self.samples_per_problem = windows
+
+
+class ForcedNearFull(NearFull):
+    """The text's own next tokens forced through the method: their loss over Full's, and how far distributions differ.
+
+    ``measures``: ``kl`` from Full over its 64 likeliest tokens and all others as one, in nats; ``top1``, the share of
+    steps where Full's first choice stays first; ``loss``, the method's own in nats a token; all also by tokens since
+    the prefill (``kl_from_16`` ...).
+    """
+
+    kind = "loss"
+    metric = "loss_over_full"
+    unit = "nats/token"
+    higher_is_better = False
+    full_top_tokens = TOP_TOKENS
 
     def compare(self, sample: Sample, completion: Completion, full: Completion) -> Score:
         """Return the mean loss over Full's, by stretch too, with the measures."""
@@ -164,7 +171,7 @@ class ForcedNearFull(Prose):
         return [(name, values[start:end].mean().item()) for name, start, end in zip(named, starts, ends, strict=True)]
 
 
-class FreeNearFull(Prose):
+class FreeNearFull(NearFull):
     """Tokens written greedily: how many before the first that is not Full's, and how much repeats itself.
 
     ``measures``: ``repeated``, the share of runs of four tokens that stood earlier in the same continuation, and
@@ -175,13 +182,6 @@ class FreeNearFull(Prose):
 
     metric = "tokens_as_full"
     unit = "tokens"
-    against_full = True
-
-    def __init__(self, suite: str, name: str, tokens: int, windows: int, data: Data):
-        super().__init__(data)
-        self.suite, self.name = suite, name
-        self.continuation_tokens = tokens
-        self.samples_per_problem = windows
 
     def compare(self, sample: Sample, completion: Completion, full: Completion) -> Score:
         """Return the number of tokens before the first different one, and the repetition of both."""
@@ -320,22 +320,17 @@ class TuningStory(Nearness, Story):
     people = TUNING_PEOPLE
 
 
-def _near_full(suite: str, forced: Mapping[str, int], free: Mapping[str, int], bins: int, windows: int) -> Any:
-    """Return makers of a suite's tasks, whose names and tokens are given."""
-    return {
-        **{name: partial(ForcedNearFull, suite, name, tokens, bins, windows) for name, tokens in forced.items()},
-        **{name: partial(FreeNearFull, suite, name, tokens, windows) for name, tokens in free.items()},
-    }
+def _near_full(suite: str, lengths: Mapping[str, int], bins: int, windows: int) -> dict[str, Any]:
+    """Return makers of a suite's tasks, whose names end in those of the lengths."""
+    kinds: Mapping[str, type[NearFull]] = {"forced": ForcedNearFull, "free": FreeNearFull}
+    rows = {f"{suite}_{how}{end}": (how, tokens) for how in kinds for end, tokens in lengths.items()}
+    return {name: partial(kinds[how], suite, name, tokens, bins, windows) for name, (how, tokens) in rows.items()}
 
 
-_FORCED, _FREE = ({f"pg19_long_{how}_{tokens}": tokens for tokens in LENGTHS} for how in ("forced", "free"))
 SUITES: Mapping[str, Suite] = {
-    "fidelity": Suite(
-        _near_full("fidelity", {"fidelity_forced": 128}, {"fidelity_free": 128}, bins=8, windows=WINDOWS_A_TEXT),
-        data=("pg19", "prose"),
-    ),
+    "fidelity": Suite(_near_full("fidelity", {"": 128}, 8, WINDOWS_A_TEXT), data=("pg19", "prose")),
     "pg19_long": Suite(
-        _near_full("pg19_long", _FORCED, _FREE, bins=16, windows=1),
+        _near_full("pg19_long", {f"_{tokens}": tokens for tokens in LENGTHS}, 16, 1),
         default=("pg19_long_forced_16384", "pg19_long_free_4096"),
         data=("pg19", "prose"),
     ),
