@@ -13,11 +13,13 @@ from torch import Tensor
 from longdecode.kernels.add_rms_norm import gpu as add_rms_norm
 from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
 from longdecode.kernels.linear.launch import choose_launch
+from longdecode.kernels.linear.norm_gpu import norm_linear_gpu
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.rope_append import gpu as rope_append
 
 # hidden, feed-forward, query heads, KV heads, head dimension, capacity
 SHAPES = {
+    "Qwen2.5-1.5B": (1536, 8960, 12, 2, 128, 32_768),
     "Llama-3-8B": (4096, 14336, 32, 8, 128, 131_072),
     "Qwen3-8B": (4096, 12288, 32, 8, 128, 40_960),
     "miniature": (256, 640, 8, 4, 32, 4096),
@@ -72,7 +74,7 @@ def faults(binary: Binary, pdl: bool) -> list[str]:
         found.append(f"loads narrower than 16 bytes: {sorted(set(NARROW.findall(binary.ptx)))}")
     before, wait, after = binary.ptx.partition(WAIT)
     # Weights may be read early, by the norm and into registers; what else a kernel reads or writes belongs to a step.
-    weights = binary.kernel in ("add_rms_norm_kernel", "linear_fma_kernel")
+    weights = binary.kernel in ("add_rms_norm_kernel", "linear_fma_kernel", "norm_linear_kernel")
     early = ("st.global",) if weights else ("st.global", "ld.global", "cp.async")
     if pdl and (not wait or WAIT in after or any(access in before for access in early)):
         found.append("does not wait once, before its first access, for the kernels ahead of it")
@@ -88,6 +90,10 @@ def main() -> None:
         for pdl in (False, True) if name != "Qwen3-8B" else (True,):  # of Llama-3-8B it differs in a size
             with compile_only() as binaries:
                 around_attention(hidden, *attention, pdl)
+                if pdl:
+                    row = tensor(1, 1, hidden)
+                    norm_linear_gpu(row, row, tensor(hidden), 1e-6, tensor(hidden, hidden), tensor(hidden), False)
+                    norm_linear_gpu(row, row, tensor(hidden), 1e-6, tensor(2 * ffn, hidden), None, True)
                 for rows in (1, 4, 16):
                     project(hidden, ffn, rows, pdl)
             for binary in binaries:

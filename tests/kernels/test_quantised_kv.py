@@ -140,6 +140,11 @@ def test_appended_tokens_are_stored_as_a_prompt_is(
     """Over the end of a group, row by row at another place; the kernel's codes are the definition's."""
     lengths, dim, heads, kv = [126, 190, 62], 32, 4, 2
     both = [filled(torch.Generator().manual_seed(1), kind, lengths, kv, dim, 300, dtype)[0] for _ in range(2)]
+    if kind is Int4Layer:
+        for layer in both:  # what a step packs is not there yet
+            for row, length in enumerate(lengths):
+                for part in layer[:6]:
+                    part[row, :, max(0, length // 64 - 1) :] = 15
     plain, fast = both[0], type(both[1])(*(part.to(DEVICE) for part in both[1]))
     weights = [torch.randn(dim, generator=rng).to(dtype) if norms else None for _ in range(2)]
     for step in range(3):
