@@ -18,8 +18,6 @@ from longdecode.reporting import wording
 REFERENCE = "full"
 TABLES = ("summary", "speed", "comparisons", "measures", "claims", "pareto")
 _TEXT = dict.fromkeys(("budget", "b_budget", "setting", "over_setting", "op_sizes", "params"), str)
-_OLD_NAMES = {"method": "variant"}
-"""Columns of traces that were written before a variant was called one."""
 CELL = ["model", "suite", "task", "context", "variant", "budget"]
 
 
@@ -159,10 +157,12 @@ def read_run(folder: Path) -> Run:
     if "ok" not in counts:
         words = ", ".join(f"{count} {status}" for status, count in counts.items())
         raise ReportError(f"{folder}: every cell failed ({words}); the records of the run say why")
-    traces = folder / "along_generation.parquet"
-    along = pd.read_parquet(traces) if traces.is_file() else pd.DataFrame()
-    if len(along) and "variant" not in along:
-        along = along.rename(columns=_OLD_NAMES)
+    along = found["measures"]
+    if len(along) and len(found["summary"]):
+        suites = found["summary"][["task", "suite"]].drop_duplicates()
+        along = along[along.measure == "score_along"].merge(suites, on="task").rename(columns={"at": "index"})
+    else:
+        along = pd.DataFrame()
     checks = folder / "instrument.json"
     config = folder / "config.yaml"
     return Run(

@@ -155,12 +155,11 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
     ordered = list(mine.sort_values("loss").variant) if len(mine) else [v for v in plain if v != REFERENCE]
     shown = [REFERENCE, *(ordered[:3] + ordered[-2:] if len(ordered) > _LINES - 1 else ordered)]
     rows = rows[rows.variant.isin(shown) & rows.budget.isin([budget, REFERENCE])]
-    scale = 100 if rows.unit.iloc[0] == "fraction" else 1
     frame = pd.DataFrame(
         {
             "name": rows.variant.map(run.title),
             "x": rows["index"],
-            "y": scale * rows.value,
+            "y": rows.value,
             "family": rows.variant.map(run.family),
             "dash": rows.variant.map(lambda v: "dashed" if v in ("quest", "snapkv") else "solid"),
         }
@@ -173,7 +172,7 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
         if len(mine)
         else f"Scores along the answer with {words}"
     )
-    spec = charts.along_lines(frame, _GROUPS, "Place in the answer", "Right, %" if scale == 100 else rows.unit.iloc[0])
+    spec = charts.along_lines(frame, _GROUPS, "Place in the answer", "Right, %")
     return site.figure(
         page, f"along-{run.name}", title, spec, frame, f"{place}, run {run.name}. Each point joins neighbouring places."
     )
