@@ -26,6 +26,7 @@ COLD_BYTES = 3 * (60 << 20)
 MAX_SETS = 64
 PAGE, HYBRID_BLOCK = 16, 64
 """Tokens a page, and a block of hybrid layers as LycheeDecode times its kernel."""
+_BLOCKS = {"sparse_decode_attention": PAGE, "sparse_decode_attention_tokens": 1, "hybrid_attention": HYBRID_BLOCK}
 _SCORE_BYTES, _INDEX_BYTES = 4, 8
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 2e-4}
 """Largest error allowed, as a share of the largest value; by dtype of the inputs."""
@@ -130,20 +131,13 @@ def make_op(name: str, size: Size) -> Op:
     Raises:
         UnsupportedCellError: nothing is left to select at this budget.
     """
-    match name:
-        case "decode_attention" | "decode_attention_rows":
-            return _attention(size)
-        case "sparse_decode_attention":
-            return _listed(size, PAGE)
-        case "sparse_decode_attention_tokens":
-            return _listed(size, 1)
-        case "hybrid_attention":
-            return _listed(size, HYBRID_BLOCK)
-        case "page_score":
-            return _page_score(size)
-        case "topk_select":
-            return _topk_select(size)
-    return _projection(size, name)
+    if name in _BLOCKS:
+        return _listed(size, _BLOCKS[name])
+    makers = {
+        "decode_attention": _attention, "decode_attention_rows": _attention, "page_score": _page_score,
+        "topk_select": _topk_select,
+    }  # fmt: skip
+    return makers[name](size) if name in makers else _projection(size, name)
 
 
 def _attention(size: Size) -> Op:
