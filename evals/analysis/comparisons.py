@@ -35,7 +35,6 @@ class PairRequest(BaseModel):
         b: the variant that each is compared with.
         a_model: model of ``a``; every model where it is left out.
         b_model: model of ``b``; that of ``a`` where it is left out.
-        suites: suites; all where it is left out.
         any_budget: also pair different budgets, as where a budget was chosen so that both read alike.
     """
 
@@ -45,7 +44,6 @@ class PairRequest(BaseModel):
     b: str
     a_model: str | None = None
     b_model: str | None = None
-    suites: tuple[str, ...] = ()
     any_budget: bool = False
 
     def asks_for(self, a: Cell, b: Cell) -> bool:
@@ -53,7 +51,6 @@ class PairRequest(BaseModel):
         return (
             a.variant in self.a and b.variant == self.b
             and self.a_model in (None, a.model) and b.model == (self.b_model or a.model)
-            and (not self.suites or a.suite in self.suites)
             and (self.any_budget or b.budget in (a.budget, "full"))
         )  # fmt: skip
 
