@@ -44,6 +44,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "high": 45.0, "verdict": "within"},
         PAIR | {"a": "quest", "b": "full", "a_value": 50.0, "b_value": 90.0, "difference": -40.0, "low": -50.0,
                 "high": -30.0, "verdict": "worse"},
+        PAIR | {"task": "u", "a": "quest", "b": "full", "a_value": 90.0, "b_value": 90.0, "difference": 0.0, "low": -1.0,
+                "high": 1.0, "verdict": "within"},
         PAIR | {"a": "lychee", "b": "full", "b_budget": "full", "a_value": 80.0, "b_value": 80.0, "difference": 0.0,
                 "low": -1.0, "high": 1.0, "verdict": "within"},
     ]  # fmt: skip
@@ -106,6 +108,7 @@ def test_plan_prices_what_is_not_here_and_says_what_is_missing(tmp_path: Path) -
     jobs, hours, memory, disk, download = (float(cell.replace(",", "")) for cell in rows["papers-retro"][1:])
     assert jobs >= 10 and hours > 1 and 16 < memory < 80 and disk >= download > 16
     assert float(rows["all"][1]) == sum(float(row[1]) for name, row in rows.items() if name.startswith("papers-"))
+    assert float(rows["all"][3]) == max(float(row[3]) for name, row in rows.items() if name.startswith("papers-"))
     own = tmp_path / "own.yaml"
     said("init", "--model", "org/unheard-of", "--out", str(own))
     assert "missing: the size of org/unheard-of is not known" in said("plan", str(own))
@@ -211,7 +214,7 @@ def test_a_run_goes_to_the_right_file_and_profile() -> None:
     assert other[-3:] == ["scores", "--configfile", "my.yaml"]
     with pytest.raises(ConfigError, match="nearest valid name: 'demo'"):
         said("run", "demmo")
-    with pytest.raises(ConfigError, match="no such configuration file; nearest configuration: .*demo.yaml"):
+    with pytest.raises(ConfigError, match=r"no such configuration file; nearest configuration: .*demo\.yaml"):
         said("run", str(ROOT / "config" / "demmo.yaml"))
 
 
