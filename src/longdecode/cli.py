@@ -157,10 +157,15 @@ def report(
     profile: Annotated[str, typer.Argument(help="A run, or nothing for the site over all committed runs.")] = "",
     open_it: Open = False,
 ) -> None:
-    """Say where a run's site is."""
-    page = Path("reports", name_of(profile) if profile else "", "index.html")
+    """Say where a run's site is; build it from the tables of results/ where it is not there."""
+    name = name_of(profile) if profile else ""
+    results, page = Path("results", name), Path("reports", name, "index.html")
+    if not results.is_dir():
+        raise ConfigError(f"no {results}; longdecode run {profile or 'demo'} makes it")
     if not page.is_file():
-        raise ConfigError(f"no {page}; longdecode run {profile or 'demo'} makes it")
+        from longdecode.reporting.build import build, build_all
+
+        (build if name else build_all)(results, page.parent)
     console.print(str(page))
     if open_it:
         webbrowser.open(page.resolve().as_uri())

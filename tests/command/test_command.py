@@ -44,8 +44,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "high": 45.0, "verdict": "within"},
         PAIR | {"a": "quest", "b": "full", "a_value": 50.0, "b_value": 90.0, "difference": -40.0, "low": -50.0,
                 "high": -30.0, "verdict": "worse"},
-        PAIR | {"task": "u", "a": "quest", "b": "full", "a_value": 90.0, "b_value": 90.0, "difference": 0.0, "low": -1.0,
-                "high": 1.0, "verdict": "within"},
+        PAIR | {"task": "u", "a": "quest", "b": "full", "a_value": 90.0, "b_value": 90.0, "difference": 0.0,
+                "low": -1.0, "high": 1.0, "verdict": "within"},
         PAIR | {"a": "lychee", "b": "full", "b_budget": "full", "a_value": 80.0, "b_value": 80.0, "difference": 0.0,
                 "low": -1.0, "high": 1.0, "verdict": "within"},
     ]  # fmt: skip
@@ -150,8 +150,8 @@ def test_results_from_elsewhere_are_checked_and_copied(results: Path) -> None:
 
 
 def test_report_says_where_the_site_is(results: Path) -> None:
-    with pytest.raises(ConfigError, match="longdecode run mine"):
-        said("report", "mine")
+    with pytest.raises(ConfigError, match="no results/other; longdecode run other"):
+        said("report", "other")
     page = results.parents[1] / "reports" / "mine" / "index.html"
     page.parent.mkdir(parents=True)
     page.write_text("")
