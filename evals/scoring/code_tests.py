@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
 from longdecode.evals.datasets.livecodebench import CodeTest
-from longdecode.evals.sandbox import Limits, run_python
+from longdecode.evals.sandbox import Limits, Outcome, run_python
 
-LIMITS = Limits(cpu_seconds=6, wall_seconds=40.0, memory_bytes=4 << 30, output_bytes=64 << 20)
+LIMITS = Limits(wall_seconds=40.0, memory_bytes=4 << 30, output_bytes=64 << 20)
 MOST_AT_ONCE = 8
 """Most tests of a program that run side by side, on half of the processors."""
 _SOLUTION = "/solution.py"
 _NAMES = (
-    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
-    "functools", "operator", "io", "sys", "json", "builtins", "typing",
-)  # fmt: skip
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
+    " builtins typing"
+).split()
 _PRELUDE = "".join(f"from {name} import *\n" for name in _NAMES) + f"import {', '.join(_NAMES)}\n"
 _RUN = f"""
 import __main__
@@ -34,23 +34,19 @@ exec({_PRELUDE!r}, __main__.__dict__)
 __main__.__dict__["sys"].setrecursionlimit(50000)
 exec(compile(open({_SOLUTION!r}, encoding="utf-8").read(), {_SOLUTION!r}, "exec"), __main__.__dict__)
 """
-_CALL = """
-import os as _os
+# What a program prints goes to its standard error: what stands on standard output is the driver's alone.
+_QUIET = """
+import json as _json, os as _os, sys as _sys, types as _types
 _out = _os.dup(1)
 _os.dup2(2, 1)
-{run}
-import json as _json, sys as _sys
+"""
+_CALL = """
 _owner = __main__.Solution() if hasattr(__main__, "Solution") else __main__
 _result = getattr(_owner, {name!r})(*[_json.loads(line) for line in _sys.stdin.read().split("\\n")])
-with _os.fdopen(_out, "w") as _file:
-    _file.write(_json.dumps(_result))
+_os.fdopen(_out, "w").write(_json.dumps(_result))
 """
-_PART = "/part{}.py"
 _CHECKS = """
-import os as _os, sys as _sys, types as _types
 _token = _sys.stdin.readline()
-_out = _os.dup(1)
-_os.dup2(2, 1)
 _module = _sys.modules["solution"] = _types.ModuleType("solution")
 for _file in {files!r}:
     exec(compile(open(_file, encoding="utf-8").read(), _file, "exec"), _module.__dict__)
@@ -98,12 +94,11 @@ def run_checks(parts: Sequence[str], checks: str, limits: Limits = LIMITS) -> Ve
     Raises:
         SandboxUnsupportedError: there is no sandbox here.
     """
-    files = {_PART.format(i): text.encode(errors="replace") for i, text in enumerate((*parts, checks))}
-    token = secrets.token_hex(16)
-    outcome = run_python(_CHECKS.format(files=list(files)), f"{token}\n".encode(), limits, files)
-    passed = outcome.status == "ok" and outcome.stdout.decode(errors="replace") == f"{token}\n"
-    cause = None if passed else "wrong" if outcome.status == "ok" else outcome.status
-    return Verdict(passed, cause, int(passed))
+    files = {f"/part{i}.py": text.encode(errors="replace") for i, text in enumerate((*parts, checks))}
+    token = f"{secrets.token_hex(16)}\n".encode()
+    outcome = run_python(_QUIET + _CHECKS.format(files=list(files)), token, limits, files)
+    cause = _cause(outcome, outcome.stdout == token)
+    return Verdict(cause is None, cause, int(cause is None))
 
 
 def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits: Limits = LIMITS) -> Verdict:
@@ -119,15 +114,13 @@ def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits
     Raises:
         SandboxUnsupportedError: there is no sandbox here.
     """
-    driver = _RUN if function is None else _CALL.format(run=_RUN, name=function)
+    driver = _RUN if function is None else _QUIET + _RUN + _CALL.format(name=function)
     files = {_SOLUTION: code.encode(errors="replace")}
     same = same_output if function is None else same_result
 
     def failure(test: CodeTest) -> str | None:
         outcome = run_python(driver, test.given.encode(), limits, files)
-        if outcome.status != "ok":
-            return outcome.status
-        return None if same(outcome.stdout.decode(errors="replace"), test.expected) else "wrong"
+        return _cause(outcome, same(outcome.stdout.decode(errors="replace"), test.expected))
 
     at_once = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) // 2))
     passed = 0
@@ -138,6 +131,10 @@ def run_tests(code: str, function: str | None, tests: Sequence[CodeTest], limits
                     return Verdict(False, cause, passed)
                 passed += 1
     return Verdict(passed > 0, None if passed else "no tests", passed)
+
+
+def _cause(outcome: Outcome, right: bool) -> str | None:
+    return outcome.status if outcome.status != "ok" else None if right else "wrong"
 
 
 def same_result(given: str, expected: str) -> bool:

@@ -6,11 +6,9 @@ import atexit
 import contextlib
 import functools
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
 from typing import Self
@@ -63,10 +61,9 @@ class MathChecker:
         """
         request = json.dumps([gold, answer, astuple(rule or Rule()), self.deadline_seconds, self.wall_seconds])
         verdict = self._ask(request) or self._ask(request) or "the comparing process ended twice"
-        if verdict in ("equal", "different"):
-            return verdict == "equal"
-        shown = answer if len(answer) <= 80 else f"{answer[:77]}..."
-        raise ScoreTimeoutError(f"comparing {shown!r} with {gold!r}: {verdict}")
+        if verdict not in ("equal", "different"):
+            raise ScoreTimeoutError(f"comparing {answer[:80]!r} with {gold!r}: {verdict}")
+        return verdict == "equal"
 
     def close(self) -> None:
         """End the worker; the next question starts another."""
@@ -78,7 +75,7 @@ class MathChecker:
 
     def _ask(self, request: str) -> str | None:
         """Return the worker's verdict, ``None`` where it died through no fault of the answer, of the system's say."""
-        worker = self._started()
+        worker = self._worker = self._worker or _started()
         assert worker.stdin is not None and worker.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             print(request, file=worker.stdin, flush=True)
@@ -86,25 +83,8 @@ class MathChecker:
             return verdict
         code = worker.wait()
         self.close()
-        if abs(code) % 128 in (signal.SIGPROF, signal.SIGALRM):  # bubblewrap reports a signal as 128 and its number
-            return (
-                f"no verdict within {self.deadline_seconds:g} s of processor time, {self.wall_seconds:g} s by the clock"
-            )
-        return None
-
-    def _started(self) -> subprocess.Popen[str]:
-        if self._worker is None:
-            with contextlib.ExitStack() as stack:
-                command, descriptors, variables = _command(stack)
-                self._worker = subprocess.Popen(
-                    command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                    pass_fds=descriptors,
-                )  # fmt: skip
-            assert self._worker.stdout is not None
-            if self._worker.stdout.readline() != "ready\n":
-                self.close()
-                raise CheckerError("the process that compares answers does not start; its error is on stderr")
-        return self._worker
+        timed_out = abs(code) % 128 in (signal.SIGPROF, signal.SIGALRM)  # bubblewrap reports signal 27 as 155
+        return f"no verdict within {self.deadline_seconds:g} s of processor time" if timed_out else None
 
 
 def is_sandboxed() -> bool:
@@ -116,14 +96,23 @@ def is_sandboxed() -> bool:
     return True
 
 
-def _command(stack: contextlib.ExitStack) -> tuple[list[str], tuple[int, ...], Mapping[str, str]]:
-    """Return the worker's command, the descriptors it inherits and its variables."""
+def _started() -> subprocess.Popen[str]:
     run = f"import sys; sys.path.insert(0, {str(_SOURCE_ROOT)!r}); from {Rule.__module__} import serve; serve()"
-    if not is_sandboxed():
-        return [sys.executable, "-I", "-c", run], (), {**os.environ, **sandbox.environment()}
     readable = [_SOURCE_ROOT, *((_SOURCE_ROOT / "longdecode" / room).resolve() for room in ("evals", "engine"))]
-    command, descriptors = stack.enter_context(sandbox.sandboxed(["-I", "-c", run], LIMITS, {}, readable))
-    return command, descriptors, sandbox.environment()
+    with contextlib.ExitStack() as stack:
+        command, descriptors = [sys.executable, "-I", "-c", run], tuple[int, ...]()
+        if is_sandboxed():
+            command, descriptors = stack.enter_context(sandbox.sandboxed(command[1:], LIMITS, {}, readable))
+        worker = subprocess.Popen(
+            command, env=sandbox.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            pass_fds=descriptors,
+        )  # fmt: skip
+    assert worker.stdout is not None
+    if worker.stdout.readline() != "ready\n":
+        worker.kill()
+        worker.communicate()
+        raise CheckerError("the process that compares answers does not start; its error is on stderr")
+    return worker
 
 
 @functools.cache

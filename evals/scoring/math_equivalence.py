@@ -33,6 +33,8 @@ _BARE_POINT = re.compile(r"(?<=\d)\.(?=\s*/)")
 _LONG_SUBSCRIPT = re.compile(r"_\{?\s*\\(odot|oplus|star|max|min)\s*\}?")
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_\\?\w+)?(?:\([\w,\\]+\))?")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_SEPARATOR = re.compile(r"[,;](?![^(\[{]*[)\]}])")
+"""A comma or semicolon outside brackets; that of ``1{,}000`` is within them."""
 _SPACE = r"(?:~|\\[,;:! ]|\s)*"
 _DEGREES = rf"{_SPACE}\^?{_SPACE}\{{?{_SPACE}\\circ{_SPACE}\}}?"
 _POWER_OF_TEN = rf"{_SPACE}\\(?:times|cdot){_SPACE}10{_SPACE}\^{_SPACE}(?:\{{[-+\d ]+\}}|\d)"
@@ -132,11 +134,10 @@ def _parsed(text: str) -> list[Any]:
 
 def _undressed(text: str) -> str:
     """Return the text in the box and between the dollars, without a full stop."""
-    boxed = final_answer(text)
-    plain = (text if boxed is None else boxed).strip()
-    if plain.startswith("$") and plain.endswith("$") and plain.count("$") == 2:
-        plain = plain[1:-1].strip()
-    return plain.removesuffix(".").strip() if not plain.endswith("\\.") else plain
+    inner = (final_answer(text) or text).strip()
+    if inner.startswith("$") and inner.endswith("$") and inner.count("$") == 2:
+        inner = inner[1:-1].strip()
+    return inner if inner.endswith("\\.") else inner.removesuffix(".").strip()
 
 
 def _plain(text: str) -> str:
@@ -160,32 +161,19 @@ def _without_unit(answer: str) -> str:
 
 def _numbers(text: str) -> list[float] | None:
     """The values of a list of numbers, or ``None`` where a part is none."""
-    values = [_number(part) for part in ([text.replace(",", "")] if _THOUSANDS.fullmatch(text) else _parts(text))]
-    return None if any(value is None for value in values) else [value for value in values if value is not None]
+    parts = [text.replace(",", "")] if _THOUSANDS.fullmatch(text) else _SEPARATOR.split(text)
+    values = [value for part in parts if (value := _number(part.strip().strip("$"))) is not None]
+    return values if len(values) == len(parts) else None
 
 
 def _number(text: str) -> float | None:
     """The value of a constant expression, ``None`` for anything else."""
-    parsed = [found for found in _parsed(text) if hasattr(found, "is_number")]
-    if not parsed or not parsed[0].is_number:
-        return None
     try:
-        value = parsed[0].doit().evalf(20)
-        return float(value) if value.is_real else None
+        (first, *_) = (found for found in _parsed(text) if hasattr(found, "is_number"))
+        value = first.doit().evalf(20) if first.is_number else None
+        return float(value) if value is not None and value.is_real else None
     except (TypeError, ValueError, AttributeError):
         return None
-
-
-def _parts(text: str) -> list[str]:
-    """The text cut at commas and semicolons outside brackets; the comma of ``1{,}000`` is within them."""
-    parts, depth, start = [], 0, 0
-    for at, character in enumerate(text):
-        depth += character in "([{"
-        depth -= character in ")]}"
-        if character in ",;" and depth == 0:
-            parts.append(text[start:at])
-            start = at + 1
-    return [part.strip().strip("$") for part in (*parts, text[start:])]
 
 
 def _match(golds: Sequence[float], answers: Sequence[float], tolerances: Sequence[float]) -> bool:

@@ -227,16 +227,18 @@ def test_a_worker_that_dies_is_replaced_and_the_question_asked_again(monkeypatch
     with MathChecker() as one:
         os.kill(worker_of(one), signal.SIGKILL)
         assert one.equal("1", "1") and not one.equal("1", "2")
-        started = one._started
+        one.close()
+        started = math_checker._started
 
         def doomed() -> Any:
             worker = started()
             os.kill(innermost(worker.pid), signal.SIGKILL)
             return worker
 
-        monkeypatch.setattr(one, "_started", doomed)
+        monkeypatch.setattr(math_checker, "_started", doomed)
         with pytest.raises(ScoreTimeoutError, match="ended twice"):
             one.equal("1", "1")
+    monkeypatch.undo()
     monkeypatch.setattr(math_checker, "_SOURCE_ROOT", Path("/usr/share"))
     with MathChecker() as lost, pytest.raises(CheckerError, match="does not start"):
         lost.equal("1", "1")
