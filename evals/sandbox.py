@@ -33,11 +33,10 @@ Status = Literal["ok", "failed", "timeout", "memory", "output"]
 PROGRAM = "/program.py"
 """Path of the program within the sandbox."""
 REMEDY = (
-    "model-written code runs under bubblewrap 0.8 or newer and never without it; install it (`apt-get install "
-    "bubblewrap`, `dnf install bubblewrap`, `conda install -c conda-forge bubblewrap`); where a kernel, container or "
-    "security module refuses namespaces, allow them (`sysctl -w kernel.unprivileged_userns_clone=1`, `sysctl -w "
-    "kernel.apparmor_restrict_unprivileged_userns=0`, `docker run --security-opt seccomp=unconfined --security-opt "
-    "apparmor=unconfined --cap-add SYS_ADMIN`)"
+    "model-written code runs under bubblewrap 0.8 or newer and never without it: `apt-get install bubblewrap`, and "
+    "where namespaces are refused `sysctl -w kernel.unprivileged_userns_clone=1`, `sysctl -w "
+    "kernel.apparmor_restrict_unprivileged_userns=0` or `docker run --security-opt seccomp=unconfined --security-opt "
+    "apparmor=unconfined --cap-add SYS_ADMIN`"
 )
 _LIBRARIES = "/etc/ld.so.cache"
 """Tells the loader where libraries are, an interpreter's own in /usr/local/lib for one."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, model_validator
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
-
-if TYPE_CHECKING:
-    from longdecode.engine.sampling import Sampling
 
 SamplerKey = Literal["temperature", "top_p", "min_p", "eta", "penalty", "penalty_window", "min_tokens"]
 
@@ -49,20 +46,18 @@ class GenerationSpec:
     def _check(self, info: ValidationInfo) -> GenerationSpec:
         for name, run in self.runs.items():
             typed.require_known("sampler", run.samplers, self.samplers, f"runs.{name}.samplers")
-        if (info.context or {}).get("check_params", True):
-            for name in self.samplers:
-                try:
-                    self.sampling(name)
-                except ConfigError as error:
-                    raise typed.wrong(str(error), f"samplers.{name}") from None
+        for name in self.samplers if (info.context or {}).get("check_params", True) else ():
+            try:
+                self.sampling(name)
+            except ConfigError as error:
+                raise typed.wrong(str(error), f"samplers.{name}") from None
         return self
 
-    def sampling(self, name: str) -> Sampling:
-        """Return a sampler by name."""
+    def sampling(self, name: str) -> Any:
+        """Return a sampler by name, as ``engine.sampling`` has it."""
         from longdecode.engine.sampling import Sampling  # torch comes with it
 
-        values: dict[str, Any] = {str(key): value for key, value in self.samplers[name].items()}
-        return Sampling(**values)
+        return Sampling(**dict[str, Any](self.samplers[name].items()))
 
     def check_names(self, models: Iterable[str], variants: Iterable[str]) -> None:
         """Refuse models and variants that the configuration does not have."""

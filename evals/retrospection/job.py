@@ -116,18 +116,12 @@ def measured(decoder: Decoder, prompt: Prompt, tokens: Tensor, methods: dict[str
     of_quest: dict[tuple[str, int, int], Tensor] = {}
     for variant in [base, *(variant for variant in methods if variant != base)]:
         trace = traces.record(decoder, prompt, methods[variant], tokens)
-        for measure, layer, index, values in _against_full(trace, full, widest):
+        found = {("loss_gap", ALL_LAYERS, index): values for index, values in traces.loss_gaps(trace, full)}
+        for measure, by_layer in traces.errors(trace, full, widest).items():
+            found |= {(measure, layer, 0): values for layer, values in enumerate(by_layer)}
+            found[measure, ALL_LAYERS, 0] = by_layer.mean(dim=0)
+        of_quest = of_quest or found
+        for (measure, layer, index), values in found.items():
             yield variant, measure, layer, index, values
             if variant != base:
                 yield variant, measure + MINUS, layer, index, values - of_quest[measure, layer, index]
-            else:
-                of_quest[measure, layer, index] = values
-
-
-def _against_full(trace: traces.Trace, full: traces.Trace, window: int) -> Iterator[tuple[str, int, int, Tensor]]:
-    for measure, by_layer in traces.errors(trace, full, window).items():
-        yield measure, ALL_LAYERS, 0, by_layer.mean(dim=0)
-        for layer, values in enumerate(by_layer):
-            yield measure, layer, 0, values
-    for index, values in traces.loss_gaps(trace, full):
-        yield "loss_gap", ALL_LAYERS, index, values

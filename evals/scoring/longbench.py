@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.scoring.choice_letter import chosen_letter
-from longdecode.evals.scoring.longbench_rouge import rouge_l
 
 Classes = Sequence[str] | None
 _FIRST_LETTER = re.compile(r"\W*([A-D])\b(?!\s+[a-z])")  # "A table shows" names no choice
 _Metric = Callable[[str, str, Classes], float]
 
+_EPSILON = 1e-8  # the package's guard against a division by zero; it moves the eighth digit
 _PUNCTUATION = frozenset(string.punctuation)
 _CHINESE_PUNCTUATION = _PUNCTUATION | frozenset(
     "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"
@@ -53,6 +53,58 @@ def qa_f1(prediction: str, answer: str, _: Classes = None) -> float:
 def qa_f1_zh(prediction: str, answer: str, _: Classes = None) -> float:
     """F1 over the words of a Chinese segmenter, punctuation left out."""
     return _f1(_chinese_words(prediction), _chinese_words(answer))
+
+
+def rouge_l(prediction: str, reference: str, _: Classes = None) -> float:
+    """Rouge-L as the ``rouge`` package takes it, whose rules differ from the ``rouge_score`` one; 0 without a sentence.
+
+    Each text is cut into sentences at full stops; the words that the longest common subsequences of all sentence pairs
+    hold are put in one set, and precision and recall are that set's size over the number of *different* words of each
+    text.
+
+    Source: Lin 2004 (ROUGE) for the union of longest common subsequences; the package of github pltrdy/rouge (1.0.1)
+    for the rules that papers' figures rest on.
+    """
+    predicted, wanted = _sentences(prediction), _sentences(reference)
+    if not predicted or not wanted:
+        return 0.0
+    common: set[str] = set()
+    for sentence in wanted:
+        for other in predicted:
+            common.update(longest_common_subsequence(sentence, other))
+    recall = len(common) / len(set().union(*wanted))
+    precision = len(common) / len(set().union(*predicted))
+    return 2.0 * (precision * recall) / (precision + recall + _EPSILON)
+
+
+def longest_common_subsequence(left: Sequence[str], right: Sequence[str]) -> list[str]:
+    """One longest common subsequence; among several of a length, the one that walking back from the ends finds first.
+
+    Walking back, a word of ``left`` is dropped only where that keeps a strictly longer rest than dropping one of
+    ``right``: the choice decides which words count, so it is the package's.
+    """
+    lengths = [[0] * (len(right) + 1)]
+    for word in left:
+        above, row = lengths[-1], [0]
+        for j, other in enumerate(right):
+            row.append(above[j] + 1 if word == other else max(above[j + 1], row[j]))
+        lengths.append(row)
+    found: list[str] = []
+    i, j = len(left), len(right)
+    while i and j:
+        if left[i - 1] == right[j - 1]:
+            i, j = i - 1, j - 1
+            found.append(left[i])
+        elif lengths[i - 1][j] > lengths[i][j - 1]:
+            i -= 1
+        else:
+            j -= 1
+    return found[::-1]
+
+
+def _sentences(text: str) -> list[list[str]]:
+    # A blank sentence is one empty word, as in the package.
+    return [" ".join(part.split()).split(" ") for part in text.split(".") if part]
 
 
 def rouge_l_zh(prediction: str, answer: str, _: Classes = None) -> float:
@@ -114,7 +166,7 @@ def choice(prediction: str, answer: str, _: Classes = None) -> float:
 METRICS: Mapping[str, _Metric] = {
     "qa_f1": qa_f1,
     "qa_f1_zh": qa_f1_zh,
-    "rouge_l": lambda prediction, answer, _: rouge_l(prediction, answer),
+    "rouge_l": rouge_l,
     "rouge_l_zh": rouge_l_zh,
     "classification": classification,
     "count": count,

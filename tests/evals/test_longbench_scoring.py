@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from longdecode.engine.errors import DataUnavailableError
-from longdecode.evals.scoring.longbench import METRICS, first_line, score_answers
-from longdecode.evals.scoring.longbench_rouge import longest_common_subsequence, rouge_l
+from longdecode.evals.scoring.longbench import (
+    METRICS,
+    first_line,
+    longest_common_subsequence,
+    rouge_l,
+    score_answers,
+)
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, PROTOCOLS, LongBench
 
