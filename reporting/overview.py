@@ -144,7 +144,7 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
     ]
     return out | {
         "others": others,
-        "front": "" if found.rows.front_share.isna().any() else f"{found.rows.front_share.min():.0%}",
+        "front": _front_words(found.rows.front_share.dropna()),
         "title": row.title,
         "family": row.family,
         "budget": f"{int(row.budget_tokens):,}",
@@ -156,6 +156,11 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
         "prompts": f"{low}" if low == high else f"{low} to {high}",
         "row": row_anchor(place[0], place[1], place[2], row.variant, row.budget),
     }
+
+
+def _front_words(shares: pd.Series) -> str:
+    """Return in how many draws a variant is on the front, from its least to its best task."""
+    return f"{shares.min():.0%} to {shares.max():.0%}" if len(shares) else ""
 
 
 def row_anchor(run: str, model: str, context: int, variant: str, budget: str) -> str:

@@ -210,13 +210,14 @@ def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> F
 
 
 def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
-    """Return the comparisons that the paper asks for beside those with Full: longest context, middle budget."""
+    """Return the comparisons that the paper asks for beside those with Full, where intervals decide."""
     out = []
     for run in site.runs:
         for request in paper.pairs if len(run.comparisons) else ():
             if request.b == "full":
                 continue
             rows = run.comparisons[run.comparisons.a.isin(request.a) & (run.comparisons.b == request.b)]
+            rows = rows[rows.verdict.isin(["within", "worse"])]
             rows = rows[(rows.task == "all") | (rows.groupby("suite").task.transform("nunique") == 1)]
             rows = rows[rows.context == rows.groupby("suite").context.transform("max")]
             rows = rows[rows.budget == rows.groupby(["a", "model", "suite"]).budget.transform(middle)]
