@@ -153,7 +153,9 @@ def read_run(folder: Path) -> Run:
         [found[name].status for name in ("summary", "speed") if len(found[name])] or [pd.Series(dtype=str)]
     ).value_counts()
     if counts.empty:
-        raise ReportError(f"{folder}: neither summary.csv nor speed.csv has a row; run the evaluation first")
+        raise ReportError(
+            f"{folder}: neither summary.csv nor speed.csv has a row; longdecode run {folder.name} writes them"
+        )
     if "ok" not in counts:
         words = ", ".join(f"{count} {status}" for status, count in counts.items())
         raise ReportError(f"{folder}: every cell failed ({words}); the records of the run say why")
