@@ -10,13 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.multiprocessors import padded_dim
+from longdecode.kernels.multiprocessors import MERGE_PARTS, padded_dim
 from longdecode.kernels.quantised_kv.launch import QuantisedLaunch, choose_fp8_launch
 from longdecode.kernels.quantised_kv.naive import V_BLOCK, Fp8Layer
 from longdecode.kernels.split_kv import (
     LOG2E,
     arrival_counters,
     finish_part,
+    merge_partials,
     merge_tile,
     new_partials,
     softmax_step,
@@ -52,6 +53,7 @@ def fp8_attention_kernel(
     q_batch, q_head, q_dim, k_list, v_list, read_batch, scale_log2, capacity, kv_heads,
     DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     ROWS: tl.constexpr, SPLITS: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, WIDE: tl.constexpr,
+    FUSED: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = c_v sum_i 2^{s_i - m} v_i``.
 
@@ -106,7 +108,7 @@ def fp8_attention_kernel(
     finish_part(
         p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_acc, b_top, tl.sum(b_total, 1),
         i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, 0,
-        ROWS, DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, True,
+        ROWS, DIM, BLOCK_DIM, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
     )  # fmt: skip
 
 
@@ -118,7 +120,7 @@ def attend_fp8_gpu(
     *,
     launch: QuantisedLaunch | None = None,
 ) -> Tensor:
-    """Return attention as in ``naive.attend_quantised``, in one launch.
+    """Return attention as in ``naive.attend_quantised``, in one launch; in two where there are many parts to join.
 
     Args:
         layer: contiguous within each row and KV head.
@@ -137,6 +139,7 @@ def attend_fp8_gpu(
     partials = new_partials(lists * launch.splits, rows, dim, q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    fused = launch.splits <= MERGE_PARTS
     merge_rows, merge_some = merge_tile(rows, launch.splits, padded, launch.num_warps)
     settings: dict[str, Any] = {} if launch.registers is None else {"maxnreg": launch.registers}
     with torch.cuda.device_of(q):
@@ -147,6 +150,8 @@ def attend_fp8_gpu(
             LOG2E * dim**-0.5, capacity, kv_heads,
             DIM=dim, BLOCK_DIM=padded, BLOCK_ROWS=launch.rows, BLOCK_TOKENS=V_BLOCK, ROWS=rows, SPLITS=launch.splits,
             MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some, WIDE=q.dtype == torch.float32,
-            num_warps=launch.num_warps, num_stages=launch.num_stages, **settings,
+            num_warps=launch.num_warps, num_stages=launch.num_stages, FUSED=fused, **settings,
         )  # fmt: skip
+        if not fused:
+            merge_partials(partials, launch.splits, out, lse)
     return out

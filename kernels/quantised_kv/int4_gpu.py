@@ -14,10 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from longdecode.kernels.multiprocessors import power_of_two
+from longdecode.kernels.multiprocessors import MERGE_PARTS, power_of_two
 from longdecode.kernels.quantised_kv.launch import QuantisedLaunch, choose_int4_launch
 from longdecode.kernels.quantised_kv.naive import GROUP, RECENT, Int4Layer
-from longdecode.kernels.split_kv import LOG2E, arrival_counters, finish_part, merge_tile, new_partials
+from longdecode.kernels.split_kv import (
+    LOG2E,
+    arrival_counters,
+    finish_part,
+    merge_partials,
+    merge_tile,
+    new_partials,
+)
 
 _WARPS = 4
 _BASE = tl.constexpr(64.0)
@@ -88,6 +95,7 @@ def int4_attention_kernel(
     DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, RUNS: tl.constexpr, BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr,
     SPLITS: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_PARTS: tl.constexpr, WARPS: tl.constexpr,
     GROUP: tl.constexpr, RECENT: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr, FAST: tl.constexpr,
+    FUSED: tl.constexpr,
 ):  # fmt: skip
     """One split of one KV head: ``m = max_i s_i``, ``l = sum_i 2^{s_i - m}``, ``acc = sum_i 2^{s_i - m} v_i``.
 
@@ -201,7 +209,7 @@ def int4_attention_kernel(
     finish_part(
         p_acc, p_top, p_total, p_counters + i_list, p_out, p_lse, b_out, b_most, b_all,
         i_list, i_list * SPLITS + i_split, i_list * SPLITS, SPLITS, 0,
-        ROWS, DIM, RUNS * GROUP, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, True,
+        ROWS, DIM, RUNS * GROUP, BLOCK_ROWS, MERGE_ROWS, MERGE_PARTS, FUSED,
     )  # fmt: skip
 
 
@@ -213,7 +221,7 @@ def attend_int4_gpu(
     *,
     launch: QuantisedLaunch | None = None,
 ) -> Tensor:
-    """Return attention as in ``naive.attend_quantised``, in one launch.
+    """Return attention as in ``naive.attend_quantised``, in one launch; in two where there are many parts to join.
 
     Args:
         layer: contiguous but for the recent tokens' rows and heads.
@@ -234,6 +242,7 @@ def attend_int4_gpu(
     partials = new_partials(lists * launch.splits, rows, dim, q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    fused = launch.splits <= MERGE_PARTS
     merge_rows, merge_some = merge_tile(rows, launch.splits, runs * GROUP, launch.num_warps)
     settings: dict[str, Any] = {} if launch.registers is None else {"maxnreg": launch.registers}
     wide = q.dtype == torch.float32
@@ -245,6 +254,8 @@ def attend_int4_gpu(
             DIM=dim, BLOCK_HALF=max(16, power_of_two(dim // 2)), RUNS=runs, BLOCK_ROWS=launch.rows, ROWS=rows,
             SPLITS=launch.splits, MERGE_ROWS=merge_rows, MERGE_PARTS=merge_some, WARPS=_WARPS, GROUP=GROUP,
             RECENT=RECENT, STAGES=launch.num_stages, WIDE=wide, FAST=not wide and q.device.type != "cpu",
-            num_warps=launch.num_warps, **settings,
+            num_warps=launch.num_warps, FUSED=fused, **settings,
         )  # fmt: skip
+        if not fused:
+            merge_partials(partials, launch.splits, out, lse)
     return out

@@ -121,7 +121,7 @@ def test_attention_is_that_of_the_numbers_the_codes_stand_for(
     on_device = type(layer)(*(part.to(DEVICE) for part in layer))
     # Four-bit weights meet 64 + code in float16: a tenth of what the codes themselves are off by.
     near = 3e-2 if kind is Int4Layer and dtype != torch.float32 else TOLERANCE[dtype]
-    for splits in (None, 3):
+    for splits in (None, 3, 40):
         launch = splits and QuantisedLaunch(16 if kind is Fp8Layer else 8, splits, 2)
         seen = torch.zeros(len(lengths), dtype=torch.int64, device=DEVICE)
         out = ATTEND[kind](on_device, q.to(DEVICE), many.to(DEVICE), seen, launch=launch)

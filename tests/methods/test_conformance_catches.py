@@ -181,6 +181,49 @@ def test_the_fault_is_caught(install: Callable[..., None], check: str) -> None:
         getattr(conformance, check)(bench)
 
 
+@pytest.mark.parametrize(
+    ("base", "body", "check"),
+    [
+        (
+            "pyramidkv",
+            # Every layer keeps to what it states, which is over the declared budget in the mean.
+            "def budget_of(self, layer, context_tokens):\n    return 2 * super().budget_of(layer, context_tokens)",
+            "reads_stay_within_budget",
+        ),
+        (
+            "adakv",
+            # The layer keeps to its budget in the mean, the method states less.
+            "def counts(self, layer, scores, lengths):\n    return super().counts(layer, scores, lengths)\n\n"
+            "def budget_of(self, layer, context_tokens):\n"
+            "    import sys\n    told = super().budget_of(layer, context_tokens)\n"
+            "    return told if sys._getframe(1).f_code.co_name == 'counts' else told - 1",
+            "reads_stay_within_budget",
+        ),
+        (
+            "full_fp8",
+            # A scale of half the prompt's largest number cuts off what is beyond.
+            "def keep_layer(self, cache, layer, keys, values, lengths, observed):\n"
+            "    super().keep_layer(cache, layer, keys.clamp(-1, 1), values, lengths, observed)",
+            "stored_keys_keep_their_rotation",
+        ),
+        (
+            "full_int4",
+            "def keep_layer(self, cache, layer, keys, values, lengths, observed):\n"
+            "    super().keep_layer(cache, layer, keys, values.roll(1, dims=3), lengths, observed)",
+            "stored_keys_keep_their_rotation",
+        ),
+    ],
+    ids=["sum over layers", "layer over its own", "eight bits cut off", "four bits mixed up"],
+)
+def test_budgets_by_layer_and_rounded_storage_are_held_to_what_is_stated(
+    install: Callable[..., None], base: str, body: str, check: str
+) -> None:
+    install(body, base)
+    bench = make_bench("faulty", "cpu", {}, dtype=torch.float64, seed=0)
+    with pytest.raises(GateError):
+        getattr(conformance, check)(bench)
+
+
 def test_every_check_has_a_fault() -> None:
     names = {check.__name__ for check in (*conformance.CHECKS, *conformance.SHAPE_CHECKS)}
     assert names - set(FAULTS) == {"graph_replay_equals_eager"}
