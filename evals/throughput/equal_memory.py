@@ -52,7 +52,7 @@ class EqualMemoryBench(Bench):
                     for budget in self.budgets(grid, variant) if variant != FULL else ():
                         cell = self._sized(self.cell(grid, variant, budget, context))
                         rates = grid.hits.get(variant, ())
-                        found += [replace(cell, params=cell.params | {"hit_rate": rate}) for rate in rates] or [cell]
+                        found += [replace(cell, params={**cell.params, "hit_rate": rate}) for rate in rates] or [cell]
         return found
 
     def setting(self, grid: Grid) -> dict[str, Any]:

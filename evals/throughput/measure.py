@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser().parse_args(arguments)
 
     def chosen(cell: SpeedCell) -> bool:
-        mine = {
+        mine: dict[str, set[str]] = {
             "variants": {cell.method, cell.variant}, "stages": {cell.stage}, "contexts": {str(cell.context)},
             "batches": {str(cell.batch)}, "budgets": {cell.budget.text},
         }  # fmt: skip
