@@ -41,7 +41,7 @@ def test_twice_killed_run_ends_with_the_same_numbers(
     path = str(write_config(models={"random": {"path": str(checkpoint)}}, budgets=[0.25]))
     journals = tmp_path / "results" / "trial" / "journal"
     log_path = tmp_path / "killed.log"
-    for lines, kill in ((3, os.killpg), (5, os.kill)):
+    for lines, kill in ((1, os.killpg), (3, os.kill)):
         with log_path.open("wb") as log:
             arguments = command("--configfile", path, "--", SUMMARY)
             process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment, start_new_session=True)
