@@ -24,7 +24,6 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
 CORES = os.cpu_count() or 1
 Profile = Annotated[str, typer.Argument(help="A configuration file, or a profile of config/.")]
 Cores = Annotated[int, typer.Option(help="Cores that jobs may use.")]
-Open = Annotated[bool, typer.Option("--open", help="Open the site in a browser.")]
 
 
 def main() -> None:
@@ -155,7 +154,7 @@ def compare(
 @app.command()
 def report(
     profile: Annotated[str, typer.Argument(help="A run, or nothing for the site over all committed runs.")] = "",
-    open_it: Open = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the site in a browser.")] = False,
 ) -> None:
     """Say where a run's site is; build it from the tables of results/ where it is not there."""
     name = name_of(profile) if profile else ""
@@ -265,7 +264,3 @@ def _root() -> Path:
     from longdecode.evals.fingerprint import REPOSITORY
 
     return REPOSITORY
-
-
-if __name__ == "__main__":
-    main()

@@ -9,9 +9,8 @@ from snakemake.utils import update_config
 ROOT = Path(workflow.current_basedir.get_path_or_uri(secret_free=True)).parents[1]
 SOURCES = str(ROOT / "src")
 sys.path.insert(0, SOURCES)
-os.environ.update(
-    PYTHONPATH=os.pathsep.join(filter(None, [SOURCES, os.getenv("PYTHONPATH")]))
-)
+PATHS = filter(None, [SOURCES, os.getenv("PYTHONPATH")])
+os.environ.update(PYTHONPATH=os.pathsep.join(PATHS))
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.plan import Plan, checked, config_path, read_files
@@ -38,24 +37,17 @@ if not workflow.configfiles:
 
 
 GIVEN = dict(workflow.config_settings.config)
-FIRST = (
-    workflow.is_main_process
-)  # a job's own process takes for granted what the first one has checked
+# A job's own process takes for granted what the first one has checked.
+FIRST = workflow.is_main_process
 if FIRST:
     read_files(workflow.configfiles)
 update_config(config, retyped(GIVEN))
 # Snakemake tells targets after parsing only; tuning makes what the check asks for.
 TUNING = "tune" in sys.argv[1:]
-RUN = checked(
-    config,
-    workflow.configfiles,
-    GIVEN,
-    check_params=FIRST,
-    check_fairness=FIRST and not TUNING,
-)
-CORES = (
-    workflow.resource_settings.cores
-)  # none on a cluster; `workflow.cores` would refuse
+CHECKS = {"check_params": FIRST, "check_fairness": FIRST and not TUNING}
+RUN = checked(config, workflow.configfiles, GIVEN, **CHECKS)
+# None on a cluster, where `workflow.cores` would refuse.
+CORES = workflow.resource_settings.cores
 PLAN = Plan(RUN, ROOT, CORES, lambda: workflow.non_local_exec or workflow.remote_exec)
 if FIRST:
     PLAN.require_gpu_limit(workflow.global_resources)

@@ -75,8 +75,6 @@ rule throughput:
         f"{RESULTS}/speed/{{job}}.parquet",
     log:
         f"{RESULTS}/logs/throughput/{{job}}.log",
-    benchmark:
-        f"{RESULTS}/benchmarks/throughput/{{job}}.tsv"
     conda:
         "../envs/longdecode.yaml"
     threads: PLAN.speed_threads[0]
@@ -103,8 +101,6 @@ rule retrospection:
         f"{RESULTS}/retrospection/{{model}}.parquet",
     log:
         f"{RESULTS}/logs/retrospection/{{model}}.log",
-    benchmark:
-        f"{RESULTS}/benchmarks/retrospection/{{model}}.tsv"
     conda:
         "../envs/longdecode.yaml"
     threads: PLAN.threads[0]
@@ -132,8 +128,6 @@ rule write_texts:
         f"{RESULTS}/generation/{{writing}}.parquet",
     log:
         f"{RESULTS}/logs/generation/{{writing}}.log",
-    benchmark:
-        f"{RESULTS}/benchmarks/generation/{{writing}}.tsv"
     conda:
         "../envs/longdecode.yaml"
     threads: PLAN.threads[0]
@@ -157,8 +151,6 @@ rule tune_model:
         f"{RESULTS}/tuning/{{model}}.json",
     log:
         f"{RESULTS}/logs/tuning/{{model}}.log",
-    benchmark:
-        f"{RESULTS}/benchmarks/tuning/{{model}}.tsv"
     conda:
         "../envs/longdecode.yaml"
     threads: PLAN.threads[0]

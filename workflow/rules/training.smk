@@ -47,8 +47,6 @@ rule train_roles:
         about=f"{RESULTS}/identification/{{model}}/{{role_run}}/run.json",
     log:
         f"{RESULTS}/logs/identification/{{model}}/{{role_run}}.log",
-    benchmark:
-        f"{RESULTS}/benchmarks/identification/{{model}}/{{role_run}}.tsv"
     conda:
         "../envs/longdecode.yaml"
     threads: PLAN.threads[0]
@@ -72,8 +70,6 @@ rule train_fork:
         about=f"{RESULTS}/forks/{{model}}/{{fork}}/run.json",
     log:
         f"{RESULTS}/logs/forks/{{model}}/{{fork}}.log",
-    benchmark:
-        f"{RESULTS}/benchmarks/forks/{{model}}/{{fork}}.tsv"
     conda:
         "../envs/longdecode.yaml"
     threads: PLAN.threads[0]
@@ -98,8 +94,6 @@ rule train_heads:
         ),
     log:
         f"{RESULTS}/logs/heads/{{model}}.log",
-    benchmark:
-        f"{RESULTS}/benchmarks/heads/{{model}}.tsv"
     conda:
         "../envs/longdecode.yaml"
     threads: PLAN.threads[0]
