@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 TABLES = ("summary.csv", "speed.csv", "comparisons.csv", "measures.csv", "pareto.csv", "claims.csv")
-"""What analysis writes to a results folder, one that a run has no data for without rows."""
+"""Tables of a results folder; one that a run has no data for has no rows."""
 
 
 def write(folder: Path) -> list[Path]:

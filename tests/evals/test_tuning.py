@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from longdecode.engine.errors import ConfigError, DataUnavailableError
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals import tuning
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fairness import require_fair, tuning_status, tuning_statuses
@@ -139,7 +140,6 @@ def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(
 
 
 def _prompt(run: RunConfig) -> str:
-    from longdecode.engine.tokenizer import load_tokenizer
     from longdecode.evals.fairness import prompt_hash
 
     tokenizer = load_tokenizer(ROOT / "models" / "miniature" / "weights")
@@ -275,11 +275,12 @@ def test_books_that_are_tuned_on_are_in_no_suite_and_need_not_be_there(tmp_path:
     assert not set(TUNING_BOOKS) & {*UNSEEN, *HELD_OUT}
     for book in TUNING_BOOKS:
         (tmp_path / f"{book}.txt").write_text(f"{book} " * 300, encoding="utf-8")
-    prompts = get_task("tuning_prose", {"pg19": tmp_path}).samples(512, 2, 0, None)
+    tokenizer = load_tokenizer(ROOT / "models" / "miniature" / "weights")
+    prompts = get_task("tuning_prose", {"pg19": tmp_path}).samples(512, 2, 0, tokenizer)
     assert [sample.prompt[:5].strip() in sample.forced for sample in prompts] == [True] * 8
     assert {len(sample.prompt) + len(sample.forced) for sample in prompts} == {512}
     with pytest.raises(DataUnavailableError, match="27454"):
-        get_task("tuning_prose").samples(512, 2, 0, None)
+        get_task("tuning_prose").samples(512, 2, 0, tokenizer)
 
 
 def test_tuning_tasks_are_those_of_no_other_suite() -> None:
