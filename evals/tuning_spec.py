@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -113,19 +113,3 @@ def write_tuning(path: Path, record: TuningRecord) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
-
-
-def merge_tuning(parts: Sequence[TuningRecord]) -> TuningRecord:
-    """Return one record of what was tuned apart, method by method, on the same prompts.
-
-    Raises:
-        ConfigError: the parts differ in their prompts, the model or the settings.
-    """
-    first = parts[0]
-    alike = set(TuningRecord.model_fields) - {"methods", "full", "revision"}
-    for part in parts:
-        if off := sorted(name for name in alike if getattr(part, name) != getattr(first, name)):
-            raise ConfigError(f"tuning {first.model}: parts differ in {', '.join(off)}; remove them and tune again")
-    methods = {name: found for part in parts for name, found in part.methods.items()}
-    revision = ", ".join(dict.fromkeys(part.revision for part in parts))
-    return first.model_copy(update={"methods": methods, "revision": revision})

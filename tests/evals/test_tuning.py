@@ -23,7 +23,6 @@ from longdecode.evals.tuning_spec import (
     Tuned,
     TuningRecord,
     TuningSpec,
-    merge_tuning,
     read_tuning,
     write_tuning,
 )
@@ -101,12 +100,6 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
     assert made.methods["streaming"].chosen == {"sinks": 0}, "a tie takes the smallest"
     assert made.methods["tidal"].chosen == {"reselect_layer": 6, "sink_tokens": 0, "recent_tokens": 0}
     assert read_tuning(tmp_path / "t.json") == made and made.prompts == ("a" * 64,)
-    run = build_run_config(values(), "run.yaml")
-    apart = [tuning.tune(run, "miniature", tmp_path / f"{name}.json", [name]) for name in ("streaming", "tidal")]
-    assert [list(part.methods) for part in apart] == [["streaming"], ["tidal"]]
-    assert merge_tuning(apart).methods.keys() == made.methods.keys()
-    with pytest.raises(ConfigError, match="parts differ in prompts"):
-        merge_tuning([apart[0], apart[1].model_copy(update={"prompts": ("b" * 64,)})])
 
 
 def test_a_knob_without_effect_stays_at_its_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
