@@ -275,7 +275,7 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     return _finished(alt.layer(link, spread, printed, ours, names, grey, beside), 46 * len(rows))
 
 
-def lines(rows: pd.DataFrame, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip], *, height: int = 320) -> Spec:
+def lines(rows: pd.DataFrame, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip], *, zero: bool = False) -> Spec:
     """Lines by ``name``, each named at its last point; columns ``x``, ``y``, ``family`` and ``dash``; print is grey."""
     base = alt.Chart(rows)
     dash = alt.StrokeDash("dash:N", legend=None, scale=alt.Scale(domain=["solid", "dashed"], range=[[1, 0], [6, 4]]))
@@ -284,17 +284,17 @@ def lines(rows: pd.DataFrame, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]
         x=x, y=y, color=family_colour(), tooltip=list(tooltip)
     )
     names = (
-        alt.Chart(_spread_ends(rows))
+        alt.Chart(_spread_ends(rows, zero=zero))
         .mark_text(align="left", dx=8, baseline="middle", fontWeight=600, dy=alt.expr("datum.dy"))
         .encode(x=x, y=y, text="name:N", color=family_colour())
     )
-    return _finished(alt.layer(line, marks, names), height)
+    return _finished(alt.layer(line, marks, names), 320)
 
 
-def _spread_ends(rows: pd.DataFrame) -> pd.DataFrame:
+def _spread_ends(rows: pd.DataFrame, *, zero: bool) -> pd.DataFrame:
     """Return the last point of each line, moved apart so that names do not cover each other."""
     ends = rows.sort_values("x").groupby("name", sort=False).tail(1).sort_values("y", ascending=False)
-    low, high = rows.y.min(), rows.y.max()
+    low, high = 0.0 if zero else rows.y.min(), rows.y.max()
     span, taken, moved = (high - low) or 1.0, -math.inf, []
     for value in ends.y:
         at = (high - value) / span * 270
@@ -306,7 +306,7 @@ def _spread_ends(rows: pd.DataFrame) -> pd.DataFrame:
 def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:
     """Milliseconds a step against context, with the bandwidth bound of full attention dashed."""
     ticks = sorted(set(rows.x))
-    room = ticks[-1] * (ticks[-1] / ticks[0]) ** 0.35 if len(ticks) > 1 else ticks[-1] * 1.5
+    room = ticks[-1] * (ticks[-1] / ticks[0]) ** 0.5 if len(ticks) > 1 else ticks[-1] * 1.5
     x = alt.X(
         "x:Q",
         title=f"Context, tokens (batch {batch})",
@@ -325,6 +325,7 @@ def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:
             alt.Tooltip("x:Q", title="Context", format=","),
             alt.Tooltip("y:Q", title="ms", format=".3f"),
         ],
+        zero=True,
     )
 
 
@@ -371,7 +372,13 @@ def heat(cells: pd.DataFrame) -> Spec:
         sort=None,
         title=None,
         axis=alt.Axis(
-            orient="top", domain=False, ticks=False, labelAngle=0, labelLimit=110, labelExpr="split(datum.label, ' @ ')"
+            orient="top",
+            domain=False,
+            ticks=False,
+            labelAngle=0,
+            labelLimit=110,
+            labelPadding=22,
+            labelExpr="split(datum.label, ' @ ')",
         ),
     )
     shade = alt.Color("shade:N", legend=None, scale=alt.Scale(domain=list(fills), range=list(fills.values())))

@@ -218,6 +218,7 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
             charts.speed_lines(shown, int(batch)),
             shown,
             f"Run {run.name}. Bound: bytes that Full must read, over the fastest read measured on this device.",
+            width=520,
         )
 
 
