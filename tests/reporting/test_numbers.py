@@ -95,6 +95,9 @@ def test_a_paper_s_cell_has_print_and_ours(pages: dict[str, Parsed], committed: 
     ].iloc[0]
     cells = [cell for row in pages["paper-lychee"].all_rows for cell in row]
     assert f"2.7/{step.ratio:.2f} [{step.ratio_low:.2f}, {step.ratio_high:.2f}]" in cells
+    kernel = next(cell for cell in cells if cell.startswith("up to 7.0/"))
+    ours, low, high = (float(number) for number in re.findall(r"[\d.]+", kernel)[1:])
+    assert low < ours < high
 
 
 def test_a_task_s_score_is_that_of_the_summary(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
