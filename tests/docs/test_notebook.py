@@ -13,6 +13,7 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "three-methods.ipy
 
 def test_the_notebook_runs_and_orders_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[2] / "src"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "committed without outputs"
