@@ -33,6 +33,8 @@ from longdecode.methods.registry import get_method, load_card
 
 TOLERANCE = 2e-4
 """Largest difference allowed between logits (or keys) that should agree."""
+ROUNDED_TOLERANCE = 2e-2
+"""The same over a cache that rounds, along two paths: one code that fell otherwise made 3e-3 on an H100."""
 
 
 def check_method(
@@ -314,7 +316,9 @@ def fast_path_equals_naive(bench: Bench) -> None:
     setattr(plain, "select", lambda layer, q, state: next(replay))  # noqa: B010
     with dispatch.naive_kernels():
         want = bench.inputs.trace(plain)
-    _close(got.logits, want.logits, "logits through the kernels in force and through their definitions")
+    # A number beside a rounding border may be stored as either neighbour; kernels over the same codes have own tests.
+    allowed = ROUNDED_TOLERANCE if bench.card.conformance.stored_error else 0.0
+    _close(got.logits, want.logits, "logits through the kernels in force and through their definitions", allowed)
 
 
 CHECKS: tuple[Callable[[Bench], None], ...] = (

@@ -229,7 +229,6 @@ def test_only_one_row_of_few_channels_is_normed_by_its_projection() -> None:
 
 @pytest.mark.parametrize(("n", "k", "gated"), [(2048, 1536, False), (1536, 8960, False), (8960, 1536, True)])
 def test_a_small_model_s_projections_reach_most_multiprocessors(n: int, k: int, gated: bool) -> None:
-    """Widths of Qwen2.5-1.5B: no launch leaves more than a third of 132 multiprocessors without a program."""
-    for rows in (1, 8, 16):
-        launch = choose_launch(n, k, rows, torch.bfloat16, gated)
-        assert launch is not None and -(-n // launch.block_n) >= 88
+    """Widths of Qwen2.5-1.5B, one row: no launch leaves more than a third of 132 multiprocessors without a program."""
+    launch = choose_launch(n, k, 1, torch.bfloat16, gated)
+    assert launch is not None and -(-n // launch.block_n) >= 88
