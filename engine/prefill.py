@@ -24,7 +24,7 @@ Observed = Mapping[str, Sequence[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one piece of a layer shows to observers.
+    """One piece of a layer, as observers see it.
 
     ``rows`` are the batch rows of the piece, ``start`` the position of its first query. ``q`` ``[R, Hq, T, D]`` is
     rotated; queries past a row's length are padding. ``keys`` and ``values`` ``[R, Hkv, start + T, D]`` are all up to

@@ -19,7 +19,7 @@ NEEDED = 300
 
 @dataclass(frozen=True)
 class Choice:
-    """What to take at one model, context and batch.
+    """The variant to take at one model, context and batch.
 
     ``state`` is ``proven`` (within the margin on every task), ``open`` (no loss proven, none excluded either) or
     ``none`` (every faster variant is worse on some task). ``rows`` are the chosen variant's, one a task; ``others`` are

@@ -1,7 +1,7 @@
 """Write README.md and its figure; every measured number is looked up in a table of ``results/``.
 
-``python -m longdecode.reporting.readme``. A template (``docs/README.md.j2``) names rows and holds no result itself: a row
-that is not there, or is there twice, ends with an error.
+``python -m longdecode.reporting.readme``. A template (``docs/README.md.j2``) names rows and holds no result itself: a
+row that is not there, or is there twice, ends with an error.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Run:
 
     @property
     def data_sources(self) -> list[str]:
-        """Where the prompts come from: generated, real, or both."""
+        """Origin of the prompts: generated, real, or both."""
         found = self.summary.data_source.dropna() if len(self.summary) else ()
         return sorted({source for each in found for source in each.split("; ")})
 

@@ -15,7 +15,7 @@ _BLOCK = {"p", "li", "dd", "figcaption", "h1", "h2", "h3", "h4"}
 
 @dataclass
 class Parsed:
-    """What a reader without scripts has of a page: links, names of places, blocks of text, rows of tables."""
+    """A page as a reader without scripts has it: links, names of places, blocks of text, rows of tables."""
 
     name: str
     html: str

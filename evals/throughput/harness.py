@@ -73,9 +73,9 @@ class Bench:
     module: ClassVar[str]
     """The module of this room whose imports are the code behind a time."""
     bench: ClassVar[BenchName]
-    """How records call it."""
+    """Name of the bench in records."""
     gated: ClassVar[bool] = True
-    """Whether variants must pass the conformance gate."""
+    """True where variants must pass the conformance gate."""
 
     def __init__(self, run: RunConfig, name: str, device: torch.device):
         assert run.throughput is not None

@@ -1,4 +1,4 @@
-"""What pages recommend: only what is proven is called a pick; what intervals do not decide is named as undecided."""
+"""Recommendations of pages: only what is proven is called a pick; what intervals do not decide is named as undecided."""
 
 from __future__ import annotations
 
