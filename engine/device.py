@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from longdecode.engine.errors import ConfigError, MonitorError
+from longdecode.engine.errors import ConfigError, DeviceMemoryError, MonitorError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -155,3 +155,17 @@ def _own_ids(before: frozenset[int], after: frozenset[int]) -> frozenset[int]:
     if own in after:
         return frozenset({own})
     return (after - before) or (after if len(after) == 1 else frozenset({own}))
+
+
+def refuse_if_too_large(need_bytes: int, device: torch.device) -> None:
+    """Raise before a CUDA allocation of keys and values that cannot succeed, so that the cell becomes a status.
+
+    Raises:
+        DeviceMemoryError: ``need_bytes`` are more than what is free.
+    """
+    if device.type != "cuda":
+        return
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + reserved
+    if need_bytes > free:
+        raise DeviceMemoryError(f"a KV cache needs {need_bytes:,} bytes; {free:,} are free on {device}")

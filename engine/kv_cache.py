@@ -12,7 +12,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from longdecode.engine.errors import DeviceMemoryError, UnsupportedCellError
+from longdecode.engine.device import refuse_if_too_large
+from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.slots import read_tokens, write_tokens
 from longdecode.engine.token_block import BlockHeads
@@ -395,17 +396,3 @@ def empty_pair(size: tuple[int, ...], shape: CacheShape) -> tuple[Tensor, Tensor
     refuse_if_too_large(2 * torch.Size(size).numel() * shape.dtype.itemsize, shape.device)
     k = torch.empty(size, device=shape.device, dtype=shape.dtype)
     return k, torch.empty_like(k)
-
-
-def refuse_if_too_large(need_bytes: int, device: torch.device) -> None:
-    """Raise before a CUDA allocation of keys and values that cannot succeed, so that the cell becomes a status.
-
-    Raises:
-        DeviceMemoryError: ``need_bytes`` are more than what is free.
-    """
-    if device.type != "cuda":
-        return
-    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + reserved
-    if need_bytes > free:
-        raise DeviceMemoryError(f"a KV cache needs {need_bytes:,} bytes; {free:,} are free on {device}")

@@ -67,7 +67,7 @@ def evaluate_suite(
 
 
 class _Shared(NamedTuple):
-    """State shared by the cells of one batch: a prefilled prompt, and Full's run over it where a task compares with it."""
+    """State that the cells of a batch share: a prefilled prompt, and Full's run over it where a task compares."""
 
     requests: Sequence[Request]
     prompt: Prompt | None = None

@@ -20,7 +20,6 @@ from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.prefill import PrefillObserver, Seen
 from longdecode.engine.token_block import WHOLE, BlockHeads
 from longdecode.methods.budgeted import exact_share
 from longdecode.methods.card import Card
@@ -31,6 +30,7 @@ from longdecode.methods.conformance_model import (
     SPIKE_EVERY,
     SPIKES,
     STEPS,
+    AllQueries,
     Shape,
     other_lengths,
     prompt_lengths,
@@ -130,30 +130,10 @@ class Inputs:
     @cached_property
     def prompt_queries(self) -> Tensor:
         """Return the rotated queries of the prompts, ``[L, B, Hq, n, D]``."""
-        observer = _AllQueries()
+        observer = AllQueries()
         cache = self.decoder.new_cache(len(self.prompts), max(map(len, self.prompts)))
         self.decoder.prefill(self.prompts, cache, 64 * len(self.prompts), observers=[observer])
         return observer.queries
-
-
-class _AllQueries(PrefillObserver):
-    """Keep all queries of a prefill."""
-
-    key = "all_queries"
-
-    def begin(self, shape: CacheShape, lengths: Sequence[int]) -> None:
-        """See ``PrefillObserver.begin``."""
-        config = shape.config
-        size = (config.num_layers, shape.batch, config.num_heads, max(lengths), config.head_dim)
-        self.queries = torch.zeros(size, device=shape.device, dtype=shape.dtype)
-
-    def see(self, seen: Seen) -> None:
-        """See ``PrefillObserver.see``."""
-        self.queries[seen.layer, seen.rows, :, seen.start : seen.start + seen.q.shape[2]] = seen.q
-
-    def layer(self, layer: int) -> Tensor:
-        """See ``PrefillObserver.layer``."""
-        return self.queries[layer]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.prefill import PrefillObserver, Seen
 from longdecode.engine.weights import random_decoder
 
 CONFIG = ModelConfig(
@@ -79,3 +83,23 @@ def prompt_lengths(budget: int) -> tuple[int, ...]:
 def other_lengths(budget: int) -> tuple[int, ...]:
     """Return the lengths with ``OTHER_SHAPES``: a page over the budget, and two that are much shorter than it."""
     return budget + budget // 4 + 1, 5, 1
+
+
+class AllQueries(PrefillObserver):
+    """Keep all queries of a prefill."""
+
+    key = "all_queries"
+
+    def begin(self, shape: CacheShape, lengths: Sequence[int]) -> None:
+        """See ``PrefillObserver.begin``."""
+        config = shape.config
+        size = (config.num_layers, shape.batch, config.num_heads, max(lengths), config.head_dim)
+        self.queries = torch.zeros(size, device=shape.device, dtype=shape.dtype)
+
+    def see(self, seen: Seen) -> None:
+        """See ``PrefillObserver.see``."""
+        self.queries[seen.layer, seen.rows, :, seen.start : seen.start + seen.q.shape[2]] = seen.q
+
+    def layer(self, layer: int) -> Tensor:
+        """See ``PrefillObserver.layer``."""
+        return self.queries[layer]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.device import refuse_if_too_large
 from longdecode.engine.errors import ConfigError
-from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, refuse_if_too_large
+from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.token_block import BlockHeads
 from longdecode.kernels.layout import accumulator

@@ -6,7 +6,6 @@ code that runs use; what is counted as changed would have been a wrong number wi
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import datetime
 import io
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+import typer
 import yaml
 from tally import Row, opened, traced
 
@@ -383,30 +383,27 @@ def run(
         yield campaign.kills_of_the_tree(tree_kills, tree_seconds)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the campaign and print its table."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="for kills of the tree")
-    parser.add_argument("--size", type=float, default=1.0, help="share of the full counts of the other faults")
-    parser.add_argument("--kills", type=int, help="of one job; a hundred times the size where left out")
-    parser.add_argument("--tree-kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=int(datetime.date.today().strftime("%Y%m%d")))
-    given = parser.parse_args(arguments)
+def main(
+    minutes: float = 30.0, size: float = 1.0, kills: int | None = None, tree_kills: int = 30, seed: int = 0
+) -> None:
+    """Run the campaign and print its table: minutes for kills of the tree, a share of the full counts of the rest."""
+    seed = seed or int(datetime.date.today().strftime("%Y%m%d"))
     began = time.monotonic()
     state = f"{provenance.revision()[:12]}{' and changes' if provenance.is_dirty() else ''}"
-    print(f"seed {given.seed}, revision {state}, {datetime.date.today()}\n")
+    print(f"seed {seed}, revision {state}, {datetime.date.today()}\n")
     print("| fault | tried | survived | refused | lost | doubled | changed |\n|---|---|---|---|---|---|---|")
     good = True
     with tempfile.TemporaryDirectory() as place:
-        campaign = Campaign(Path(place), given.seed)
-        for row in run(campaign, given.size, given.tree_kills, 60 * given.minutes, given.kills):
+        campaign = Campaign(Path(place), seed)
+        for row in run(campaign, size, tree_kills, 60 * minutes, kills):
             cells = (row.name, row.tried, row.survived, row.refused, row.lost, row.doubled, row.changed)
             print(f"| {' | '.join(map(str, cells))} |", *([] if row.is_good else row.notes[:5]), sep="\n", flush=True)
             good = good and row.is_good
         os.chdir(ROOT)
     print(f"\n{time.monotonic() - began:.0f} s")
-    return 0 if good else 1
+    if not good:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

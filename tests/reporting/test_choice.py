@@ -1,4 +1,4 @@
-"""Recommendations of pages: only what is proven is called a pick; what intervals do not decide is named as undecided."""
+"""Recommendations of pages: only what is proven is a pick; what intervals do not decide is called undecided."""
 
 from __future__ import annotations
 
