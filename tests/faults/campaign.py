@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 import typer
 import yaml
-from tally import Row, opened, traced
+from tally import CONFIG, Row, opened, traced
 
 from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
 from longdecode.engine.file_lock import LockHeldError
@@ -43,14 +43,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = "results/faults/summary.csv"
 _PATIENCE = 1000
 """Times what the job takes undisturbed: after so long it hangs."""
-CONFIG = {
-    "profile": "faults",
-    "device": "cpu",
-    "models": {"random": {"path": "checkpoint"}},
-    "methods": {"full": {}, "quest": {}},
-    "budgets": [0.25, 0.5],
-    "suites": {"mini_recall": {"contexts": [512], "samples": 12, "batch": 1, "tasks": ["mini_recall_single"]}},
-}
 
 
 class Campaign:

@@ -10,6 +10,16 @@ from typing import Any
 from longdecode.evals.records import Key, Record
 from longdecode.evals.store import Store, journal_path
 
+CONFIG = {
+    "profile": "faults",
+    "device": "cpu",
+    "models": {"random": {"path": "checkpoint"}},
+    "methods": {"full": {}, "quest": {}},
+    "budgets": [0.25, 0.5],
+    "suites": {"mini_recall": {"contexts": [512], "samples": 12, "batch": 1, "tasks": ["mini_recall_single"]}},
+}
+"""The campaign's configuration: a job of seconds."""
+
 
 @dataclass
 class Row:
