@@ -67,7 +67,6 @@ class Campaign:
         self.config = build_run_config(CONFIG, "run.yaml")
         records = place / "results" / "faults" / "records" / "random"
         self.outputs = {label: records / label / "mini_recall.parquet" for label in CONFIG["methods"]}
-        began = time.monotonic()
         self.seconds = 0.0
         for _ in range(2):  # the second knows the gate's outcome
             self._clear()
