@@ -34,7 +34,8 @@ suites:
 """
 
 VALUES: list[tuple[str, Any]] = [
-    ("profile", LONG), ("profile", ""), ("profile", "a/b"), ("profile", ".."), ("profile", None), ("profile", 3),
+    ("methods/quest/by_model", {"tiny": {"pages": 1}}), ("methods/..", {"method": "full"}), ("profile", LONG),
+    ("profile", ""), ("profile", "a/b"), ("profile", ".."), ("profile", None), ("profile", 3),
     ("profile", "a b"), ("profile", "a\nb"), ("profile", ["x"]),
     ("seed", 2**70), ("seed", -1), ("seed", 1.5), ("seed", "0"), ("seed", True), ("seed", None), ("seed", [1]),
     ("device", "cuda:7"), ("device", "gpu"), ("device", "cuda:x"), ("device", 0), ("device", "tpu"), ("device", "cuda"),
@@ -59,7 +60,7 @@ VALUES: list[tuple[str, Any]] = [
     ("methods/quest/params", [1]),
     ("methods/quest/params", 5), ("methods/full/budgets", [0.5]), ("methods/quest/budgets", [HUGE]),
     ("methods/quest/suites", ["mini_book"]), ("methods/quest/suites", "all"), ("methods/quest/by_model", {"other": {}}),
-    ("methods/quest/by_model", {"tiny": {"pages": 1}}), ("methods/quest/by_model", ["tiny"]),
+    ("methods/quest/by_model", ["tiny"]),
     ("methods/lychee/params", {"roles": "roles.txt"}), ("methods/lychee/params", {"roles": "missing.json"}),
     ("methods/lychee/params", {"roles": "words.json"}), ("methods/lychee/params", {"roles": "broken.json"}),
     ("methods/lychee/params", {"roles": "folder.json"}),
@@ -299,7 +300,3 @@ def test_a_read_only_place_is_named(place: Path) -> None:
     Path("run.yaml").write_text(BASE)
     with pytest.raises(LongDecodeError, match=r"results/trial could not be written: .*results"):
         run(BASE)
-
-
-def test_there_are_200_of_them(place: Path) -> None:
-    assert len(VALUES) + len(TEXTS) + len(CONFIG) + len(list(damages(place / "checkpoint"))) >= 200

@@ -70,6 +70,23 @@ def count_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+def watch_decoding(
+    monkeypatch: pytest.MonkeyPatch, fails: Callable[[list[Any]], Exception | None] = lambda decoded: None
+) -> list[Any]:
+    """Return the methods of decoded batches, as they come; the last one fails with what ``fails`` gives for them."""
+    decoded: list[Any] = []
+    decode = Generator.decode
+
+    def watched(self: Generator, prompt: Any, method: Any, **given: Any) -> Any:
+        decoded.append(method)
+        if (error := fails(decoded)) is not None:
+            raise error
+        return decode(self, prompt, method, **given)
+
+    monkeypatch.setattr(Generator, "decode", watched)
+    return decoded
+
+
 def test_cells_and_samples_come_in_order_and_complete(run: Run, gate: list[Any]) -> None:
     records = run("streaming", "mini_recall")
     found = [(r.context, r.task, r.budget, r.sample_index) for r in records]
@@ -192,16 +209,7 @@ def test_a_method_with_a_small_cache_runs_where_the_shared_prompt_does_not_fit(
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("full"), RuntimeError("DefaultCPUAllocator: no memory")])
 def test_a_cell_that_fails_half_way_has_no_samples(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    decode, calls = Generator.decode, 0
-
-    def failing(self: Generator, prompt: Any, method: Any, **given: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise error
-        return decode(self, prompt, method, **given)
-
-    monkeypatch.setattr(Generator, "decode", failing)
+    watch_decoding(monkeypatch, lambda decoded: error if len(decoded) == 3 else None)
     suites = {"mini_recall": {"contexts": [256], "samples": 4, "batch": 2, "tasks": ["mini_recall_single"]}}
     records = run("streaming", "mini_recall", suites=suites)
     assert [(r.budget, r.status, r.sample_index) for r in records] == [
@@ -250,29 +258,16 @@ def test_one_prefill_serves_all_labels_and_gives_each_what_it_gets_alone(
         assert list(map(comparable, read_records(path, Record))) == list(map(comparable, alone[label]))
     # A variant's records are its own: a new one runs without the old ones.
     outputs["full"].unlink()
-    decoded: list[str] = []
-    decode = Generator.decode
-
-    def counted(self: Generator, prompt: Any, method: Any, **given: Any) -> Any:
-        decoded.append(method.name)
-        return decode(self, prompt, method, **given)
-
-    monkeypatch.setattr(Generator, "decode", counted)
+    decoded = watch_decoding(monkeypatch)
     evaluate_suite(config, "tiny", "mini_recall", outputs)
-    assert set(decoded) == {"full"}
+    assert {method.name for method in decoded} == {"full"}
 
 
 def test_out_of_memory_of_one_label_does_not_stop_the_others(
     config_values: Values, tmp_path: Path, gate: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = Generator.decode
-
-    def tight(self: Generator, prompt: Any, method: Any, **given: Any) -> Any:
-        if method.name == "streaming":
-            raise DeviceMemoryError("no room beside the prompt")
-        return decode(self, prompt, method, **given)
-
-    monkeypatch.setattr(Generator, "decode", tight)
+    no_room = DeviceMemoryError("no room beside the prompt")
+    watch_decoding(monkeypatch, lambda decoded: no_room if decoded[-1].name == "streaming" else None)
     outputs = {label: tmp_path / f"{label}.parquet" for label in ("streaming", "full")}
     evaluate_suite(build_run_config(config_values, "c"), "tiny", "mini_recall", outputs)
     assert {r.status for r in read_records(outputs["streaming"], Record)} == {"oom"}
@@ -285,22 +280,21 @@ def test_a_score_that_is_no_number_is_a_failed_gate(run: Run, monkeypatch: pytes
     assert statuses == {"mini_book_loss": "failed_gate", "mini_book_write": "ok", "mini_book_pg19": "data_unavailable"}
 
 
-def test_progress_names_batches_and_outcomes(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_names_batches_and_a_second_run_computes_nothing(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     suites = {"mini_recall": {"contexts": [256], "samples": 3, "batch": 2, "tasks": ["mini_recall_single"]}}
+    found = []
     for open_cells, batches in ((2, ["  tiny/mini_recall mini_recall_single context=256: 2 of 3 samples,"]), (0, [])):
-        run("streaming", "mini_recall", suites=suites)
+        found.append(run("streaming", "mini_recall", suites=suites))
         lines = capsys.readouterr().err.splitlines()
         assert lines[0] == f"tiny/mini_recall: streaming: {open_cells} cells to run, {2 - open_cells} known"
         assert [re.sub(r" \d+ s$", "", line) for line in lines if " samples, " in line] == batches
         outcomes = [line for line in lines if re.search(r"budget=(0.5|64) n=3 mean=0\.\d{4}$", line)]
         assert len(outcomes) == open_cells
+    assert found[0] == found[1]
 
 
 def test_other_errors_are_not_swallowed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*given: Any) -> Any:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(Generator, "decode", broken)
+    watch_decoding(monkeypatch, lambda decoded: ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
         run("full", "mini_recall")
 
@@ -312,26 +306,12 @@ def test_unknown_names_of_a_job_are_refused(run: Run) -> None:
         run("full", "mini_reca")
 
 
-def test_a_second_run_computes_nothing_and_writes_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run("streaming", "mini_recall")
-    sizes = count_prefills(monkeypatch)
-    assert run("streaming", "mini_recall") == first
-    assert not sizes
-
-
 def test_a_new_budget_runs_alone_and_a_dropped_one_leaves_the_table(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run("streaming", "mini_recall")
     fresh = run("streaming", "mini_recall", "b", budgets=[0.5, 32])
-    decoded: list[int | None] = []
-    decode = Generator.decode
-
-    def counted(self: Generator, prompt: Any, method: Any, **given: Any) -> Any:
-        decoded.append(method.budget_tokens)
-        return decode(self, prompt, method, **given)
-
-    monkeypatch.setattr(Generator, "decode", counted)
+    decoded = watch_decoding(monkeypatch)
     later = run("streaming", "mini_recall", budgets=[0.5, 32])
-    assert set(decoded) == {32}
+    assert {method.budget_tokens for method in decoded} == {32}
     assert list(map(comparable, later)) == list(map(comparable, fresh))
 
 
