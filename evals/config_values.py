@@ -176,8 +176,8 @@ def _keys_at(schema: Mapping[str, Any], where: list[str]) -> list[str]:
 
     node = schema
     for part in where:
-        if "items" in node:
-            node = resolved(node["items"])
+        if "items" in node:  # the file holds a list where the type has it in a field of its own
+            node = resolved(node["items"]) if part.isdigit() else node
             continue
         named = node.get("patternProperties") or {"": node.get("additionalProperties")}
         node = resolved(node.get("properties", {}).get(part) or next(iter(named.values())))

@@ -207,5 +207,5 @@ def _listed(values: Any) -> Any:
     return {"grids": values} if isinstance(values, list) else values
 
 
-Throughput = Annotated[ThroughputSpec, BeforeValidator(_listed)]
+Throughput = Annotated[ThroughputSpec, BeforeValidator(_listed, json_schema_input_type=list[Grid])]
 """The type of the key ``throughput``."""
