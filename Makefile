@@ -15,13 +15,14 @@ WORKERS ?= 2
 REV ?= HEAD
 BENCH ?= config/bench.yaml
 ENGINE ?= docker
+DOCS := mkdocs-material==9.8.2 'mkdocstrings[python]==1.0.8'
 TORCH ?= $(shell grep '^torch==' requirements.lock)
 
 export PYTHONPATH := $(CURDIR)/src
 # Jobs and tests start Python hundreds of times: what one start compiled is kept for the next, whatever the machine says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup report test lint format types pytest train bench-compare schema lock clean verify manifest settle plan rehearse faults cluster-test container
+.PHONY: help setup report test lint format types pytest docs train bench-compare schema lock clean verify manifest settle plan rehearse faults cluster-test container
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +52,13 @@ types: $(STAMP) ## Check types
 
 pytest: $(STAMP) ## Tests alone; ARGS="-k quest" chooses
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+# The reader of docstrings knows no packages without __init__.py, so it gets a copy that has them.
+docs: $(STAMP) ## Build the documentation as a site: build/docs/index.html
+	@$(PIP) $(DOCS)
+	@rm -rf build/api && mkdir -p build/api/longdecode && cp -r src/longdecode/__init__.py engine methods kernels build/api/longdecode
+	@find build/api/longdecode -type d -exec touch {}/__init__.py \;
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 
 train: $(STAMP) ## Train the miniature anew (needs a GPU; resumes when killed)
 	$(BIN)/python -m snakemake --cores $(CORES) miniature_train

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SUFFIX = "+window"
 """Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
-_OTHERWISE = "or `--config allow_untuned=true` labels the rows"
+_OTHERWISE = "or `--config allow_untuned=true` runs it and marks the rows"
 Kind = Literal["tuned", "by hand", "untuned", "nothing to tune", "common window"]
 
 

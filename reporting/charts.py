@@ -245,7 +245,7 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     spread = base.mark_rule(strokeWidth=2).encode(y=y, x=alt.X("bottom:Q"), x2="top:Q", color=family_colour())
     tips = [
         alt.Tooltip("name:N", title="Row"),
-        alt.Tooltip("print:Q", title="In print"),
+        alt.Tooltip("print:Q", title="Paper"),
         alt.Tooltip("ours:Q", title="Here", format=".3~g"),
         alt.Tooltip("low:Q", title="95 % interval, from", format=".3~g"),
         alt.Tooltip("high:Q", title="to", format=".3~g"),

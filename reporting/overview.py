@@ -323,7 +323,7 @@ def _gaps(site: Site, page: Page) -> Any:
         title,
         charts.dumbbells(frame, "Times as fast (log scale)", log=True),
         frame,
-        "Grey: in print. Colour: measured here, with its 95 % interval.",
+        "Grey: the paper. Colour: measured here, with its 95 % interval.",
     )
 
 

@@ -47,8 +47,8 @@ def methods(context: typer.Context) -> None:
         card = load_card(name)
         budget = card.limits.min_budget_tokens
         paper = f"{card.paper.venue} {card.paper.year}" if card.paper else "-"
-        rows.append((name, card.title, card.kind, card.family, "reads all" if budget is None else f"{budget}", paper))
-    show(("method", "title", "kind", "family", "least budget", "paper"), rows)
+        rows.append((name, card.title, card.family, "reads all" if budget is None else f"{budget}", paper))
+    show(("method", "title", "family", "least budget", "paper"), rows)
 
 
 @methods_app.command("new")
