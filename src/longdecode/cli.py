@@ -91,7 +91,7 @@ def run(
     target: Annotated[str, typer.Option(help="A target of the workflow: gates, scores, times, tune, all.")] = "all",
     config: Annotated[list[str] | None, typer.Option(help="KEY=VALUE over the file's, as snakemake --config.")] = None,
 ) -> None:
-    """State the cost, run the workflow with one progress display, and end in three lines: answer, warnings, path."""
+    """Print the cost, run the workflow with one progress bar, and end with answer, warnings and path."""
     from longdecode.running import run_workflow
 
     raise typer.Exit(run_workflow(profile, cores, target, config or [], console))
@@ -109,7 +109,7 @@ def demo(cores: Cores = CORES) -> None:
 def plan(
     profile: Annotated[str, typer.Argument(help="A configuration, a profile, or a folder of configurations.")] = "demo",
 ) -> None:
-    """State jobs, GPU hours, memory a job, disk, downloads, and what is missing, before anything runs."""
+    """Print jobs, GPU hours, memory a job, disk, downloads, and missing data. Nothing runs."""
     from longdecode.evals.sweep import lines
 
     for line in lines(_files_of(profile)):
@@ -139,7 +139,7 @@ def compare(
     a: Annotated[str, typer.Argument(help="A variant, or a method.")],
     b: Annotated[str, typer.Argument(help="Another.")],
     context: Annotated[str | None, typer.Option(help="A context, such as 32k.")] = None,
-    profile: Annotated[str | None, typer.Option(help="One run; all of results/ without it.")] = None,
+    profile: Annotated[str | None, typer.Option(help="One run; all of results/ if left out.")] = None,
 ) -> None:
     """Print what two variants scored on the same prompts, and how fast they decode, from the tables of results/."""
     from longdecode.comparing import compared
@@ -153,10 +153,10 @@ def compare(
 
 @app.command()
 def report(
-    profile: Annotated[str, typer.Argument(help="A run, or nothing for the site over all committed runs.")] = "",
+    profile: Annotated[str, typer.Argument(help="A run; the site over all committed runs if left out.")] = "",
     open_it: Annotated[bool, typer.Option("--open", help="Open the site in a browser.")] = False,
 ) -> None:
-    """Say where a run's site is; build it from the tables of results/ where it is not there."""
+    """Print where a run's site is; build it first if it is missing."""
     name = name_of(profile) if profile else ""
     results, page = Path("results", name), Path("reports", name, "index.html")
     if not results.is_dir():
@@ -171,7 +171,7 @@ def report(
 
 
 @app.command()
-def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all without.")] = None) -> None:
+def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs to check; all if left out.")] = None) -> None:
     """Check that results and pages are as they were written."""
     from longdecode.evals import manifest
 
@@ -188,7 +188,7 @@ def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all 
 
 
 @app.command()
-def data(profile: Annotated[str, typer.Argument(help="A configuration, whose places are looked at.")] = "") -> None:
+def data(profile: Annotated[str, typer.Argument(help="A configuration, whose data folders are checked.")] = "") -> None:
     """List the suites: what they ask, where their data comes from, its licence, and whether it is here."""
     from longdecode.data_list import data_rows
     from longdecode.evals.run_config import load_run_config
@@ -199,7 +199,7 @@ def data(profile: Annotated[str, typer.Argument(help="A configuration, whose pla
 
 @app.command()
 def doctor() -> None:
-    """Look at Python, torch, the GPU, Triton, bubblewrap, disk and network."""
+    """Check Python, torch, the GPU, Triton, bubblewrap, disk and network."""
     from longdecode.doctor import examined
 
     found = list(examined())
