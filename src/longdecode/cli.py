@@ -171,7 +171,7 @@ def report(
 
 
 @app.command()
-def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs to check; all if left out.")] = None) -> None:
+def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all if left out.")] = None) -> None:
     """Check that results and pages are as they were written."""
     from longdecode.evals import manifest
 
