@@ -30,11 +30,11 @@ _DRAWN_AT_ONCE = 2_000_000
 
 
 class Interval(NamedTuple):
-    """A value with its bounds; the bounds are NaN where one unit leaves nothing to resample."""
+    """A value with its bounds; NaN where there is nothing to say, or where one unit leaves nothing to resample."""
 
-    value: float
-    low: float
-    high: float
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def bootstrap_interval(
     """
     value = float(statistic(*groups))
     if min(map(len, groups)) < 2:
-        return Interval(value, math.nan, math.nan)
+        return Interval(value)
     if all(np.ptp(group) == 0 for group in groups):
         return Interval(value, value, value)
     found: Any = bootstrap(

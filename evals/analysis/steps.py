@@ -81,8 +81,7 @@ def _pair(a: SpeedRecord, b: SpeedRecord, spread: Spread) -> Iterator[dict[str, 
     more = bootstrap_interval([each / 1000 for each in times], spread, rng("extra_ms"), _difference_of_medians)
     for measure, unit, found in (("times_as_fast", "times", ratio), ("extra_ms", "ms", more)):
         if found is not None:
-            bounds = {"value": found.value, "low": found.low, "high": found.high}
-            yield row | bounds | {"measure": measure, "unit": unit}
+            yield row | found._asdict() | {"measure": measure, "unit": unit}
 
 
 def _quotient_of_medians(ours: Floats, theirs: Floats, axis: int = -1) -> Floats:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, one_line, read_text, shown
+from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, any_error, read_text, shown
 
 
 def read_books(source: Path | None, wanted: Sequence[str]) -> dict[str, str]:
@@ -40,14 +40,10 @@ def read_books(source: Path | None, wanted: Sequence[str]) -> dict[str, str]:
 
 def _chosen(data: DataSet, wanted: Sequence[str], *source: str, **options: Any) -> dict[str, str]:
     """Return the wanted books of a source of the datasets library."""
-    try:
+    with any_error(data, f"PG-19 could not be read from {source[0]}"):
         from datasets import load_dataset
 
         return _texts(load_dataset(*source, **options, streaming=True), wanted)
-    except Exception as error:  # the hub's errors, those of its transport and those of the file system share no base
-        raise data.unavailable(
-            f"PG-19 could not be read from {source[0]}: {type(error).__name__}: {one_line(error)}"
-        ) from error
 
 
 def _texts(rows: Iterable[Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longdecode.evals.datasets.reader import SOURCES, HubId, Row, json_rows, one_line, read_rows
+from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows, one_line, read_rows
 
 MOST_TEST_BYTES = 1 << 30
 """Most bytes that one problem's tests may take unpacked."""
@@ -144,12 +144,7 @@ def _files(source: Path | None) -> list[Path]:
         if missing := [file.name for file in files if not file.is_file()]:
             raise _RELEASE.unavailable(f"{place / _RELEASE.folder} lacks {', '.join(missing)}")
         return files
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return [Path(hf_hub_download(place.repo, name, repo_type="dataset")) for name in _RELEASE.files]
-    except Exception as error:  # the hub's errors, those of its transport and those of the file system share no base
-        raise _RELEASE.unavailable(f"{place.repo} could not be fetched: {type(error).__name__}: {error}") from error
+    return [hub_file(_RELEASE, place, name) for name in _RELEASE.files]
 
 
 class _Texts(pickle.Unpickler):

@@ -10,6 +10,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,6 +247,33 @@ def read_text(data: DataSet, file: Path) -> str:
     return text
 
 
+@contextmanager
+def any_error(data: DataSet, what: str) -> Iterator[None]:
+    """Turn whatever stops a library into the set's error; ``what`` could not be done.
+
+    The hub's errors, those of its transport, of the file system and of the libraries share no base.
+
+    Raises:
+        DataUnavailableError: something was raised inside.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise data.unavailable(f"{what}: {type(error).__name__}: {one_line(error)}") from error
+
+
+def hub_file(data: DataSet, place: HubId, name: str) -> Path:
+    """Return one file of a repository of the hub, fetched if it is not here yet.
+
+    Raises:
+        DataUnavailableError: it could not be fetched.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with any_error(data, f"{name} of {'@'.join(filter(None, place))} could not be fetched"):
+        return Path(hf_hub_download(place.repo, name, repo_type="dataset", revision=place.revision))
+
+
 def shown(value: Any) -> str:
     """Return a value as errors show it: its JSON, cut short."""
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -301,8 +329,6 @@ def _library_rows(data: DataSet, source: str, revision: str | None) -> list[Row]
     """Return rows by the datasets library: of the hub itself, or of a folder that is a snapshot of it."""
     import datasets  # seconds to import
 
-    try:
+    with any_error(data, f"{source} cannot be loaded"):
         rows = list(datasets.load_dataset(source, data.config, split=data.split, revision=revision))
-    except Exception as error:  # the hub's errors, those of its transport and those of the library share no base
-        raise data.unavailable(f"{source} cannot be loaded: {type(error).__name__}: {one_line(error)}") from error
     return _numbered(data, rows, source)

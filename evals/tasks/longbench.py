@@ -20,7 +20,7 @@ import yaml
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.datasets.reader import SOURCES, HubId, Row, json_rows, one_line, read_rows
+from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows, one_line, read_rows
 from longdecode.evals.scoring.longbench import first_line, score_answers
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import without_middle
@@ -187,16 +187,10 @@ def _file(source: Path | None, dataset: str) -> tuple[str, bytes]:
 
 
 def _fetch(place: HubId) -> Path:
-    from huggingface_hub import hf_hub_download
-
     revision = place.revision or (_DATA.revision if place.repo.lower() in _OWN_NAMES else None)
     if revision is None:
         raise _DATA.unavailable(f"data.longbench is a hub id without a revision: write {place.repo}@<commit>")
-    try:
-        return Path(hf_hub_download(place.repo, _ARCHIVE, repo_type="dataset", revision=revision))
-    except Exception as error:  # the hub's errors, those of its transport and those of the file system share no base
-        why = f"{type(error).__name__}: {one_line(error)}"
-        raise _DATA.unavailable(f"{_ARCHIVE} of {place.repo} at {revision} could not be fetched: {why}") from error
+    return hub_file(_DATA, HubId(place.repo, revision), _ARCHIVE)
 
 
 def _row(row: Row) -> LongBenchRow:

@@ -30,8 +30,8 @@ from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.records import OLDER_NAMES, op_sizes_text
 from longdecode.evals.run_config import load_run_config
+from longdecode.evals.stats import Interval
 from longdecode.evals.store import write_table
-from longdecode.evals.throughput.statistics import Interval
 
 CELL = ["bench", "method", "variant", "stage", "context", "batch", "budget", "op_sizes"]
 

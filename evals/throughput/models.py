@@ -12,7 +12,6 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.evals import provenance
 from longdecode.evals.fingerprint import hash_texts
-from longdecode.evals.records import Weights
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 
@@ -25,8 +24,6 @@ class TimedModel:
     nothing.
     """
 
-    name: str
-    weights: Weights
     decoder: Decoder
     limit: int | None
 
@@ -70,9 +67,9 @@ def load_model(run: RunConfig, name: str, device: torch.device, dtype: torch.dty
     """
     config = config_of(run, name, positions)
     if name not in run.models:
-        return TimedModel(name, "random", random_decoder(config, run.seed, device, dtype), None)
+        return TimedModel(random_decoder(config, run.seed, device, dtype), None)
     folder = resolve_checkpoint(run.models[name].path, run.models[name].revision)
-    return TimedModel(name, "checkpoint", load_decoder(folder, device=device, dtype=dtype), config.max_positions)
+    return TimedModel(load_decoder(folder, device=device, dtype=dtype), config.max_positions)
 
 
 def model_hash(run: RunConfig, name: str) -> str:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from longdecode.evals.records import SpeedSample
-from longdecode.evals.stats import generator
-
-NAN = float("nan")
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value with its bounds; NaN where there is nothing to say."""
-
-    value: float = NAN
-    low: float = NAN
-    high: float = NAN
+from longdecode.evals.stats import Interval, generator
 
 
 def good_times(samples: Sequence[SpeedSample]) -> list[tuple[float, float | None]]:
@@ -29,7 +18,7 @@ def good_times(samples: Sequence[SpeedSample]) -> list[tuple[float, float | None
 
 def median(values: Sequence[float]) -> float:
     """Return the median; NaN of nothing."""
-    return float(np.median(values)) if len(values) else NAN
+    return float(np.median(values)) if len(values) else math.nan
 
 
 def spread(values: Sequence[float]) -> Interval:

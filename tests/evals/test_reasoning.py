@@ -149,7 +149,7 @@ def test_the_hub_gives_the_release_file_by_file(release: Path, monkeypatch: pyte
 
     asked = []
 
-    def download(repo: str, name: str, *, repo_type: str) -> str:
+    def download(repo: str, name: str, *, repo_type: str, revision: str | None) -> str:
         asked.append((repo, name, repo_type))
         return str(release / "livecodebench" / name)
 
