@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals import gate as gates
 from longdecode.evals.records import Provenance, Record
 from longdecode.methods import conformance_launches
@@ -34,6 +35,12 @@ def config_values(byte_checkpoint: Path) -> dict[str, Any]:
             "mini_book": {"contexts": [512], "samples": 2, "batch": 2},
         },
     }
+
+
+@pytest.fixture
+def tokenizer(byte_checkpoint: Path) -> TextTokenizer:
+    """Bytes as tokens, nothing before a text; tests that need another have one of their own."""
+    return load_tokenizer(byte_checkpoint)
 
 
 @pytest.fixture

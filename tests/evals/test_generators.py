@@ -31,14 +31,6 @@ def test_a_narrative_agrees_with_itself_and_a_changed_fact_is_caught(seed: int) 
     assert narrative.check_statements(altered[:cut], altered[cut:]).count(False) == 1
 
 
-def test_a_fact_told_for_the_first_time_is_not_marked() -> None:
-    assert narrative.check_statements("", "Bran lives in Holm. ") == ()
-    assert narrative.check_statements("Bran lives in Holm. ", "Bran walked home to Holm. Bran lives in Rome. ") == (
-        True,
-        False,
-    )
-
-
 def test_most_of_a_long_narrative_retells(seed: int) -> None:
     """The coupon collector: 96 facts, so the share of retold statements grows with the position."""
     text = narrative.narrative(random.Random(seed), 16384, 0).prompt

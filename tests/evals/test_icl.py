@@ -13,7 +13,7 @@ import datasets
 import pytest
 
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.scoring.helmet import exact_match
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.icl import SETS, label_question, read_texts
@@ -34,12 +34,6 @@ SIZES = {  # labels; rows of train and test in the slices at hand
     "trec_coarse": (6, 5452, 500), "trec_fine": (50, 5452, 500), "banking77": (77, 770, 231),
     "clinc150": (150, 1500, 300), "nlu": (64, 576, 64),
 }  # fmt: skip
-
-
-@pytest.fixture
-def tokenizer(byte_checkpoint: Path) -> TextTokenizer:
-    """Bytes as tokens."""
-    return load_tokenizer(byte_checkpoint)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from json_lines import write_rows
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.datasets.reader import SOURCES
@@ -38,12 +39,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def byte_tokenizer(byte_checkpoint: Path) -> TextTokenizer:
-    """Bytes as tokens, nothing before a text."""
-    return load_tokenizer(byte_checkpoint)
-
-
-@pytest.fixture
 def word_tokenizer() -> TextTokenizer:
     """Words as tokens, whose decoding puts blanks between, with a begin-of-text token."""
     words = ["<s>", "[UNK]", *(f"w{i}" for i in range(500)), "Question:", "Now,", "Answer:"]
@@ -58,12 +53,6 @@ def row(**changes: Any) -> dict[str, Any]:
     """A row of LongBench's format."""
     whole = {"input": "Who?", "context": "A {story} told.", "answers": ["Ann", "Anna"], "all_classes": None}
     return whole | {"length": 5, "dataset": "qasper", "language": "en", "_id": "x"} | changes
-
-
-def write_rows(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(item, ensure_ascii=False) + "\n" for item in rows), encoding="utf-8")
-    return file
 
 
 def write_archive(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -128,11 +117,9 @@ def test_what_cannot_be_read_says_how_to_fetch_it(tmp_path: Path, monkeypatch: p
             read_v1_rows(source, dataset, 1)
 
 
-def test_prompts_are_the_protocols_with_context_and_question_put_in(
-    tmp_path: Path, byte_tokenizer: TextTokenizer
-) -> None:
+def test_prompts_are_the_protocols_with_context_and_question_put_in(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     write_rows(tmp_path / "qasper.jsonl", [row(context="Braces {input} stay.")])
-    sample = get_task("longbench_qasper_prompt", {"longbench": tmp_path}).samples(4096, 1, 0, byte_tokenizer)[0]
+    sample = get_task("longbench_qasper_prompt", {"longbench": tmp_path}).samples(4096, 1, 0, tokenizer)[0]
     assert sample.prompt == PROTOCOLS["qasper"].prompt.replace("{input}", "Who?").replace(
         "{context}", "Braces {input} stay."
     )
@@ -141,13 +128,11 @@ def test_prompts_are_the_protocols_with_context_and_question_put_in(
 
 @pytest.mark.parametrize("dataset", [name for name in PROTOCOLS if name != V2])
 def test_the_question_is_decoded_from_its_marker_or_the_last_hundred_characters(
-    dataset: str, tmp_path: Path, byte_tokenizer: TextTokenizer
+    dataset: str, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     write_rows(tmp_path / f"{dataset}.jsonl", [row(context="Now, one. Question: two. " * 20)])
-    whole = (
-        get_task(f"longbench_{dataset}_prompt", {"longbench": tmp_path}).samples(8192, 1, 0, byte_tokenizer)[0].prompt
-    )
-    fed = LongBench(dataset, {"longbench": tmp_path}).samples(8192, 1, 0, byte_tokenizer)[0]
+    whole = get_task(f"longbench_{dataset}_prompt", {"longbench": tmp_path}).samples(8192, 1, 0, tokenizer)[0].prompt
+    fed = LongBench(dataset, {"longbench": tmp_path}).samples(8192, 1, 0, tokenizer)[0]
     assert fed.prompt + fed.forced == whole
     expected = {
         "narrativeqa": "Do not provide any explanation.\n\nQuestion: Who?\n\nAnswer:",
@@ -178,10 +163,10 @@ def test_a_long_prompt_loses_its_middle(
     assert bool(forced) is not name.endswith("_prompt")
 
 
-def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, byte_tokenizer: TextTokenizer) -> None:
+def test_a_context_no_longer_than_the_generation_is_unsupported(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     write_rows(tmp_path / "qmsum.jsonl", [row()])
     with pytest.raises(UnsupportedCellError, match="longbench_qmsum generates 512 tokens"):
-        LongBench("qmsum", {"longbench": tmp_path}).samples(513, 1, 0, byte_tokenizer)
+        LongBench("qmsum", {"longbench": tmp_path}).samples(513, 1, 0, tokenizer)
 
 
 def test_suites_hold_all_tasks_and_run_the_papers_eight_by_default() -> None:
@@ -214,14 +199,14 @@ def test_the_prompt_of_a_real_row_is_the_one_seen_elsewhere(shared_data: Path, t
     ],
 )
 def test_real_rows_become_samples_that_fit(
-    dataset: str, file: str, rows: int, shared_data: Path, tmp_path: Path, byte_tokenizer: TextTokenizer
+    dataset: str, file: str, rows: int, shared_data: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     (tmp_path / f"{dataset}.jsonl").symlink_to(shared_data / "longbench" / file)
     task = LongBench(dataset, {"longbench": tmp_path})
-    samples = task.samples(2048, 100, 0, byte_tokenizer)
+    samples = task.samples(2048, 100, 0, tokenizer)
     assert [sample.index for sample in samples] == list(range(rows))
     for sample in samples:
-        used = len(byte_tokenizer.encode(sample.prompt)) + len(byte_tokenizer.encode(sample.forced))
+        used = len(tokenizer.encode(sample.prompt)) + len(tokenizer.encode(sample.forced))
         assert 2048 - 8 < used + sample.max_new_tokens <= 2048
         assert len(sample.forced) == 100
         assert task.score(sample, sample.meta[0][0], ()).value == pytest.approx(1.0, abs=1e-6)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
+from json_lines import read_rows
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.tasks.base import Sample
@@ -21,10 +22,6 @@ ROWS = {
 }  # fmt: skip
 """Genuine rows at hand: 237 in all."""
 EVEN = ("2wikimqa", "hotpotqa", "passage_retrieval_en", "qasper", "triviaqa")
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
 
 
 class Characters:
@@ -67,8 +64,8 @@ def official_rows(shared_data: Path, dataset: str) -> list[int]:
 
 @pytest.mark.parametrize("dataset", ENGLISH_EIGHT)
 def test_a_row_is_its_log_s_row(dataset: str, english: Path, shared_data: Path, tokenizer: TextTokenizer) -> None:
-    logged = lines(shared_data / "longbench" / "scorer_golden" / "llama2-7b-chat" / f"{dataset}.jsonl")
-    rows, numbers = lines(english / f"{dataset}.jsonl"), official_rows(shared_data, dataset)
+    logged = read_rows(shared_data / "longbench" / "scorer_golden" / "llama2-7b-chat" / f"{dataset}.jsonl")
+    rows, numbers = read_rows(english / f"{dataset}.jsonl"), official_rows(shared_data, dataset)
     task, template = LongBench(dataset, {"longbench": english}), PROTOCOLS[dataset].prompt
     whole, short = (task.samples(context, 999, 0, tokenizer) for context in (1 << 20, 2048))
     assert len(whole) == len(short) == len(rows) == len(numbers) == ROWS[dataset]
@@ -97,7 +94,7 @@ def test_longbench_e_asks_as_its_base_task(
     base, even = (get_task(f"longbench_{name}", {"longbench": tmp_path}) for name in (dataset, f"e_{dataset}"))
     samples = even.samples(1 << 20, 99, 0, tokenizer)
     assert (even.metric, even.suite, len(samples)) == (base.metric, "longbench", 10)
-    for sample, row in zip(samples, lines(file), strict=True):
+    for sample, row in zip(samples, read_rows(file), strict=True):
         assert row["dataset"] == f"{dataset}_e" and sample.meta[0] == tuple(row["answers"])
         assert sample.prompt + sample.forced == PROTOCOLS[dataset].prompt.format(**row)
         for text in (row["answers"][0], "Paragraph 3", "no such thing"):
@@ -110,7 +107,7 @@ def test_longbench_v2_on_its_own_rows(shared_data: Path, tmp_path: Path, tokeniz
     file = shared_data / "longbench_v2" / "short6.jsonl"
     if not file.is_file():
         pytest.skip(f"no {file}")
-    rows = lines(file)
+    rows = read_rows(file)
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "data.jsonl").symlink_to(file)
     (tmp_path / "array").mkdir()

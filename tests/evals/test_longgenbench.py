@@ -7,11 +7,11 @@ import json
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fake_tokenizer import Words
+from json_lines import read_rows, write_rows
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals.scoring.longgenbench import marks_by_number, original_marks, scope_marks
 from longdecode.evals.tasks.base import Sample
@@ -23,10 +23,6 @@ PUBLISHED = {"gsm8k": 53.2558, "mmlu": 54.4025}
 DEMO = "lead\n\nQ: one?\n(A) x (B) y\nA: Because. The answer is (B).\n\nQ: two?\n(A) u (B) v\nA: So. The answer is (A)."
 
 
-def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
-
-
 def sample(task: LongGenBench, place: int = 0, context: int = 9000) -> Sample:
     return task.samples(context, 99, 0, Words())[place]  # type: ignore[arg-type]
 
@@ -35,18 +31,14 @@ def sample(task: LongGenBench, place: int = 0, context: int = 9000) -> Sample:
 def data(tmp_path: Path) -> Path:
     """Seven rows of GSM8K, seven of each release of CSQA, and three subjects of MMLU."""
 
-    def write(name: str, lines: list[Any]) -> None:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    write(
-        "gsm8k/test.jsonl",
+    write_rows(
+        tmp_path / "gsm8k/test.jsonl",
         [{"question": f"What is {i} + 1?", "answer": f"{i}+1\n#### {i + 1:,}"} for i in range(997, 1004)],
     )
     choices = [{"label": letter, "text": f"t{letter}"} for letter in "ABCDE"]
     flat = {"label": list("ABCDE"), "text": [f"t{letter}" for letter in "ABCDE"]}
-    write(
-        "commonsense_qa/dev_rand_split.jsonl",
+    write_rows(
+        tmp_path / "commonsense_qa/dev_rand_split.jsonl",
         [{"answerKey": "E", "id": "i", "question": {"choices": choices, "stem": f"stem {i}"}} for i in range(4)]
         + [{"answerKey": "A", "id": "i", "question": f"stem {i}", "choices": flat} for i in range(4, 7)],
     )
@@ -58,13 +50,15 @@ def data(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="") as handle:
             csv.writer(handle).writerows([stem, "None", "b", "c", "d", "ABCD"[i]] for i, stem in enumerate(stems))
-    write("LongGenBench_MMLU_prompt.json", [{"anatomy": DEMO, "virology": DEMO, "security_studies": DEMO}])
+    write_rows(
+        tmp_path / "LongGenBench_MMLU_prompt.json", [{"anatomy": DEMO, "virology": DEMO, "security_studies": DEMO}]
+    )
     return tmp_path
 
 
 def test_prompts_are_the_published_ones_byte_for_byte(shared_data: Path) -> None:
     for name, size in (("gsm8k", 30), ("gsm8k", 60), ("csqa", 40), ("csqa", 80)):
-        published = rows(shared_data / "longgenbench" / "scope" / f"{name}_{size}.jsonl")
+        published = read_rows(shared_data / "longgenbench" / "scope" / f"{name}_{size}.jsonl")
         groups = read_groups(shared_data, name, size)[: len(published)]
         assert [questions_text(group) for group in groups] == [row["prompt"] for row in published]
 
@@ -73,7 +67,7 @@ def test_mmlu_is_paired_by_row_where_the_release_is_shifted(shared_data: Path) -
     for size, shifted in ((30, 100), (60, 220)):
         published = {
             row["task"].replace("_", " "): row
-            for row in rows(shared_data / "longgenbench" / "scope" / f"mmlu_{size}.jsonl")
+            for row in read_rows(shared_data / "longgenbench" / "scope" / f"mmlu_{size}.jsonl")
         }
         groups = read_groups(shared_data, "mmlu", size)
         assert len(groups) == 52
@@ -95,7 +89,7 @@ def test_mmlu_is_paired_by_row_where_the_release_is_shifted(shared_data: Path) -
 @pytest.mark.parametrize(("name", "right", "original"), [("gsm8k", 851, (846, 1255)), ("mmlu", 878, (873, 1364))])
 def test_real_outputs_score_as_published(name: str, right: int, original: tuple[int, int], shared_data: Path) -> None:
     """SCOPE's scorer gives the published score to four decimals; ours finds more, because nothing shifts."""
-    outputs = rows(shared_data / "longgenbench" / "scorer_golden_4K_ALLKV_llama31_8b" / f"{name}.jsonl")
+    outputs = read_rows(shared_data / "longgenbench" / "scorer_golden_4K_ALLKV_llama31_8b" / f"{name}.jsonl")
     scope, ours, theirs = [], [], []
     for output in outputs:
         golds = [answer.rpartition("####")[2].strip() for answer in output["answers"]]
@@ -279,9 +273,3 @@ def test_data_that_cannot_be_read_says_how_to_fetch_it(data: Path, tmp_path: Pat
         read_groups(data, "mmlu", 3)
     with pytest.raises(DataUnavailableError, match="7 questions, not 8"):
         read_groups(data, "csqa", 8)
-    (data / "gsm8k" / "test.jsonl").write_text('{"question": "q"}\n')
-    with pytest.raises(DataUnavailableError, match=r"test.jsonl, line 1 lacks 'answer'.*hf download"):
-        read_groups(data, "gsm8k", 1)
-    (data / "gsm8k" / "test.jsonl").write_text("no json\n")
-    with pytest.raises(DataUnavailableError, match="cannot be read"):
-        read_groups(data, "gsm8k", 1)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fake_tokenizer import Words
+from json_lines import write_rows
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.evals import gate as gates
 from longdecode.evals.analysis.cells import all_cells
@@ -45,15 +46,10 @@ GOLDS = {
 }  # fmt: skip
 
 
-def write(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def snapshot(folder: Path, name: str) -> None:
     """A set as its repository on the hub holds it: a file named for the split, and a card that names configurations."""
     place = SETS[name]
-    write(folder / "data" / f"{place.split}.jsonl", [ROWS[name]])
+    write_rows(folder / "data" / f"{place.split}.jsonl", [ROWS[name]])
     config = place.config or "default"
     files = [{"split": place.split, "path": f"data/{place.split}.jsonl"}]
     card = json.dumps({"configs": [{"config_name": config, "data_files": files}]})
@@ -99,10 +95,10 @@ def test_what_is_not_here_says_how_to_fetch_it(tmp_path: Path, monkeypatch: pyte
             DataUnavailableError, match=rf"{why}.*hf download .*HuggingFaceH4/MATH-500 --revision 6e4ed"
         ):
             load_problems("math500", data)
-    write(tmp_path / "math500" / "test.jsonl", [{"problem": "P"}])
+    write_rows(tmp_path / "math500" / "test.jsonl", [{"problem": "P"}])
     with pytest.raises(DataUnavailableError, match="answer"):
         load_problems("math500", tmp_path)
-    write(tmp_path / "gsm8k" / "test.jsonl", [{"question": "P", "answer": "so it is many"}])
+    write_rows(tmp_path / "gsm8k" / "test.jsonl", [{"question": "P", "answer": "so it is many"}])
     with pytest.raises(DataUnavailableError, match=r"no integer: 'so it is many'.*hf download .*openai/gsm8k"):
         load_problems("gsm8k", tmp_path)
 
@@ -119,7 +115,9 @@ def test_the_shipped_layout_is_read_whole(shared_data: Path) -> None:
 
 
 def test_draws_of_a_problem_stand_together_and_share_its_prompt(tmp_path: Path) -> None:
-    write(tmp_path / "aime24" / "test.jsonl", [{"problem": f"problem {i} " * (i + 1), "answer": i} for i in range(9)])
+    write_rows(
+        tmp_path / "aime24" / "test.jsonl", [{"problem": f"problem {i} " * (i + 1), "answer": i} for i in range(9)]
+    )
     task = get_task("aime24", {"math": tmp_path})
     assert (task.samples_per_problem, task.metric, task.temperature, task.top_p) == (16, "avg@16", 0.6, 0.95)
     samples = task.samples(100, 4, 7, Words())  # type: ignore[arg-type]
@@ -150,7 +148,7 @@ def run(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) 
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
     (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [65, 256]}))
-    write(
+    write_rows(
         tmp_path / "data" / "math500" / "test.jsonl", [{"problem": f"{i}+1?", "answer": str(i + 1)} for i in range(5)]
     )
     values = {
@@ -243,7 +241,7 @@ def test_every_set_is_a_task_of_the_suite() -> None:
 @pytest.mark.parametrize(("name", "most"), [("gsm8k", 512), ("math500_greedy", 2048)])
 def test_short_answers_are_greedy_and_bounded(name: str, most: int, tmp_path: Path) -> None:
     row = {"gsm8k": {"question": "Q", "answer": "so\n#### 7"}, "math500_greedy": {"problem": "Q", "answer": "7"}}[name]
-    write(tmp_path / name.removesuffix("_greedy") / "test.jsonl", [row])
+    write_rows(tmp_path / name.removesuffix("_greedy") / "test.jsonl", [row])
     task = get_task(name, {"math": tmp_path})
     assert (task.temperature, task.top_p, task.metric, task.chat, task.stop_at_eos) == (0, 1, "accuracy", True, True)
     for context, tokens in ((16384, most), (100, 100 - 3 - len(f"Q{INSTRUCTION}".split()))):

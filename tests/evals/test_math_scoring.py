@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from fake_tokenizer import Words
+from json_lines import read_rows
 from longdecode.engine.errors import ScoreTimeoutError
 from longdecode.evals.scoring import math_checker
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
@@ -30,11 +32,7 @@ def checker() -> Iterator[MathChecker]:
 
 
 def problems(task: MathTask) -> list[Problem]:
-    return [problem for _, problem in task.asked()]
-
-
-def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [problem for _, problem in task.problems()]
 
 
 @pytest.mark.parametrize(
@@ -83,15 +81,15 @@ def test_integers_are_read_as_contests_print_them(text: str, value: int | None) 
 
 def test_every_gold_solution_is_marked_right(shared_data: Path, checker: MathChecker) -> None:
     """All problems of AIME, MATH500 and Minerva by what their own sources write; no exception."""
-    halves = [rows(shared_data / f"aime25/test2025-{half}.jsonl") for half in ("I", "II")]
+    halves = [read_rows(shared_data / f"aime25/test2025-{half}.jsonl") for half in ("I", "II")]
     boxes = {
-        name: [final_answer(row["solution"]) for row in rows(shared_data / name / "test.jsonl")]
+        name: [final_answer(row["solution"]) for row in read_rows(shared_data / name / "test.jsonl")]
         for name in SETS
         if name in ("aime24", "math500")
     }
     answers = boxes | {
         "aime25": [row["answer"] for half in halves for row in half],
-        "minerva": [row["answer"] for row in rows(shared_data / "minerva_math/test_qa_LIMO.jsonl")],
+        "minerva": [row["answer"] for row in read_rows(shared_data / "minerva_math/test_qa_LIMO.jsonl")],
     }
     wrong = []
     for name, given in answers.items():
@@ -265,14 +263,6 @@ def test_the_worker_has_no_network_and_no_files_of_the_host() -> None:
 
 def test_marking_needs_no_more_than_the_last_box(shared_data: Path, checker: MathChecker) -> None:
     task = MathTask("aime24", {"math": shared_data}, checker)
-    sample = next(s for s in task.samples(100_000, 30, 0, _Words()) if s.meta.gold == "025")
+    sample = next(s for s in task.samples(100_000, 30, 0, Words()) if s.meta.gold == "025")
     for text, mark in (("\\boxed{25}", 1), ("\\boxed{025}", 1), ("\\boxed{50/2}", 1), ("\\boxed{26}", 0), ("25", 0)):
         assert task.score(sample, f"I think {text}.", ()).value == mark
-
-
-class _Words:
-    """A tokenizer whose tokens are words."""
-
-    def prompt_ids(self, text: str, chat: bool = False) -> tuple[int, ...]:
-        assert chat
-        return tuple(range(len(text.split())))

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators.ruler import NOISE as FILLER
 from longdecode.evals.tasks.needles import QUESTION, passkey_text
 from longdecode.evals.tasks.registry import get_task, suite_tasks
-
-
-@pytest.fixture
-def tokenizer(byte_checkpoint: Path) -> TextTokenizer:
-    """Bytes as tokens."""
-    return load_tokenizer(byte_checkpoint)
 
 
 def test_published_examples_are_rebuilt_byte_for_byte(shared_data: Path) -> None:

@@ -16,9 +16,8 @@ from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fairness import require_fair, tuning_status, tuning_statuses
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.tasks.continuation import HELD_OUT, TUNING_BOOKS, UNSEEN
-from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks
+from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.tuning_spec import (
-    TUNING_SUITE,
     Trial,
     Tuned,
     TuningRecord,
@@ -274,11 +273,6 @@ def test_books_that_are_tuned_on_are_in_no_suite_and_need_not_be_there(tmp_path:
     assert {len(sample.prompt) + len(sample.forced) for sample in prompts} == {512}
     with pytest.raises(DataUnavailableError, match="27454"):
         get_task("tuning_prose").samples(512, 2, 0, tokenizer)
-
-
-def test_tuning_tasks_are_those_of_no_other_suite() -> None:
-    others = {task for suite in suite_names() if suite != TUNING_SUITE for task in suite_tasks(suite)}
-    assert not others & set(suite_tasks(TUNING_SUITE))
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "config").glob("*.yaml"))])

@@ -156,17 +156,6 @@ def test_the_table_has_tokens_a_second(timed: dict[str, SpeedRecord]) -> None:
     assert table["tokens_per_s"].to_numpy() == pytest.approx(1e6 / table["median_us"].to_numpy())
 
 
-def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
-    cells = {cell.variant: cell for cell in bench_of(run_of()).cells()}
-    token = 2 * 12 * 4 * 32 * 4
-    for label, cell in cells.items():
-        one = cell.params["device_bytes_per_sequence"]
-        assert cell.params["memory_bytes"] == 2 * 384 * token
-        assert cell.batch == (2 if label == "full" else max(1, 2 * 384 * token // one))
-    assert cells["far"].params["host_bytes_per_sequence"] == 384 * token
-    assert cells["far"].batch > cells["near"].batch
-
-
 def test_grids_say_what_is_timed_where() -> None:
     near = {"full": "miniature", "near": "miniature"}
     run = run_of(
