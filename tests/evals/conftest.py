@@ -12,6 +12,7 @@ import pytest
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals import gate as gates
 from longdecode.evals.records import Provenance, Record
+from longdecode.evals.sandbox import SandboxUnsupportedError, require_sandbox
 from longdecode.methods import conformance_launches
 
 
@@ -41,6 +42,15 @@ def config_values(byte_checkpoint: Path) -> dict[str, Any]:
 def tokenizer(byte_checkpoint: Path) -> TextTokenizer:
     """Bytes as tokens, nothing before a text; tests that need another have one of their own."""
     return load_tokenizer(byte_checkpoint)
+
+
+@pytest.fixture
+def contained() -> None:
+    """Skip where programs cannot be run in a sandbox."""
+    try:
+        require_sandbox()
+    except SandboxUnsupportedError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from fake_tokenizer import Words
+from json_lines import read_rows, write_rows
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets.livecodebench import read_public_problems
-from longdecode.evals.sandbox import Limits, SandboxUnsupportedError, require_sandbox
+from longdecode.evals.sandbox import Limits
 from longdecode.evals.scoring.code_tests import code_blocks, run_checks
 from longdecode.evals.tasks import code
 from longdecode.evals.tasks.base import Sample
@@ -42,14 +43,6 @@ FULL = MBPP | {
     "text": "Halve it.", "test_setup_code": "eight = half(16)\nimport math", "challenge_test_list": [],
     "test_list": ["assert half(eight) == 4"],
 }  # fmt: skip
-
-
-@pytest.fixture
-def contained() -> None:
-    try:
-        require_sandbox()
-    except SandboxUnsupportedError as error:
-        pytest.skip(str(error))
 
 
 def problem(row: dict[str, Any], folder: Path) -> FunctionProblem:
@@ -168,6 +161,9 @@ def test_packed_and_plain_files_and_the_hub_s_fields_are_read(tmp_path: Path, mo
     (tmp_path / "humaneval" / "HumanEval.jsonl").unlink()
     (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
     assert humaneval(tmp_path) == [plain]
+    (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(DataUnavailableError, match=r"cannot be read.*hf download .*data\.code to code"):
+        humaneval(tmp_path)
     asked = []
 
     def load(source: str, config: str | None, *, split: str, revision: str | None) -> list[dict[str, Any]]:
@@ -183,44 +179,19 @@ def test_packed_and_plain_files_and_the_hub_s_fields_are_read(tmp_path: Path, mo
     ]
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_what_is_not_here_or_broken_says_how_to_fetch_it(name: str, tmp_path: Path) -> None:
-    read = SETS[name][0]
-    folder = tmp_path / name.removesuffix("_full")
-    folder.mkdir()
-    broken: dict[str, list[Any]] = {
-        "humaneval": [{"prompt": "x"}],
-        "mbpp": [SANITIZED | {"test_list": ["assert other()"]}],
-        "mbpp_full": [3],
-    }
-    rows = broken[name]
-    file = {"humaneval": "HumanEval.jsonl", "mbpp": "sanitized-mbpp.json", "mbpp_full": "mbpp.jsonl"}[name]
-    (folder / file).write_text(json.dumps(rows if file.endswith("json") else rows[0]))
-    broken = {"humaneval": "line 1 lacks 'entry_point'", "mbpp": "row 1 is problem '9'", "mbpp_full": "line 1 is 3"}[
-        name
-    ]
-    for source, why in ((None, "names nothing"), (tmp_path / "no", "no folder"), (tmp_path, broken)):
-        with pytest.raises(DataUnavailableError, match=rf"{why}.*hf download .*data\.code to code"):
-            read(source)
-    if name == "humaneval":
-        (folder / "HumanEval.jsonl.gz").write_bytes(b"no gzip")
-        with pytest.raises(DataUnavailableError, match="cannot be read"):
-            read(tmp_path)
-
-
 def test_a_function_that_nothing_can_define_is_refused_by_line(tmp_path: Path) -> None:
     for name in ("half(", "", "third"):
         with pytest.raises(DataUnavailableError, match=r"line 1 has .* as 'entry_point'"):
             problem(HUMANEVAL | {"entry_point": name}, tmp_path)
-    with pytest.raises(DataUnavailableError, match="row 1 is problem '\u00b2'"):
-        problem(SANITIZED | {"task_id": "\u00b2"}, tmp_path)
+    for wrong, number in (({"task_id": "\u00b2"}, "\u00b2"), ({"test_list": ["assert other()"]}, "9")):
+        with pytest.raises(DataUnavailableError, match=f"row 1 is problem '{number}'"):
+            problem(SANITIZED | wrong, tmp_path)
 
 
 def test_functions_are_asked_greedily_in_a_chat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "require_sandbox", lambda: None)
-    (tmp_path / "humaneval").mkdir()
     rows = [HUMANEVAL | {"task_id": f"HumanEval/{n}"} for n in range(9)]
-    (tmp_path / "humaneval" / "HumanEval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "humaneval" / "HumanEval.jsonl", rows)
     task = get_task("humaneval", {"code": tmp_path})
     assert (task.temperature, task.chat, task.stop_at_eos, task.metric, task.samples_per_problem) == (
         0, True, True, "accuracy", 1,
@@ -249,10 +220,8 @@ def test_derived_tests_join_the_published_prompts(shared_data: Path) -> None:
         pytest.skip(f"no derived tests in {shared_data}")
     problems = read_public_problems(shared_data)
     assert len(problems) == 279 and sum(one.function is not None for one in problems) == 104
-    prompts: dict[str, str] = {}
-    for line in (shared_data / "livecodebench_v5" / "qwq_livecodebench_v5.jsonl").open(encoding="utf-8"):
-        prompts |= {(row := json.loads(line))["question_id"]: row["prompt"]}
-    assert {one.question_id: one.prompt for one in problems} == prompts
+    published = read_rows(shared_data / "livecodebench_v5" / "qwq_livecodebench_v5.jsonl")
+    assert {one.question_id: one.prompt for one in problems} == {row["question_id"]: row["prompt"] for row in published}
     assert all(1 <= len(one.tests()) <= 6 for one in problems)
 
 
@@ -262,7 +231,7 @@ def test_published_solutions_get_their_known_verdicts(shared_data: Path) -> None
     if not file.is_file():
         pytest.skip(f"no {file}")
     problems = {one.question_id: one for one in read_public_problems(shared_data)}
-    candidates = [json.loads(line) for line in file.open(encoding="utf-8")]
+    candidates = read_rows(file)
     for row in candidates[:: 1 if WHOLE else 6]:
         verdict = mark(problems[row["question_id"]], f"```python\n{row['code']}\n```")
         passed = [*row["public_tests_passed"], False]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections import Counter
@@ -12,12 +11,13 @@ from typing import Any
 import datasets
 import pytest
 
+from json_lines import write_rows
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.scoring.helmet import exact_match
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.icl import SETS, label_question, read_texts
-from longdecode.evals.tasks.registry import get_task, suite_tasks
+from longdecode.evals.tasks.registry import get_task
 
 HUB = {
     "trec_coarse": {"text": "Who?", "coarse_label": 3, "fine_label": 0},
@@ -43,10 +43,8 @@ def folder(tmp_path: Path) -> Path:
         split: [{"text": f"{split} {label} text {i}", "label": label} for label, count in counts for i in range(count)]
         for split, counts in (("train", ((0, 2), (1, 3), (2, 40))), ("test", ((0, 2), (1, 2), (2, 2), (9, 1))))
     }
-    (tmp_path / "banking77").mkdir()
     for split, texts in rows.items():
-        lines = "".join(json.dumps(row) + "\n" for row in texts)
-        (tmp_path / "banking77" / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+        write_rows(tmp_path / "banking77" / f"{split}.jsonl", texts)
     return tmp_path
 
 
@@ -137,13 +135,6 @@ def test_a_label_is_the_first_line() -> None:
         assert exact_match(right, "7") == 1
     for wrong in ("", "17", "7 8", "8\n7", "Text: 7"):
         assert exact_match(wrong, "7") == 0
-
-
-@pytest.mark.parametrize("name", suite_tasks("icl"))
-def test_absent_sets_say_how_to_fetch_them(name: str, tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    for given in (None, tmp_path):
-        with pytest.raises(DataUnavailableError, match=rf"hf download .*{IDS[name[4:]]}.* data\.icl"):
-            get_task(name, {"icl": given}).samples(4096, 1, 0, tokenizer)
 
 
 def test_rows_of_another_form_are_refused(folder: Path) -> None:

@@ -128,10 +128,3 @@ def test_longbench_v2_on_its_own_rows(shared_data: Path, tmp_path: Path, tokeniz
         assert row["question"] in tail
         for letter in "ABCD":
             assert task.score(sample, f"The correct answer is ({letter}).", ()).value == (letter == row["answer"])
-
-
-def test_longbench_v2_says_what_it_lacks(tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    (tmp_path / "data.json").write_text('[{"question": "Q", "choice_A": "a", "answer": "A"}]')
-    for source, why in ((None, "names nothing"), (tmp_path, "row 1 lacks 'choice_B'"), (tmp_path / "x", "no f")):
-        with pytest.raises(DataUnavailableError, match=rf"{why}.*hf download .*LongBench-v2.*data\.longbench_v2"):
-            LongBench(V2, {"longbench_v2": source}).samples(4096, 1, 0, tokenizer)

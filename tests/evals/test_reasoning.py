@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from fake_tokenizer import Words
+from json_lines import read_rows, write_rows
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets import livecodebench as data
 from longdecode.evals.datasets.livecodebench import CodeTest, prompt_text, read_problems
 from longdecode.evals.datasets.reader import SOURCES
-from longdecode.evals.sandbox import Limits, SandboxUnsupportedError, require_sandbox
+from longdecode.evals.sandbox import Limits, SandboxUnsupportedError
 from longdecode.evals.scoring.choice_letter import chosen_letter
 from longdecode.evals.scoring.code_tests import extract_code, run_tests, same_output, same_result
 from longdecode.evals.tasks import code
@@ -29,14 +30,6 @@ from longdecode.evals.tasks.registry import get_task
 SHORT = Limits(cpu_seconds=1, wall_seconds=1.2, memory_bytes=300 << 20)
 
 FILES = SOURCES["livecodebench"].files
-
-
-@pytest.fixture
-def contained() -> None:
-    try:
-        require_sandbox()
-    except SandboxUnsupportedError as error:
-        pytest.skip(str(error))
 
 
 def packed(tests: list[dict[str, str]]) -> str:
@@ -65,11 +58,8 @@ def release(tmp_path: Path) -> Path:
         FILES[0]: [row(0, "[]")], FILES[1]: [row(9, "[]", contest_date="2023-05-01")], FILES[2]: [row(1, "[]")],
         FILES[3]: [row(2, json.dumps(more))], FILES[4]: [row(3, packed(more)), row(4, "[]", **called)],
     }  # fmt: skip
-    (tmp_path / "livecodebench").mkdir()
     for name, found in rows.items():
-        (tmp_path / "livecodebench" / name).write_text(
-            "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in found)
-        )
+        write_rows(tmp_path / "livecodebench" / name, found)
     return tmp_path
 
 
@@ -88,8 +78,7 @@ def test_problems_of_the_window_and_their_tests(release: Path) -> None:
 
 
 def test_prompts_of_the_public_slice_come_out_again(shared_data: Path) -> None:
-    file = shared_data / "livecodebench_v5" / "qwq_livecodebench_v5.jsonl"
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
+    rows = read_rows(shared_data / "livecodebench_v5" / "qwq_livecodebench_v5.jsonl")
     kinds: Counter[bool] = Counter()
     for entry in rows:
         body = entry["prompt"].partition("\n\nQuestion: ")[2]

@@ -140,16 +140,8 @@ ENDED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def available() -> None:
-    try:
-        require_sandbox()
-    except SandboxUnsupportedError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(autouse=True)
-def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_left_running(contained: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every process of a program, of whatever process namespace, is gone when its run has ended."""
     monkeypatch.setattr(sandbox, "PROGRAM", PROGRAM)  # tells them from those of a test process beside this one
 
