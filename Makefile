@@ -70,7 +70,7 @@ verify: $(STAMP) ## Check that results and pages of PROFILE are as they were wri
 	@$(BIN)/python -m longdecode verify $(PROFILE)
 
 manifest: $(STAMP) ## Write the manifests of PROFILE anew, for evidence that was put together by hand
-	$(BIN)/python -m longdecode.evals.manifest write $(wildcard results/$(PROFILE) reports/$(PROFILE))
+	$(BIN)/python -m longdecode.evals.manifest $(wildcard results/$(PROFILE) reports/$(PROFILE))
 
 settle: ## Date PROFILE's committed results in the order of their making (git keeps no times), so that a run adds to them
 	@find models/smollm2-long models/miniature/weights $(wildcard models/draft_heads) -type f -exec touch -c -t 200001010000 {} +

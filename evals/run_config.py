@@ -25,10 +25,9 @@ from longdecode.evals.throughput.shapes import shape_names
 from longdecode.evals.throughput.spec import Throughput, with_variants
 from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
 from longdecode.evals.tuning_spec import TUNING_SUITE, TuningSpec
-from longdecode.evals.usable_methods import require_usable
 from longdecode.evals.yaml_file import merged, read_yaml
 from longdecode.methods.card import Card
-from longdecode.methods.registry import METHODS, get_method, load_card
+from longdecode.methods.registry import METHODS, get_method, get_rule, load_card
 
 __all__ = [
     "Budget",
@@ -114,7 +113,7 @@ class MethodSpec:
         if self.budgets and not self.takes_budget:
             raise typed.wrong(f"{self.method} takes no budget", "budgets")
         if (info.context or {}).get("check_params", True):
-            require_usable(self.method)
+            _require_usable(self.method)
             _check_params(self.method, self.params, "params")
             for model, params in self.by_model.items():
                 _check_params(self.method, params, f"by_model.{model}")
@@ -288,11 +287,6 @@ class RunConfig:
         for key, names in (("models", self.models), ("methods", self.methods), ("suites", self.suites)):
             if pair := colliding(names):
                 raise typed.wrong(f"{pair[0]!r} and {pair[1]!r} would have one page; rename one of them", key)
-        for key, names in (("methods", self.methods), ("suites", self.suites)):
-            if pair := colliding(f"{model} {name}" for model in self.models for name in names):
-                raise typed.wrong(
-                    f"{pair[0]!r} and {pair[1]!r} (model and name) would have one figure; rename one", key
-                )
 
 
 def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -344,6 +338,18 @@ def schema_text() -> str:
     }
     schema = head | TypeAdapter(RunConfig).json_schema()
     return yaml.safe_dump(schema, sort_keys=False, default_flow_style=None, width=120)
+
+
+def _require_usable(method: str) -> None:
+    """Import a method and its rule, which jobs would find wanting only after others had run."""
+    for file, load in (("method.py", get_method), ("rule.py", get_rule)):
+        try:
+            load(method)
+        except ConfigError as error:
+            raise typed.wrong(str(error)) from None
+        except Exception as error:  # a file of the user's may raise anything
+            path = METHODS.find(method) / file
+            raise typed.wrong(f"{path}: cannot be imported: {type(error).__name__}: {error}") from None
 
 
 def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:

@@ -51,9 +51,9 @@ class StepTimes:
     seconds_per_operation: float
     device: str
 
-    def step(self, read_bytes: float) -> float:
-        """Return the seconds of one decoding step."""
-        return self.step_seconds + self.seconds_per_byte * read_bytes
+    def step(self, read_bytes: float, weight_share: float) -> float:
+        """Return the seconds of one decoding step; what is fixed of it follows the model's size, as in ``prefill``."""
+        return self.step_seconds * weight_share + self.seconds_per_byte * read_bytes
 
     def prefill(self, tokens: int, weight_share: float) -> float:
         """Return the seconds of one row's prompt; ``weight_share`` is the model's size over the measured one's."""
@@ -168,7 +168,7 @@ def _samples_cost(run: RunConfig, file: RecordFile, sizes: Mapping[str, Any], ti
     spec, size = run.suites[file.suite], size_of(run.models[file.model].path, sizes)
     if size is None:
         return Cost()
-    weights = MEASURED_BYTES * size.weights / 16.1e9
+    share = size.weights / 16.1e9
     new = (sizes.get("new_tokens") or {}).get(folder_of(file.suite)[0], NEW_TOKENS)
     seconds = samples = 0.0
     contexts = spec.contexts if file.context is None else (file.context,)
@@ -179,10 +179,11 @@ def _samples_cost(run: RunConfig, file: RecordFile, sizes: Mapping[str, Any], ti
                 chosen = budget.tokens(context) if not budget.of_bytes else math.ceil((budget.value or 1) * context)
                 read = context if chosen is None else min(context, chosen + CHOOSING_SHARE * context)
                 steps = math.ceil(count / spec.batch) * min(new, context // 2)
-                seconds += steps * times.step(weights + min(count, spec.batch) * size.kv_bytes * read)
+                kept = min(count, spec.batch) * size.kv_bytes * read
+                seconds += steps * times.step(MEASURED_BYTES * share + kept, share)
                 samples += count
             # One prefill serves all budgets of a job.
-            seconds += count * times.prefill(context, weights / MEASURED_BYTES)
+            seconds += count * times.prefill(context, share)
     memory = size.weights + RUNTIME_GB * 1e9 + spec.batch * max(contexts) * size.kv_bytes
     return Cost(0, seconds / 3600, memory, samples * (RECORD_BYTES + TOKEN_BYTES * new))
 
@@ -192,10 +193,10 @@ def _texts_cost(run: RunConfig, text: Any, sizes: Mapping[str, Any], times: Step
     size = size_of(run.models[text.model].path, sizes)
     if size is None:
         return Cost()
-    weights, count = MEASURED_BYTES * size.weights / 16.1e9, len(text.named) * len(text.samplers) * text.books
+    share, count = size.weights / 16.1e9, len(text.named) * len(text.samplers) * text.books
     seconds = sum(
-        times.prefill(prompt, weights / MEASURED_BYTES)
-        + text.tokens * times.step(weights + size.kv_bytes * (prompt + text.tokens / 2))
+        times.prefill(prompt, share)
+        + text.tokens * times.step(MEASURED_BYTES * share + size.kv_bytes * (prompt + text.tokens / 2), share)
         for prompt in text.prompts
     )
     memory = size.weights + RUNTIME_GB * 1e9 + (max(text.prompts) + text.tokens) * size.kv_bytes

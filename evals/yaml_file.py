@@ -66,38 +66,30 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def _refuse_unfolding(root: yaml.Node, source: str) -> None:
-    """Walk the values as they will be written out, and stop where there are too many or one holds itself."""
-    budget = MOST_NODES
+    """Refuse too many values as they will be written out, one that holds itself, and a key twice as written.
 
-    def walk(node: yaml.Node, above: tuple[yaml.Node, ...]) -> None:
-        nonlocal budget
-        budget -= 1
+    What ``<<`` brings along may be overwritten.
+    """
+    todo, count = [(root, 0)], 0
+    while todo:
+        node, level = todo.pop()
+        count += 1
         where = f"{source}:{node.start_mark.line + 1}"
-        if any(node is other for other in above):
-            raise ConfigError(f"{where}: an alias that holds itself")
-        if budget < 0:
+        if count > MOST_NODES:
             raise ConfigError(f"{source}: more than {MOST_NODES:,} values once its aliases are written out")
-        if len(above) > MOST_LEVELS:
-            raise ConfigError(f"{where}: nested too deeply; at most {MOST_LEVELS} levels are read")
+        if level > MOST_LEVELS:
+            raise ConfigError(f"{where}: nested too deeply, or in itself; at most {MOST_LEVELS} levels are read")
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
-            _refuse_twice(node, source)
+            seen = set[tuple[str, str]]()
+            for key, _ in node.value:
+                name = (key.tag, str(key.value))
+                if name in seen:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"{source}:{line}: the key {key.value!r} stands twice in one mapping")
+                seen.add(name)
             children = [part for pair in node.value for part in pair]
-        else:
-            children = node.value if isinstance(node, yaml.SequenceNode) else []
-        for child in children:
-            walk(child, (*above, node))
-
-    walk(root, ())
-
-
-def _refuse_twice(node: yaml.MappingNode, source: str) -> None:
-    """Refuse a key that stands twice as written; what ``<<`` brings along may be overwritten."""
-    seen: set[tuple[str, str]] = set()
-    for key, _ in node.value:
-        name = (key.tag, str(key.value))
-        if name in seen:
-            raise ConfigError(f"{source}:{key.start_mark.line + 1}: the key {key.value!r} stands twice in one mapping")
-        seen.add(name)
+        todo += [(child, level + 1) for child in children]
 
 
 def _one_line(problem: object) -> str:

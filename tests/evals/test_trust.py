@@ -90,7 +90,7 @@ def test_pages_are_bound_to_their_results(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / name).write_text("a")
         manifest.rewrite(folder)
-    manifest.main("verify", str(results), str(pages))
+    assert not manifest.problems(results) + manifest.problems(pages)
     (results / "summary.csv").write_text("b")
     manifest.rewrite(results)
     with pytest.raises(ManifestError, match="built from other results"):
@@ -101,9 +101,8 @@ def test_pages_are_bound_to_their_results(tmp_path: Path) -> None:
     (pages / "manifest.txt").write_text("junk\n")
     with pytest.raises(ManifestError, match=r"manifest\.txt:1: not a line"):
         manifest.require(pages)
-    with pytest.raises(SystemExit):
-        (results / "summary.csv").unlink()
-        manifest.main("verify", str(results))
+    (results / "summary.csv").unlink()
+    assert len(manifest.problems(results)) == 1
 
 
 OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
