@@ -34,7 +34,6 @@ from longdecode.evals.record_files import record_files
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.spec import KERNELS, SHARED_JOBS
-from longdecode.evals.yaml_file import read_yaml
 
 HEADS = ("chained/zero", "chained/normal", "medusa/zero")
 """Sets of draft heads that a model's training makes: TokenSwift's from two starts, the paper's last, and Medusa's."""
@@ -52,19 +51,6 @@ def config_path(root: Path, profile: str) -> Path:
     if profile not in profiles:
         raise SystemExit(f"--config profile={profile}: {unknown_name('profile', profile, profiles)}")
     return root / "config" / f"{profile}.yaml"
-
-
-def read_files(files: Iterable[str | Path]) -> None:
-    """Read configuration files as this project does, which refuses what Snakemake's reader takes in silence.
-
-    Raises:
-        SystemExit: a file is no YAML, has a key twice or an alias that holds itself.
-    """
-    try:
-        for file in files:
-            read_yaml(Path(os.path.relpath(file)))
-    except ConfigError as error:
-        raise SystemExit(f"ConfigError: {error}") from None
 
 
 def checked(
@@ -116,10 +102,10 @@ class Plan:
         self.cores = cores
         self.results = f"results/{run.profile}"
         self.report = f"reports/{run.profile}"
-        self.suite_labels = {
-            suite: labels
+        self.suite_variants = {
+            suite: variants
             for suite in run.suites
-            if (labels := [label for label in run.methods if suite in run.suites_of(label)])
+            if (variants := [variant for variant in run.methods if suite in run.suites_of(variant)])
         }
         self.record_files = record_files(run)
         self.records = [str(file.path(Path(self.results) / "records")) for file in self.record_files]
@@ -213,44 +199,44 @@ class Plan:
         weights = (file for file in Path(path).glob("*") if file.suffix in (".safetensors", ".json"))
         return sorted({str(file) for file in (*weights, *prompt_files(Path(path)))})
 
-    def method_files(self, labels: Iterable[str], model: str) -> list[str]:
+    def method_files(self, variants: Iterable[str], model: str) -> list[str]:
         """Return the files that parameters name, such as head roles: what makes them is run first."""
-        known = (self.run.methods[label] for label in labels if label in self.run.methods)
+        known = (self.run.methods[variant] for variant in variants if variant in self.run.methods)
         return sorted({str(path) for spec in known for path in spec.files_of(model)})
 
-    def gate_files(self, labels: Iterable[str]) -> list[str]:
-        """Return the gate files that say whether labels conform."""
-        gates = {self._gate_of(label) for label in labels if label in self.run.methods}
-        return [f"{self.results}/gate/{label}.json" for label in sorted(gates)]
+    def gate_files(self, variants: Iterable[str]) -> list[str]:
+        """Return the gate files that say whether variants conform."""
+        gates = {self._gate_of(variant) for variant in variants if variant in self.run.methods}
+        return [f"{self.results}/gate/{variant}.json" for variant in sorted(gates)]
 
     @functools.cache  # noqa: B019
-    def _gate_of(self, label: str) -> str:
-        return self.run.gate_of(label)
+    def _gate_of(self, variant: str) -> str:
+        return self.run.gate_of(variant)
 
     @property
     def gated(self) -> list[str]:
-        """Labels that have a gate's file: of those that differ in what belongs to one model, the first."""
-        return sorted({self._gate_of(label) for label in self.run.methods})
+        """Variants that have a gate's file: of those that differ in what belongs to one model, the first."""
+        return sorted({self._gate_of(variant) for variant in self.run.methods})
 
     @property
     def gate_models(self) -> list[str]:
         """Return the files of the models whose heads the gate needs to know."""
-        models = {at.model for label in self.gated for at in launches_of(self.run, label)}
+        models = {at.model for variant in self.gated for at in launches_of(self.run, variant)}
         return sorted({path for model in models for path in self.model_files(model)})
 
     def timed_files(self, job: str) -> list[str]:
-        """Return the files of every model that a throughput job times, and those that its labels' parameters name."""
+        """Return the files of every model that a throughput job times, and those that its variants' parameters name."""
         models = self.run.throughput.models_of(job) if self.run.throughput else ()
-        labels = self.timed_labels(job)
-        return sorted({path for m in models for path in (*self.model_files(m), *self.method_files(labels, m))})
+        variants = self.timed_variants(job)
+        return sorted({path for m in models for path in (*self.model_files(m), *self.method_files(variants, m))})
 
-    def timed_labels(self, job: str) -> tuple[str, ...]:
-        """Return the labels of a throughput job."""
+    def timed_variants(self, job: str) -> tuple[str, ...]:
+        """Return the variants of a throughput job."""
         return self.run.throughput.variants_of(job) if self.run.throughput else ()
 
     @property
-    def corrected_labels(self) -> tuple[str, ...]:
-        """Labels whose corrections are measured."""
+    def corrected_variants(self) -> tuple[str, ...]:
+        """Variants whose corrections are measured."""
         return self.run.retrospection.variants if self.run.retrospection else ()
 
     @property
@@ -258,8 +244,8 @@ class Plan:
         """Draft heads of every model of the run."""
         return [f"{self.results}/heads/{model}/{made}/heads.json" for model in self.run.models for made in HEADS]
 
-    def texts_labels(self, name: str) -> tuple[str, ...]:
-        """Return the labels that a run of long generation needs."""
+    def texts_variants(self, name: str) -> tuple[str, ...]:
+        """Return the variants that a run of long generation needs."""
         return self.run.generation.runs[name].named if self.run.generation else ()
 
     def depends(self, stage: str, **names: Any) -> str:
@@ -273,20 +259,22 @@ class Plan:
         return json.dumps(about | getattr(self, f"_{stage}")(**names), sort_keys=True, default=str)
 
     def _gate(self) -> dict[str, Any]:
-        methods = {label: self.run.methods[label].method for label in self.gated}
+        methods = {variant: self.run.methods[variant].method for variant in self.gated}
         return {
             "methods": methods,
-            "params": {label: self.run.gated_params(label) for label in methods},
-            "launches": {label: repr(launches_of(self.run, label)) for label in methods},
+            "params": {variant: self.run.gated_params(variant) for variant in methods},
+            "launches": {variant: repr(launches_of(self.run, variant)) for variant in methods},
             "code": {method: gate_code_hash(method) for method in set(methods.values())},
         }
 
-    def _evaluate(self, model: str, suite: str, label: str | None = None, context: int | None = None) -> dict[str, Any]:
+    def _evaluate(
+        self, model: str, suite: str, variant: str | None = None, context: int | None = None
+    ) -> dict[str, Any]:
         run = narrowed(self.run, suite, context)
-        labels = self.suite_labels[suite] if label is None else [label]
+        variants = self.suite_variants[suite] if variant is None else [variant]
         return {
-            "labels": {name: quality_settings(run, model, suite, name) for name in labels},
-            "code": self._suite_code(suite, tuple(sorted({self.run.methods[name].method for name in labels}))),
+            "variants": {name: quality_settings(run, model, suite, name) for name in variants},
+            "code": self._suite_code(suite, tuple(sorted({self.run.methods[name].method for name in variants}))),
         }
 
     @functools.cache  # noqa: B019
@@ -303,8 +291,8 @@ class Plan:
         return {"job": repr(grids), "methods": methods, "code": code}
 
     def _tune_model(self, model: str) -> dict[str, Any]:
-        known = {name: label for name, label in self.tuned_methods.items() if label in self.run.methods}
-        methods = {name: [label, self.run.methods[label].own_params(model)] for name, label in known.items()}
+        known = {name: variant for name, variant in self.tuned_methods.items() if variant in self.run.methods}
+        methods = {name: [variant, self.run.methods[variant].own_params(model)] for name, variant in known.items()}
         spec = asdict(replace(self.run.tuning, records={})) if self.run.tuning else None
         return {"model": asdict(self.run.models[model]), "methods": methods, "tuning": spec}
 
@@ -332,7 +320,7 @@ class Plan:
         spec = self.run.retrospection
         return {
             "data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr((spec, self.run.budgets)),
-            "methods": self._methods(self.corrected_labels, model),
+            "methods": self._methods(self.corrected_variants, model),
             "code": self.folder_hash("evals/retrospection", "engine", "methods", "kernels"),
         }  # fmt: skip
 
@@ -378,9 +366,9 @@ class Plan:
             return self.threads
         return self.cores, max(1, _processors() - 1)
 
-    def _methods(self, labels: Iterable[str], model: str) -> dict[str, Any]:
-        known = {label: self.run.methods[label] for label in labels if label in self.run.methods}
-        return {label: [spec.method, spec.params_of(model)] for label, spec in known.items()}
+    def _methods(self, variants: Iterable[str], model: str) -> dict[str, Any]:
+        known = {variant: self.run.methods[variant] for variant in variants if variant in self.run.methods}
+        return {variant: [spec.method, spec.params_of(model)] for variant, spec in known.items()}
 
 
 def _wants_gpu(device: str) -> bool:

@@ -34,13 +34,13 @@ def look(run: RunConfig, made: Collection[str] = ()) -> None:
             raise ConfigError(f"{run.source}: models.{model}: {unknown}, no folder here, and a hub id is org/name")
     for model, folder in _local_models(run, made):
         _blamed(run, f"models.{model}", partial(_config_and_tokenizer, folder))
-    for label, spec in run.methods.items():
+    for variant, spec in run.methods.items():
         for model in run.models:
             for path in spec.files_of(model):
                 if str(path) not in made and not path.is_file():
                     what = "is a folder" if path.is_dir() else "no such file"
                     wanted = f"{path}: {what}, and no rule of this run makes it"
-                    raise ConfigError(f"{run.source}: methods.{label}: {wanted}")
+                    raise ConfigError(f"{run.source}: methods.{variant}: {wanted}")
     for name, place in run.data.items():
         if place is not None and not place.exists() and not _may_be_hub_data(place):
             raise ConfigError(f"{run.source}: data.{name}: no such folder: {place}")
@@ -71,22 +71,22 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
     for model, folder in _local_models(run, made):
         for act in (check_checkpoint, check_tokenizer):
             _blamed(run, f"models.{model}", partial(act, folder))
-        for label in run.methods:
-            if not {str(path) for path in run.methods[label].files_of(model)} & set(made):
-                _blamed(run, f"methods.{label}", partial(_build, run, model, label))
+        for variant in run.methods:
+            if not {str(path) for path in run.methods[variant].files_of(model)} & set(made):
+                _blamed(run, f"methods.{variant}", partial(_build, run, model, variant))
     _refuse_locked_place(Path("results") / run.profile)
 
 
-def _build(run: RunConfig, model: str, label: str) -> None:
-    """Build a label's method at each of its budgets, as its jobs will; native ones for bytes are left to them."""
+def _build(run: RunConfig, model: str, variant: str) -> None:
+    """Build a variant's method at each of its budgets, as its jobs will; native ones for bytes are left to them."""
     from longdecode.methods.registry import get_method
 
     config = read_config(resolve_checkpoint(run.models[model].path))
-    method = get_method(run.methods[label].method)
-    for budget in (budget for budget in run.budgets_of(label) if not budget.of_bytes):
-        for context in sorted({context for suite in run.suites_of(label) for context in run.suites[suite].contexts}):
+    method = get_method(run.methods[variant].method)
+    for budget in (budget for budget in run.budgets_of(variant) if not budget.of_bytes):
+        for context in sorted({context for suite in run.suites_of(variant) for context in run.suites[suite].contexts}):
             try:
-                method.from_budget(budget.tokens(context), config, **run.methods[label].params_of(model))
+                method.from_budget(budget.tokens(context), config, **run.methods[variant].params_of(model))
             except UnsupportedCellError:
                 continue  # a status of its cell
 

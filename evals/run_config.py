@@ -56,13 +56,13 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A registered method under the label that tables print, with the parameters that differ from its defaults.
+    """A variant: a registered method with the parameters that differ from its defaults; tables print its name.
 
-    ``suites`` and ``budgets`` restrict a label to a part of the run, as ablations want it; ``None`` runs it everywhere,
+    ``suites`` and ``budgets`` restrict it to a part of the run, as ablations want it; ``None`` runs it everywhere,
     no suite leaves it to the throughput tests alone. ``models`` names the models that it is scored on, ``None`` all:
     a fork of a checkpoint runs what it was trained for. ``by_model`` lays parameters of single models over the others:
     head roles, say, are a model's own. ``tuned`` holds, by model, the values of the run's tuning records, which the
-    label's own parameters override.
+    variant's own parameters override.
     """
 
     method: Annotated[typed.Text, typed.entry_of(METHODS)] = ""
@@ -85,11 +85,11 @@ class MethodSpec:
 
     @property
     def is_ablation(self) -> bool:
-        """True for a label that runs on a part of the run only, to learn about its method."""
+        """True for a variant that runs on a part of the run only, to learn about its method."""
         return bool(self.suites or self.budgets)
 
     def runs_on(self, model: str) -> bool:
-        """Return true where the label is scored on a model."""
+        """Return true where the variant is scored on a model."""
         return self.models is None or model in self.models
 
     def own_params(self, model: str) -> dict[str, Any]:
@@ -190,40 +190,40 @@ class RunConfig:
         named = [spec.trainings(name) for name, spec in self.training.items() if spec.is_fork == forks]
         return {name: training for trainings in named for name, training in trainings.items()}
 
-    def budgets_of(self, label: str) -> tuple[Budget, ...]:
-        """Return the budgets of a label: its own or the run's, or ``full`` for a method that reads everything."""
-        spec = self.methods[label]
+    def budgets_of(self, variant: str) -> tuple[Budget, ...]:
+        """Return the budgets of a variant: its own or the run's, or ``full`` for a method that reads everything."""
+        spec = self.methods[variant]
         return (spec.budgets or self.budgets) if spec.takes_budget else (FULL_BUDGET,)
 
-    def suites_of(self, label: str) -> tuple[str, ...]:
-        """Return the suites that a label runs on: all of the run's, unless it is restricted."""
-        only = self.methods[label].suites
+    def suites_of(self, variant: str) -> tuple[str, ...]:
+        """Return the suites that a variant runs on: all of the run's, unless it is restricted."""
+        only = self.methods[variant].suites
         return tuple(self.suites) if only is None else only
 
-    def gated_params(self, label: str) -> list[dict[str, Any]]:
-        """Return the sets of parameters that the gate checks for a label: those of the models it runs on, each once."""
+    def gated_params(self, variant: str) -> list[dict[str, Any]]:
+        """Return the sets of parameters that the gate checks for a variant: one a model it runs on, each once."""
         timed = self.throughput.timed_on() if self.throughput else {}
         models = [
-            *(m for m in (self.models if self.suites_of(label) else ()) if self.methods[label].runs_on(m)),
-            *(m for m, labels in timed.items() if label in labels),
-            *(self.generation.models_of(label) if self.generation else ()),
+            *(m for m in (self.models if self.suites_of(variant) else ()) if self.methods[variant].runs_on(m)),
+            *(m for m, variants in timed.items() if variant in variants),
+            *(self.generation.models_of(variant) if self.generation else ()),
         ]
         found: list[dict[str, Any]] = []
-        for params in map(self.methods[label].portable, models):
+        for params in map(self.methods[variant].portable, models):
             if params not in found:
                 found.append(params)
         return found
 
-    def gate_of(self, label: str) -> str:
-        """Return the first label whose gate covers this one's: labels often differ in what belongs to one model."""
-        method, wanted = self.methods[label].method, self.gated_params(label)
+    def gate_of(self, variant: str) -> str:
+        """Return the first variant whose gate covers this one's: variants often differ in what belongs to one model."""
+        method, wanted = self.methods[variant].method, self.gated_params(variant)
         same = (other for other, spec in self.methods.items() if spec.method == method)
         return next(other for other in same if all(params in self.gated_params(other) for params in wanted))
 
     @model_validator(mode="before")
     @classmethod
     def _name_entries(cls, values: Any) -> Any:
-        """Fill in what follows from an entry's name: a label's method, a suite's tasks, the labels that are timed."""
+        """Fill in what follows from an entry's name: a variant's method, a suite's tasks, which variants are timed."""
         if not isinstance(values, Mapping):
             return values
         if "source" in values:
@@ -231,12 +231,12 @@ class RunConfig:
                 unknown_name("key", "source", (item.name for item in fields(cls) if item.name != "source"))
             )
         methods = values.get("methods")
-        for label, entry in methods.items() if isinstance(methods, Mapping) else ():
+        for variant, entry in methods.items() if isinstance(methods, Mapping) else ():
             if isinstance(entry, Mapping) and "tuned" in entry:
-                raise typed.wrong("is written by tuning.records alone", f"methods.{label}.tuned")
+                raise typed.wrong("is written by tuning.records alone", f"methods.{variant}.tuned")
         values = filled = with_protocols(values)
         if isinstance(methods := values.get("methods"), Mapping):
-            filled["methods"] = {label: _over({"method": label}, entry) for label, entry in methods.items()}
+            filled["methods"] = {variant: _over({"method": variant}, entry) for variant, entry in methods.items()}
         if isinstance(suites := values.get("suites"), Mapping):
             filled["suites"] = {
                 name: _over({"tasks": list(default_tasks(name))} if name in suite_names() else {}, entry)
@@ -248,12 +248,12 @@ class RunConfig:
 
     @model_validator(mode="after")
     def _check_names(self) -> RunConfig:
-        """Refuse names of models, labels, suites and tasks that no other part of the configuration has."""
+        """Refuse names of models, variants, suites and tasks that no other part of the configuration has."""
         models = (*self.models, *shape_names())
-        for label, spec in self.methods.items():
-            typed.require_known("model", spec.by_model, models, f"methods.{label}.by_model")
-            typed.require_known("suite of this run", spec.suites or (), self.suites, f"methods.{label}.suites")
-            typed.require_known("model", spec.models or (), self.models, f"methods.{label}.models")
+        for variant, spec in self.methods.items():
+            typed.require_known("model", spec.by_model, models, f"methods.{variant}.by_model")
+            typed.require_known("suite of this run", spec.suites or (), self.suites, f"methods.{variant}.suites")
+            typed.require_known("model", spec.models or (), self.models, f"methods.{variant}.models")
         for name, suite in self.suites.items():
             typed.require_known(f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks")
         if self.throughput is not None:

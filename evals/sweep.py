@@ -138,7 +138,7 @@ def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
     plan, cost = Plan(run, Path()), Cost()
     groups = set[tuple[str, ...]]()
     for file in plan.record_files:
-        own = {"suite": (), "context": (str(file.context),), "cell": (str(file.context), file.label)}[run.jobs]
+        own = {"suite": (), "context": (str(file.context),), "cell": (str(file.context), file.variant)}[run.jobs]
         groups.add((file.model, file.suite, *own))
         cost.add(_samples_cost(run, file, sizes, times))
     for text in run.generation.runs.values() if run.generation else ():
@@ -175,7 +175,7 @@ def _samples_cost(run: RunConfig, file: RecordFile, sizes: Mapping[str, Any], ti
     for context in contexts:
         for task in (get_task(name, run.data) for name in spec.tasks):
             count = min(spec.samples, (sizes.get("problems") or {}).get(task.name, math.inf)) * task.samples_per_problem
-            for budget in run.budgets_of(file.label):
+            for budget in run.budgets_of(file.variant):
                 chosen = budget.tokens(context) if not budget.of_bytes else math.ceil((budget.value or 1) * context)
                 read = context if chosen is None else min(context, chosen + CHOOSING_SHARE * context)
                 steps = math.ceil(count / spec.batch) * min(new, context // 2)

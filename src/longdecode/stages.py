@@ -62,7 +62,7 @@ def stage(function: Stage) -> Stage:
 
 @stage
 def gate(job: Job) -> None:
-    """Check each label's method and its launches and write the outcomes, whatever they are; say what is refused."""
+    """Check each variant's method and its launches and write the outcomes, whatever they are; say what is refused."""
     from longdecode.engine.device import resolve_device
     from longdecode.engine.gpu_lease import lease_gpu
     from longdecode.evals.gate import Gate
@@ -77,11 +77,11 @@ def gate(job: Job) -> None:
 
 @stage
 def evaluate(job: Job) -> None:
-    """Score a suite on one model with all its labels; a killed job goes on at its next batch."""
+    """Score a suite on one model with all its variants; a killed job goes on at its next batch."""
     from longdecode.evals.evaluate import evaluate_suite
     from longdecode.evals.fingerprint import narrowed
 
-    outputs = dict(zip(job.rule.params.labels, job.outputs, strict=True))
+    outputs = dict(zip(job.rule.params.variants, job.outputs, strict=True))
     suite, context = job.rule.params.suite, job.named("context")
     run = narrowed(job.run, suite, int(context) if context else None)
     _waiting(lambda: evaluate_suite(run, job.named("model"), suite, outputs))

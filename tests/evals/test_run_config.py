@@ -110,7 +110,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load_run_config(tmp_path / "run.yaml")
 
 
-def test_a_label_may_be_restricted_and_differ_by_model(config_values: dict[str, Any]) -> None:
+def test_a_variant_may_be_restricted_and_differ_by_model(config_values: dict[str, Any]) -> None:
     config_values["methods"]["part"] = {
         "method": "streaming", "suites": ["mini_book"], "budgets": [0.25], "params": {"sinks": 2},
         "by_model": {"llama3-8b": {"sinks": 8}},
@@ -151,7 +151,7 @@ def test_the_committed_schema_is_what_the_types_say(config_values: dict[str, Any
             build_run_config(values, "c")
 
 
-def test_a_label_runs_on_the_models_it_names(config_values: dict[str, Any]) -> None:
+def test_a_variant_runs_on_the_models_it_names(config_values: dict[str, Any]) -> None:
     """Its gate checks the parameters of those models alone; a model that is not there is refused."""
     values = copy.deepcopy(config_values)
     values["models"]["other"] = {"path": "elsewhere"}

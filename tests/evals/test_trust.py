@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("gate")
 
 @pytest.fixture
 def values(config_values: dict[str, Any]) -> dict[str, Any]:
-    """A run of one suite whose four cells a label take a second."""
+    """A run of one suite whose four cells a variant take a second."""
     config_values["suites"].pop("mini_book")
     config_values["suites"]["mini_recall"] |= {"contexts": [256], "samples": 2, "tasks": ["mini_recall_single"]}
     return config_values
@@ -44,7 +44,7 @@ def finished(tmp_path: Path, values: dict[str, Any]) -> Callable[..., tuple[Path
         config = build_run_config(yaml.safe_load(config_path.read_text()), "c")
         files = record_files(config)
         for file in files:
-            output = {file.label: file.path(root / "records")}
+            output = {file.variant: file.path(root / "records")}
             evaluate_suite(narrowed(config, file.suite, file.context), file.model, file.suite, output)
         manifest.seal(root, [config_path])
         return config_path, [file.path(root / "records") for file in files]

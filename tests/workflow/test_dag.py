@@ -66,12 +66,12 @@ def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_confi
     shown = snakemake("-n", "--configfile", path, "--", *targets, check=True).stdout
     jobs = planned(shown)
     assert (jobs["train_roles"], jobs["evaluate_mini_recall"], jobs["throughput"]) == (1, 1, 1)
-    # The labels of Lychee differ in their roles, which are a model's own: one gate serves both.
+    # The variants of Lychee differ in their roles, which are a model's own: one gate serves both.
     assert jobs["gate"] == 1 and "gate/timed.json" in shown and "gate/lychee_even.json" not in shown
     assert set(re.findall(r"gpu=(\d)", shown)) == {"1"}
 
 
-def test_jobs_by_context_have_all_labels(snakemake: Any, write_config: Any) -> None:
+def test_jobs_by_context_have_all_variants(snakemake: Any, write_config: Any) -> None:
     suite = {"contexts": [256, 320], "samples": 1, "tasks": ["mini_recall_single"]}
     path = write_config(jobs="context", suites={"mini_recall": suite}, methods={"full": {}, "quest": {}})
     shown = snakemake("-n", "--configfile", path, "--", "scores", check=True).stdout
@@ -79,7 +79,7 @@ def test_jobs_by_context_have_all_labels(snakemake: Any, write_config: Any) -> N
     assert (jobs["evaluate_mini_recall"], jobs["gate"]) == (2, 1) and "tables" not in jobs
     outputs = [line for line in shown.splitlines() if "output:" in line and "records/" in line]
     assert len(outputs) == 2 and all(
-        f"records/random/{label}/" in line for line in outputs for label in ("full", "quest")
+        f"records/random/{variant}/" in line for line in outputs for variant in ("full", "quest")
     )
 
 
@@ -88,12 +88,12 @@ def test_a_profile_has_the_files_that_it_asks_for(profile: str) -> None:
     run = load_run_config(ROOT / "config" / f"{profile}.yaml")
     plan = Plan(run, ROOT)
     files = {suite: len(spec.contexts) if run.jobs == "context" else 1 for suite, spec in run.suites.items()}
-    wanted = sum(files[suite] for label in run.methods for suite in run.suites_of(label)) * len(run.models)
+    wanted = sum(files[suite] for variant in run.methods for suite in run.suites_of(variant)) * len(run.models)
     assert len(set(plan.records)) == len(plan.records) == wanted
     assert len(plan.role_files) == len(run.role_trainings)
     gates = plan.gate_files(run.methods)
     assert 1 < len(gates) <= len(run.methods)
-    assert all(set(plan.gate_files([label])) <= set(gates) for label in run.methods)
+    assert all(set(plan.gate_files([variant])) <= set(gates) for variant in run.methods)
     assert bool(plan.speed_records) == (run.throughput is not None)
 
 

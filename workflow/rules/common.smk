@@ -13,9 +13,9 @@ PATHS = filter(None, [SOURCES, os.getenv("PYTHONPATH")])
 os.environ.update(PYTHONPATH=os.pathsep.join(PATHS))
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.plan import Plan, checked, config_path, read_files
+from longdecode.evals.plan import Plan, checked, config_path
 from longdecode.evals.preflight import check, look
-from longdecode.evals.yaml_file import retyped
+from longdecode.evals.yaml_file import read_yaml, retyped
 
 
 def refusing(act, *given, **named) -> None:
@@ -40,7 +40,12 @@ GIVEN = dict(workflow.config_settings.config)
 # A job's own process takes for granted what the first one has checked.
 FIRST = workflow.is_main_process
 if FIRST:
-    read_files(workflow.configfiles)
+    for (
+        file
+    ) in (
+        workflow.configfiles
+    ):  # Snakemake's reader takes a key that stands twice in silence
+        refusing(read_yaml, Path(os.path.relpath(file)))
 update_config(config, retyped(GIVEN))
 # Snakemake tells targets after parsing only; tuning makes what the check asks for.
 TUNING = "tune" in sys.argv[1:]
@@ -77,21 +82,21 @@ def one_of(names) -> str:
 PART = {
     "suite": "{{model}}/{suite}",
     "context": "{{model}}/{suite}.{{context}}",
-    "cell": "{{model}}/{{label}}/{suite}.{{context}}",
+    "cell": "{{model}}/{{variant}}/{suite}.{{context}}",
 }[RUN.jobs]
-# A record's file; its label is a wildcard of the job, or one of many that the job has.
-RECORDS = f"{RESULTS}/records/{{{{model}}}}/{{{{label}}}}/{{suite}}" + (
+# A record's file; its variant is a wildcard of the job, or one of many that the job has.
+RECORDS = f"{RESULTS}/records/{{{{model}}}}/{{{{variant}}}}/{{suite}}" + (
     ".parquet" if RUN.jobs == "suite" else ".{{context}}.parquet"
 )
 
 
-def labels_of(wildcards, labels) -> list[str]:
-    """Return the labels of a job."""
-    return [wildcards.label] if RUN.jobs == "cell" else list(labels)
+def variants_of(wildcards, variants) -> list[str]:
+    """Return the variants of a job."""
+    return [wildcards.variant] if RUN.jobs == "cell" else list(variants)
 
 
 def part_of(wildcards, suite) -> dict:
-    """Return what names a job of a suite: its model, and of a small job its label and context."""
+    """Return what names a job of a suite: its model, and of a small job its variant and context."""
     if RUN.jobs == "suite":
         return {"model": wildcards.model, "suite": suite}
     return {**wildcards, "suite": suite, "context": int(wildcards.context)}
@@ -100,7 +105,7 @@ def part_of(wildcards, suite) -> dict:
 wildcard_constraints:
     job=one_of(PLAN.speed_jobs),
     context=r"\d+",
-    label=one_of(RUN.methods),
+    variant=one_of(RUN.methods),
     model=one_of(RUN.models),
     role_run=one_of(RUN.role_trainings),
     fork=one_of(RUN.fork_trainings),

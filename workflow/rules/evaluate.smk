@@ -18,23 +18,23 @@ rule gate:
         "../scripts/stage.py"
 
 
-# One job a model and suite: labels, contexts, samples and budgets are loops inside, so that the model is loaded once and
-# one prefill serves all labels. So that many GPUs are used, `jobs: context` makes one job of each context, which still
-# has one prefill for all labels, and `jobs: cell` one of each label and context.
+# One job a model and suite: variants, contexts, samples and budgets are loops inside, so that the model is loaded once and
+# one prefill serves all variants. So that many GPUs are used, `jobs: context` makes one job of each context, which still
+# has one prefill for all variants, and `jobs: cell` one of each variant and context.
 # Earlier outputs are updated, because what still holds in them is not run again.
-# A rule for each suite: which labels run on a suite, and so which files its job writes, cannot follow from a wildcard.
-for SUITE, LABELS in PLAN.suite_labels.items():
+# A rule for each suite: which variants run on a suite, and so which files its job writes, cannot follow from a wildcard.
+for SUITE, VARIANTS in PLAN.suite_variants.items():
 
     rule:
         name:
             f"evaluate_{SUITE}"
         input:
             model=lambda wildcards: PLAN.model_files(wildcards.model),
-            methods=lambda wildcards, labels=LABELS: PLAN.method_files(
-                labels_of(wildcards, labels), wildcards.model
+            methods=lambda wildcards, variants=VARIANTS: PLAN.method_files(
+                variants_of(wildcards, variants), wildcards.model
             ),
-            gates=lambda wildcards, labels=LABELS: PLAN.gate_files(
-                labels_of(wildcards, labels)
+            gates=lambda wildcards, variants=VARIANTS: PLAN.gate_files(
+                variants_of(wildcards, variants)
             ),
         output:
             update(
@@ -42,7 +42,7 @@ for SUITE, LABELS in PLAN.suite_labels.items():
                 if RUN.jobs == "cell"
                 else expand(
                     RECORDS.format(suite=SUITE),
-                    label=LABELS,
+                    variant=VARIANTS,
                     allow_missing=True,
                 )
             ),
@@ -58,7 +58,9 @@ for SUITE, LABELS in PLAN.suite_labels.items():
             torch_threads=torch_threads,
         params:
             suite=SUITE,
-            labels=lambda wildcards, labels=LABELS: labels_of(wildcards, labels),
+            variants=lambda wildcards, variants=VARIANTS: variants_of(
+                wildcards, variants
+            ),
             depends=lambda wildcards, suite=SUITE: PLAN.depends(
                 "evaluate", **part_of(wildcards, suite)
             ),
@@ -70,7 +72,7 @@ rule throughput:
     """Time one model, or the kernels and the device itself; nothing else may run on the machine meanwhile."""
     input:
         models=lambda wildcards: PLAN.timed_files(wildcards.job),
-        gates=lambda wildcards: PLAN.gate_files(PLAN.timed_labels(wildcards.job)),
+        gates=lambda wildcards: PLAN.gate_files(PLAN.timed_variants(wildcards.job)),
     output:
         f"{RESULTS}/speed/{{job}}.parquet",
     log:
@@ -93,9 +95,9 @@ rule retrospection:
     """Measure what selections share along a text, and how near corrected states come to Full's."""
     input:
         model=lambda wildcards: PLAN.model_files(wildcards.model),
-        gates=PLAN.gate_files(PLAN.corrected_labels),
+        gates=PLAN.gate_files(PLAN.corrected_variants),
         methods=lambda wildcards: PLAN.method_files(
-            PLAN.corrected_labels, wildcards.model
+            PLAN.corrected_variants, wildcards.model
         ),
     output:
         f"{RESULTS}/retrospection/{{model}}.parquet",
@@ -119,9 +121,9 @@ rule write_texts:
         model=lambda wildcards: PLAN.model_files(
             RUN.generation.runs[wildcards.writing].model
         ),
-        gates=lambda wildcards: PLAN.gate_files(PLAN.texts_labels(wildcards.writing)),
+        gates=lambda wildcards: PLAN.gate_files(PLAN.texts_variants(wildcards.writing)),
         methods=lambda wildcards: PLAN.method_files(
-            PLAN.texts_labels(wildcards.writing),
+            PLAN.texts_variants(wildcards.writing),
             RUN.generation.runs[wildcards.writing].model,
         ),
     output:

@@ -154,7 +154,7 @@ rule nosa_locality:
         ),
     output:
         table=f"{RESULTS}/locality.csv",
-        traces=[f"{RESULTS}/traces/{label}.npz" for label in RUN.locality],
+        traces=[f"{RESULTS}/traces/{variant}.npz" for variant in RUN.locality],
     log:
         f"{RESULTS}/logs/locality.log",
     conda:
