@@ -10,7 +10,7 @@ from longdecode.methods.registry import METHOD_PATH_VARIABLE
 METHODS = Path(__file__).resolve().parents[2] / "methods"
 
 
-def test_a_refused_label_is_named_with_the_reason(
+def test_a_refused_variant_is_named_with_the_reason(
     snakemake: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "mine" / "wrong"
@@ -22,6 +22,6 @@ def test_a_refused_label_is_named_with_the_reason(
     environment["PYTHONPATH"] = str(METHODS.parent / "src")
     config = write_config(methods={"full": {}, "wrong": {}})
     said = snakemake("results/trial/gate/wrong.json", "--configfile", config, "--cores", 1, check=True).stdout
-    reason = "wrong (failed_gate), its cells stay empty: wrong with defaults: card_names_the_parameters"
+    reason = "wrong on random (failed_gate), no cells: wrong with defaults: card_names_the_parameters"
     assert reason in said
     assert reason in (tmp_path / "results/trial/logs/gate.log").read_text("utf-8")
