@@ -28,7 +28,7 @@ from longdecode.evals.fingerprint import (
     quality_settings,
     speed_code_hash,
 )
-from longdecode.evals.gate import launches_of
+from longdecode.evals.launches import launches_of
 from longdecode.evals.names import unknown_name
 from longdecode.evals.record_files import record_files
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config

@@ -15,7 +15,8 @@ from longdecode.engine.errors import DeviceMemoryError, GateError, UnsupportedCe
 from longdecode.evals import gate
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.gate import Gate, Launches, launches_of
+from longdecode.evals.gate import Gate
+from longdecode.evals.launches import Launches, launches_of
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import read_records

@@ -29,7 +29,7 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_provenance_names_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
-    found = collect(code="", model="", data="", device=torch.device("cpu"), dtype=torch.float32)
+    found = collect(settings={}, code="", model="", data="", device=torch.device("cpu"), dtype=torch.float32)
     assert found.versions["kernels"] == "naive"
 
 

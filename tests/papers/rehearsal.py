@@ -74,7 +74,7 @@ def scaled(name: str) -> dict[str, Any]:
         for sampler in writing["samplers"].values():
             sampler["penalty_window"] = 64
         for run in writing["runs"].values():
-            run |= {"prompts": [256], "tokens": 96, "books": 1, "mark": 48}
+            run |= {"prompts": [256], "tokens": 96, "books": 1}
     return values
 
 

@@ -65,9 +65,10 @@ def test_a_sweep_is_priced_without_what_was_disturbed_throughout(tmp_path: Path)
     lost = table[prefills].assign(context=65536, n=0, median_us=math.nan)
     pd.concat([table, lost]).to_csv(speed, index=False)
     assert measured_times(speed) == measured_times(measured)
-    table[~prefills].to_csv(speed, index=False)
+    without = tmp_path / "without.csv"
+    table[~prefills].to_csv(without, index=False)
     with pytest.raises(ConfigError, match=f"no steps and prefills of {MEASURED_MODEL}"):
-        measured_times(speed)
+        measured_times(without)
 
 
 def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -> None:

@@ -14,7 +14,7 @@ from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import gate
-from longdecode.evals.gate import launches_of
+from longdecode.evals.launches import launches_of
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord
