@@ -34,7 +34,7 @@ from longdecode.methods.registry import get_method, load_card
 TOLERANCE = 2e-4
 """Largest difference allowed between logits (or keys) that should agree."""
 ROUNDED_TOLERANCE = 2e-2
-"""The same over a cache that rounds, along two paths: one code that fell otherwise made 3e-3 on an H100."""
+"""The same over a cache that rounds, along two paths. An H100 showed 3e-3; that a code fell otherwise is inferred."""
 
 
 def check_method(

@@ -67,7 +67,7 @@ def choose_launch(
     tall tiles for large weights, because ``x`` is read again for each; groups of warps share the channels of a short
     one. A small model's weights have too few rows for that: one row's channels are then one tile, loaded whole before
     the kernels ahead have ended. On an H100 a step of a 1.5B shape at batch 1 took 0.84 of its time so, attention's
-    separate merge included; smaller tiles for 8 and 32 rows made steps 2 to 4 % slower there and were left.
+    separate merge included; smaller tiles for 8 and 32 rows made steps up to 4 % slower there and were left.
 
     Args:
         n: outputs; ``F`` where gated.
