@@ -264,7 +264,11 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
 
 
 def _torch_path(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> Tensor:
-    return silu_mul(F.linear(x, weight)) if gated else F.linear(x, weight, bias)
+    # Two axes make one product. Of a strided ``[B, 1, K]``, such as the last rows of a block, torch makes a product a
+    # row with the weight expanded: it is read ``B`` times.
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    out = silu_mul(F.linear(rows, weight)) if gated else F.linear(rows, weight, bias)
+    return out.view(*x.shape[:-1], out.shape[-1])
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool) -> None:

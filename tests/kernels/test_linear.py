@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from longdecode.kernels.add_rms_norm import naive as norm_naive
 from longdecode.kernels.add_rms_norm.gpu import Launch as NormLaunch
@@ -110,6 +112,34 @@ def test_the_rule_by_shape(rng: torch.Generator, rows: int) -> None:
     assert choose_launch(18, 300, rows, torch.float32) is None
     close(linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias))), x.double() @ weight.double().T + bias, x.dtype)
     close(gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE)), gated(x, weight), x.dtype, factor=2)
+
+
+class Products(TorchDispatchMode):
+    """Count torch's products of matrices by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm"):
+            self.names.append(op.overloadpacket.__name__)
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("n", "bias", "gated"), [(5, False, False), (5, True, False), (6, False, True)])
+def test_torch_reads_the_weight_once_for_the_last_rows_of_a_block(
+    rng: torch.Generator, n: int, bias: bool, gated: bool
+) -> None:
+    """Strided ``[B, 1, K]`` is one product, not one a row; with more rows than any launch takes."""
+    block = torch.randn(99, 2, 16, generator=rng).to(DEVICE)
+    weight, added = torch.randn(n, 16, generator=rng).to(DEVICE), torch.randn(n, generator=rng).to(DEVICE)
+    with Products() as products:
+        x = block[:, -1:]
+        got = gated_linear_gpu(x, weight) if gated else linear_gpu(x, weight, added if bias else None)
+    assert products.names == ["addmm" if bias else "mm"]
+    want = naive.gated_linear(x, weight) if gated else naive.linear(x, weight, added if bias else None)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
 def test_no_rows() -> None:
