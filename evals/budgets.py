@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator
 from typing_extensions import TypedDict
 
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.evals.config_values import MOST, Count, Distinct, wrong
 
+if TYPE_CHECKING:
+    from longdecode.engine.attention import AttentionMethod
+
+TOLERANCE = 0.05
+"""A native budget may read this share less than the bytes asked for; what it reads is in its records."""
 _BYTES = "bytes="
 
 
@@ -22,7 +28,7 @@ class Budget:
     """Tokens a query may read per KV head: a fraction of the context (float), a number (int), or all (``None``).
 
     With ``of_bytes`` the value is a share of the bytes that Full reads in a step, selector included; each method's
-    native budget for it follows from its traffic model: see ``evals.equal_bytes``.
+    budget for it follows from its traffic model: see ``native_budget``.
     """
 
     value: float | int | None
@@ -47,6 +53,43 @@ class Budget:
 
 
 FULL_BUDGET = Budget(None)
+
+
+def native_budget(
+    build: Callable[[int], AttentionMethod], share: float, context: int, full_bytes: int, itemsize: int
+) -> int:
+    """Return a method's largest budget, in tokens per KV head, that reads at most a share of Full's bytes a step.
+
+    Keys, values and selector metadata count.
+
+    Args:
+        build: makes the method for a budget in tokens; bytes must not fall as the budget grows.
+        share: of ``full_bytes``, over 0 and at most 1.
+        context: tokens in the cache.
+        full_bytes: what Full reads in a step at that context.
+        itemsize: bytes of a stored element.
+
+    Raises:
+        UnsupportedCellError: the method reads more at its smallest budget, or jumps over the share by more than
+            ``TOLERANCE`` of it.
+    """
+
+    def price(tokens: int) -> int:
+        try:
+            return build(tokens).traffic_per_token(context, itemsize).total_bytes
+        except UnsupportedCellError:
+            return 0
+
+    tokens = bisect_right(range(1, context + 1), round(share * full_bytes), key=price)
+    costs = {near: cost for near in (tokens, tokens + 1) if 1 <= near <= context and (cost := price(near))}
+    if costs.get(tokens, 0) >= (1 - TOLERANCE) * share * full_bytes:
+        return tokens
+    sides = [f"{100 * cost / full_bytes:.1f} % at {near} tokens" for near, cost in costs.items()]
+    least = "jumps over it: " if tokens in costs else "reads more at every budget: "
+    raise UnsupportedCellError(
+        f"no budget reads {100 * share:g} % of Full's bytes at {context} tokens; the method "
+        f"{least}{' and '.join(sides) or 'none runs'}"
+    )
 
 
 def bytes_share(text: str) -> float | None:

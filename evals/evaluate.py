@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +16,6 @@ from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
 from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.evals.against_full import compared_prompt, full_run
 from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.fairness import TuningGuard
 from longdecode.evals.gate import Gate, gate_folder
@@ -26,6 +26,7 @@ from longdecode.evals.records import Cell
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import results_root
 from longdecode.evals.tasks.base import Sample, Task
+from longdecode.methods.registry import get_method
 
 T = TypeVar("T")
 
@@ -205,6 +206,21 @@ def _prefilled(
     full = full_run(generator, prompt)
     prompt = compared_prompt(prompt, full)
     return _Shared(prompt.requests, prompt, full)
+
+
+def full_run(generator: Generator, prompt: Prompt) -> list[Completion]:
+    """Decode a batch with Full attention; the prompt is left as it was."""
+    method = get_method("full").from_budget(None, generator.decoder.config)
+    return generator.decode(prompt, method)
+
+
+def compared_prompt(prompt: Prompt, full: Sequence[Completion]) -> Prompt:
+    """Return the same batch, asking for its first choices and for Full's likeliest tokens."""
+    requests = (
+        replace(request, top_tokens=min(1, request.top_tokens), compared_ids=reference.top_ids)
+        for request, reference in zip(prompt.requests, full, strict=True)
+    )
+    return replace(prompt, requests=tuple(requests))
 
 
 def _say(text: str) -> None:

@@ -7,34 +7,27 @@ import hashlib
 import math
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from longdecode.engine import errors
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.config_reader import read_config, resolve_checkpoint
-from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import resolve_dtype, sm_clock_mhz
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
-from longdecode.engine.tokenizer import TextTokenizer, eos_ids, load_tokenizer
-from longdecode.engine.weights import load_decoder
-from longdecode.evals import provenance
+from longdecode.engine.tokenizer import eos_ids
+from longdecode.evals.budgets import native_budget
 from longdecode.evals.fingerprint import cell_settings, file_hashes, hash_data, hash_texts, quality_code_hash
+from longdecode.evals.model_job import ModelJob
 from longdecode.evals.records import KEPT_OUTPUTS, Cell, Provenance, Record, Status, hash_output
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import Store
 from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.question import encoded
 from longdecode.evals.tasks.registry import get_task
-from longdecode.methods.registry import get_method
-
-if TYPE_CHECKING:
-    from longdecode.evals.equal_bytes import NativeBudgets
 
 
-class QualityJob:
+class QualityJob(ModelJob):
     """The objects that all variants share; the model is loaded when the first batch needs it.
 
     Args:
@@ -45,32 +38,14 @@ class QualityJob:
     """
 
     def __init__(self, config: RunConfig, model: str, suite: str, device: torch.device):
-        self.config, self.model, self.suite, self.device = config, model, suite, device
-        self.spec = config.suites[suite]
-        self.dtype = resolve_dtype(config.dtype, device)
+        self.suite, self.spec = suite, config.suites[suite]
         self.tasks = {name: get_task(name, config.data, suite) for name in self.spec.tasks}
         self.failure: CheckpointError | None = None
         try:
-            self.folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
-            self.model_config = read_config(self.folder)
-            self.model_hash = provenance.checkpoint_hash(self.folder)
+            super().__init__(config, model, device)
+            _ = self.model_hash  # a checkpoint that cannot be hashed ends the job's cells, as one that cannot be read
         except CheckpointError as error:
             self.failure, self.model_hash = error, "unreadable"
-
-    @functools.cached_property
-    def decoder(self) -> Decoder:
-        """The model on the job's device."""
-        return load_decoder(self.folder, device=self.device, dtype=self.dtype)
-
-    @functools.cached_property
-    def tokenizer(self) -> TextTokenizer:
-        """The model's tokenizer."""
-        return load_tokenizer(self.folder)
-
-    @functools.cached_property
-    def clock_mhz(self) -> int | None:
-        """The GPU's clock when the job began; asking for it starts a process, so it is asked for once."""
-        return sm_clock_mhz(self.device)
 
     @functools.cached_property
     def eos_ids(self) -> frozenset[int]:
@@ -151,23 +126,11 @@ class Variant:
         job, place = self.job, {"task": cell.task, "context": cell.context, "budget": cell.budget.text}
         settings = cell_settings(job.config, job.model, job.suite, self.name) | place
         data = hash_texts([job.data_hash, *file_hashes(self.spec.files_of(job.model))])
-        return provenance.collect(
-            settings=settings, code=self._code(cell.task), model=job.model_hash, data=data, device=job.device,
-            dtype=job.dtype, clock_mhz=job.clock_mhz,
-        )  # fmt: skip
+        return job.provenance(settings, self._code(cell.task), data)
 
     @functools.cache  # noqa: B019
     def _code(self, task: str) -> str:
         return quality_code_hash(self.spec.method, self.job.tasks[task].code_module)
-
-    def method(self, budget_tokens: int | None) -> AttentionMethod:
-        """Build the method at a budget.
-
-        Raises:
-            UnsupportedCellError: the method cannot honour the budget on this model.
-        """
-        method = get_method(self.spec.method)
-        return method.from_budget(budget_tokens, self.job.model_config, **self.params)
 
     def method_at(self, cell: Cell) -> AttentionMethod:
         """Build the method of a cell.
@@ -176,7 +139,7 @@ class Variant:
             UnsupportedCellError: the method cannot honour the budget at this context, or no budget of its reads the
                 bytes asked for.
         """
-        method = self.method(self.budget_tokens(cell))
+        method = self.job.build(self.name, self.budget_tokens(cell))
         method.refuse_context(cell.context)
         return method
 
@@ -184,13 +147,13 @@ class Variant:
         """Return a cell's budget in tokens; of a budget in bytes, the method's native one."""
         if not cell.budget.of_bytes:
             return cell.budget.tokens(cell.context)
-        return self._native[cell.budget.text, cell.context]
+        return self._native_budget(float(cell.budget.value or 0), cell.context)
 
-    @functools.cached_property
-    def _native(self) -> NativeBudgets:
-        from longdecode.evals.equal_bytes import NativeBudgets  # for budgets in bytes alone
-
-        return NativeBudgets(self.method, self.job.model_config, self.job.dtype.itemsize)
+    @functools.cache  # noqa: B019
+    def _native_budget(self, share: float, context: int) -> int:
+        itemsize, build = self.job.dtype.itemsize, functools.partial(self.job.build, self.name)
+        full_bytes = context * self.job.model_config.kv_bytes_per_token(itemsize)
+        return native_budget(build, share, context, full_bytes, itemsize)
 
     def scored(
         self, cell: Cell, sample: Sample, completion: Completion, method: AttentionMethod, full: Completion | None

@@ -104,11 +104,7 @@ def _requested(cells: Cells, requests: Iterable[PairRequest]) -> Iterator[Pair]:
 
 
 def means(
-    pairs: Iterable[Pair],
-    cells: Cells,
-    statuses: Statuses,
-    pools: Mapping[str, Sequence[str]],
-    fewest: int = 2,
+    pairs: Iterable[Pair], cells: Cells, statuses: Statuses, pools: Mapping[str, Sequence[str]], fewest: int = 2
 ) -> Iterator[tuple[str, list[Pair]]]:
     """Yield the pairs behind each mean: over a suite's tasks that full attention can do, and over each pool's.
 

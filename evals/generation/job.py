@@ -14,27 +14,21 @@ from typing import Any
 import torch
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.config_reader import read_config, resolve_checkpoint
-from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import resolve_device, resolve_dtype, sm_clock_mhz
+from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.engine.tokenizer import load_tokenizer
-from longdecode.engine.weights import load_decoder
-from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.fingerprint import code_hash, file_hashes, hash_texts
 from longdecode.evals.gate import Gate
-from longdecode.evals.generation.law import STEPS, law_measures, steps_of
-from longdecode.evals.generation.measures import diversity, first_difference, loss_by_full
+from longdecode.evals.generation import measures as measured
 from longdecode.evals.generation.prompts import prompts
 from longdecode.evals.generation.run import write_text
+from longdecode.evals.model_job import ModelJob
 from longdecode.evals.records import Cell, Provenance, Record
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
 from longdecode.evals.store import Store
-from longdecode.methods.registry import get_method
 
 SUITE = "generation"
 
@@ -63,29 +57,21 @@ def write_texts(config: RunConfig, name: str, output: Path, device: str | None =
             store.finish()
 
 
-class GenerationJob:
+class GenerationJob(ModelJob):
     """The objects that all texts of a run share.
 
     Raises:
         ConfigError: the configuration has no such run.
+        CheckpointError: the checkpoint cannot be read.
     """
 
     def __init__(self, config: RunConfig, name: str, device: torch.device, output: Path):
         if config.generation is None or name not in config.generation.runs:
             raise ConfigError(f"{config.source}: no generation of the name {name!r} is configured (key 'generation')")
-        self.config, self.name, self.device, self.output = config, name, device, output
+        self.name, self.output = name, output
         self.generation, self.spec = config.generation, config.generation.runs[name]
-        model = config.models[self.spec.model]
-        self.folder = resolve_checkpoint(model.path, model.revision)
-        self.dtype = resolve_dtype(config.dtype, device)
-        self.model_config = read_config(self.folder)
-        self.tokenizer = load_tokenizer(self.folder)
+        super().__init__(config, self.spec.model, device)
         self.gate = Gate(config, device, output.parent.parent / "gate")
-
-    @cached_property
-    def decoder(self) -> Decoder:
-        """The model on the job's device."""
-        return load_decoder(self.folder, device=self.device, dtype=self.dtype)
 
     @cached_property
     def origin(self) -> Provenance:
@@ -99,11 +85,7 @@ class GenerationJob:
             "run": [self.name, repr(self.spec), repr(self.generation.samplers)], "params": params,
             "budgets": {name: repr(self.config.budgets_of(name)) for name in used}, "seed": self.config.seed,
         }  # fmt: skip
-        return provenance.collect(
-            settings=settings, code=code, model=provenance.checkpoint_hash(self.folder),
-            data=hash_texts(file_hashes(files)), device=self.device, dtype=self.dtype,
-            clock_mhz=sm_clock_mhz(self.device),
-        )  # fmt: skip
+        return self.provenance(settings, code, hash_texts(file_hashes(files)))
 
     @cached_property
     def cells(self) -> Sequence[Cell]:
@@ -124,9 +106,7 @@ class GenerationJob:
         Raises:
             UnsupportedCellError: it cannot honour the budget after such a prompt.
         """
-        spec = self.config.methods[variant]
-        params = spec.params_of(self.spec.model)
-        method = get_method(spec.method).from_budget(budget.tokens(prompt_tokens), self.model_config, **params)
+        method = self.build(variant, budget.tokens(prompt_tokens))
         method.refuse_context(prompt_tokens)
         return method
 
@@ -159,14 +139,16 @@ class GenerationJob:
         ids, measures = write_text(generator, method, request, file, held)
         theirs = None if full is None else full.output_ids
         same = theirs is not None and list(ids) == theirs
-        measures |= diversity(ids)
-        measures["loss_full"] = full.measures["loss_full"] if same and full else loss_by_full(self.decoder, prompt, ids)
+        measures |= measured.diversity(ids)
+        measures["loss_full"] = (
+            full.measures["loss_full"] if same and full else measured.loss_by_full(self.decoder, prompt, ids)
+        )
         if theirs is not None:
-            parted = first_difference(ids, theirs)
+            parted = measured.first_difference(ids, theirs)
             measures |= {"identical": float(same), "same_tokens": float(len(ids) if parted is None else parted)}
         if method.name == "tokenswift" and method.draft is not None and method.draft.rule == "exact":
-            looked_at = islice(steps_of(generator, method, request), STEPS)
-            measures |= law_measures(looked_at, self.config.seed, self.config.confidence)
+            looked_at = islice(measured.steps_of(generator, method, request), measured.LAW_STEPS)
+            measures |= measured.law_measures(looked_at, self.config.seed, self.config.confidence)
         record = self._record(
             cell, measures, sample_index=number, status="ok", score=measures["tokens_per_step"],
             prompt_sha256=hash_texts([book, *map(str, prompt)]), finish_reason="length",

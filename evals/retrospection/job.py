@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.device import device_name, resolve_device, resolve_dtype
+from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.request import Prompt, Request
-from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
-from longdecode.engine.weights import load_decoder
+from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals import provenance
+from longdecode.evals.model_job import ModelJob
 from longdecode.evals.retrospection import traces
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.stats import Spread, bootstrap_interval, generator
@@ -55,19 +54,12 @@ def measure_retrospection(config: RunConfig, model: str, output: Path, device: s
     rows: list[tuple[object, ...]] = []
     spread = Spread(config.confidence, RESAMPLES, config.seed)
     with lease_gpu(resolve_device(device or config.device)) as target:
-        folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
-        decoder = load_decoder(folder, device=target, dtype=resolve_dtype(config.dtype, target))
-        tokenizer, task = load_tokenizer(folder), get_task(spec.models[model], config.data)
+        job, task = ModelJob(config, model, target), get_task(spec.models[model], config.data)
         for context in spec.contexts:
-            prompt, tokens = forced_continuation(task, context, spec.steps, config.seed, decoder, tokenizer)
+            prompt, tokens = forced_continuation(task, context, spec.steps, config.seed, job.decoder, job.tokenizer)
             for budget in config.budgets:
-                built = {
-                    variant: get_method(config.methods[variant].method).from_budget(
-                        budget.tokens(context), decoder.config, **config.methods[variant].params_of(model)
-                    )
-                    for variant in spec.variants
-                }
-                for *what, values in measured(decoder, prompt, tokens, built):
+                built = {variant: job.build(variant, budget.tokens(context)) for variant in spec.variants}
+                for *what, values in measured(job.decoder, prompt, tokens, built):
                     cell = (model, task.name, context, budget.text, *what)
                     rng = generator("retrospection", *cell)
                     mean = bootstrap_interval([values.cpu().numpy()], spread, rng)

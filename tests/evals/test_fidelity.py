@@ -14,7 +14,7 @@ from longdecode.engine.generation import Generator, Request
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.engine.weights import random_decoder
-from longdecode.evals.against_full import compared_prompt, full_run
+from longdecode.evals.evaluate import compared_prompt, full_run
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.continuation import first_kept, kl_from_full, repeated
 from longdecode.evals.tasks.registry import get_task

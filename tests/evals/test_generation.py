@@ -23,8 +23,15 @@ from longdecode.engine.weights import random_decoder
 from longdecode.evals import exact_texts
 from longdecode.evals.generation import job as jobs
 from longdecode.evals.generation import run as runs
-from longdecode.evals.generation.law import law_measures, printed_bias, steps_of
-from longdecode.evals.generation.measures import distinct, diversity, first_difference, loss_by_full
+from longdecode.evals.generation.measures import (
+    distinct,
+    diversity,
+    first_difference,
+    law_measures,
+    loss_by_full,
+    printed_bias,
+    steps_of,
+)
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.store import read_records
