@@ -1,22 +1,44 @@
-"""Types of configuration values, and errors that name the file, the key, the value and what is allowed."""
+"""Read configuration files: YAML, types of values, and errors that name file, key, value and the nearest valid name."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.plugins import PluginRoom
-from longdecode.evals.names import unknown_name
 
 T = TypeVar("T")
 _REFUSED = "refused"
 _MOST_SHOWN = 400
+MOST_NODES, MOST_LEVELS = 200_000, 50
+"""Values of a file once its aliases are written out, and their depth; the largest configuration has about 2,000."""
+
+
+def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
+    """The sentence for an unknown ``given``, with the nearest of the ``valid`` names."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.0)
+    nearest = f"; nearest valid name: {near[0]!r}" if near else ""
+    return f"unknown {kind} {given!r}{nearest} (valid: {', '.join(names) or 'none'})"
+
+
+def refuse_unknown(source: str, kind: str, given: Iterable[str], valid: Collection[str]) -> None:
+    """Refuse names that are not among the valid ones.
+
+    Raises:
+        ConfigError: the message begins with ``source`` and gives the nearest valid name.
+    """
+    for name in given:
+        if name not in valid:
+            raise ConfigError(f"{source}: {unknown_name(kind, name, valid)}")
 
 
 def wrong(problem: str, key: str = "") -> PydanticCustomError:
@@ -182,3 +204,86 @@ def _keys_at(schema: Mapping[str, Any], where: list[str]) -> list[str]:
         named = node.get("patternProperties") or {"": node.get("additionalProperties")}
         node = resolved(node.get("properties", {}).get(part) or next(iter(named.values())))
     return list(node["properties"])
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML file.
+
+    Raises:
+        ConfigError: the file is missing, unreadable or no YAML, a key stands twice in a mapping, or an alias holds
+            itself; one line that names the file and the place.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        beside = [other.name for other in path.parent.glob("*.yaml")]
+        near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.0)
+        nearest = f"; nearest configuration: {path.with_name(near[0])}" if near else ""
+        raise ConfigError(f"{path}: no such configuration file{nearest}") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Return the content of YAML text; ``source`` names it in errors.
+
+    Raises:
+        ConfigError: as of ``read_yaml``.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        if (node := loader.get_single_node()) is None:
+            return None
+        _refuse_unfolding(node, source)
+        return loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:  # a date of month 13 is a ValueError
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError(f"{source}{where}: not YAML: {problem[:300]}") from None
+
+
+def _refuse_unfolding(root: yaml.Node, source: str) -> None:
+    """Refuse too many values as they will be written out, one that holds itself, and a key twice as written.
+
+    What ``<<`` brings along may be overwritten.
+    """
+    todo, count = [(root, 0)], 0
+    while todo:
+        node, level = todo.pop()
+        count += 1
+        where = f"{source}:{node.start_mark.line + 1}"
+        if count > MOST_NODES:
+            raise ConfigError(f"{source}: more than {MOST_NODES:,} values once its aliases are written out")
+        if level > MOST_LEVELS:
+            raise ConfigError(f"{where}: nested too deeply, or in itself; at most {MOST_LEVELS} levels are read")
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            seen = set[tuple[str, str]]()
+            for key, _ in node.value:
+                name = (key.tag, str(key.value))
+                if name in seen:
+                    line = key.start_mark.line + 1
+                    raise ConfigError(f"{source}:{line}: the key {key.value!r} stands twice in one mapping")
+                seen.add(name)
+            children = [part for pair in node.value for part in pair]
+        todo += [(child, level + 1) for child in children]
+
+
+def merged(base: Any, over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay values over others, mappings key by key."""
+    found = dict(base or {})
+    for key, value in over.items():
+        below = found.get(key)
+        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def retyped(value: Any) -> Any:
+    """Give a value of ``--config`` the types of YAML: Snakemake passes what is inside a list or mapping as text."""
+    if isinstance(value, Mapping):
+        return {key: retyped(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [retyped(entry) for entry in value]
+    return yaml.safe_load(value) if isinstance(value, str) else value

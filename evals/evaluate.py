@@ -16,11 +16,10 @@ from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
 from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.evals.failures import free_memory, status_of
+from longdecode.evals.config_values import refuse_unknown
 from longdecode.evals.fairness import TuningGuard
-from longdecode.evals.gate import Gate, gate_folder
+from longdecode.evals.gate import Gate, free_memory, gate_folder, status_of
 from longdecode.evals.manifest import seal
-from longdecode.evals.names import require_known
 from longdecode.evals.quality_job import QualityJob, Variant
 from longdecode.evals.records import Cell
 from longdecode.evals.run_config import RunConfig
@@ -48,9 +47,9 @@ def evaluate_suite(
         CheckpointError: the model cannot be loaded.
         LockHeldError: another process runs one of the variants.
     """
-    require_known(config.source, "model", [model], config.models)
-    require_known(config.source, "variant", outputs, config.methods)
-    require_known(config.source, "suite", [suite], config.suites)
+    refuse_unknown(config.source, "model", [model], config.models)
+    refuse_unknown(config.source, "variant", outputs, config.methods)
+    refuse_unknown(config.source, "suite", [suite], config.suites)
     with lease_gpu(resolve_device(config.device)) as device, ExitStack() as stack:
         job = QualityJob(config, model, suite, device)
         if job.failure is not None and any(b.of_bytes for name in outputs for b in config.budgets_of(name)):

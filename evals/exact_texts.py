@@ -23,7 +23,7 @@ from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import LongDecodeError
 from longdecode.engine.generation import Generator, Request
 from longdecode.evals import manifest, provenance
-from longdecode.evals.failures import free_memory, status_of
+from longdecode.evals.gate import free_memory, status_of
 from longdecode.evals.generation.job import GenerationJob
 from longdecode.evals.generation.measures import first_difference
 from longdecode.evals.generation.prompts import prompts

@@ -1,4 +1,4 @@
-"""Fair comparisons: tuned values where a variant leaves a knob open, and refusals of runs that tune some alone."""
+"""Fair comparisons: tuning records, their values where a variant leaves a knob open, refusals of unfair runs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,97 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.tuning_spec import TuningRecord, read_tuning
 from longdecode.methods.registry import load_card
 
 if TYPE_CHECKING:
-    from longdecode.evals.run_config import MethodSpec, RunConfig
+    from longdecode.evals.run_config import RunConfig
+    from longdecode.evals.specs import MethodSpec
     from longdecode.evals.tasks.base import Sample
 
 SUFFIX = "+window"
 """Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
 _OTHERWISE = "or `--config allow_untuned=true` runs it and marks the rows"
 Kind = Literal["tuned", "by hand", "untuned", "nothing to tune", "common window"]
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Trial(_Stored):
+    """One setting of a method: the knobs' values, the mean score over the tasks that count, and each task's."""
+
+    setting: dict[str, Any]
+    value: float | None
+    by_task: dict[str, float]
+    status: str = "ok"
+
+
+class Tuned(_Stored):
+    """A method's curve and choice: ``fixed`` are the parameters that were not tuned, ``seconds`` the time it took."""
+
+    fixed: dict[str, Any]
+    chosen: dict[str, Any]
+    trials: tuple[Trial, ...]
+    seconds: float
+
+
+class TuningRecord(_Stored):
+    """All that was tuned on one model, with what it was tuned on; ``prompts`` are the SHA-256 of every prompt."""
+
+    format: int = Field(default=1, ge=1, le=1)
+    model: str
+    model_hash: str
+    revision: str
+    device: str
+    seed: int
+    budget: float
+    contexts: tuple[int, ...]
+    samples: int
+    settings: int
+    full: dict[str, float]
+    left_out: tuple[str, ...]
+    methods: dict[str, Tuned]
+    prompts: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _is_earned(self) -> TuningRecord:
+        """Refuse a choice that no trial made, or that took more trials than every method was allowed."""
+        for name, tuned in self.methods.items():
+            scored = [(trial.value, trial.setting) for trial in tuned.trials if trial.value is not None]
+            best = [setting for value, setting in scored if value == max(value for value, _ in scored)]
+            if tuned.chosen not in best:
+                raise ValueError(f"methods.{name}.chosen: {tuned.chosen} is no best trial")
+            if len(tuned.trials) > self.settings:
+                raise ValueError(f"methods.{name}.trials: {len(tuned.trials)}, over settings = {self.settings}")
+        return self
+
+
+def read_tuning(path: Path | str) -> TuningRecord:
+    """Read and check a tuning record.
+
+    Raises:
+        ConfigError: it is missing, is not JSON, or does not fit the schema.
+    """
+    path = Path(path)
+    try:
+        return TuningRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such tuning record; `snakemake tune` with this configuration makes it") from None
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"{path}: {faults}") from error
+
+
+def write_tuning(path: Path, record: TuningRecord) -> None:
+    """Write a tuning record, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 @dataclass(frozen=True, slots=True)

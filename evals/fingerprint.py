@@ -29,7 +29,7 @@ CHECKS = ("rule", *(f"conformance{part}" for part in ("", "_bench", "_card", "_l
 """Modules of the methods room that check a method."""
 _STOPS = {
     "engine": "plugins",
-    "evals": "config_values fingerprint gate names provenance records run_config store tasks.registry throughput.spec",
+    "evals": "config_values fingerprint gate provenance records run_config specs store tasks.registry throughput.spec",
     "methods": f"card registry {' '.join(CHECKS)}",
 }
 BOOKKEEPING = frozenset(f"{PACKAGE}.{room}.{name}" for room, names in _STOPS.items() for name in names.split())

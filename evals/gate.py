@@ -1,29 +1,35 @@
 """The gate: a variant's conformance on a device, checked once and kept in a file that the jobs read.
 
-Its first part runs the conformance suite on a tiny model, its second the kernels of the run's own launches.
+Its first part runs the conformance suite on a tiny model, its second the kernels of the run's own launches. What bars a
+cell otherwise, such as too little memory, has its status here too.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from longdecode.engine.device import device_name, resolve_dtype
-from longdecode.engine.errors import GateError, LongDecodeError, UnsupportedCellError
+from longdecode.engine.errors import (
+    CheckpointError,
+    DataUnavailableError,
+    DeviceMemoryError,
+    GateError,
+    LongDecodeError,
+    UnsupportedCellError,
+)
 from longdecode.evals import provenance
-from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.fingerprint import gate_code_hash
-from longdecode.evals.launches import Launches, budget_at, launches_of, model_shape
 from longdecode.evals.manifest import seal
-from longdecode.evals.run_config import RunConfig
+from longdecode.evals.records import Status
+from longdecode.evals.run_config import Launches, RunConfig, budget_at, launches_of, model_shape
 from longdecode.evals.store import replacing, results_root
-
-if TYPE_CHECKING:
-    import torch
 
 _REFUSALS: Mapping[str, type[LongDecodeError]] = {"failed_gate": GateError, "unsupported": UnsupportedCellError}
 
@@ -153,3 +159,25 @@ def check_method(method: str, device: torch.device, params: dict[str, Any]) -> N
 def gate_folder(output: Path) -> Path:
     """Return the folder of gate files, given the file of a job."""
     return results_root(output) / "gate"
+
+
+def status_of(error: Exception) -> Status | None:
+    """Return the status an error gives its cell, or ``None`` for an error that is no cell's own."""
+    if isinstance(error, DeviceMemoryError | torch.cuda.OutOfMemoryError | MemoryError):
+        return "oom"
+    if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
+        return "oom"
+    if isinstance(error, UnsupportedCellError):
+        return "unsupported"
+    if isinstance(error, GateError | CheckpointError):  # a damaged checkpoint ends its own cells, not the run
+        return "failed_gate"
+    return "data_unavailable" if isinstance(error, DataUnavailableError) else None
+
+
+def free_memory(device: torch.device, error: BaseException | None = None) -> None:
+    """Give back what nothing refers to any more, an error's frames included; call it outside the ``except`` block."""
+    if error is not None:
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

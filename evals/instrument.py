@@ -15,9 +15,9 @@ import pandas as pd
 from longdecode.engine.errors import GateError
 from longdecode.evals.budgets import token_share
 from longdecode.evals.manifest import seal
-from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import InstrumentSpec, RunConfig
+from longdecode.evals.run_config import RunConfig, record_files
+from longdecode.evals.specs import InstrumentSpec
 from longdecode.evals.store import read_records, replacing
 from longdecode.evals.tasks.registry import folder_of
 

@@ -18,6 +18,7 @@ from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.file_lock import FileLock, LockHeldError
 from longdecode.engine.model_cache import built_model
 from longdecode.evals.analysis import TABLES
+from longdecode.evals.config_values import unknown_name
 from longdecode.evals.fairness import tuned_variants
 from longdecode.evals.fingerprint import (
     gate_code_hash,
@@ -28,10 +29,7 @@ from longdecode.evals.fingerprint import (
     quality_settings,
     speed_code_hash,
 )
-from longdecode.evals.launches import launches_of
-from longdecode.evals.names import unknown_name
-from longdecode.evals.record_files import record_files
-from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config
+from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config, launches_of, record_files
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.spec import KERNELS, SHARED_JOBS
 

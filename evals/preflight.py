@@ -11,7 +11,7 @@ from pathlib import Path
 from longdecode.engine.config_reader import read_config, resolve_checkpoint
 from longdecode.engine.errors import CheckpointError, ConfigError, LongDecodeError, StorageError, UnsupportedCellError
 from longdecode.engine.model_cache import BUILT_MODELS, built_model
-from longdecode.evals.names import unknown_name
+from longdecode.evals.config_values import unknown_name
 from longdecode.evals.run_config import RunConfig
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from longdecode.engine.errors import LongDecodeError
+from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals.budgets import Budget
+from longdecode.evals.tasks.registry import get_task
 
 Status = Literal["ok", "oom", "unsupported", "timeout", "failed_gate", "data_unavailable"]
 Bench = Literal["ceiling", "kernel", "decode", "offload", "own_choices"]
@@ -209,6 +211,17 @@ class Record(BaseRecord):
         return self.sample_index
 
     @property
+    def problem(self) -> tuple[Any, ...]:
+        """Identify the sample's problem within its task and context, so that intervals resample its draws together.
+
+        Samples of a task that draws a problem several times, or cuts several windows of one text, share the number that
+        ``samples_per_problem`` gives them. Elsewhere those with one prompt do, or each is its own where none was kept.
+        """
+        if (draws := samples_per_problem(self.task)) > 1:
+            return self.task, self.sample_index // draws
+        return self.task, self.prompt_sha256 or (self.seed, self.sample_index)
+
+    @property
     def has_result(self) -> bool:
         """True for a scored sample."""
         return self.score is not None and self.sample_index >= 0
@@ -258,6 +271,15 @@ class SpeedRecord(BaseRecord):
     def has_result(self) -> bool:
         """True where there is a time."""
         return bool(self.samples)
+
+
+@functools.cache
+def samples_per_problem(task: str) -> int:
+    """Return the samples of a problem; 1 for a task that no suite has any more."""
+    try:
+        return get_task(task).samples_per_problem
+    except ConfigError:
+        return 1
 
 
 def hash_output(ids: Sequence[int] | None) -> str | None:

@@ -2,131 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationInfo, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from longdecode.engine.errors import ConfigError
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
+from longdecode.evals.config_values import merged, read_yaml, unknown_name
 from longdecode.evals.fairness import require_fair, with_tuned_values
-from longdecode.evals.generation.spec import GenerationSpec
-from longdecode.evals.names import colliding, unknown_name
-from longdecode.evals.retrospection.spec import RetrospectionSpec
-from longdecode.evals.suite_spec import SuiteSpec, with_protocols
-from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks, task_names
+from longdecode.evals.specs import (
+    TUNING_SUITE,
+    GenerationSpec,
+    InstrumentSpec,
+    MethodSpec,
+    ModelSpec,
+    RetrospectionSpec,
+    SuiteSpec,
+    TuningSpec,
+    with_protocols,
+)
+from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks
 from longdecode.evals.throughput.shapes import shape_names
-from longdecode.evals.throughput.spec import Throughput, with_variants
+from longdecode.evals.throughput.spec import EQUAL_MEMORY, MAX_BATCH, OWN_CHOICES, Throughput, with_variants
 from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
-from longdecode.evals.tuning_spec import TUNING_SUITE, TuningSpec
-from longdecode.evals.yaml_file import merged, read_yaml
-from longdecode.methods.card import Card
-from longdecode.methods.registry import METHODS, get_method, get_rule, load_card
-
-__all__ = [
-    "Budget",
-    "InstrumentSpec",
-    "MethodSpec",
-    "ModelSpec",
-    "RunConfig",
-    "SuiteSpec",
-    "build_run_config",
-    "load_run_config",
-    "schema_text",
-]
 
 REFERENCE_METHOD = "full"
 """The method that every difference is taken to."""
-TaskName = Annotated[typed.Text, typed.known("task", task_names)]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A checkpoint: a local folder or a hub id, with an optional revision."""
-
-    path: Annotated[typed.Text, Field(description="A local folder or a hub id.")]
-    revision: typed.Text | None = None
-
-
-@dataclass(frozen=True)
-class MethodSpec:
-    """A variant: a registered method with the parameters that differ from its defaults; tables print its name.
-
-    ``suites`` and ``budgets`` restrict it to a part of the run, as ablations want it; ``None`` runs it everywhere,
-    no suite leaves it to the throughput tests alone. ``models`` names the models that it is scored on, ``None`` all:
-    a fork of a checkpoint runs what it was trained for. ``by_model`` lays parameters of single models over the others:
-    head roles, say, are a model's own. ``tuned`` holds, by model, the values of the run's tuning records, which the
-    variant's own parameters override.
-    """
-
-    method: Annotated[typed.Text, typed.entry_of(METHODS)] = ""
-    params: Annotated[Mapping[str, Any], typed.OrNull()] = field(default_factory=dict)
-    suites: Annotated[tuple[str, ...], typed.Distinct] | None = None
-    budgets: Budgets | None = None
-    models: Annotated[typed.Names, typed.OrNull()] | None = None
-    by_model: Annotated[Mapping[str, Mapping[str, Any]], typed.OrNull()] = field(default_factory=dict)
-    tuned: SkipJsonSchema[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-
-    @cached_property
-    def card(self) -> Card:
-        """The method's card."""
-        return load_card(self.method)
-
-    @property
-    def takes_budget(self) -> bool:
-        """False for a method that reads everything: it runs once a context, not once a budget."""
-        return self.card.limits.min_budget_tokens is not None
-
-    @property
-    def is_ablation(self) -> bool:
-        """True for a variant that runs on a part of the run only, to learn about its method."""
-        return bool(self.suites or self.budgets)
-
-    def runs_on(self, model: str) -> bool:
-        """Return true where the variant is scored on a model."""
-        return self.models is None or model in self.models
-
-    def own_params(self, model: str) -> dict[str, Any]:
-        """Return the parameters that the configuration gives on one model."""
-        return {**self.params, **self.by_model.get(model, {})}
-
-    def params_of(self, model: str) -> dict[str, Any]:
-        """Return the parameters on one model: the configuration's over the tuned ones."""
-        return {**self.tuned.get(model, {}), **self.own_params(model)}
-
-    def portable(self, model: str) -> dict[str, Any]:
-        """Return the parameters on one model that mean the same on every model, which the gate checks."""
-        return self.card.portable(self.params_of(model))
-
-    def files_of(self, model: str) -> tuple[Path, ...]:
-        """Return the files that the parameters on one model name."""
-        return self.card.files(self.params_of(model))
-
-    @model_validator(mode="after")
-    def _check(self, info: ValidationInfo) -> MethodSpec:
-        if self.budgets and not self.takes_budget:
-            raise typed.wrong(f"{self.method} takes no budget", "budgets")
-        if (info.context or {}).get("check_params", True):
-            _require_usable(self.method)
-            _check_params(self.method, self.params, "params")
-            for model, params in self.by_model.items():
-                _check_params(self.method, params, f"by_model.{model}")
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class InstrumentSpec:
-    """Thresholds of the instrument checks that configurations set; ``evals.instrument`` says what each check asks."""
-
-    full_min: typed.Share = 0.95
-    full_min_by_task: Annotated[Mapping[TaskName, typed.Share], typed.OrNull()] = field(default_factory=dict)
-    streaming_budget: typed.Share = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +193,10 @@ class RunConfig:
     def _refuse_colliding(self) -> None:
         """Refuse names that differ only where file names do not: one page would overwrite the other."""
         for key, names in (("models", self.models), ("methods", self.methods), ("suites", self.suites)):
-            if pair := colliding(names):
-                raise typed.wrong(f"{pair[0]!r} and {pair[1]!r} would have one page; rename one of them", key)
+            pages: dict[str, str] = {}
+            for name in names:
+                if (first := pages.setdefault(re.sub("[^a-z0-9]+", "-", name.lower()).strip("-"), name)) != name:
+                    raise typed.wrong(f"{first!r} and {name!r} would have one page; rename one of them", key)
 
 
 def load_run_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -340,35 +250,6 @@ def schema_text() -> str:
     return yaml.safe_dump(schema, sort_keys=False, default_flow_style=None, width=120)
 
 
-def _require_usable(method: str) -> None:
-    """Import a method and its rule, which jobs would find wanting only after others had run."""
-    for file, load in (("method.py", get_method), ("rule.py", get_rule)):
-        try:
-            load(method)
-        except ConfigError as error:
-            raise typed.wrong(str(error)) from None
-        except Exception as error:  # a file of the user's may raise anything
-            path = METHODS.find(method) / file
-            raise typed.wrong(f"{path}: cannot be imported: {type(error).__name__}: {error}") from None
-
-
-def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:
-    if not params:
-        return
-    # A method's module brings torch with it: seconds that a process which checks nothing should not spend.
-    from longdecode.methods.budgeted import build_params
-
-    params_type = get_method(method).Params
-    for name in params:
-        typed.require_known(
-            f"parameter of {method}", [name], [item.name for item in fields(params_type)], f"{key}.{name}"
-        )
-    try:
-        build_params(method, params_type, params)
-    except ConfigError as error:
-        raise typed.wrong(str(error), key) from None
-
-
 def _over(implied: Mapping[str, Any], entry: Any) -> Any:
     """Lay an entry over the values that its name implies; a null leaves them as they are."""
     if not isinstance(entry, Mapping | None):
@@ -377,6 +258,92 @@ def _over(implied: Mapping[str, Any], entry: Any) -> Any:
         **implied,
         **{key: value for key, value in (entry or {}).items() if value is not None or key not in implied},
     }
+
+
+class RecordFile(NamedTuple):
+    """Identify one file of records; ``context`` is ``None`` where it holds all contexts of the suite."""
+
+    model: str
+    variant: str
+    suite: str
+    context: int | None = None
+
+    def path(self, folder: Path) -> Path:
+        """Return the parquet file below the folder of records."""
+        part = "" if self.context is None else f".{self.context}"
+        return folder / self.model / self.variant / f"{self.suite}{part}.parquet"
+
+
+def record_files(run: RunConfig) -> list[RecordFile]:
+    """Return every file of records that a run has."""
+    return [
+        RecordFile(model, variant, suite, context)
+        for model in run.models
+        for suite, spec in run.suites.items()
+        for variant in run.methods
+        if suite in run.suites_of(variant)
+        for context in (spec.contexts if run.jobs != "suite" else (None,))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The largest launches of a method on one model under one set of portable parameters: tokens, rows, budgets."""
+
+    model: str
+    params: Mapping[str, Any]
+    context: int = 0
+    batch: int = 0
+    budgets: tuple[Budget, ...] = ()
+
+
+def launches_of(run: RunConfig, variant: str) -> list[Launches]:
+    """Return the largest launches of all variants that share a variant's gate, by model and parameters."""
+    method, found = run.methods[variant].method, dict[str, Launches]()
+    sharing = [name for name, spec in run.methods.items() if spec.method == method and run.gate_of(name) == variant]
+    for name in sharing:
+        for model, context, batch, budgets in _sizes(run, name):
+            params = run.methods[name].portable(model)
+            key = json.dumps([model, params], sort_keys=True, default=str)
+            known = found.get(key, Launches(model, params))
+            tokens = tuple(dict.fromkeys((*known.budgets, *(b for b in budgets if not b.of_bytes))))
+            found[key] = Launches(model, params, max(known.context, context), max(known.batch, batch), tokens)
+    return list(found.values())
+
+
+def _sizes(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[Budget, ...]]]:
+    """Yield model, tokens, rows and budgets of what a run scores, writes and times of a variant."""
+    spec, budgets = run.methods[variant], run.budgets_of(variant)
+    suites = [run.suites[suite] for suite in run.suites_of(variant)]
+    for model in filter(spec.runs_on, run.models if suites else ()):
+        context = max(max(suite.contexts) for suite in suites)
+        yield model, context, max(min(suite.batch, suite.samples) for suite in suites), budgets
+    for texts in run.generation.runs.values() if run.generation else ():
+        if variant in texts.named:
+            yield texts.model, max(texts.prompts) + texts.tokens, 1, budgets
+    for grid in run.throughput.grids if run.throughput else ():
+        if variant in grid.timed_on and grid.contexts:
+            batch = max(grid.batches)
+            if grid.bench in (EQUAL_MEMORY, OWN_CHOICES):
+                batch = MAX_BATCH if spec.takes_budget else grid.sequences
+            timed = grid.budgets if spec.takes_budget else (FULL_BUDGET,)
+            yield grid.timed_on[variant], max(grid.contexts), batch, timed
+
+
+def model_shape(run: RunConfig, launches: Launches) -> Any:
+    """Return the shape of a model of the run, or of one that is only timed."""
+    from longdecode.engine.config_reader import read_config, resolve_checkpoint
+    from longdecode.evals.throughput.models import shape_config
+
+    model = run.models.get(launches.model)
+    known = read_config(resolve_checkpoint(model.path, model.revision)) if model else None
+    return known or shape_config(launches.model, launches.context)
+
+
+def budget_at(launches: Launches, context: int) -> int | None:
+    """Return the largest of the budgets in tokens that leaves something out here; else a tenth of the context."""
+    tokens = [budget.tokens(context) for budget in launches.budgets]
+    return None if None in tokens else max((n for n in tokens if n and n < context), default=context // 10)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ import pandas as pd
 from longdecode.engine.config_reader import read_config
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.model_cache import built_model
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
-from longdecode.evals.record_files import RecordFile
-from longdecode.evals.run_config import RunConfig, load_run_config
+from longdecode.evals.run_config import RecordFile, RunConfig, load_run_config
 from longdecode.evals.tasks.registry import folder_of, get_task
-from longdecode.evals.yaml_file import read_yaml
 
 MEASURED_MODEL, MEASURED_BYTES = "llama3-8b", 15.0e9  # weights that a step reads, of 16.1 GB with the embedding
 ATTENTION_OPERATIONS = 2 * 32 * 32 * 128

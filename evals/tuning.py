@@ -16,12 +16,12 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals import provenance
 from longdecode.evals.budgets import Budget
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.fairness import tuned_variants
+from longdecode.evals.fairness import Trial, Tuned, TuningRecord, tuned_variants, write_tuning
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import REFERENCE_METHOD, MethodSpec, RunConfig, SuiteSpec
+from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
+from longdecode.evals.specs import TUNING_SUITE, MethodSpec, SuiteSpec, TuningSpec
 from longdecode.evals.store import read_records
 from longdecode.evals.tasks.registry import suite_tasks
-from longdecode.evals.tuning_spec import TUNING_SUITE, Trial, Tuned, TuningRecord, TuningSpec, write_tuning
 from longdecode.methods.card import Card
 
 

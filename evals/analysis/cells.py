@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.evals.problems import problem_of
 from longdecode.evals.records import Record
 from longdecode.evals.stats import Floats
 
@@ -84,7 +83,7 @@ def unit_scores(found: Iterable[Record]) -> Floats:
     """Return the scores of a cell by unit, ``[units]``: the mean over a problem's samples."""
     units: dict[object, list[float]] = defaultdict(list)
     for r in found:
-        units[problem_of(r)].append(float(r.score or 0.0))
+        units[r.problem].append(float(r.score or 0.0))
     return np.array([np.mean(scores) for scores in units.values()])
 
 

@@ -16,7 +16,6 @@ from longdecode.evals.analysis.comparisons import PairRequest
 from longdecode.evals.analysis.steps import memory_bounds, step_pairs
 from longdecode.evals.analysis.texts import text_measures
 from longdecode.evals.analysis.traces import head_losses, layer_overlaps, selection_traces, step_overlaps
-from longdecode.evals.problems import problem_of
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator, mean_interval
 from longdecode.evals.store import read_records
@@ -98,7 +97,7 @@ def _curves(cells: Cells, spread: Spread) -> Iterator[dict[str, Any]]:
         for start in range(0, length, step):
             units: dict[object, list[float]] = defaultdict(list)
             for r in samples.values():
-                units[problem_of(r)] += (r.parts or [])[start : start + step]
+                units[r.problem] += (r.parts or [])[start : start + step]
             values = np.array([np.mean(parts) for parts in units.values() if parts])
             at = min(start + step, length)
             rng = generator(spread.seed, "along", *cell, at)

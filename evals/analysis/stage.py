@@ -15,9 +15,8 @@ from longdecode.evals.analysis.pareto import pareto_table
 from longdecode.evals.analysis.query import Tables
 from longdecode.evals.analysis.summary import summary_table
 from longdecode.evals.fingerprint import require_settings
-from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record, SpeedRecord
-from longdecode.evals.run_config import load_run_config
+from longdecode.evals.run_config import load_run_config, record_files
 from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_folder, read_records, write_table
 from longdecode.evals.throughput.summary import speed_table

@@ -19,9 +19,8 @@ from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.budgets import FULL_BUDGET, Budget
-from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.fingerprint import code_hash, file_hashes, hash_texts
-from longdecode.evals.gate import Gate
+from longdecode.evals.gate import Gate, free_memory, status_of
 from longdecode.evals.generation import measures as measured
 from longdecode.evals.generation.prompts import prompts
 from longdecode.evals.generation.run import write_text

@@ -22,8 +22,8 @@ from longdecode.engine.generation import Completion, Generator, Request, Samplin
 from longdecode.engine.tokenizer import eos_ids, load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
+from longdecode.evals.config_values import unknown_name
 from longdecode.evals.fingerprint import code_hash
-from longdecode.evals.names import unknown_name
 from longdecode.methods.conformance import check_method
 from longdecode.methods.registry import get_method
 

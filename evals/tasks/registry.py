@@ -19,7 +19,7 @@ import yaml
 
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.plugins import PluginRoom
-from longdecode.evals.names import unknown_name
+from longdecode.evals.config_values import unknown_name
 from longdecode.evals.tasks.base import Data, Question, Suite, Task
 from longdecode.evals.tasks.question import Reasked
 

@@ -18,7 +18,7 @@ from longdecode.engine.errors import DeviceMemoryError, LongDecodeError, Unsuppo
 from longdecode.engine.host_memory import HostBuffer
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
 from longdecode.evals.budgets import FULL_BUDGET
-from longdecode.evals.failures import free_memory
+from longdecode.evals.gate import free_memory
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.throughput.forced_selection import ForcedSelection, draw_selections
 from longdecode.evals.throughput.harness import Bench, SpeedCell

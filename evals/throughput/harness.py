@@ -16,9 +16,8 @@ from longdecode.engine.device import device_name, resolve_dtype
 from longdecode.engine.errors import ContextLimitError
 from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
-from longdecode.evals.failures import free_memory, status_of
 from longdecode.evals.fingerprint import file_hashes, hash_settings, hash_texts, speed_code_hash
-from longdecode.evals.gate import Gate
+from longdecode.evals.gate import Gate, free_memory, status_of
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weights, op_sizes
 from longdecode.evals.run_config import RunConfig

@@ -19,9 +19,9 @@ import torch
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
+from longdecode.evals.config_values import unknown_name
 from longdecode.evals.gate import Gate, gate_folder
 from longdecode.evals.manifest import seal
-from longdecode.evals.names import unknown_name
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.store import results_root

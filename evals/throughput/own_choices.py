@@ -18,7 +18,7 @@ from longdecode.engine.sampling import Sampling
 from longdecode.engine.steppers import Stepper, make_stepper
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.datasets.books import read_books
-from longdecode.evals.failures import free_memory
+from longdecode.evals.gate import free_memory
 from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.run_config import RunConfig

@@ -245,7 +245,7 @@ def tokens_of(text: str) -> int:
 
 def name_of(profile: str) -> str:
     """Return the name that a run's folders have: a configuration's key ``profile``, or a name as it is."""
-    from longdecode.evals.yaml_file import read_yaml
+    from longdecode.evals.config_values import read_yaml
 
     return str(read_yaml(Path(profile)).get("profile")) if profile.endswith((".yaml", ".yml")) else profile
 

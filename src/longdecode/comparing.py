@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.names import unknown_name
+from longdecode.evals.config_values import unknown_name
 
 Rows = list[tuple[str, ...]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.tasks.registry import SUITES, describe, get_suite
-from longdecode.evals.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from longdecode.evals.run_config import RunConfig

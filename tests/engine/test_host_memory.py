@@ -11,7 +11,7 @@ from torch import Tensor
 from longdecode.engine import host_memory
 from longdecode.engine.errors import ConfigError, PinnedMemoryError
 from longdecode.engine.host_memory import HostBuffer
-from longdecode.evals.failures import status_of
+from longdecode.evals.gate import status_of
 from longdecode.kernels.host_fetch.naive import seen_from
 
 

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals import preflight
+from longdecode.evals.config_values import parse_yaml, read_yaml
 from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.yaml_file import parse_yaml, read_yaml
 
 HUGE, LONG = 10**12, "x" * 300
 BASE = """

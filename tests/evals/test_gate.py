@@ -16,9 +16,8 @@ from longdecode.evals import gate
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.gate import Gate
-from longdecode.evals.launches import Launches, launches_of
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.run_config import Launches, RunConfig, build_run_config, launches_of
 from longdecode.evals.store import read_records
 from longdecode.evals.throughput.models import shape_config
 from longdecode.methods import conformance_launches

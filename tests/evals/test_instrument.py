@@ -13,7 +13,8 @@ from longdecode.engine.errors import GateError
 from longdecode.evals import instrument
 from longdecode.evals.instrument import Check, check_instrument, run_checks
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import InstrumentSpec, build_run_config
+from longdecode.evals.run_config import build_run_config
+from longdecode.evals.specs import InstrumentSpec
 from longdecode.evals.store import write_records
 from longdecode.evals.tasks.registry import suite_tasks
 

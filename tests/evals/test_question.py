@@ -19,9 +19,9 @@ from longdecode.evals.fingerprint import quality_settings
 from longdecode.evals.instrument import run_checks
 from longdecode.evals.quality_job import QualityJob
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import InstrumentSpec, build_run_config
+from longdecode.evals.run_config import build_run_config
+from longdecode.evals.specs import InstrumentSpec, with_protocols
 from longdecode.evals.store import read_records
-from longdecode.evals.suite_spec import with_protocols
 from longdecode.evals.tasks.base import Sample, Score, Task
 from longdecode.evals.tasks.question import Reasked, encoded
 from longdecode.evals.tasks.registry import describe, folder_of, get_suite, get_task, suite_names, suite_tasks

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.run_config import Budget, build_run_config, load_run_config, schema_text
+from longdecode.evals.budgets import Budget
+from longdecode.evals.run_config import build_run_config, load_run_config, schema_text
 from longdecode.evals.tasks.registry import suite_tasks
 
 ROOT = Path(__file__).parents[2]

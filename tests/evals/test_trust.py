@@ -16,9 +16,8 @@ from longdecode.evals import analysis, manifest
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fingerprint import SettingsError, hash_data, narrowed, quality_settings, require_settings
 from longdecode.evals.manifest import ManifestError
-from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import build_run_config
+from longdecode.evals.run_config import build_run_config, record_files
 from longdecode.evals.store import read_records
 
 pytestmark = pytest.mark.usefixtures("gate")

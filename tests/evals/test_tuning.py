@@ -13,18 +13,20 @@ from longdecode.engine.errors import ConfigError, DataUnavailableError
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals import tuning
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.fairness import require_fair, tuning_status, tuning_statuses
-from longdecode.evals.run_config import RunConfig, build_run_config
-from longdecode.evals.tasks.continuation import HELD_OUT, TUNING_BOOKS, UNSEEN
-from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.tuning_spec import (
+from longdecode.evals.fairness import (
     Trial,
     Tuned,
     TuningRecord,
-    TuningSpec,
     read_tuning,
+    require_fair,
+    tuning_status,
+    tuning_statuses,
     write_tuning,
 )
+from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.specs import TuningSpec
+from longdecode.evals.tasks.continuation import HELD_OUT, TUNING_BOOKS, UNSEEN
+from longdecode.evals.tasks.registry import get_task
 from longdecode.methods.registry import load_card
 
 ROOT = Path(__file__).parents[2]

@@ -30,6 +30,7 @@ from tally import CONFIG, Row, opened, traced
 from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
 from longdecode.engine.file_lock import LockHeldError
 from longdecode.evals import manifest, provenance
+from longdecode.evals.config_values import parse_yaml
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import look
@@ -37,7 +38,6 @@ from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.scoring.math_checker import MathChecker
 from longdecode.evals.store import Store, journal_path, read_records, results_root
-from longdecode.evals.yaml_file import parse_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = "results/faults/summary.csv"

@@ -21,7 +21,7 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt
 from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.engine.weights import random_decoder
-from longdecode.evals.failures import status_of
+from longdecode.evals.gate import status_of
 from longdecode.kernels import block_residency, host_fetch, resident_attention
 from longdecode.kernels.block_residency import Arrivals, BlockQueue
 from longdecode.kernels.host_fetch import copy_blocks

@@ -25,9 +25,8 @@ from checkpoints import train_tokenizer, write_checkpoint
 from data_sets import DataSets
 
 from longdecode.evals import manifest
-from longdecode.evals.record_files import record_files
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import RunConfig, load_run_config
+from longdecode.evals.run_config import RunConfig, load_run_config, record_files
 from longdecode.evals.store import read_records
 
 ROOT = Path(__file__).resolve().parents[2]

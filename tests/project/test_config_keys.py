@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
-from longdecode.evals.config_keys import config_keys
+from longdecode.evals.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 90
@@ -22,6 +23,13 @@ def names(value: Any) -> Iterator[str]:
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield str(key)
         yield from names(inner)
+
+
+def config_keys() -> list[str]:
+    """Every key of a configuration, those of a part under its type's name."""
+    schema = TypeAdapter(RunConfig).json_schema()
+    parts = {"": schema, **schema["$defs"]}
+    return [f"{part}.{key}".lstrip(".") for part, node in parts.items() for key in node.get("properties", ())]
 
 
 def test_there_are_few_keys_and_the_readme_explains_each() -> None:

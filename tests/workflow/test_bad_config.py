@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from longdecode.evals.config_values import retyped
 from longdecode.evals.plan import Plan, checked, config_path
-from longdecode.evals.yaml_file import retyped
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,7 +27,7 @@ from longdecode.engine.device import device_name, resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals import provenance
-from longdecode.evals.names import unknown_name
+from longdecode.evals.config_values import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.training_spec import ForkTraining
 from longdecode.training.files import load_state, save_state

@@ -18,7 +18,7 @@ from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import provenance
-from longdecode.evals.names import unknown_name
+from longdecode.evals.config_values import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.training_spec import RoleTraining
 from longdecode.methods.head_roles import RoleFile

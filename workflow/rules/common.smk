@@ -15,7 +15,7 @@ os.environ.update(PYTHONPATH=os.pathsep.join(PATHS))
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.plan import Plan, checked, config_path
 from longdecode.evals.preflight import check, look
-from longdecode.evals.yaml_file import read_yaml, retyped
+from longdecode.evals.config_values import read_yaml, retyped
 
 
 def refusing(act, *given, **named) -> None:

@@ -14,11 +14,10 @@ from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
 from longdecode.engine.weights import load_decoder
 from longdecode.evals import gate
-from longdecode.evals.launches import launches_of
 from longdecode.evals.plan import Plan
 from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord
-from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.run_config import RunConfig, build_run_config, launches_of
 from longdecode.evals.store import read_records
 from longdecode.evals.throughput import equal_memory
 from longdecode.evals.throughput.measure import measure_speed

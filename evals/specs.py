@@ -1,0 +1,310 @@
+"""Parts of a configuration: models, variants, suites, tuning, long generations, corrections in retrospect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+
+from pydantic import Field, ValidationInfo, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals import config_values as typed
+from longdecode.evals.budgets import Budgets
+from longdecode.evals.tasks.base import Question
+from longdecode.evals.tasks.registry import SUITES, folder_of, name_under, suite_names, suite_tasks, task_names
+from longdecode.methods.card import Card
+from longdecode.methods.registry import METHODS, get_method, get_rule, load_card
+
+TaskName = Annotated[typed.Text, typed.known("task", task_names)]
+TUNING_SUITE = "tuning"
+TuningTask = Annotated[typed.Text, typed.known("tuning task", lambda: suite_tasks(TUNING_SUITE))]
+SamplerKey = Literal["temperature", "top_p", "min_p", "eta", "penalty", "penalty_window", "min_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A checkpoint: a local folder or a hub id, with an optional revision."""
+
+    path: Annotated[typed.Text, Field(description="A local folder or a hub id.")]
+    revision: typed.Text | None = None
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A variant: a registered method with the parameters that differ from its defaults; tables print its name.
+
+    ``suites`` and ``budgets`` restrict it to a part of the run, as ablations want it; ``None`` runs it everywhere,
+    no suite leaves it to the throughput tests alone. ``models`` names the models that it is scored on, ``None`` all:
+    a fork of a checkpoint runs what it was trained for. ``by_model`` lays parameters of single models over the others:
+    head roles, say, are a model's own. ``tuned`` holds, by model, the values of the run's tuning records, which the
+    variant's own parameters override.
+    """
+
+    method: Annotated[typed.Text, typed.entry_of(METHODS)] = ""
+    params: Annotated[Mapping[str, Any], typed.OrNull()] = field(default_factory=dict)
+    suites: Annotated[tuple[str, ...], typed.Distinct] | None = None
+    budgets: Budgets | None = None
+    models: Annotated[typed.Names, typed.OrNull()] | None = None
+    by_model: Annotated[Mapping[str, Mapping[str, Any]], typed.OrNull()] = field(default_factory=dict)
+    tuned: SkipJsonSchema[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    @cached_property
+    def card(self) -> Card:
+        """The method's card."""
+        return load_card(self.method)
+
+    @property
+    def takes_budget(self) -> bool:
+        """False for a method that reads everything: it runs once a context, not once a budget."""
+        return self.card.limits.min_budget_tokens is not None
+
+    @property
+    def is_ablation(self) -> bool:
+        """True for a variant that runs on a part of the run only, to learn about its method."""
+        return bool(self.suites or self.budgets)
+
+    def runs_on(self, model: str) -> bool:
+        """Return true where the variant is scored on a model."""
+        return self.models is None or model in self.models
+
+    def own_params(self, model: str) -> dict[str, Any]:
+        """Return the parameters that the configuration gives on one model."""
+        return {**self.params, **self.by_model.get(model, {})}
+
+    def params_of(self, model: str) -> dict[str, Any]:
+        """Return the parameters on one model: the configuration's over the tuned ones."""
+        return {**self.tuned.get(model, {}), **self.own_params(model)}
+
+    def portable(self, model: str) -> dict[str, Any]:
+        """Return the parameters on one model that mean the same on every model, which the gate checks."""
+        return self.card.portable(self.params_of(model))
+
+    def files_of(self, model: str) -> tuple[Path, ...]:
+        """Return the files that the parameters on one model name."""
+        return self.card.files(self.params_of(model))
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> MethodSpec:
+        if self.budgets and not self.takes_budget:
+            raise typed.wrong(f"{self.method} takes no budget", "budgets")
+        if (info.context or {}).get("check_params", True):
+            _require_usable(self.method)
+            _check_params(self.method, self.params, "params")
+            for model, params in self.by_model.items():
+                _check_params(self.method, params, f"by_model.{model}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class InstrumentSpec:
+    """Thresholds of the instrument checks that configurations set; ``evals.instrument`` says what each check asks."""
+
+    full_min: typed.Share = 0.95
+    full_min_by_task: Annotated[Mapping[TaskName, typed.Share], typed.OrNull()] = field(default_factory=dict)
+    streaming_budget: typed.Share = 0.15
+
+
+def _require_usable(method: str) -> None:
+    """Import a method and its rule, which jobs would find wanting only after others had run."""
+    for file, load in (("method.py", get_method), ("rule.py", get_rule)):
+        try:
+            load(method)
+        except ConfigError as error:
+            raise typed.wrong(str(error)) from None
+        except Exception as error:  # a file of the user's may raise anything
+            path = METHODS.find(method) / file
+            raise typed.wrong(f"{path}: cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def _check_params(method: str, params: Mapping[str, Any], key: str) -> None:
+    if not params:
+        return
+    # A method's module brings torch with it: seconds that a process which checks nothing should not spend.
+    from longdecode.methods.budgeted import build_params
+
+    params_type = get_method(method).Params
+    for name in params:
+        typed.require_known(
+            f"parameter of {method}", [name], [item.name for item in fields(params_type)], f"{key}.{name}"
+        )
+    try:
+        build_params(method, params_type, params)
+    except ConfigError as error:
+        raise typed.wrong(str(error), key) from None
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSpec:
+    """The part of a suite that runs: contexts (tokens), samples of each task, samples decoded at once, tasks.
+
+    ``question`` is where the question stands, or several of it: each is a suite of its own in the run
+    (``with_protocols``). ``None`` is the suite's own protocol.
+    """
+
+    contexts: typed.Sizes
+    samples: typed.Count
+    batch: typed.Count = 1
+    tasks: Annotated[typed.Names, typed.OrNull(tuple)] = ()
+    question: Question | Annotated[tuple[Question, ...], typed.SOME, typed.Distinct] | None = None
+
+
+def with_protocols(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration's values with each suite under its protocols, wherever they name it.
+
+    ``longbench: {question: [decoded, prompt]}`` becomes ``longbench`` and ``longbench_prompt``; variants
+    that are restricted to ``longbench`` run on both.
+    """
+    suites = values.get("suites")
+    if not isinstance(suites, Mapping):
+        return dict(values)
+    found: dict[Any, dict[Any, Any]] = {suite: _protocols(suite, entry) for suite, entry in suites.items()}
+
+    def renamed(entry: Any) -> Any:
+        named = entry.get("suites") if isinstance(entry, Mapping) else None
+        if not isinstance(named, Sequence) or isinstance(named, str):
+            return entry
+        return {**entry, "suites": [name for suite in named for name in _names(found, suite)]}
+
+    filled = {**values, "suites": {name: entry for under in found.values() for name, entry in under.items()}}
+    if isinstance(methods := values.get("methods"), Mapping):
+        filled["methods"] = {label: renamed(entry) for label, entry in methods.items()}
+    return filled
+
+
+def _names(found: Mapping[Any, Mapping[Any, Any]], suite: Any) -> Sequence[Any]:
+    return list(found[suite]) if isinstance(suite, str) and suite in found else [suite]
+
+
+def _protocols(suite: Any, entry: Any) -> dict[Any, Any]:
+    """Return the entries of one suite by the names of its protocols; a suite that does not exist as it is."""
+    key = f"suites.{suite}"
+    if not isinstance(suite, str) or suite not in suite_names():
+        return {suite: entry}
+    if suite not in SUITES.folders():
+        folder, question = folder_of(suite)
+        raise typed.wrong(f"is the suite {folder} with `question: {question}`; write that", key)
+    given = entry.get("question") if isinstance(entry, Mapping) else None
+    if given is None:
+        return {suite: entry}
+    listed = tuple(given) if isinstance(given, list | tuple) else (given,)
+    typed.require_known("protocol", listed or [given], get_args(Question), f"{key}.question")
+    if len(set(listed)) < len(listed):
+        raise typed.wrong(f"names a protocol twice: {given!r}", f"{key}.question")
+    found = {}
+    for question in cast(Sequence[Question], listed):
+        try:
+            name = name_under(suite, question)
+        except ConfigError as error:
+            raise typed.wrong(str(error), f"{key}.question") from None
+        found[name] = {**entry, "question": question}
+        if (
+            (tasks := entry.get("tasks"))
+            and name != suite
+            and isinstance(tasks, Sequence)
+            and not isinstance(tasks, str)
+        ):
+            typed.require_known(f"task of {suite}", tasks, suite_tasks(suite), f"{key}.tasks")
+            found[name]["tasks"] = [f"{task}_{question}" for task in tasks]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TuningSpec:
+    """Effort and prompts of tuning, alike for every method, and by model the record whose values the run takes.
+
+    ``settings`` is the most settings that are tried for a method: its knobs are swept one after the other. A task that
+    Full solves less of than ``full_min`` chooses nothing.
+    """
+
+    records: Annotated[
+        Mapping[typed.Name, Annotated[typed.Text, Field(description="The model's tuning record.")]], typed.OrNull()
+    ] = field(default_factory=dict)
+    settings: ClassVar[int] = 12
+    seed: ClassVar[int] = 1_000_003
+    full_min: ClassVar[float] = 0.3
+
+    samples: typed.Count = 16
+    contexts: typed.Sizes = (1536,)
+    tasks: Annotated[tuple[TuningTask, ...], typed.Distinct, typed.OrNull(tuple)] = ()
+    budget: Annotated[float, Field(strict=True, gt=0, lt=1)] = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRun:
+    """Texts of ``tokens`` tokens that every variant writes after the same prompts with the same noise.
+
+    ``prompts`` are lengths in tokens, ``books`` how many prompts there are of each. Full writes first, whatever the
+    variants say: the others are compared with it. A variant's budget in fractions is one of the prompt.
+    """
+
+    model: typed.Text
+    prompts: typed.Contexts
+    tokens: typed.Length
+    samplers: typed.Names
+    variants: Annotated[tuple[typed.Text, ...], typed.Distinct] = ()
+    books: typed.Count = 1
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Variants of the configuration that the run needs."""
+        return tuple(dict.fromkeys(("full", *self.variants)))
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """Long generations by name, each a job, and the samplers that they name: values of ``engine.sampling.Sampling``."""
+
+    samplers: Annotated[Mapping[typed.Name, Mapping[SamplerKey, int | float]], Field(min_length=1)]
+    runs: Annotated[Mapping[typed.Name, GenerationRun], typed.OrNull()] = field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> GenerationSpec:
+        for name, run in self.runs.items():
+            typed.require_known("sampler", run.samplers, self.samplers, f"runs.{name}.samplers")
+        for name in self.samplers if (info.context or {}).get("check_params", True) else ():
+            try:
+                self.sampling(name)
+            except ConfigError as error:
+                raise typed.wrong(str(error), f"samplers.{name}") from None
+        return self
+
+    def sampling(self, name: str) -> Any:
+        """Return a sampler by name, as ``engine.sampling`` has it."""
+        from longdecode.engine.sampling import Sampling  # torch comes with it
+
+        return Sampling(**dict[str, Any](self.samplers[name].items()))
+
+    def check_names(self, models: Iterable[str], variants: Iterable[str]) -> None:
+        """Refuse models and variants that the configuration does not have."""
+        models, variants = tuple(models), tuple(variants)
+        for name, run in self.runs.items():
+            typed.require_known("model", [run.model], models, f"generation.runs.{name}.model")
+            typed.require_known("variant", run.named, variants, f"generation.runs.{name}.variants")
+
+    def models_of(self, variant: str) -> Iterator[str]:
+        """Yield the models on which some run needs a variant."""
+        yield from (run.model for run in self.runs.values() if variant in run.named)
+
+
+@dataclass(frozen=True, slots=True)
+class RetrospectionSpec:
+    """A measurement of overlapping selections, and of how near corrected states come to Full's.
+
+    ``models`` gives each model the task whose samples it decodes. Every variant decodes the same ``steps`` tokens, at
+    each budget of the run: those that the task forces, or Full's own where it forces none. ``variants`` keep every
+    token; the first of method ``quest`` is what the others are held against.
+    """
+
+    models: Annotated[Mapping[typed.Text, TaskName], Field(min_length=1)]
+    variants: typed.Names
+    contexts: typed.Contexts
+    steps: typed.Rounds = 256
+
+    def check_names(self, models: Iterable[str], variants: Iterable[str]) -> None:
+        """Refuse models and variants that the configuration does not have."""
+        typed.require_known("model", self.models, models, "retrospection.models")
+        typed.require_known("variant", self.variants, variants, "retrospection.variants")
