@@ -20,18 +20,22 @@ from longdecode.kernels.linear.launch import Launch, choose_launch
 from longdecode.kernels.multiprocessors import shared_limit
 from longdecode.kernels.overlap import let_next_start, overlap_settings
 from longdecode.kernels.silu_mul import silu_mul
+from longdecode.kernels.split_kv import arrival_counters
 
 
 @triton.jit
 def prefetch_rows(
-    p_rows, w_channel, up, FIRST: tl.constexpr, LAST: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+    p_rows, w_channel, up, start, FIRST: tl.constexpr, LAST: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
     VECTOR: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """Ask for tiles ``FIRST .. LAST - 1`` of weight rows ``[BLOCK_N, 1]`` to be brought to L2, without waiting."""
+    """Ask for tiles ``FIRST .. LAST - 1`` after channel ``start`` of weight rows ``[BLOCK_N, 1]`` to be brought to L2.
+
+    Nothing waits for them.
+    """
     # A pointer for each sector of 32 bytes: whether the instruction brings whole lines is not documented.
     SECTOR: tl.constexpr = min(BLOCK_K, 2 * VECTOR)
     for i_tile in tl.static_range(FIRST, LAST):
-        o_k = i_tile * BLOCK_K + tl.arange(0, BLOCK_K // SECTOR) * SECTOR
+        o_k = start + i_tile * BLOCK_K + tl.arange(0, BLOCK_K // SECTOR) * SECTOR
         p_sectors = p_rows + (tl.minimum(o_k, K - 1) * w_channel)[None, :]
         prefetch(p_sectors)
         if GATED:
@@ -97,7 +101,7 @@ def linear_fma_kernel(
         # The first tile waits in registers, the next ones in L2, for ``x`` to be written.
         o_k = tl.arange(0, BLOCK_K)[None, :]
         b_weight, b_up = load_weight(p_rows, w_channel, up, o_k, K, EVICTION, GATED)
-        prefetch_rows(p_rows, w_channel, up, 1, 1 + PREFETCH, K, BLOCK_K, VECTOR, GATED)
+        prefetch_rows(p_rows, w_channel, up, 0, 1, 1 + PREFETCH, K, BLOCK_K, VECTOR, GATED)
         tl.extra.cuda.gdc_wait()
         b_x = tl.load(p_x + o_k * x_channel, mask=o_k < K, other=0.0).to(tl.float32)
         b_first = add_product(b_first, b_weight, b_x, VECTOR)
@@ -135,26 +139,43 @@ def multiply(
 
 
 @triton.jit
+def store_outputs(p_bias, p_out, b_out, o_from, o_n, o_row, rows, width, BIAS: tl.constexpr):
+    """Add the bias to outputs ``[BLOCK_N, BLOCK_ROWS]`` and write them, a column a row of ``p_out`` ``[rows, N]``."""
+    if BIAS:
+        b_out += tl.load(p_bias + o_from).to(tl.float32)[:, None]
+    p_to = p_out + o_row.to(tl.int64)[None, :] * width + o_n[:, None]
+    tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=(o_n < width)[:, None] & (o_row < rows)[None, :])
+
+
+@triton.jit
 def linear_dot_kernel(
-    p_x, p_weight, p_bias, p_out, x_row, x_channel, w_row, w_channel, rows, width, up,
+    p_x, p_weight, p_bias, p_out, p_parts, p_counters, x_row, x_channel, w_row, w_channel, rows, width, up,
     K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr, VECTOR: tl.constexpr, EVICTION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, VECTOR: tl.constexpr, EVICTION: tl.constexpr,
     STAGES: tl.constexpr, PDL: tl.constexpr, PREFETCH: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """``BLOCK_N`` outputs of ``BLOCK_ROWS`` rows: ``y_rn = sum_k x_rk W_nk + b_n``, or gated; see the kernel above.
 
-    Grid ``(ceil(N / BLOCK_N), ceil(rows / BLOCK_ROWS))``. The weight is the left operand, so that the few rows take
-    the tensor core's narrow side. The channels of a tile fall into ``PARTS`` runs, multiplied by warps of their own and
-    added at the end. Columns of a product do not mix: a row's result does not depend on its neighbours.
-    Moves ``N * K`` elements (``2 * N * K`` gated) once a row tile, and ``rows * K`` once a program, from L2.
+    Grid ``(ceil(N / BLOCK_N), ceil(rows / BLOCK_ROWS), SPLITS)``. The weight is the left operand, so that the few rows
+    take the tensor core's narrow side. The channels of a tile fall into ``PARTS`` runs, multiplied by warps of their
+    own and added at the end. Columns of a product do not mix: a row's result does not depend on its neighbours.
+    With ``SPLITS``, programs share the channels of a tile of outputs: each leaves its sums in ``p_parts`` (a slot
+    ``[BLOCK_N, BLOCK_ROWS]`` float32 a program), and the last of a tile by ``p_counters`` (int32, zero between
+    launches) adds them in the order of the channels: a result repeats to the bit. Moves ``N * K`` elements
+    (``2 * N * K`` gated) once a row tile, ``rows * K / SPLITS`` once a program, from L2, and parts in and out.
     """
     let_next_start(PDL)
+    SHARE: tl.constexpr = (K + BLOCK_K * SPLITS - 1) // (BLOCK_K * SPLITS) * BLOCK_K
+    first, last = 0, K
+    if SPLITS > 1:
+        first = tl.program_id(2) * SHARE
+        last = tl.minimum(first + SHARE, K)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Programs past the edge repeat the last row: loads without a mask stay whole vectors.
     o_from = tl.minimum(o_n, width - 1).to(tl.int64)
     if PDL:
         p_first = p_weight + o_from[:, None] * w_row
-        prefetch_rows(p_first, w_channel, up, 0, PREFETCH, K, BLOCK_K, VECTOR, GATED)
+        prefetch_rows(p_first, w_channel, up, first, 0, PREFETCH, K, BLOCK_K, VECTOR, GATED)
         tl.extra.cuda.gdc_wait()
     o_row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     i_rows = o_row.to(tl.int64)
@@ -173,7 +194,7 @@ def linear_dot_kernel(
         inside = (o_row < rows)[None, :, None]
         b_first = tl.zeros([PARTS, BLOCK_N, BLOCK_ROWS], dtype=tl.float32)
         b_second = tl.zeros([PARTS, BLOCK_N, BLOCK_ROWS], dtype=tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+    for start in tl.range(first, last, BLOCK_K, num_stages=STAGES):
         o_k = start + o_channel
         b_first = multiply(p_w, p_rows, b_first, inside, o_k, w_channel, x_channel, K, PARTS, EVICTION, UPCAST)
         if GATED:
@@ -183,17 +204,29 @@ def linear_dot_kernel(
     if PARTS > 1:
         b_first = tl.sum(b_first, 0)
         b_second = tl.sum(b_second, 0)
-    b_out = b_first
-    if BIAS:
-        b_out += tl.load(p_bias + o_from).to(tl.float32)[:, None]
     if GATED:
-        b_out = gate(b_out, b_second, p_out.dtype.element_ty)
-    p_to = p_out + i_rows[None, :] * width + o_n[:, None]
-    tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=(o_n < width)[:, None] & (o_row < rows)[None, :])
+        b_first = gate(b_first, b_second, p_out.dtype.element_ty)
+    if SPLITS == 1:
+        store_outputs(p_bias, p_out, b_first, o_from, o_n, o_row, rows, width, BIAS)
+    else:
+        i_tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        o_part = tl.arange(0, BLOCK_N)[:, None] * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[None, :]
+        p_parts += i_tile.to(tl.int64) * (SPLITS * BLOCK_N * BLOCK_ROWS) + o_part
+        tl.store(p_parts + tl.program_id(2) * (BLOCK_N * BLOCK_ROWS), b_first)
+        # The barrier puts every thread's stores before the one thread's release.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(p_counters + i_tile, 1, sem="acq_rel", scope="gpu")
+        if arrived == SPLITS - 1:
+            tl.store(p_counters + i_tile, 0)
+            b_sum = tl.zeros([BLOCK_N, BLOCK_ROWS], dtype=tl.float32)
+            for i_split in tl.static_range(0, SPLITS):
+                # Other programs wrote these: they are in L2, never in this multiprocessor's L1.
+                b_sum += tl.load(p_parts + i_split * (BLOCK_N * BLOCK_ROWS), cache_modifier=".cg")
+            store_outputs(p_bias, p_out, b_sum, o_from, o_n, o_row, rows, width, BIAS)
 
 
 def linear_gpu(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, launch: Launch | None = None) -> Tensor:
-    """Project the last axis as in ``naive.linear``, reading the weight once for 16 rows.
+    """Project the last axis as in ``naive.linear``, reading the weight once for 64 rows.
 
     Args:
         x: ``[..., K]``, float32, float16 or bfloat16.
@@ -222,7 +255,7 @@ def gated_linear_gpu(x: Tensor, gate_up: Tensor, *, launch: Launch | None = None
         ``[..., F]`` in ``x``'s dtype.
 
     Raises:
-        ValueError: shapes or dtypes differ, or the weight's rows are odd in number.
+        ValueError: shapes or dtypes differ, the weight's rows are odd in number, or the launch splits the channels.
     """
     return _project(x, gate_up, None, launch, gated=True)
 
@@ -238,10 +271,8 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
     if not out.numel():
         return out
     rows = x.reshape(-1, channels)
-    arguments = (
-        rows, weight, weight if bias is None else bias.contiguous(), out, *rows.stride(), *weight.stride(), count,
-        width, width * weight.stride(0),
-    )  # fmt: skip
+    arguments = (rows, weight, weight if bias is None else bias.contiguous(), out)
+    sizes = (*rows.stride(), *weight.stride(), count, width, width * weight.stride(0))
     settings: dict[str, Any] = {
         "K": channels, "BIAS": bias is not None, "GATED": gated, "BLOCK_N": launch.block_n, "BLOCK_K": launch.block_k,
         "VECTOR": min(launch.block_k, 16 // x.element_size()), "EVICTION": launch.eviction,
@@ -250,13 +281,21 @@ def _project(x: Tensor, weight: Tensor, bias: Tensor | None, launch: Launch | No
     }  # fmt: skip
     if launch.max_registers is not None:
         settings["maxnreg"] = launch.max_registers
-    tiles = triton.cdiv(width, launch.block_n)
+    tiles, row_tiles = triton.cdiv(width, launch.block_n), triton.cdiv(count, launch.block_rows)
+    parts = counters = out
+    if launch.splits > 1:
+        if gated:
+            raise ValueError(f"{launch.splits} splits of the channels: what is gated is not a sum over them")
+        counters = arrival_counters(tiles * row_tiles, x.device)
+        size = tiles * row_tiles * launch.splits * launch.block_n * launch.block_rows
+        parts = torch.empty(size, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         if launch.body == "fma":
-            linear_fma_kernel[(tiles * count,)](*arguments, **settings)
+            linear_fma_kernel[(tiles * count,)](*arguments, *sizes, **settings)
         else:
-            linear_dot_kernel[(tiles, triton.cdiv(count, launch.block_rows))](
-                *arguments, **settings, BLOCK_ROWS=launch.block_rows, PARTS=launch.k_parts,
+            linear_dot_kernel[(tiles, row_tiles, launch.splits)](
+                *arguments, parts, counters, *sizes, **settings, BLOCK_ROWS=launch.block_rows, PARTS=launch.k_parts,
+                SPLITS=launch.splits,
                 # Triton's interpreter, which CPU tensors imply, computes wrongly on bfloat16.
                 UPCAST=x.device.type == "cpu" and x.dtype == torch.bfloat16,
             )  # fmt: skip

@@ -10,12 +10,13 @@ import torch
 from longdecode.kernels.multiprocessors import H200_MULTIPROCESSORS as MULTIPROCESSORS
 
 MAX_ROWS = 16
-"""Rows up to which a weight is worth streaming by hand; beyond, the projection belongs to cuBLAS."""
+"""Rows up to which any weight is worth streaming by hand; beyond, a large one belongs to cuBLAS."""
+NARROW = 2048
+"""Channels or outputs up to which a weight is a narrow model's."""
+NARROW_ROWS = 64
+"""Rows up to which a narrow model's weight is streamed by hand."""
 NORM_CHANNELS = 4096
 """Most channels of a row that a projection norms itself: four weight rows are then 32 registers a thread."""
-
-SMALL_WEIGHT_BYTES = 8 << 20
-"""Weight that stays in L2 between two tiles of rows: up to twice ``MAX_ROWS`` take it."""
 
 SHARED_LIMIT_BYTES = 232_448
 """Shared memory one block may have on compute capability 9.0 (CUDA C++ programming guide, table 27)."""
@@ -30,8 +31,8 @@ class Launch:
 
     Body ``fma`` multiplies in float32 registers, one row of ``x`` a program: it is meant for one row. Body ``dot``
     multiplies ``block_rows`` rows at once on tensor cores; ``k_parts`` groups of warps share a tile's channels, where
-    its weight rows are too few for all of them. Tiles of at least 64 weight rows and 16 rows take Hopper's ``wgmma``,
-    which reads the weight straight from shared memory.
+    its weight rows are too few for all of them, ``splits`` programs, where there are too few programs. Tiles of at
+    least 64 weight rows and 16 rows take Hopper's ``wgmma``, which reads the weight straight from shared memory.
 
     ``num_stages`` tiles are in flight through shared memory; with 1 they go straight to registers, of which a thread
     has ``max_registers`` (the compiler's choice where ``None``).
@@ -48,6 +49,7 @@ class Launch:
     num_stages: int = 1
     k_parts: int = 1
     block_rows: int = 16
+    splits: int = 1
     max_registers: int | None = None
     eviction: str = "evict_first"
     launch_pdl: bool = True
@@ -59,7 +61,7 @@ def choose_launch(
 ) -> Launch | None:
     """Choose settings by shape, or ``None`` where torch serves: float32, and more rows than ``MAX_ROWS``.
 
-    Of a small weight twice as many rows are served, in two tiles: a pass of a small model is bound by launches, which
+    Of a narrow model's weights up to ``NARROW_ROWS`` are served, all in one tile: its pass is bound by launches, which
     here overlap. That is reasoned, not measured.
 
     Measured on an H200 at the shapes of Llama-3-8B. One row: small programs fill the device to the
@@ -79,8 +81,8 @@ def choose_launch(
     """
     matrices = 2 if gated else 1
     outputs = n * matrices
-    tiles_of_rows = 2 if outputs * k * dtype.itemsize <= SMALL_WEIGHT_BYTES else 1
-    if not 1 <= rows <= tiles_of_rows * MAX_ROWS or dtype == torch.float32 or k < 1:
+    narrow = min(outputs, k) <= NARROW and outputs < 65_536
+    if not 1 <= rows <= (NARROW_ROWS if narrow else MAX_ROWS) or dtype == torch.float32 or k < 1:
         return None
     if rows == 1:
         if outputs >= 65_536 and k < 8192:
@@ -93,13 +95,23 @@ def choose_launch(
             weight_rows, block_k = 4, _tile(k) if k <= 2048 else 512
             warps = max(2, block_k // 512)
         return Launch("fma", weight_rows // matrices, block_k, warps, max_registers=128)
-    block_rows = 8 if rows <= 8 else 16
-    if outputs >= 16_384:
-        weight_rows, block_k, parts = 128, 128, 1
+    block_rows, parts, splits = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64, 1, 1
+    if rows > MAX_ROWS:
+        # ``x`` is as large as a tile of weight. Tiles of so many rows leave half of the multiprocessors idle unless
+        # programs share the channels; of gate and up two programs share a multiprocessor.
+        if outputs >= 16_384:
+            weight_rows, block_k = 128, 64
+        elif k >= 4096 and not gated:
+            weight_rows, block_k = 64, 128
+            splits = max(1, min(8, MULTIPROCESSORS // -(-n // weight_rows)))
+        else:
+            weight_rows, block_k, parts = 32, 256, 4
+    elif outputs >= 16_384:
+        weight_rows, block_k = 128, 128
     else:
         weight_rows, block_k, parts = (32, 512, 4) if rows <= 8 or k >= 8192 else (64, 256, 1)
     stages = max(2, min(4, shared_bytes // ((weight_rows + block_rows) * block_k * dtype.itemsize)))
-    return Launch("dot", weight_rows // matrices, block_k, 4, stages, parts, block_rows)
+    return Launch("dot", weight_rows // matrices, block_k, 4, stages, parts, block_rows, splits)
 
 
 def _tile(k: int) -> int:

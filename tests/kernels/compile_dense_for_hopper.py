@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longdecode.kernels.add_rms_norm import gpu as add_rms_norm
 from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
-from longdecode.kernels.linear.launch import choose_launch
+from longdecode.kernels.linear.launch import NARROW, choose_launch
 from longdecode.kernels.linear.norm_gpu import norm_linear_gpu
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.rope_append import gpu as rope_append
@@ -24,7 +24,7 @@ SHAPES = {
     "Qwen3-8B": (4096, 12288, 32, 8, 128, 40_960),
     "miniature": (256, 640, 8, 4, 32, 4096),
 }
-NARROW = re.compile(r"cp\.async\.ca|ld\.global(?!\S*v4)\S*")
+NARROW_LOADS = re.compile(r"cp\.async\.ca|ld\.global(?!\S*v4)\S*")
 WAIT = "griddepcontrol.wait"
 
 
@@ -70,8 +70,8 @@ def faults(binary: Binary, pdl: bool) -> list[str]:
     found = []
     if binary.stack_bytes or binary.local_bytes or binary.shared_bytes > SHARED_LIMIT_BYTES:
         found.append(f"{binary.stack_bytes} B stack, {binary.local_bytes} B local, {binary.shared_bytes} B shared")
-    if binary.kernel.startswith("linear") and NARROW.search(binary.ptx):
-        found.append(f"loads narrower than 16 bytes: {sorted(set(NARROW.findall(binary.ptx)))}")
+    if binary.kernel.startswith("linear") and NARROW_LOADS.search(binary.ptx):
+        found.append(f"loads narrower than 16 bytes: {sorted(set(NARROW_LOADS.findall(binary.ptx)))}")
     before, wait, after = binary.ptx.partition(WAIT)
     # Weights may be read early, by the norm and into registers; what else a kernel reads or writes belongs to a step.
     weights = binary.kernel in ("add_rms_norm_kernel", "linear_fma_kernel", "norm_linear_kernel")
@@ -94,7 +94,7 @@ def main() -> None:
                     row = tensor(1, 1, hidden)
                     norm_linear_gpu(row, row, tensor(hidden), 1e-6, tensor(hidden, hidden), tensor(hidden), False)
                     norm_linear_gpu(row, row, tensor(hidden), 1e-6, tensor(2 * ffn, hidden), None, True)
-                for rows in (1, 4, 16):
+                for rows in (1, 4, 16, 32, 64) if hidden <= NARROW else (1, 4, 16):
                     project(hidden, ffn, rows, pdl)
             for binary in binaries:
                 usage = f"{binary.registers} registers, {binary.shared_bytes} B shared"

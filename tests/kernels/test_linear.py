@@ -21,7 +21,7 @@ from longdecode.kernels.add_rms_norm.gpu import Launch as NormLaunch
 from longdecode.kernels.add_rms_norm.gpu import add_rms_norm_gpu
 from longdecode.kernels.linear import gated_linear, linear, naive
 from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
-from longdecode.kernels.linear.launch import MAX_ROWS, Launch, choose_launch, fuses_norm
+from longdecode.kernels.linear.launch import MAX_ROWS, NARROW_ROWS, Launch, choose_launch, fuses_norm
 from longdecode.kernels.linear.norm_gpu import norm_linear_gpu
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -33,6 +33,7 @@ LAUNCHES = {
     "fma overlapping": Launch("fma", block_n=16, block_k=128, num_warps=2, launch_pdl=True, prefetch=2),
     "dot overlapping": Launch("dot", block_n=32, block_k=64, num_warps=1, launch_pdl=True, prefetch=2),
     "dot in parts": Launch("dot", block_n=16, block_k=64, num_warps=4, num_stages=2, k_parts=4, block_rows=8),
+    "dot of many rows": Launch("dot", block_n=16, block_k=64, num_warps=4, num_stages=2, block_rows=32, splits=3),
 }
 SHAPES = [(1, 96, 256), (3, 37, 100), (16, 16, 300), (1, 1, 17)]
 
@@ -46,6 +47,11 @@ def inputs(rng: torch.Generator, rows: int, n: int, k: int, dtype: torch.dtype) 
     """Rows of a wider buffer ``[rows, 1, K]``, a weight that keeps outputs near one, a bias."""
     x = torch.randn(rows, 1, k + 3, generator=rng).to(dtype)[..., 3:]
     return x, (k**-0.5 * torch.randn(n, k, generator=rng)).to(dtype), torch.randn(n, generator=rng).to(dtype)
+
+
+def unsplit(launch: Launch | None) -> Launch | None:
+    """What is gated is not a sum over splits of the channels."""
+    return None if launch is None else replace(launch, splits=1)
 
 
 def gated(x: Tensor, gate_up: Tensor) -> Tensor:
@@ -76,7 +82,7 @@ def test_projections(rng: torch.Generator, name: str, shape: tuple[int, int, int
     close(without, x.double() @ weight.double().T, dtype)
     gate_up = torch.cat((weight, weight.roll(1, dims=1)))
     both = (on[0], gate_up.to(where))
-    got = gated_linear(*both) if launch is None else gated_linear_gpu(*both, launch=launch)
+    got = gated_linear(*both) if launch is None else gated_linear_gpu(*both, launch=unsplit(launch))
     assert got.dtype == dtype and got.shape == plain.shape
     close(got, gated(x, gate_up), dtype, factor=2)
 
@@ -88,27 +94,29 @@ def test_any_strides(rng: torch.Generator, launch: Launch) -> None:
     x = torch.randn(70, 3, generator=rng).T
     assert weight.shape == (38, 70) and x.stride() == (1, 3)
     close(linear_gpu(x.to(DEVICE), weight.to(DEVICE), launch=launch), x.double() @ weight.double().T, torch.float32, 9)
-    close(gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE), launch=launch), gated(x, weight), torch.float32, 99)
+    got = gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE), launch=unsplit(launch))
+    close(got, gated(x, weight), torch.float32, 99)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
 def test_a_row_does_not_depend_on_its_neighbours(rng: torch.Generator, launch: Launch) -> None:
     x, weight, _ = inputs(rng, 9, 20, 200, torch.float16)
     x, weight = x.to(DEVICE), weight.to(DEVICE)
-    for op in (linear_gpu, gated_linear_gpu):
-        together = op(x, weight, launch=launch)
+    for op, how in ((linear_gpu, launch), (gated_linear_gpu, unsplit(launch))):
+        together = op(x, weight, launch=how)
         for row in (0, 8):
             alone = torch.full_like(x, float("nan"))
             alone[row] = x[row]
-            assert torch.equal(op(alone, weight, launch=launch)[row], together[row])
+            assert torch.equal(op(alone, weight, launch=how)[row], together[row])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 9, MAX_ROWS, MAX_ROWS + 1, 2 * MAX_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 2, 9, MAX_ROWS, MAX_ROWS + 1, 2 * MAX_ROWS + 1, NARROW_ROWS + 1])
 def test_the_rule_by_shape(rng: torch.Generator, rows: int) -> None:
     """Whatever the rule picks computes the projection; it leaves float32 and many rows to torch."""
     x, weight, bias = inputs(rng, rows, 18, 300, torch.float16)
-    assert (choose_launch(18, 300, rows, torch.float16) is None) == (rows > 2 * MAX_ROWS)
+    assert (choose_launch(18, 300, rows, torch.float16) is None) == (rows > NARROW_ROWS)
     assert (choose_launch(4096, 4096, rows, torch.float16) is None) == (rows > MAX_ROWS)
+    assert choose_launch(65_536, 300, rows, torch.float16) is None or rows <= MAX_ROWS  # a head
     assert choose_launch(18, 300, rows, torch.float32) is None
     close(linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias))), x.double() @ weight.double().T + bias, x.dtype)
     close(gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE)), gated(x, weight), x.dtype, factor=2)
@@ -140,6 +148,20 @@ def test_torch_reads_the_weight_once_for_the_last_rows_of_a_block(
     assert products.names == ["addmm" if bias else "mm"]
     want = naive.gated_linear(x, weight) if gated else naive.linear(x, weight, added if bias else None)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [33, 70])
+def test_programs_that_share_channels_leave_their_counters_at_zero(rng: torch.Generator, rows: int) -> None:
+    """A second call gives the same bits; the last split has fewer channels, or none."""
+    x, weight, bias = (t.to(DEVICE) for t in inputs(rng, rows, 70, 330, torch.float16))
+    want = x.double() @ weight.double().T + bias.double()
+    for splits in (2, 4, 5):
+        launch = Launch("dot", block_n=64, block_k=64, num_warps=4, num_stages=2, block_rows=64, splits=splits)
+        first = linear_gpu(x, weight, bias, launch=launch)
+        close(first, want.cpu(), x.dtype)
+        assert torch.equal(linear_gpu(x, weight, bias, launch=launch), first)
+        with pytest.raises(ValueError, match="splits of the channels"):
+            gated_linear_gpu(x, weight, launch=launch)
 
 
 def test_no_rows() -> None:
@@ -191,8 +213,8 @@ def on_the_device(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype) -> li
 @pytest.mark.gpu
 @pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("hidden", "ffn"), [(4096, 14336), (256, 640)])
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize(("hidden", "ffn"), [(4096, 14336), (1536, 8960), (256, 640)])
+@pytest.mark.parametrize("rows", [1, 4, 16, 64])
 def test_equals_naive_on_the_device_and_in_a_graph(
     seed: int, rows: int, hidden: int, ffn: int, dtype: torch.dtype, pdl: bool
 ) -> None:
@@ -200,10 +222,9 @@ def test_equals_naive_on_the_device_and_in_a_graph(
     shapes = ((rows, 1, hidden), (rows, 1, hidden), (hidden,), (2 * ffn, hidden), (hidden, ffn))
     delta, residual, norm, gate_up, down = on_the_device(seed, *shapes, dtype=dtype)
 
-    def launch(n: int, k: int, gate: bool = False) -> Launch:
+    def launch(n: int, k: int, gate: bool = False) -> Launch | None:
         chosen = choose_launch(n, k, rows, dtype, gate)
-        assert chosen is not None
-        return replace(chosen, launch_pdl=pdl, prefetch=2)
+        return chosen and replace(chosen, launch_pdl=pdl, prefetch=2)
 
     def fast() -> Tensor:
         normed, total = add_rms_norm_gpu(delta, residual, norm, 1e-5, launch=NormLaunch(8, launch_pdl=pdl))
