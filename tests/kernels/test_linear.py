@@ -50,7 +50,7 @@ def inputs(rng: torch.Generator, rows: int, n: int, k: int, dtype: torch.dtype) 
 
 
 def unsplit(launch: Launch | None) -> Launch | None:
-    """What is gated is not a sum over splits of the channels."""
+    """Return the launch without splits: gating is no sum over channels."""
     return None if launch is None else replace(launch, splits=1)
 
 
