@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longdecode.engine.checkpoint_files import PROMPT_FILES
 from longdecode.engine.config_keys import SUPPORTED_FAMILIES, refuse_unimplemented, shown
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
-from longdecode.engine.model_cache import BUILT_MODELS, built_model
 from longdecode.engine.model_config import ModelConfig
 
 IMPORTANCE_FILE = "importance.safetensors"
 """Importance heads beside a checkpoint's weights; see ``methods.importance_heads``."""
+PROMPT_FILES = (
+    "config.json", "generation_config.json", "tokenizer*", "tekken.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab*", "merges*", "*.model", "*.tiktoken", "*.jinja", "chat_template*",
+    "*chat_templates/*",
+)  # fmt: skip
+"""Files of a checkpoint, beside its weights, that can change a prompt or where an answer ends."""
+BUILT_MODELS = (
+    "smollm2", "smollm2-long", "qwen2.5-coder-0.5b", "qwen2.5-coder-0.5b-yarn", "qwen2.5-coder-1.5b",
+    "qwen2.5-coder-1.5b-yarn",
+)  # fmt: skip
+"""Names of the models that ``models.build`` makes; ``models/sources.py`` says of what."""
+MINIATURE_SEED = re.compile(r"miniature-seed([0-9]+)")
+"""Names of further miniatures, each trained from a seed of its own."""
 _HUB_FILES = ["*.safetensors", "*.json", *PROMPT_FILES]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _ROPE_TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -39,6 +51,23 @@ _MOST = {
     "hidden_size": 1 << 20, "intermediate_size": 1 << 22, "vocab_size": 1 << 24, "max_position_embeddings": 1 << 28,
 }  # fmt: skip
 """Limits that no model comes near: a larger number is a damaged file."""
+
+
+def cache_root() -> Path:
+    """Return the folder for built models: ``LONGDECODE_CACHE``, else that in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(os.environ.get("LONGDECODE_CACHE") or caches / "longdecode").expanduser().absolute()
+
+
+def built_model(name: str) -> Path | None:
+    """Return where a built model lies, present or not, or ``None`` where ``name`` is no built model."""
+    return cache_root() / name if name in BUILT_MODELS or MINIATURE_SEED.fullmatch(name) else None
+
+
+def prompt_files(checkpoint: Path) -> list[Path]:
+    """Return the files of a checkpoint folder that can change a prompt or an answer, other than its weights."""
+    found = {path for pattern in PROMPT_FILES for path in checkpoint.glob(pattern)}
+    return sorted(path for path in found if path.is_file())
 
 
 def resolve_checkpoint(path_or_id: str | Path, revision: str | None = None) -> Path:

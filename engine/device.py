@@ -1,4 +1,4 @@
-"""Choose a run's device and dtype; read a GPU's name, clocks and memory."""
+"""Choose a run's device and dtype; read a GPU's name, clocks and memory; time its work."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
@@ -169,3 +171,35 @@ def refuse_if_too_large(need_bytes: int, device: torch.device) -> None:
     free = torch.cuda.mem_get_info(device)[0] + reserved
     if need_bytes > free:
         raise DeviceMemoryError(f"a KV cache needs {need_bytes:,} bytes; {free:,} are free on {device}")
+
+
+class Timer:
+    """Time a ``with`` block; on CUDA by events on the current stream, waiting for the device once, at the end.
+
+    ``ms`` holds the result after the block and is NaN before.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.ms = float("nan")
+
+    def __enter__(self) -> Timer:
+        if self.device.type == "cuda":
+            self._start = torch.cuda.Event(enable_timing=True)
+            self._start.record(torch.cuda.current_stream(self.device))
+        else:
+            self._start_s = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            return
+        if self.device.type == "cuda":
+            stop = torch.cuda.Event(enable_timing=True)
+            stop.record(torch.cuda.current_stream(self.device))
+            stop.synchronize()
+            self.ms = self._start.elapsed_time(stop)
+        else:
+            self.ms = (time.perf_counter() - self._start_s) * 1e3

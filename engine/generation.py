@@ -11,12 +11,12 @@ import torch
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.device import Timer
 from longdecode.engine.errors import ConfigError, ContextLimitError, DeviceMemoryError
 from longdecode.engine.kv_cache import DenseCache, WholeCache
 from longdecode.engine.request import Completion, Prompt, Request
 from longdecode.engine.sampling import Sampling
 from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper
-from longdecode.engine.timer import Timer
 
 __all__ = ["Completion", "Generator", "Prompt", "Request", "Sampling"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from longdecode.engine.disk import FileLock, LockHeldError
 from longdecode.engine.errors import ConfigError, LockError
-from longdecode.engine.file_lock import FileLock, LockHeldError
 
 LOCK_FOLDER_VARIABLE = "LONGDECODE_LOCK_DIR"
 LOCK_FOLDER = Path(os.sep, "tmp", "longdecode-gpu")

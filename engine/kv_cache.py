@@ -15,8 +15,7 @@ from torch import Tensor
 from longdecode.engine.device import refuse_if_too_large
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.slots import read_tokens, write_tokens
-from longdecode.engine.token_block import BlockHeads
+from longdecode.engine.token_block import BlockHeads, read_tokens, write_tokens
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.rope_append import rope_append

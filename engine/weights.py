@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.config_reader import IMPORTANCE_FILE, read_config, read_json, resolve_checkpoint
-from longdecode.engine.decoder import Decoder
+from longdecode.engine.decoder import Decoder, DecoderWeights, LayerWeights
 from longdecode.engine.errors import CheckpointError
-from longdecode.engine.layer_weights import DecoderWeights, LayerWeights
 from longdecode.engine.model_config import ModelConfig
 
 _STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from longdecode.engine.disk import FileLock
 from longdecode.engine.errors import LongDecodeError
-from longdecode.engine.file_lock import FileLock
 from longdecode.evals.store import replacing
 
 NAME = "manifest.txt"

@@ -12,11 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from longdecode.engine.checkpoint_files import prompt_files
-from longdecode.engine.disk import writing
+from longdecode.engine.config_reader import built_model, prompt_files
+from longdecode.engine.disk import FileLock, LockHeldError, writing
 from longdecode.engine.errors import ConfigError, LongDecodeError
-from longdecode.engine.file_lock import FileLock, LockHeldError
-from longdecode.engine.model_cache import built_model
 from longdecode.evals.analysis import TABLES
 from longdecode.evals.config_values import unknown_name
 from longdecode.evals.fairness import tuned_variants

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
-from longdecode.engine.config_reader import read_config, resolve_checkpoint
+from longdecode.engine.config_reader import BUILT_MODELS, built_model, read_config, resolve_checkpoint
 from longdecode.engine.errors import CheckpointError, ConfigError, LongDecodeError, StorageError, UnsupportedCellError
-from longdecode.engine.model_cache import BUILT_MODELS, built_model
 from longdecode.evals.config_values import unknown_name
 from longdecode.evals.run_config import RunConfig
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from longdecode.engine.checkpoint_files import prompt_files
+from longdecode.engine.config_reader import prompt_files
 from longdecode.engine.device import device_name
 from longdecode.engine.weights import model_hash
 from longdecode.evals.fingerprint import REPOSITORY, hash_files, hash_settings, hash_texts

@@ -20,8 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from longdecode.engine.disk import writing
-from longdecode.engine.file_lock import FileLock
+from longdecode.engine.disk import FileLock, writing
 from longdecode.evals.records import (
     FINAL_STATUSES,
     BaseRecord,

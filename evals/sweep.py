@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longdecode.engine.config_reader import read_config
+from longdecode.engine.config_reader import built_model, read_config
 from longdecode.engine.errors import ConfigError, LongDecodeError
-from longdecode.engine.model_cache import built_model
 from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.kv_cache import CacheShape, KVCache, StepSlots, empty_pair, store_heads
-from longdecode.engine.slots import write_tokens
-from longdecode.engine.token_block import BlockHeads
+from longdecode.engine.token_block import BlockHeads, write_tokens
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.layout import accumulator
 from longdecode.kernels.page_minmax import PageBounds

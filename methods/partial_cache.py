@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache, StepSlots, empty_pair, store_heads
-from longdecode.engine.slots import write_tokens
-from longdecode.engine.token_block import BlockHeads
+from longdecode.engine.token_block import BlockHeads, write_tokens
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.page_minmax import PageBounds
 from longdecode.kernels.token_move import PartialSlots, fill_tokens

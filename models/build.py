@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
+from longdecode.engine.config_reader import cache_root
 from longdecode.engine.disk import existing_parent, whole_folder, writing
 from longdecode.engine.errors import GateError, LongDecodeError, StorageError
-from longdecode.engine.model_cache import cache_root
 from longdecode.models.check import LOGIT_TOLERANCE, largest_logit_difference
 from longdecode.models.download import FOLDER_VARIABLE, Found, look, obtained
 from longdecode.models.gguf import check_header, open_gguf, read_config, read_tensors

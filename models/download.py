@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from longdecode.engine.config_reader import cache_root
 from longdecode.engine.disk import writing
 from longdecode.engine.errors import CheckpointError, DataUnavailableError, StorageError
-from longdecode.engine.model_cache import cache_root
 from longdecode.models.sources import Part, Source
 
 FOLDER_VARIABLE = "LONGDECODE_WHEELS"

@@ -152,4 +152,4 @@ MODELS = {
         BuiltModel("qwen2.5-coder-1.5b-yarn", QWEN_1_5B, base="qwen2.5-coder-1.5b", yarn_factor=4.0),
     )
 }
-"""Every name; ``engine.model_cache.BUILT_MODELS`` lists them for rooms below this one."""
+"""Every name; ``engine.config_reader.BUILT_MODELS`` lists them for rooms below this one."""

@@ -15,10 +15,10 @@ import torch
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.device import Timer
 from longdecode.engine.generation import STOP_CHECK_STEPS, Generator, memory_guard
 from longdecode.engine.request import Request
 from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper
-from longdecode.engine.timer import Timer
 from longdecode.engine.weights import load_decoder
 from longdecode.evals.store import replacing
 

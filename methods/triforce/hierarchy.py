@@ -13,9 +13,8 @@ from longdecode.engine.decoder import Decoder
 from longdecode.engine.kv_cache import DenseCache
 from longdecode.engine.sampling import gumbel_noise, uniform_noise
 from longdecode.engine.sequences import Sequences
-from longdecode.engine.slots import read_tokens
 from longdecode.engine.speculation import DraftTree, Verified
-from longdecode.engine.token_block import TokenBlock
+from longdecode.engine.token_block import TokenBlock, read_tokens
 from longdecode.methods.partial_attention import PartialAttention, RenewingProposer
 from longdecode.methods.partial_cache import PartialCache
 from longdecode.methods.triforce.small import Small

@@ -350,7 +350,7 @@ def _waiting(work: Callable[[], object]) -> None:
 
     A job may outlive a workflow that was killed; what it writes is taken over when it ends.
     """
-    from longdecode.engine.file_lock import LockHeldError
+    from longdecode.engine.disk import LockHeldError
 
     said = False
     while True:

@@ -13,11 +13,10 @@ import torch
 from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.correction import Correction
 from longdecode.engine.decode_state import DecodeState
-from longdecode.engine.decoder import Decoder
+from longdecode.engine.decoder import Decoder, LayerWeights
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.kv_cache import CacheShape, KVCache
-from longdecode.engine.layer_weights import LayerWeights
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.steppers import CorrectedStepper, Stepper, make_stepper
 from longdecode.engine.weights import load_decoder, random_decoder

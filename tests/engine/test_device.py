@@ -18,10 +18,9 @@ import pytest
 import torch
 
 from longdecode.engine import gpu_lease
-from longdecode.engine.device import device_name, resolve_device, resolve_dtype, sm_clock_mhz
+from longdecode.engine.device import Timer, device_name, resolve_device, resolve_dtype, sm_clock_mhz
 from longdecode.engine.errors import ConfigError, LockError
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.engine.timer import Timer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SOURCE = Path(__file__).parents[2] / "src"

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from longdecode.engine import kv_cache
-from longdecode.engine.decoder import Decoder
+from longdecode.engine.decoder import Decoder, DecoderWeights, LayerWeights
 from longdecode.engine.generation import Generator, Request, Sampling
-from longdecode.engine.layer_weights import DecoderWeights, LayerWeights
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.steppers import make_stepper
 from longdecode.engine.weights import random_decoder

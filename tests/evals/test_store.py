@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from longdecode.engine.disk import LockHeldError
 from longdecode.engine.errors import StorageError
-from longdecode.engine.file_lock import LockHeldError
 from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.records import Cell, Fingerprint, Record, RecordSchemaError, SpeedRecord
 from longdecode.evals.store import (

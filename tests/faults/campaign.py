@@ -27,8 +27,8 @@ import typer
 import yaml
 from tally import CONFIG, Row, opened, traced
 
+from longdecode.engine.disk import LockHeldError
 from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
-from longdecode.engine.file_lock import LockHeldError
 from longdecode.evals import manifest, provenance
 from longdecode.evals.config_values import parse_yaml
 from longdecode.evals.evaluate import evaluate_suite

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from longdecode.engine.config_reader import resolve_checkpoint
+from longdecode.engine.config_reader import BUILT_MODELS, resolve_checkpoint
 from longdecode.engine.errors import CheckpointError, GateError, StorageError
-from longdecode.engine.model_cache import BUILT_MODELS
 from longdecode.engine.weights import check_checkpoint
 from longdecode.models import build as building
 from longdecode.models.sources import MODELS, BuiltModel

@@ -47,7 +47,7 @@ def test_auto_asks_a_cluster_for_a_gpu_and_a_job_without_one_refuses(write_confi
 
 
 def test_a_profile_has_one_run_at_a_time(snakemake: Any, write_config: Any, tmp_path: Path) -> None:
-    from longdecode.engine.file_lock import FileLock
+    from longdecode.engine.disk import FileLock
 
     folder = tmp_path / "results" / "trial"
     folder.mkdir(parents=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from longdecode.engine.disk import FileLock
 from longdecode.engine.errors import DataUnavailableError
-from longdecode.engine.file_lock import FileLock
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.training_spec import ForkTraining
 

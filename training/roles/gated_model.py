@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from longdecode.engine.decoder import Decoder
+from longdecode.engine.decoder import Decoder, LayerWeights
 from longdecode.engine.kv_cache import DenseCache
-from longdecode.engine.layer_weights import LayerWeights
 from longdecode.kernels.rms_norm.naive import rms_norm
 from longdecode.kernels.rope.naive import apply_rope
 from longdecode.kernels.silu_mul.naive import silu_mul

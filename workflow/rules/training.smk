@@ -1,4 +1,4 @@
-from longdecode.engine.model_cache import BUILT_MODELS, cache_root
+from longdecode.engine.config_reader import BUILT_MODELS, cache_root
 from longdecode.evals.plan import HEADS
 from longdecode.models.sources import MODELS
 
