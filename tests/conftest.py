@@ -160,6 +160,12 @@ def seed(request: pytest.FixtureRequest) -> int:
     return zlib.crc32(f"{SEED}/{request.node.nodeid}".encode())
 
 
+@pytest.fixture
+def rng(seed: int) -> torch.Generator:
+    """A generator of random inputs."""
+    return torch.Generator().manual_seed(seed)
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
     """Maker of tiny random checkpoints, safetensors folders that transformers wrote; one a name and session."""
@@ -239,7 +245,6 @@ def reference_model() -> Callable[[Path], Any]:
 
 
 @pytest.fixture
-def random_ids(seed: int) -> Callable[[int, int], tuple[int, ...]]:
+def random_ids(rng: torch.Generator) -> Callable[[int, int], tuple[int, ...]]:
     """Maker of random token ids: (count, vocabulary size)."""
-    generator = torch.Generator().manual_seed(seed)
-    return lambda count, vocab: tuple(torch.randint(0, vocab, (count,), generator=generator).tolist())
+    return lambda count, vocab: tuple(torch.randint(0, vocab, (count,), generator=rng).tolist())

@@ -26,12 +26,6 @@ BATCH, HEADS, PAGES, STEPS, LAYERS = 2, 3, 12, 9, 2
 
 
 @pytest.fixture
-def rng(seed: int) -> torch.Generator:
-    """A generator of random inputs."""
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture
 def choices(rng: torch.Generator) -> PageChoices:
     """Random selections whose rows grow by a page now and then."""
     steps = torch.arange(STEPS)

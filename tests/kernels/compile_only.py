@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,20 @@ from triton.runtime.jit import JITFunction
 
 SHARED_LIMIT_BYTES = 232_448
 """Shared memory one block may have on compute capability 9.0: 227 KiB (CUDA C++ programming guide, table 27)."""
+
+
+# batch, query heads, KV heads, head dimension, capacity
+SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
+RUNS = (("Llama-3-8B", torch.bfloat16), ("miniature", torch.bfloat16), ("miniature", torch.float32))
+"""Name what is timed, what is scored, and what the gate checks; float16 compiles as bfloat16 does."""
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def integers(*shape: int) -> torch.Tensor:
+    return meta(*shape, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -102,3 +117,26 @@ def _measure(name: str, compiled: Any) -> Binary:
         raise RuntimeError(f"cuobjdump says nothing of {name}'s resources: {report!r}")
     registers, stack, local = map(int, found.groups())
     return Binary(name, registers, stack, local, compiled.metadata.shared, compiled.asm["ptx"])
+
+
+def spills(binary: Binary) -> list[str]:
+    """Name what a binary takes that it must not."""
+    if binary.stack_bytes or binary.local_bytes or binary.shared_bytes > SHARED_LIMIT_BYTES:
+        return [f"{binary.stack_bytes} B stack, {binary.local_bytes} B local, {binary.shared_bytes} B shared"]
+    return []
+
+
+def check(
+    cases: Iterable[tuple[str, Callable[[], object]]], faults: Callable[[str, Binary], list[str]] | None = None
+) -> None:
+    """Compile named launches, print what each binary takes, and exit with the list of what is wrong."""
+    found = []
+    for name, launch in cases:
+        with compile_only() as binaries:
+            launch()
+        for binary in binaries:
+            print(f"{name}, {binary.kernel}: {binary.registers} registers, {binary.shared_bytes} B shared")
+            wrong = spills(binary) if faults is None else faults(name, binary)
+            found += [f"{name}, {binary.kernel}: {fault}" for fault in wrong]
+    if found:
+        sys.exit("\n".join(found))

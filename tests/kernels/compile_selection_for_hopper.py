@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 
 import torch
-from compile_only import SHARED_LIMIT_BYTES, compile_only
+from compile_only import RUNS, SHAPES, check, integers, meta
 
 from longdecode.kernels.block_choice import BlockShares
 from longdecode.kernels.block_choice.gpu import choose_blocks_gpu
@@ -36,29 +35,23 @@ from longdecode.kernels.window_correction.gpu import attend_window_gpu
 from longdecode.kernels.window_correction.gpu_append import append_window_gpu
 from longdecode.kernels.window_correction.gpu_pages import unseen_pages_gpu
 
-VERBOSE = "-v" in sys.argv
-
-
-def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
 
 def launch_topk() -> None:
     """Lists in registers and through the sieve."""
     for size, k in ((63, 16), (8192, 256), (16_384, 1024), (32_768, 3277), (131_072, 4096), (524_288, 52_429)):
-        valid = meta(1, dtype=torch.int64)
+        valid = integers(1)
         topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1)
         topk.topk_select_gpu(meta(1, 8, size), k, valid, keep_last=1, row_k=valid)
-        lists, heads = meta(1, 8, k, dtype=torch.int64), meta(3, dtype=torch.int64)
+        lists, heads = integers(1, 8, k), integers(3)
         topk.topk_select_into_gpu(meta(1, 3, size), k, valid, lists, heads, keep_first=2, keep_last=5)
 
 
 def launch_scores(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
     """Every score and bound of a cache; float16 compiles as bfloat16 does."""
     q, k = meta(batch, heads, 1, dim, dtype=dtype), meta(batch, kv_heads, capacity, dim, dtype=dtype)
-    lengths = meta(batch, dtype=torch.int64)
+    lengths = integers(batch)
     bounds = minmax.build_page_minmax_gpu(k, lengths, 16)
-    minmax.update_page_minmax_gpu(bounds, k, meta(batch, kv_heads, 8, dtype=torch.int64), 16)
+    minmax.update_page_minmax_gpu(bounds, k, integers(batch, kv_heads, 8), 16)
     for group in (None, *GROUP_REDUCTIONS):
         page_score_gpu(q, bounds, lengths, group=group)
         token_logits_gpu(q, k, lengths, group=group)
@@ -71,28 +64,28 @@ def launch_windows(batch: int, heads: int, kv_heads: int, dim: int, capacity: in
     for several in sorted({batch, 4}):
         k = meta(several, kv_heads, capacity, dim, dtype=dtype)
         bounds = PageBounds(*(meta(several, kv_heads, capacity // 16, dim, dtype=dtype) for _ in range(2)))
-        indices = meta(several, kv_heads, 256, dtype=torch.int64)
+        indices = integers(several, kv_heads, 256)
         loaded = meta(several, kv_heads, capacity // 16, dtype=torch.int32)
         for window in (2, 8, 32) if batch == several and dtype != torch.float32 else (4,):
-            integers = meta(several, window, dtype=torch.int64)
+            rows = integers(several, window)
             fused = meta(several, window, heads + 2 * kv_heads, dim, dtype=dtype).transpose(1, 2)
             angles = meta(several, window, dim)
             q = append_window_gpu(
-                *fused.split((heads, kv_heads, kv_heads), dim=1), angles, angles, k, k, integers, bounds, 16,
-                integers[:, 0],
+                *fused.split((heads, kv_heads, kv_heads), dim=1), angles, angles, k, k, rows, bounds, 16,
+                rows[:, 0],
             )  # fmt: skip
             attend_window_gpu(
-                q, k, k, indices, indices[..., 0], loaded, integers, integers,
+                q, k, k, indices, indices[..., 0], loaded, rows, rows,
                 meta(several, heads, window - 1, dim, dtype=dtype), meta(several, heads, window - 1), block_size=16,
-                kv_tokens_read=integers[:, 0],
+                kv_tokens_read=rows[:, 0],
             )  # fmt: skip
-    unseen_pages_gpu(loaded, indices, indices[..., 0], integers)
+    unseen_pages_gpu(loaded, indices, indices[..., 0], rows)
 
 
 def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
     """Pooled keys, importances, scores and choice of blocks; prompt rows that read lists of their own with a bias."""
     pooling, block = Pooling(32, 16), 64
-    room, lengths = pooling.room(capacity), meta(batch, dtype=torch.int64)
+    room, lengths = pooling.room(capacity), integers(batch)
     k = meta(batch, kv_heads, capacity, dim, dtype=dtype)
     pooled = PooledKeys(meta(batch, kv_heads, room, dim, dtype=dtype), meta(batch, kv_heads, 32, dim, dtype=dtype))
     append_pooled_key_gpu(pooled, k, lengths, lengths, pooling)
@@ -110,8 +103,8 @@ def launch_blocks(batch: int, heads: int, kv_heads: int, dim: int, capacity: int
     for width, size in ((blocks, block), (512, 1)):
         sparse_decode_attention_gpu(
             meta(tiles, heads, rows, dim, dtype=dtype), *[k[:1].expand(tiles, -1, -1, -1)] * 2,
-            meta(tiles, kv_heads, width, dtype=torch.int64), meta(tiles, kv_heads, dtype=torch.int64), block_size=size,
-            kv_lengths=meta(tiles, rows, dtype=torch.int64),
+            integers(tiles, kv_heads, width), integers(tiles, kv_heads), block_size=size,
+            kv_lengths=integers(tiles, rows),
             row_mask=meta(tiles, kv_heads, rows, width, dtype=torch.bool),
             bias=meta(1, kv_heads, capacity).expand(tiles, -1, -1),
         )  # fmt: skip
@@ -160,34 +153,14 @@ def launch_chunks(dtype: torch.dtype) -> None:
         fetch_chunks_gpu(prompt, *[near[:, :, : slots * chunk]] * 2, queue)
 
 
-SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
 NOSA_8B = (32, 32, 2, 128, 65_600)
 DTYPES = (torch.bfloat16, torch.float32)
-RUNS = (("Llama-3-8B", torch.bfloat16), ("miniature", torch.bfloat16), ("miniature", torch.float32))
-"""Name what is timed, what is scored, and what the gate checks."""
-
-
-def main() -> None:
-    """Compile, and exit with the list of what does not fit."""
-    faults = []
-    cases = [partial(launch_scores, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
-    for name, dtype in RUNS:
-        cases += [partial(launch, *SHAPES[name], dtype) for launch in (launch_windows, launch_blocks)]
-    cases += [partial(launch_blocks, *NOSA_8B, torch.bfloat16)]
-    cases += [partial(launch, dtype) for launch in (launch_offload, launch_chunks) for dtype in DTYPES]
-    for launch in (launch_topk, *cases):
-        with compile_only() as binaries:
-            launch()
-        for binary in binaries:
-            usage = f"{getattr(launch, 'args', '')} {binary.kernel}: {binary.registers} registers, "
-            usage += f"{binary.stack_bytes} B stack, {binary.local_bytes} B local, {binary.shared_bytes} B shared"
-            if VERBOSE:
-                print(usage)
-            if binary.stack_bytes or binary.local_bytes or binary.shared_bytes > SHARED_LIMIT_BYTES:
-                faults.append(usage)
-    if faults:
-        sys.exit("\n".join(faults))
-
 
 if __name__ == "__main__":
-    main()
+    launches = [partial(launch_topk)]
+    launches += [partial(launch_scores, *shape, dtype) for shape in SHAPES.values() for dtype in DTYPES]
+    for name, dtype in RUNS:
+        launches += [partial(launch, *SHAPES[name], dtype) for launch in (launch_windows, launch_blocks)]
+    launches.append(partial(launch_blocks, *NOSA_8B, torch.bfloat16))
+    launches += [partial(launch, dtype) for launch in (launch_offload, launch_chunks) for dtype in DTYPES]
+    check((f"{launch.func.__name__}{launch.args}", launch) for launch in launches)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 
 import torch
 from compile_dense_for_hopper import faults
-from compile_only import compile_only
-from torch import Tensor
+from compile_only import check, integers, meta
 
 from longdecode.kernels.draw import DrawRule, Noise
 from longdecode.kernels.draw.gpu import draw_gpu
@@ -20,29 +19,23 @@ from longdecode.kernels.token_move.gpu import compact_tokens_gpu, fill_tokens_gp
 from longdecode.kernels.tree_walk.gpu import tree_walk_gpu
 
 
-def integers(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.int64, device="meta")
-
-
 def launch_all() -> None:
     """Plain, drafting and verifying steps: greedy and drawn, one candidate and several."""
     minp, rows, vocab = DrawRule(1.0, 0.1, 1.2), 32, 128_256
-    logits = torch.empty(rows, vocab, device="meta")
+    logits = meta(rows, vocab)
     for count in (1, 9):
         draw_gpu(logits, count, minp, Noise(integers(rows), integers(rows)), integers(rows, 1024))
         draw_gpu(logits, count, DrawRule(0.7), Noise(integers(rows), integers(rows)))
         draw_gpu(logits, count, DrawRule(penalty=1.2), None, integers(rows, 1024))
     text = integers(1, 106_497)
-    table = NgramCounts(
-        text, integers(1), text, text, torch.empty(1, 106_497, dtype=torch.bool, device="meta"), 4, 0, 9
-    )
+    table = NgramCounts(text, integers(1), text, text, meta(1, 106_497, dtype=torch.bool), 4, 0, 9)
     add_ngrams_gpu(table, integers(1, 5), integers(1))
     for k in (5, 20):
         frequent_continuations_gpu(table, integers(1), k)
-    cache, partial = (torch.empty(30, 1, 3, size, 64, dtype=torch.bfloat16, device="meta") for size in (9999, 4100))
+    cache, partial = (meta(30, 1, 3, size, 64, dtype=torch.bfloat16) for size in (9999, 4100))
     compact_tokens_gpu(cache, cache, integers(1), integers(1, 5))
     fill_tokens_gpu(cache, cache, integers(1), integers(1), 5, PartialSlots(partial, partial, *[integers(1)] * 2, 4096))
-    active = torch.empty(1, dtype=torch.bool, device="meta")
+    active = meta(1, dtype=torch.bool)
     for stops in (None, integers(1, 3)):
         record_tokens_gpu(
             Progress(text, *[integers(1)] * 3, active, *[integers(1)] * 2, stops), integers(1, 5), integers(1)
@@ -51,17 +44,5 @@ def launch_all() -> None:
         tree_walk_gpu(integers(1, tree), integers(1, tree - 1), integers(tree, 5), integers(tree))
 
 
-def main() -> None:
-    """Compile, print what each binary takes, and exit with the list of what is wrong."""
-    found = []
-    with compile_only() as binaries:
-        launch_all()
-    for binary in binaries:
-        print(f"{binary.kernel}: {binary.registers} registers, {binary.shared_bytes} B shared")
-        found += [f"{binary.kernel}: {fault}" for fault in faults(binary, pdl=True)]
-    if found:
-        sys.exit("\n".join(found))
-
-
 if __name__ == "__main__":
-    main()
+    check([("a step", launch_all)], partial(faults, pdl=True))

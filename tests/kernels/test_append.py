@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import CPU, DEVICE, HALF_AND_SINGLE, NAN, captured, close, rotated, rotation
 from longdecode.kernels.add_rms_norm import add_rms_norm
 from longdecode.kernels.add_rms_norm import naive as norm_naive
 from longdecode.kernels.add_rms_norm.gpu import add_rms_norm_gpu
@@ -18,15 +19,10 @@ from longdecode.kernels.rope_append import naive as append_naive
 from longdecode.kernels.rope_append import rope_append
 from longdecode.kernels.rope_append.gpu import Launch, rope_append_gpu
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 3e-2}
-NAN = float("nan")
 EPS = 1e-2
-PATHS = {"naive": (rope_append, torch.device("cpu")), "triton": (rope_append_gpu, DEVICE)}
-
-
-def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(got.cpu().double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+PATHS = {"naive": (rope_append, CPU), "triton": (rope_append_gpu, DEVICE)}
+BY_PATH = pytest.mark.parametrize("path", PATHS)
 
 
 def normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -35,21 +31,20 @@ def normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return x if weight is None else weight.double() * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 256), (3, 15), (16, 1, 1000)], ids=str)
 @pytest.mark.parametrize("path", ["naive", "triton"])
 def test_add_rms_norm(rng: torch.Generator, path: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """The residual a view of a wider buffer; with a delta and without."""
     delta, wide = (torch.randn(*shape[:-1], shape[-1] + 5, generator=rng).to(dtype) for _ in range(2))
     delta, residual, weight = delta[..., 5:], wide[..., :-5], torch.randn(shape[-1], generator=rng).to(dtype)
-    where = DEVICE if path == "triton" else torch.device("cpu")
-    op = add_rms_norm_gpu if path == "triton" else add_rms_norm
+    op, where = (add_rms_norm_gpu, DEVICE) if path == "triton" else (add_rms_norm, CPU)
     for given in (delta, None):
         got, total = op(None if given is None else given.to(where), residual.to(where), weight.to(where), EPS)
         want = residual.double() if given is None else residual.double() + given.double()
         assert got.dtype == total.dtype == dtype and got.shape == total.shape == residual.shape
-        close(total, want, dtype)
-        close(got, normed(want, weight, EPS), dtype)
+        close(total, want, TOLERANCE[dtype])
+        close(got, normed(want, weight, EPS), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(
@@ -65,16 +60,8 @@ def token(
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """``(q, k, v, cos, sin)`` of a block as the engine has them, views of one projection; and the angles."""
     fused = torch.randn(batch, rows, heads + 2 * kv, dim, generator=rng).to(dtype)
-    turns = 100 * torch.rand(batch, rows, dim // 2, generator=rng, dtype=torch.float64)
-    cos, sin = (torch.cat((f(turns), f(turns)), dim=-1).float() for f in (torch.cos, torch.sin))
+    turns, cos, sin = rotation(rng, batch, rows, dim)
     return (*(x.transpose(1, 2) for x in fused.split((heads, kv, kv), dim=2)), cos, sin), turns
-
-
-def turned(x: Tensor, turns: Tensor) -> Tensor:
-    """Each pair as a complex number, multiplied by its unit phase."""
-    first, second = x.double().chunk(2, dim=-1)
-    product = torch.complex(first, second) * torch.polar(torch.ones_like(turns), turns)[:, None]
-    return torch.cat((product.real, product.imag), dim=-1)
 
 
 def caches(batch: int, kv: int, size: int, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -83,8 +70,8 @@ def caches(batch: int, kv: int, size: int, dim: int, dtype: torch.dtype) -> tupl
     return both[0, 1], both[1, 1]
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@BY_PATH
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "normed"])
 @pytest.mark.parametrize(("heads", "kv", "dim"), [(4, 1, 128), (9, 3, 20), (2, 2, 32)])
 def test_rope_append(
@@ -101,39 +88,13 @@ def test_rope_append(
     inputs = (x.to(where) for x in (q, k, v, cos, sin))
     got = op(*inputs, k_cache, v_cache, slots.to(where), **on, eps=EPS)
     assert got.dtype == dtype and got.shape == q.shape
-    close(got, turned(normed(q, q_norm, EPS), turns), dtype)
+    close(got, rotated(normed(q, q_norm, EPS), turns), TOLERANCE[dtype])
     want_k, want_v = (torch.full(k_cache.shape, NAN, dtype=torch.float64) for _ in range(2))
     for row, slot in enumerate((4, 0)):
-        want_k[row, :, slot] = turned(normed(k, k_norm, EPS), turns)[row, :, 0]
+        want_k[row, :, slot] = rotated(normed(k, k_norm, EPS), turns)[row, :, 0]
         want_v[row, :, slot] = v[row, :, 0].double()
     for cache, want in ((k_cache, want_k), (v_cache, want_v)):
-        torch.testing.assert_close(
-            cache.cpu().double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True
-        )
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("page", "size"), [(4, 10), (3, 9), (1, 5)])
-def test_bounds_follow_the_stored_keys(rng: torch.Generator, page: int, size: int, path: str) -> None:
-    """Token after token, into an empty row and one that holds two: bounds of what is stored, other pages untouched."""
-    op, where = PATHS[path]
-    k_cache, v_cache = (x.to(where) for x in caches(2, 2, size, 32, torch.float16))
-    k_cache[1, :, :2] = torch.randn(2, 2, 32, generator=rng).half()
-    lengths = torch.tensor([0, 2])
-    pages = -(-size // page)
-    bounds = PageBounds(*(torch.full((2, 2, pages, 32), NAN, device=where).half() for _ in range(2)))
-    held = -(-2 // page)
-    for stored, extreme in zip(bounds, build_page_minmax(k_cache.cpu(), lengths, page), strict=True):
-        stored[1, :, :held] = extreme[1, :, :held].to(where)
-    for _ in range(size - 2):
-        inputs = (x.to(where) for x in token(rng, 2, 4, 2, 32, torch.float16)[0])
-        op(*inputs, k_cache, v_cache, lengths.to(where), bounds=bounds, page_size=page)
-        lengths += 1
-        for stored, extreme in zip(bounds, build_page_minmax(k_cache.cpu(), lengths, page), strict=True):
-            for row, length in enumerate(lengths.tolist()):
-                used = -(-length // page)
-                assert torch.equal(stored[row, :, :used].cpu(), extreme[row, :, :used])
-                assert stored[row, :, used:].isnan().all()
+        close(cache, want, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "normed"])
@@ -166,7 +127,7 @@ def test_rounds_as_the_separate_ops(rng: torch.Generator, norm: bool) -> None:
         assert (fused == separate).double().mean() >= same
 
 
-@pytest.mark.parametrize("path", PATHS)
+@BY_PATH
 @pytest.mark.parametrize("per_head", [False, True], ids=["row", "head"])
 @pytest.mark.parametrize(("rows", "dtype"), [(2, torch.float32), (3, torch.bfloat16), (41, torch.float16)], ids=str)
 def test_a_block_of_tokens(rng: torch.Generator, rows: int, dtype: torch.dtype, per_head: bool, path: str) -> None:
@@ -179,52 +140,43 @@ def test_a_block_of_tokens(rng: torch.Generator, rows: int, dtype: torch.dtype, 
     slots = order if per_head else order[:, 0]
     k_cache, v_cache = (x.to(where) for x in caches(2, 2, size, 32, dtype))
     got = op(*(x.to(where) for x in inputs), k_cache, v_cache, slots.to(where))
-    close(got, turned(inputs[0], turns), dtype)
-    for cache, new in ((k_cache, turned(inputs[1], turns)), (v_cache, inputs[2].double())):
+    close(got, rotated(inputs[0], turns), TOLERANCE[dtype])
+    for cache, new in ((k_cache, rotated(inputs[1], turns)), (v_cache, inputs[2].double())):
         want = torch.full(cache.shape, NAN, dtype=torch.float64)
         for row, head, step in itertools.product(range(2), range(2), range(rows)):
             slot = int(order[row, head if per_head else 0, step])
             if 0 <= slot < size:
                 want[row, head, slot] = new[row, head, step]
-        torch.testing.assert_close(
-            cache.cpu().double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype], equal_nan=True
-        )
+        close(cache, want, TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("page", "rows"), [(4, 3), (3, 8), (1, 2), (16, 21)])
-def test_bounds_follow_blocks_of_keys(rng: torch.Generator, page: int, rows: int, path: str) -> None:
-    """Block after block into rows of other lengths, one of which stands still: several tokens and firsts of a page."""
+@BY_PATH
+@pytest.mark.parametrize(
+    ("page", "rows", "times"), [(4, 1, 8), (3, 1, 7), (1, 1, 3), (4, 3, 2), (3, 8, 2), (16, 21, 2)]
+)
+def test_bounds_follow_the_stored_keys(rng: torch.Generator, page: int, rows: int, times: int, path: str) -> None:
+    """Token after token and block after block: an empty row, one that holds five, one that stands still.
+
+    Bounds are those of what is stored, other pages stay untouched.
+    """
     op, where = PATHS[path]
-    size = 2 * rows + 5
-    pages = -(-size // page)
+    size = times * rows + 5
     k_cache, v_cache = (x.to(where) for x in caches(3, 2, size, 32, torch.float16))
-    bounds = PageBounds(*(torch.full((3, 2, pages, 32), NAN, device=where).half() for _ in range(2)))
-    lengths = torch.tensor([0, 5, 0])
-    first, _ = token(rng, 3, 2, 2, 32, torch.float16, 5)
+    bounds = PageBounds(*(torch.full((3, 2, -(-size // page), 32), NAN, device=where).half() for _ in range(2)))
+    lengths, many = torch.tensor([0, 5, 0]), 5
     slots = torch.full((3, 5), -1)
     slots[1] = torch.arange(5)
-    op(*(x.to(where) for x in first), k_cache, v_cache, slots.to(where), bounds=bounds, page_size=page)
-    for _ in range(2):
-        slots = lengths[:, None] + torch.arange(rows)
-        slots[2] = -1
-        inputs, _ = token(rng, 3, 2, 2, 32, torch.float16, rows)
-        op(*(x.to(where) for x in inputs), k_cache, v_cache, slots.to(where), bounds=bounds, page_size=page)
-        lengths[:2] += rows
+    for time in range(times + 1):
+        inputs = (x.to(where) for x in token(rng, 3, 4, 2, 32, torch.float16, many)[0])
+        given = slots if many > 1 or rows > 1 else slots[:, 0]
+        op(*inputs, k_cache, v_cache, given.to(where), bounds=bounds, page_size=page)
+        lengths[:2] += rows if time else 0
         for stored, extreme in zip(bounds, build_page_minmax(k_cache.cpu(), lengths, page), strict=True):
-            for row, length in enumerate(lengths.tolist()):
-                used = -(-length // page)
+            for row, used in enumerate((-(-lengths // page)).tolist()):
                 assert torch.equal(stored[row, :, :used].cpu(), extreme[row, :, :used])
                 assert stored[row, :, used:].isnan().all()
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_slots_of_another_shape_are_refused(rng: torch.Generator, path: str) -> None:
-    op, where = PATHS[path]
-    inputs, _ = token(rng, 2, 2, 1, 32, torch.float32, 3)
-    cache = torch.zeros(2, 1, 9, 32, device=where)
-    with pytest.raises(ValueError, match="slot_mapping"):
-        op(*(x.to(where) for x in inputs), cache, cache, torch.zeros(2, dtype=torch.int64, device=where))
+        slots, many = lengths[:, None] + torch.arange(rows), rows
+        slots[2] = -1 if rows > 1 else size
 
 
 def test_one_row_of_angles_serves_all_and_meta_runs(rng: torch.Generator) -> None:
@@ -233,29 +185,30 @@ def test_one_row_of_angles_serves_all_and_meta_runs(rng: torch.Generator) -> Non
     k_cache, v_cache = (x.to(DEVICE) for x in caches(3, 1, 4, 32, torch.float32))
     slots = torch.zeros(3, dtype=torch.int64)
     got = rope_append_gpu(*(x.to(DEVICE) for x in (q, k, v, cos, sin)), k_cache, v_cache, slots.to(DEVICE))
-    close(got, turned(q, turns), torch.float32)
+    close(got, rotated(q, turns), TOLERANCE[torch.float32])
     meta = [x.to("meta") for x in (q, k, v, cos, sin, k_cache, v_cache, slots)]
     assert rope_append(*meta).shape == q.shape
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [({"page_size": 0}, "page size"), ({"q_norm": torch.ones(32).half()}, "one dtype")],
-    ids=["page size", "dtype"],
-)
-def test_rope_append_refuses_what_does_not_fit(rng: torch.Generator, change: dict[str, Any], says: str) -> None:
-    inputs, _ = token(rng, 1, 2, 1, 32, torch.float32)
-    cache = torch.zeros(1, 1, 4, 32)
-    options = {"bounds": PageBounds(cache, cache), "page_size": 1} | change
-    with pytest.raises(ValueError, match=says):
-        rope_append_gpu(*inputs, cache, cache, torch.tensor([0]), **options)
+def test_rope_append_refuses_what_does_not_fit(rng: torch.Generator) -> None:
+    inputs, _ = token(rng, 2, 2, 1, 32, torch.float32, 3)
+    cache, slots = torch.zeros(2, 1, 9, 32), torch.zeros(2, 3, dtype=torch.int64)
+    bounds = PageBounds(cache, cache)
+    for op, at, options, message in (
+        (rope_append, slots[:, 0], {}, "slot_mapping"),
+        (rope_append_gpu, slots[:, 0], {}, "slot_mapping"),
+        (rope_append_gpu, slots, {"bounds": bounds, "page_size": 0}, "page size"),
+        (rope_append_gpu, slots, {"bounds": bounds, "page_size": 1, "q_norm": torch.ones(32).half()}, "one dtype"),
+    ):
+        call: Callable[..., Tensor] = op
+        with pytest.raises(ValueError, match=message):
+            call(*inputs, cache, cache, at, **options)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])
-def test_replays_in_a_graph(seed: int, pdl: bool) -> None:
+def test_replays_in_a_graph(rng: torch.Generator, pdl: bool) -> None:
     """One capture, then a token after another: slots and keys are read at each replay."""
-    rng = torch.Generator().manual_seed(seed)
     device = torch.device("cuda")
     inputs = [x.to(device) for x in token(rng, 4, 32, 8, 128, torch.bfloat16)[0]]
     weights = [torch.randn(128, generator=rng).to(device, torch.bfloat16) for _ in range(2)]
@@ -264,10 +217,7 @@ def test_replays_in_a_graph(seed: int, pdl: bool) -> None:
     slots = torch.tensor([0, 15, 98, 50], device=device)
     options: dict[str, Any] = {"q_norm": weights[0], "k_norm": weights[1], "eps": EPS, "page_size": 16}
     fast = {"launch": Launch(launch_pdl=pdl), "bounds": pages[0]}
-    rope_append_gpu(*inputs, *stores[0], slots, **options, **fast)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = rope_append_gpu(*inputs, *stores[0], slots, **options, **fast)
+    graph, found = captured(lambda: rope_append_gpu(*inputs, *stores[0], slots, **options, **fast))
     append_naive.rope_append(*inputs, *stores[1], slots, **options, bounds=pages[1])
     for _ in range(5):
         for tensor, fresh in zip(inputs, token(rng, 4, 32, 8, 128, torch.bfloat16)[0], strict=True):
@@ -275,5 +225,5 @@ def test_replays_in_a_graph(seed: int, pdl: bool) -> None:
         slots += 1
         graph.replay()
         want = append_naive.rope_append(*inputs, *stores[1], slots, **options, bounds=pages[1])
-        for got, expected in zip((captured, *stores[0], *pages[0]), (want, *stores[1], *pages[1]), strict=True):
+        for got, expected in zip((found, *stores[0], *pages[0]), (want, *stores[1], *pages[1]), strict=True):
             torch.testing.assert_close(got, expected, atol=2e-2, rtol=2e-2)

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
+from kernel_inputs import DEVICE
 from longdecode.kernels.argmax.gpu import argmax_gpu
 from longdecode.kernels.argmax.naive import argmax
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BOTH = pytest.mark.parametrize("op", [argmax, argmax_gpu])
 
 

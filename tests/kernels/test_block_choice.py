@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import DEVICE, NAN
 from longdecode.kernels.block_choice import BlockShares, gpu, naive
 from longdecode.kernels.block_choice.gpu import choose_blocks_gpu
 from longdecode.kernels.pooled_keys.naive import Pooling
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NAN = float("nan")
 CLOSE = 1e-5
 """Scores nearer than this may rank either way: sums of float32 run in another order."""
 Choose = Callable[..., tuple[Tensor, Tensor]]

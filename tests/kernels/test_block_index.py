@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import DEVICE, NAN
 from longdecode.kernels import block_score, importance, pooled_keys
 from longdecode.kernels.block_score.gpu import block_scores_gpu
 from longdecode.kernels.block_score.naive import block_scores, normaliser
@@ -16,8 +17,6 @@ from longdecode.kernels.pooled_keys.gpu import append_pooled_key_gpu
 from longdecode.kernels.pooled_keys.naive import Pooling
 from longdecode.kernels.sparse_prefill_attention import sparse_prefill_attention
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NAN = float("nan")
 SHAPES = [(64, Pooling(32, 16)), (16, Pooling(8, 4)), (8, Pooling(8, 2)), (4, Pooling(2, 1)), (12, Pooling(6, 6))]
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import DEVICE, NAN, captured, new_queue, whole
 from longdecode.kernels.block_residency import BlockQueue
 from longdecode.kernels.chunk_residency import ChunkResidents
 from longdecode.kernels.chunk_residency import naive as claim_naive
@@ -17,23 +18,12 @@ from longdecode.kernels.low_rank_fetch import LowRankPrompt
 from longdecode.kernels.low_rank_fetch import naive as fetch_naive
 from longdecode.kernels.low_rank_fetch.gpu import Launch, fetch_chunks_gpu
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH, HEADS = 3, 2
-NAN = float("nan")
-
-
-def whole(values: object) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=DEVICE)
 
 
 def new_residents(slots: int, chunks: int) -> ChunkResidents:
     held, slot_of = (torch.full((BATCH, HEADS, n + 1), -1, dtype=torch.int32, device=DEVICE) for n in (slots, chunks))
     return ChunkResidents(held, slot_of, whole([0] * BATCH), held)
-
-
-def new_queue(entries: int) -> BlockQueue:
-    """A queue full of junk."""
-    return BlockQueue(whole([-7] * (entries + 1)), whole([-7] * (entries + 1)), whole([0]))
 
 
 @pytest.mark.parametrize("claim", [claim_naive.claim_chunks, claim_chunks_gpu], ids=["naive", "triton"])
@@ -170,17 +160,13 @@ def test_refuses_what_does_not_fit(rng: torch.Generator) -> None:
 
 
 @pytest.mark.gpu
-def test_fetches_from_pinned_memory_in_a_graph(seed: int) -> None:
+def test_fetches_from_pinned_memory_in_a_graph(rng: torch.Generator) -> None:
     """Values by unified addresses, replayed with another queue, at the shape of NOSA-8B."""
-    rng = torch.Generator().manual_seed(seed)
     prompt = new_prompt(rng, 4096, 8, 40, 128, torch.bfloat16)
     far = replace(prompt, values=prompt.values.cpu().pin_memory())
     queue = new_queue(BATCH * HEADS * 64)
     slots = [torch.zeros(BATCH, HEADS, 64 * 8, 128, dtype=torch.bfloat16, device=DEVICE) for _ in range(4)]
-    fetch_chunks_gpu(far, slots[0], slots[1], queue)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        fetch_chunks_gpu(far, slots[0], slots[1], queue)
+    graph, _ = captured(lambda: fetch_chunks_gpu(far, slots[0], slots[1], queue))
     targets = torch.randperm(BATCH * HEADS * 64, generator=rng)
     sources = targets // 64 * 512 + torch.randint(0, 512, targets.shape, generator=rng)
     queue.sources[:-1], queue.targets[:-1] = sources.to(DEVICE), targets.to(DEVICE)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from kernel_inputs import DEVICE
 from longdecode.engine.speculation import DraftTree, PlacedTree
 from longdecode.kernels.draw import DrawRule, Noise
 from longdecode.kernels.draw.gpu import draw_gpu
@@ -18,7 +15,6 @@ from longdecode.kernels.draw.naive import draw
 from longdecode.kernels.tree_walk.gpu import tree_walk_gpu
 from longdecode.kernels.tree_walk.naive import tree_walk
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BOTH = pytest.mark.parametrize("op", [draw, draw_gpu])
 WALKS = pytest.mark.parametrize("walk", [tree_walk, tree_walk_gpu])
 
@@ -124,13 +120,3 @@ def test_the_path_that_carries_the_chosen_tokens_is_walked(
         assert rows[one, len(want) :].tolist() == want[-1:] * (tree.depth + 1 - len(want))
         lengths.add(len(want))
     assert len(lengths) > 2
-
-
-@pytest.mark.slow
-def test_the_kernels_between_passes_compile_for_hopper() -> None:
-    """In its own process: functions decorated under the interpreter cannot be compiled."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
-    script = Path(__file__).with_name("compile_steps_for_hopper.py")
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]

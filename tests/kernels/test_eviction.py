@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import DEVICE, NAN
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.eviction import choose_victims
 from longdecode.kernels.eviction.gpu import choose_victims_gpu
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-NAN = float("nan")
 PATHS = {"naive": (decode_attention, choose_victims), "triton": (decode_attention_gpu, choose_victims_gpu)}
 
 

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
+from kernel_inputs import ATTENTION_TOLERANCE, DEVICE, NAN
 from longdecode.kernels.sparse_decode_attention import EVERYTHING, naive
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 from longdecode.kernels.sparse_decode_attention.launch import SparseLaunch
 from longdecode.kernels.split_kv import COUNTERS, arrival_counters
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-NAN = float("nan")
 SCORED = 32
 Lists = tuple[list[list[int]], list[int]]
 
@@ -66,7 +64,7 @@ def check(one: Case, launch: SparseLaunch, scored: bool = False) -> tuple[Tensor
         rows = torch.arange(one.counts.shape[1]).flip(0)
         extra = {"scores": torch.full_like(got[2], -7.0).double(), "score_rows": rows, "score_block": SCORED}
     want = naive.sparse_decode_attention(*wide[:5], block_size=16, kv_lengths=one.lengths, **extra)
-    tolerance = TOLERANCE[one.q.dtype]
+    tolerance = ATTENTION_TOLERANCE[one.q.dtype]
     torch.testing.assert_close(got[0].double(), want[0], atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(got[1].double(), want[1], atol=1e-4, rtol=1e-4)
     if scored:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernel_inputs import CPU, DEVICE, captured, close, random_on_device
 from longdecode.kernels.add_rms_norm import naive as norm_naive
 from longdecode.kernels.add_rms_norm.gpu import Launch as NormLaunch
 from longdecode.kernels.add_rms_norm.gpu import add_rms_norm_gpu
@@ -24,7 +21,6 @@ from longdecode.kernels.linear.gpu import gated_linear_gpu, linear_gpu
 from longdecode.kernels.linear.launch import MAX_ROWS, NARROW_ROWS, Launch, choose_launch, fuses_norm
 from longdecode.kernels.linear.norm_gpu import norm_linear_gpu
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 LAUNCHES = {
     "fma": Launch("fma", block_n=16, block_k=64, num_warps=1),
@@ -36,11 +32,6 @@ LAUNCHES = {
     "dot of many rows": Launch("dot", block_n=16, block_k=64, num_warps=4, num_stages=2, block_rows=32, splits=3),
 }
 SHAPES = [(1, 96, 256), (3, 37, 100), (16, 16, 300), (1, 1, 17)]
-
-
-def close(got: Tensor, want: Tensor, dtype: torch.dtype, factor: float = 1.0) -> None:
-    tolerance = factor * TOLERANCE[dtype]
-    torch.testing.assert_close(got.cpu().double(), want, atol=tolerance, rtol=tolerance)
 
 
 def inputs(rng: torch.Generator, rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,18 +64,18 @@ def test_projections(rng: torch.Generator, name: str, shape: tuple[int, int, int
     """Odd sizes, a row of weight that does not start at a vector's edge, bias and none, plain and gated."""
     launch = LAUNCHES.get(name)
     x, weight, bias = inputs(rng, *shape, dtype)
-    where = torch.device("cpu") if launch is None else DEVICE
+    where = CPU if launch is None else DEVICE
     on = [t.to(where) for t in (x, weight, bias)]
     plain = linear(*on) if launch is None else linear_gpu(*on, launch=launch)
     assert plain.dtype == dtype and plain.shape == (*x.shape[:-1], len(weight))
-    close(plain, x.double() @ weight.double().T + bias.double(), dtype)
+    close(plain, x.double() @ weight.double().T + bias.double(), TOLERANCE[dtype])
     without = linear(*on[:2]) if launch is None else linear_gpu(*on[:2], launch=launch)
-    close(without, x.double() @ weight.double().T, dtype)
+    close(without, x.double() @ weight.double().T, TOLERANCE[dtype])
     gate_up = torch.cat((weight, weight.roll(1, dims=1)))
     both = (on[0], gate_up.to(where))
     got = gated_linear(*both) if launch is None else gated_linear_gpu(*both, launch=unsplit(launch))
     assert got.dtype == dtype and got.shape == plain.shape
-    close(got, gated(x, gate_up), dtype, factor=2)
+    close(got, gated(x, gate_up), 2 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
@@ -93,9 +84,9 @@ def test_any_strides(rng: torch.Generator, launch: Launch) -> None:
     weight = torch.randn(70, 2 * 38, generator=rng)[:, ::2].T
     x = torch.randn(70, 3, generator=rng).T
     assert weight.shape == (38, 70) and x.stride() == (1, 3)
-    close(linear_gpu(x.to(DEVICE), weight.to(DEVICE), launch=launch), x.double() @ weight.double().T, torch.float32, 9)
-    got = gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE), launch=unsplit(launch))
-    close(got, gated(x, weight), torch.float32, 99)
+    on = (x.to(DEVICE), weight.to(DEVICE))
+    close(linear_gpu(*on, launch=launch), x.double() @ weight.double().T, 9 * TOLERANCE[torch.float32])
+    close(gated_linear_gpu(*on, launch=unsplit(launch)), gated(x, weight), 99 * TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("launch", LAUNCHES.values(), ids=LAUNCHES)
@@ -118,8 +109,12 @@ def test_the_rule_by_shape(rng: torch.Generator, rows: int) -> None:
     assert (choose_launch(4096, 4096, rows, torch.float16) is None) == (rows > MAX_ROWS)
     assert choose_launch(65_536, 300, rows, torch.float16) is None or rows <= MAX_ROWS  # a head
     assert choose_launch(18, 300, rows, torch.float32) is None
-    close(linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias))), x.double() @ weight.double().T + bias, x.dtype)
-    close(gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE)), gated(x, weight), x.dtype, factor=2)
+    close(
+        linear_gpu(*(t.to(DEVICE) for t in (x, weight, bias))),
+        x.double() @ weight.double().T + bias,
+        TOLERANCE[x.dtype],
+    )
+    close(gated_linear_gpu(x.to(DEVICE), weight.to(DEVICE)), gated(x, weight), 2 * TOLERANCE[x.dtype])
 
 
 class Products(TorchDispatchMode):
@@ -158,7 +153,7 @@ def test_programs_that_share_channels_leave_their_counters_at_zero(rng: torch.Ge
     for splits in (2, 4, 5):
         launch = Launch("dot", block_n=64, block_k=64, num_warps=4, num_stages=2, block_rows=64, splits=splits)
         first = linear_gpu(x, weight, bias, launch=launch)
-        close(first, want.cpu(), x.dtype)
+        close(first, want.cpu(), TOLERANCE[x.dtype])
         assert torch.equal(linear_gpu(x, weight, bias, launch=launch), first)
         with pytest.raises(ValueError, match="splits of the channels"):
             gated_linear_gpu(x, weight, launch=launch)
@@ -192,24 +187,6 @@ def test_what_does_not_fit_is_refused(
         op(torch.ones(1, 8), weight, *([] if bias is None else [bias]))
 
 
-@pytest.mark.slow
-def test_kernels_around_attention_compile_for_hopper() -> None:
-    """In a process of its own: functions decorated under the interpreter cannot be compiled."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
-    script = Path(__file__).with_name("compile_dense_for_hopper.py")
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def on_the_device(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
-    rng = torch.Generator("cuda").manual_seed(seed)
-    return [
-        (shape[-1] ** -0.5 if len(shape) == 2 else 1) * torch.randn(shape, generator=rng, device="cuda").to(dtype)
-        for shape in shapes
-    ]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -220,7 +197,8 @@ def test_equals_naive_on_the_device_and_in_a_graph(
 ) -> None:
     """A feed-forward block, eager and replayed on fresh inputs, its kernels free to start before their predecessors."""
     shapes = ((rows, 1, hidden), (rows, 1, hidden), (hidden,), (2 * ffn, hidden), (hidden, ffn))
-    delta, residual, norm, gate_up, down = on_the_device(seed, *shapes, dtype=dtype)
+    delta, residual, norm, gate_up, down = random_on_device(seed, *shapes, dtype=dtype)
+    gate_up, down = gate_up * hidden**-0.5, down * ffn**-0.5
 
     def launch(n: int, k: int, gate: bool = False) -> Launch | None:
         chosen = choose_launch(n, k, rows, dtype, gate)
@@ -239,15 +217,13 @@ def test_equals_naive_on_the_device_and_in_a_graph(
         torch.testing.assert_close(got, reference(), atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
 
     compare(fast())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = fast()
+    graph, found = captured(fast)
     for fresh in range(3):
-        new_delta, new_residual = on_the_device(seed + 1 + fresh, *shapes[:2], dtype=dtype)
+        new_delta, new_residual = random_on_device(seed + 1 + fresh, *shapes[:2], dtype=dtype)
         delta.copy_(new_delta)
         residual.copy_(new_residual)
         graph.replay()
-        compare(captured)
+        compare(found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

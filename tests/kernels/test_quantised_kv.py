@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import DEVICE
 from longdecode.kernels.decode_attention.naive import decode_attention
 from longdecode.kernels.quantised_kv import Fp8Layer, Int4Layer, fill_fp8, fill_int4, naive
 from longdecode.kernels.quantised_kv.append_gpu import append_quantised_gpu
@@ -13,7 +14,6 @@ from longdecode.kernels.quantised_kv.fp8_gpu import attend_fp8_gpu
 from longdecode.kernels.quantised_kv.int4_gpu import attend_int4_gpu
 from longdecode.kernels.quantised_kv.launch import QuantisedLaunch
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INTERPRETED = DEVICE.type == "cpu"
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 8e-3, torch.bfloat16: 3e-2}
 FILL = {Fp8Layer: fill_fp8, Int4Layer: fill_int4}

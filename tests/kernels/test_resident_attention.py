@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import ATTENTION_TOLERANCE, DEVICE, HALF_AND_SINGLE, NAN, captured
 from longdecode.kernels.block_residency import Arrivals, BlockQueue
 from longdecode.kernels.host_fetch.gpu import BESIDE_ATTENTION, copy_blocks_gpu
 from longdecode.kernels.resident_attention import naive
@@ -15,9 +16,6 @@ from longdecode.kernels.resident_attention.gpu import resident_attention_gpu
 from longdecode.kernels.resident_attention.launch import COPYING, SHARE_TOKENS, ResidentLaunch, choose_launch
 from longdecode.kernels.split_kv import COUNTERS, arrival_counters
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-NAN = float("nan")
 Found = tuple[Tensor, Tensor, Tensor]
 
 
@@ -132,13 +130,13 @@ def check(one: Case, found: Found) -> None:
     out, lse = naive.resident_attention(
         *wide, one.slots, one.counts, block_size=one.size, kv_lengths=one.lengths, bias=bias, kv_tokens_read=read
     )
-    tolerance = TOLERANCE[one.q.dtype]
+    tolerance = ATTENTION_TOLERANCE[one.q.dtype]
     torch.testing.assert_close(found[0].double(), out, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(found[1].double(), lse, atol=1e-4, rtol=1e-4)
     assert found[2].equal(read)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize(
     ("size", "share", "each", "splits"),
     [(16, 160, 2, 1), (16, 96, 1, 2), (16, 32, 2, 3), (24, 64, 4, 1), (7, 16, 4, 2), (64, 32, 8, 3)],
@@ -214,9 +212,8 @@ def test_refuses_what_it_cannot_read(rng: torch.Generator) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("share", "each"), [(128, 4), (256, 1), (512, 8), (8192, 1)])
-def test_overlaps_a_copy_in_a_graph(seed: int, dtype: torch.dtype, share: int, each: int) -> None:
+def test_overlaps_a_copy_in_a_graph(rng: torch.Generator, dtype: torch.dtype, share: int, each: int) -> None:
     """NOSA's shape, from a graph that is replayed with other late blocks: none, all, more than programs can hold."""
-    rng = torch.Generator().manual_seed(seed)
     one = case(rng, [[64, 64], [64, 3], [64, 30], [0, 64]] * 8, 64, 64, 16, 128, dtype)
     q, slots, counts, lengths, bias = (x.to(DEVICE) for x in (one.q, *one[3:7]) if x is not None)
     launch = ResidentLaunch(16, 64 if dtype == torch.bfloat16 else 16, share, each, 4, 2)
@@ -232,11 +229,7 @@ def test_overlaps_a_copy_in_a_graph(seed: int, dtype: torch.dtype, share: int, e
             q, *near, slots, counts, block_size=64, kv_lengths=lengths, bias=bias, launch=launch, arrivals=arrivals
         )
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    graph, found = captured(step)
     for rate in (0.0, 0.03, 0.3, 1.0, 0.03):
         late = drawn(rng, one, rate)
         for mine, theirs in zip((*queue_parts(queue), arrivals.state, arrivals.entries), fresh(one, late), strict=True):

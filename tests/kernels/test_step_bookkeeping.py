@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import DEVICE
 from longdecode.kernels.emission import Progress
 from longdecode.kernels.emission.gpu import record_tokens_gpu
 from longdecode.kernels.emission.naive import record_tokens
 from longdecode.kernels.token_move import PartialSlots
 from longdecode.kernels.token_move import gpu as moves
 from longdecode.kernels.token_move import naive as plain
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("record", [record_tokens, record_tokens_gpu])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import DEVICE, captured, new_queue, whole
 from longdecode.kernels.block_residency import Arrivals, BlockQueue, Residents, naive
 from longdecode.kernels.block_residency.gpu import Launch as ClaimLaunch
 from longdecode.kernels.block_residency.gpu import claim_slots_gpu
@@ -16,18 +18,8 @@ from longdecode.kernels.block_residency.slots_gpu import values_in_slots_gpu
 from longdecode.kernels.host_fetch import naive as fetch_naive
 from longdecode.kernels.host_fetch.gpu import Launch, copy_blocks_gpu
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Claim = Callable[..., Tensor]
 BATCH, HEADS, BLOCKS = 3, 2, 40
-
-
-def whole(values: object) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=DEVICE)
-
-
-def new_queue(entries: int) -> BlockQueue:
-    """A queue full of junk."""
-    return BlockQueue(whole([-7] * (entries + 1)), whole([-7] * (entries + 1)), whole([0]))
 
 
 class Simulated:
@@ -186,17 +178,13 @@ def test_refuses_blocks_that_differ() -> None:
 
 
 @pytest.mark.gpu
-def test_fetches_from_pinned_memory_in_a_graph(seed: int) -> None:
+def test_fetches_from_pinned_memory_in_a_graph(rng: torch.Generator) -> None:
     """Both directions through unified addresses, by kernel and by torch, replayed with another queue."""
-    rng = torch.Generator().manual_seed(seed)
     host = tuple(torch.randn(64, 8192, generator=rng).to(torch.bfloat16).pin_memory() for _ in range(2))
     for copy in (fetch_naive.copy_blocks, copy_blocks_gpu):
         near = tuple(torch.zeros(16, 8192, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
         queue = BlockQueue(torch.zeros(9, dtype=torch.int64, device=DEVICE), whole(list(range(9))), whole([0]))
-        copy(host, near, queue)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            copy(host, near, queue)
+        graph, _ = captured(partial(copy, host, near, queue))
         picked = torch.randperm(64, generator=rng)[:8]
         queue.sources[:8] = picked.to(DEVICE)
         queue.count.fill_(8)

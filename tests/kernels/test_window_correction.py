@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_inputs import DEVICE, on_device
 from longdecode.kernels.page_minmax import PageBounds, build_page_minmax
 from longdecode.kernels.page_minmax.rebuild import rebuild_page_minmax
 from longdecode.kernels.page_minmax.rebuild_gpu import rebuild_page_minmax_gpu
@@ -16,7 +17,6 @@ from longdecode.kernels.window_correction.gpu import attend_window_gpu
 from longdecode.kernels.window_correction.gpu_append import append_window_gpu
 from longdecode.kernels.window_correction.gpu_pages import unseen_pages_gpu
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH, HEADS, PAGES = 2, 3, 300
 
 
@@ -94,11 +94,6 @@ def test_touched_pages_get_the_bounds_of_what_is_stored(rng: torch.Generator, wi
     rebuild_page_minmax(bounds, k, lengths, starts, width, page)
     for plain, quick, right in zip(bounds, fast, want, strict=True):
         assert plain.equal(right) and quick.cpu().equal(right)
-
-
-def on_device(*tensors: Tensor) -> list[Tensor]:
-    """Copies on the device, so that what is changed in place is changed twice."""
-    return [tensor.to(DEVICE, copy=True) for tensor in tensors]
 
 
 @pytest.mark.parametrize(

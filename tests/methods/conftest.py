@@ -21,12 +21,6 @@ Choose = Callable[[int, int, int, Tensor, Tensor], list[int]]
 
 
 @pytest.fixture
-def rng(seed: int) -> torch.Generator:
-    """A generator of random inputs."""
-    return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture
 def config() -> ModelConfig:
     """Seven layers, two KV heads that serve three query heads each."""
     return ModelConfig(

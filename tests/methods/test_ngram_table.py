@@ -7,13 +7,12 @@ from collections import Counter
 import pytest
 import torch
 
+from kernel_inputs import DEVICE
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.generation import Request, Sampling
 from longdecode.engine.sequences import Sequences
 from longdecode.engine.speculation import Verified
 from longdecode.methods.ngram_table import NgramTable, SuffixTable
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def a_batch(texts: list[list[int]], longest: int) -> Sequences:

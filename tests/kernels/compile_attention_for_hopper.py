@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from compile_only import SHARED_LIMIT_BYTES, compile_only
+from compile_only import RUNS, SHAPES, check, integers, meta
 from torch import Tensor
 
 from longdecode.kernels.attention_weights.gpu import attention_weights_gpu
@@ -23,37 +22,23 @@ from longdecode.kernels.silu_mul.gpu import silu_mul_gpu
 from longdecode.kernels.sparse_decode_attention.gpu import sparse_decode_attention_gpu
 from longdecode.kernels.sparse_training_attention.gpu import sparse_training_attention_gpu
 
-# batch, query heads, KV heads, head dimension, capacity
-SHAPES = {"Llama-3-8B": (1, 32, 8, 128, 131_072), "miniature": (4, 8, 4, 32, 4096)}
-RUNS = (("Llama-3-8B", torch.bfloat16), ("miniature", torch.bfloat16), ("miniature", torch.float32))
-"""Name what is timed, what is scored, and what the gate checks; float16 compiles as bfloat16 does."""
-
-
-def floats(dtype: torch.dtype) -> Callable[..., Tensor]:
-    return lambda *shape: torch.empty(shape, dtype=dtype, device="meta")
-
-
-integers = floats(torch.int64)
-
 
 def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, dtype: torch.dtype) -> None:
     """Every launch that decoding at this shape makes, and those of blocks of rows under a tree mask.
 
     Heads of 32 are compiled with each option once, not with every pair: they hold a quarter of what heads of 128 hold.
     """
-    tensor = floats(dtype)
+    tensor = partial(meta, dtype=dtype)
     cache, lengths, q = tensor(batch, kv_heads, capacity, dim), integers(batch), tensor(batch, heads, 1, dim)
     decode_attention_gpu(q, cache, cache, lengths, kv_tokens_read=lengths)
     evict(q, cache[:, :, :1024])
     quantise(q, tensor(batch, kv_heads, 1, dim), capacity)
     for rows in {torch.bfloat16: (8, 41, 121) if dim == 128 else (8,), torch.float32: (8,)}.get(dtype, ()):
-        block, tree = tensor(batch, heads, rows, dim), floats(torch.bool)(rows, rows)
+        block, tree = tensor(batch, heads, rows, dim), meta(rows, rows, dtype=torch.bool)
         decode_attention_gpu(block, cache, cache, lengths, mask=tree, kv_tokens_read=lengths)
-        attention_weights_gpu(
-            block, cache, lengths, group="max", mask=tree, lse=floats(torch.float32)(*block.shape[:3])
-        )
+        attention_weights_gpu(block, cache, lengths, group="max", mask=tree, lse=meta(*block.shape[:3]))
         if rows < 121:
-            entries, mask = integers(batch, kv_heads, 128), floats(torch.bool)(batch, kv_heads, rows, 128)
+            entries, mask = integers(batch, kv_heads, 128), meta(batch, kv_heads, rows, 128, dtype=torch.bool)
             limited = {"block_size": 16, "kv_lengths": integers(batch, rows), "row_mask": mask}
             sparse_decode_attention_gpu(block, cache, cache, entries, integers(batch, kv_heads), **limited)
     for at, (lists, block) in enumerate(((kv_heads, 16), (kv_heads, 1), (heads, 16))):
@@ -62,20 +47,20 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
         for uneven in (False, True) if dim == 128 else (at == 1,):
             sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, uneven=uneven)
             if (lists, block) == (kv_heads, 16):
-                scored = {"scores": floats(torch.float32)(batch, lists, capacity // 64), "score_rows": integers(lists)}
+                scored = {"scores": meta(batch, lists, capacity // 64), "score_rows": integers(lists)}
                 sparse_decode_attention_gpu(
                     q, cache, cache, indices, counts, **plan, uneven=uneven, **scored, score_block=64
                 )  # fmt: skip
         if block == 1:
-            tokens = {"scores": floats(torch.float32)(batch, lists, capacity), "score_rows": integers(lists)}
+            tokens = {"scores": meta(batch, lists, capacity), "score_rows": integers(lists)}
             sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, uneven=True, **tokens)
         if dim == 128 or block == 1:
-            bias = floats(torch.float32)(batch, lists, capacity)
+            bias = meta(batch, lists, capacity)
             sparse_decode_attention_gpu(q, cache, cache, indices, counts, **plan, bias=bias)
     hidden = tensor(batch, 1, heads * dim)
     rms_norm_gpu(hidden, tensor(heads * dim), 1e-5)
     rms_norm_gpu(q.transpose(1, 2), tensor(dim), 1e-5)
-    angles = floats(torch.float32)(batch, 1, dim)
+    angles = meta(batch, 1, dim)
     apply_rope_gpu(q, tensor(batch, kv_heads, 1, dim), angles, angles)
     silu_mul_gpu(tensor(batch, 1, 7 * heads * dim))
     if dim == 32:
@@ -85,9 +70,9 @@ def launch_all(batch: int, heads: int, kv_heads: int, dim: int, capacity: int, d
 def evict(q: Tensor, cache: Tensor) -> None:
     """One read of a kept cache that leaves its logits, and both rules of eviction."""
     (batch, heads), (kv_heads, kept) = q.shape[:2], cache.shape[1:3]
-    logits, by_head = floats(torch.float32)(batch, heads, kept), integers(batch, kv_heads)
+    logits, by_head = meta(batch, heads, kept), integers(batch, kv_heads)
     decode_attention_gpu(q, cache, cache, by_head, logits=logits)
-    told = floats(torch.int32)(batch, kv_heads, kept), floats(torch.float32)(batch, kv_heads, kept)
+    told = meta(batch, kv_heads, kept, dtype=torch.int32), meta(batch, kv_heads, kept)
     for rule in ("accumulate", "latest"):
         rows = integers(batch)
         choose_victims_gpu(logits, logits[..., 0], by_head, by_head, rows, rows, *told, by_head, rule=rule)
@@ -97,13 +82,13 @@ def quantise(q: Tensor, k: Tensor, capacity: int) -> None:
     """Append a token to eight-bit and four-bit storage and attend to it."""
     (batch, _, _, dim), kv_heads = q.shape, k.shape[1]
     lists, groups, runs = (batch, kv_heads), capacity // 64, -(-dim // 64)
-    half, byte, codes = floats(torch.float16), floats(torch.uint8), floats(torch.float8_e4m3fn)
-    scale, recent = floats(torch.float32)(*lists), floats(q.dtype)(*lists, 128, dim)
+    half, byte, codes = (partial(meta, dtype=x) for x in (torch.float16, torch.uint8, torch.float8_e4m3fn))
+    scale, recent = meta(*lists), meta(*lists, 128, dim, dtype=q.dtype)
     fp8 = Fp8Layer(codes(*lists, capacity, dim), codes(*lists, capacity // 128, dim, 128), scale, scale)
     by_channel, by_token = half(*lists, groups, dim), half(*lists, groups, runs, 64)
     k4, v4 = byte(*lists, groups, 64, dim // 2), byte(*lists, groups, dim, 32)
     int4 = Int4Layer(k4, by_channel, by_channel, v4, by_token, by_token, recent, recent)
-    angles, rows = floats(torch.float32)(batch, 1, dim), integers(batch)
+    angles, rows = meta(batch, 1, dim), integers(batch)
     for layer, attend in ((fp8, attend_fp8_gpu), (int4, attend_int4_gpu)):
         append_quantised_gpu(layer, q, k, k, angles, angles, rows, q_norm=recent[0, 0, 0], k_norm=recent[0, 0, 0])
         # Eight bits in float32, which the gate alone runs, multiply out of registers that do not suffice.
@@ -113,27 +98,12 @@ def quantise(q: Tensor, k: Tensor, capacity: int) -> None:
 
 def train_on_blocks(dtype: torch.dtype) -> None:
     """Attention of a fork of SmolLM2 with the importance's bias, and its gradient."""
-    tensor, kv_shape = floats(dtype), (2, 3, 4096, 64)
+    tensor, kv_shape = partial(meta, dtype=dtype), (2, 3, 4096, 64)
     leaves = [x.requires_grad_() for x in (tensor(2, 9, 4096, 64), tensor(*kv_shape), tensor(*kv_shape))]
-    read, bias = floats(torch.bool)(*kv_shape[:3], 256), floats(torch.float32)(*kv_shape[:3])
+    read, bias = meta(*kv_shape[:3], 256, dtype=torch.bool), meta(*kv_shape[:3])
     out = sparse_training_attention_gpu(*leaves, read, 16, bias, 0.125)
     out.backward(torch.empty_like(out))
 
 
-def main() -> None:
-    """Compile, and exit with the list of what does not fit."""
-    faults = []
-    for name, dtype in RUNS:
-        with compile_only() as binaries:
-            launch_all(*SHAPES[name], dtype)
-        for binary in binaries:
-            usage = f"{binary.registers} registers, {binary.stack_bytes} B stack, {binary.local_bytes} B local, "
-            usage += f"{binary.shared_bytes} B shared"
-            if binary.stack_bytes or binary.local_bytes or binary.shared_bytes > SHARED_LIMIT_BYTES:
-                faults.append(f"{binary.kernel}, {name}, {dtype}: {usage}")
-    if faults:
-        sys.exit("\n".join(faults))
-
-
 if __name__ == "__main__":
-    main()
+    check((f"{name}, {dtype}", partial(launch_all, *SHAPES[name], dtype)) for name, dtype in RUNS)
