@@ -13,7 +13,7 @@ CORES ?= 8
 PROFILE ?= demo
 WORKERS ?= 2
 REV ?= HEAD
-BENCH ?= config/bench.yaml
+BENCH ?= config/h200.yaml
 ENGINE ?= docker
 DOCS := mkdocs-material==9.8.2 'mkdocstrings[python]==1.0.8'
 TORCH ?= $(shell grep '^torch==' requirements.lock)
@@ -63,8 +63,15 @@ docs: $(STAMP) ## Build the documentation as a site: build/docs/index.html
 train: $(STAMP) ## Train the miniature anew (needs a GPU; resumes when killed)
 	$(BIN)/python -m snakemake --cores $(CORES) miniature_train
 
-bench-compare: $(STAMP) ## Time this tree against REV=<rev>, alternating, on one machine (BENCH=config/tiny.yaml on a CPU)
-	$(BIN)/python -m longdecode.evals.throughput.compare --rev $(REV) --config $(BENCH) $(ARGS)
+# In turn A B B A, so that neither tree has the cooler or the busier half.
+bench-compare: $(STAMP) ## Time REV=<rev> and this tree in turn, a table each (BENCH=config/tiny.yaml on a CPU; ARGS choose cells)
+	@git worktree remove --force build/other 2> /dev/null || true
+	git worktree add --detach build/other $(REV)
+	for tree in build/other . . build/other; do \
+		rm -rf build/bench/$$tree/*.parquet build/bench/$$tree/journal; echo "$$tree:"; \
+		PYTHONPATH=$$tree/src $(BIN)/python -m longdecode.evals.throughput.measure --config $(BENCH) --output build/bench/$$tree $(ARGS) || exit 1; \
+	done
+	git worktree remove --force build/other
 
 verify: $(STAMP) ## Check that results and pages of PROFILE are as they were written
 	@$(BIN)/python -m longdecode verify $(PROFILE)

@@ -29,7 +29,7 @@ from longdecode.evals.fingerprint import (
 )
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config, launches_of, record_files
 from longdecode.evals.tasks.registry import get_task
-from longdecode.evals.throughput.spec import KERNELS, SHARED_JOBS
+from longdecode.evals.throughput.spec import KERNELS, code_module
 
 HEADS = ("chained/zero", "chained/normal", "medusa/zero")
 """Sets of draft heads that a model's training makes: TokenSwift's from two starts, the paper's last, and Medusa's."""
@@ -283,7 +283,7 @@ class Plan:
         timed = {name: model for grid in grids for name, model in grid.timed_on.items() if name in self.run.methods}
         methods = {name: self._methods([name], model)[name] for name, model in timed.items()}
         named = () if job == KERNELS else {"full", *(method for method, _ in methods.values())}
-        code = speed_code_hash(job if job in SHARED_JOBS else "decode", named)
+        code = speed_code_hash(code_module(job), named)
         return {"job": repr(grids), "methods": methods, "code": code}
 
     def _tune_model(self, model: str) -> dict[str, Any]:

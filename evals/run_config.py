@@ -332,12 +332,9 @@ def _sizes(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[
 
 def model_shape(run: RunConfig, launches: Launches) -> Any:
     """Return the shape of a model of the run, or of one that is only timed."""
-    from longdecode.engine.config_reader import read_config, resolve_checkpoint
-    from longdecode.evals.throughput.models import shape_config
+    from longdecode.evals.throughput.harness import config_of
 
-    model = run.models.get(launches.model)
-    known = read_config(resolve_checkpoint(model.path, model.revision)) if model else None
-    return known or shape_config(launches.model, launches.context)
+    return config_of(run, launches.model, launches.context)
 
 
 def budget_at(launches: Launches, context: int) -> int | None:

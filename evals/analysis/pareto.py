@@ -15,7 +15,7 @@ from longdecode.evals.analysis.comparisons import Pair, against_full, means
 from longdecode.evals.records import BaseRecord, SpeedRecord
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, front_shares, generator
-from longdecode.evals.throughput.statistics import good_times
+from longdecode.evals.throughput.summary import good_times
 
 COLUMNS = (
     "model", "suite", "task", "context", "batch", "variant", "budget", "budget_tokens", "n", "loss", "unit",

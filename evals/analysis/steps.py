@@ -12,7 +12,7 @@ from longdecode.evals.analysis.comparisons import PairRequest
 from longdecode.evals.records import SpeedRecord, op_sizes_text
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Floats, Spread, bootstrap_interval, generator
-from longdecode.evals.throughput.statistics import good_times, median_ratio
+from longdecode.evals.throughput.summary import good_times, median_ratio
 
 _STEPS = ("step", "speculative_step")
 _SAME_BATCH = "decode"

@@ -13,19 +13,9 @@ from longdecode.engine.kv_cache import DenseCache, KVCache
 from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.records import Stage
-from longdecode.evals.throughput.harness import Bench, SpeedCell
-from longdecode.evals.throughput.hf_full import stock_case
+from longdecode.evals.throughput import steps
+from longdecode.evals.throughput.harness import Bench, SpeedCell, checkpoint_folder
 from longdecode.evals.throughput.spec import FULL, Grid
-from longdecode.evals.throughput.steps import (
-    correction_case,
-    fill_cache,
-    prefill_case,
-    projections_case,
-    rows_case,
-    setup_case,
-    speculation_case,
-    step_case,
-)
 from longdecode.evals.throughput.timing import Case
 
 PREFILL_CHUNK_TOKENS = 16384
@@ -43,7 +33,6 @@ class DecodeBench(Bench):
     The variants of a place share a dense cache; those with a cache of their own make it for their cells.
     """
 
-    module: ClassVar[str] = "decode"
     bench: ClassVar[BenchName] = "decode"
 
     def cells(self) -> list[SpeedCell]:
@@ -57,23 +46,20 @@ class DecodeBench(Bench):
         ]
 
     def _cells(self, grid: Grid, context: int, batch: int) -> Iterator[SpeedCell]:
-        full = self.cell(grid, FULL, None, context, batch)
+        full = self.steps_of(grid, FULL, context, batch)[0]
         short = replace(grid, rounds=min(grid.rounds, ONE_OFF_ROUNDS))
         if grid.bench == "prefill":
             yield replace(full, grid=short, stage="prefill")
         elif grid.bench == "hf_full":
             yield replace(full, grid=short, method="hf_full", variant="hf_full")
         elif grid.bench == "rows":
-            yield from (
-                replace(full, stage="forward_rows", params={"rows": rows, "mask": "tree"}) for rows in grid.rows
-            )
+            for rows in grid.rows:
+                yield replace(full, stage="forward_rows", params={"rows": rows, "mask": "tree"})
         else:
             for variant in dict.fromkeys((FULL, *grid.variants)):
-                for budget in self.budgets(grid, variant):
-                    step = self.cell(grid, variant, budget, context, batch)
+                for step in self.steps_of(grid, variant, context, batch):
                     yield from (replace(step, stage=stage) for stage in self._stages(step))
                     yield replace(step, grid=short, stage="setup")
-            yield replace(full, method="projections", variant="projections", stage="projections")
 
     def _stages(self, step: SpeedCell) -> tuple[Stage, ...]:
         """Return what is timed of a variant: its step or the parts of a speculative one, and its correction."""
@@ -98,9 +84,8 @@ class DecodeBench(Bench):
 
     def case(self, cell: SpeedCell) -> Case:
         """Prepare a cell of any stage."""
-        case = self._step(cell)
-        params = dict(case.params)
-        if cell.stage != "projections" and cell.method != "hf_full":
+        case, params = self._step(cell), dict[str, Any]()
+        if cell.method != "hf_full":
             method = self.method(cell)
             if cell.stage == "correction" and method.correction is not None:
                 params |= {"correction": method.correction.mode, "correction_period": method.correction.period}
@@ -109,49 +94,44 @@ class DecodeBench(Bench):
         return replace(case, params=params, bytes_min=self._bytes(cell))
 
     def _step(self, cell: SpeedCell) -> Case:
-        model, variant, context, stage = self.model(cell), cell.variant, cell.context, cell.stage
-        decoder, steps = model.decoder, cell.grid.steps
+        variant, context, stage, block = cell.variant, cell.context, cell.stage, cell.grid.steps
         if variant == "hf_full":
-            return stock_case(self.run, self.name, context, cell.batch, self.device, self.dtype)
-        if stage == "projections":
-            return projections_case(decoder, cell.batch)
-        if (variant, stage) == (FULL, "step") and ("full", steps) in self._shared:
+            source = checkpoint_folder(self.run, self.name) if self.name in self.run.models else self.name
+            return steps.stock_case(source, context, cell.batch, self.device, self.dtype)
+        decoder = self.decoder(cell)
+        if (variant, stage) == (FULL, "step") and ("full", block) in self._shared:
             # Full against itself: how far from 1 a ratio comes out when nothing differs.
-            full: Case = self._shared["full", steps]
+            full: Case = self._shared["full", block]
             return full
         method = self.method(cell)
         if stage == "setup":
             method = (method.draft and method.draft.method) or method
-            return setup_case(method, self._cache_for(cell, method), variant, context - steps)
+            return steps.setup_case(method, self._cache_for(cell, method), variant, context - block)
         cache = self._cache_for(cell, method)
         if stage == "prefill":
-            return prefill_case(decoder, cache, variant, context, PREFILL_CHUNK_TOKENS, self.run.seed)
-        if stage == "correction":
-            return correction_case(decoder, cache, method, variant, context)
+            return steps.prefill_case(decoder, cache, variant, context, PREFILL_CHUNK_TOKENS, self.run.seed)
         if stage == "forward_rows":
-            return rows_case(decoder, cache, method, variant, context, cell.params["rows"])
-        if method.draft is not None:
-            return speculation_case(decoder, cache, method, variant, context, stage)
-        return step_case(decoder, cache, method, variant, context, steps)
+            return steps.rows_case(decoder, cache, method, variant, context, cell.params["rows"])
+        # A drafter has no plain step.
+        stage = "speculative_step" if stage == "step" and method.draft else stage
+        return steps.step_case(decoder, cache, method, variant, context, block, stage)
 
     def _cache_for(self, cell: SpeedCell, method: AttentionMethod) -> KVCache:
         """Return a filled cache of the method's own, or the dense one that the place's cells share."""
         decoded = min(cell.context - 1, max(cell.grid.steps, DRAFT_ROOM))
-        shape = self.model(cell).decoder.cache_shape(cell.batch, cell.context, decoded)
+        shape = self.decoder(cell).cache_shape(cell.batch, cell.context, decoded)
         own = method.make_cache(shape)
         return self._filled(own, cell) if own else self.once("dense", lambda: self._filled(DenseCache(shape), cell))
 
     def _filled(self, cache: KVCache, cell: SpeedCell) -> KVCache:
-        fill_cache(cache, cell.context - cell.grid.steps, self.run.seed)
+        steps.fill_cache(cache, cell.context - cell.grid.steps, self.run.seed)
         return cache
 
     def _bytes(self, cell: SpeedCell) -> int | None:
         """Return bytes that a call must read: weights once a pass, and what attention reads for every sequence."""
-        model, element = self.model(cell), self.dtype.itemsize
-        weights = model.read_bytes
-        whole = weights + cell.batch * cell.context * model.config.kv_bytes_per_token(element)
-        if cell.stage == "projections":
-            return weights
+        decoder, element = self.decoder(cell), self.dtype.itemsize
+        weights = decoder.weights.nbytes()
+        whole = weights + cell.batch * cell.context * decoder.config.kv_bytes_per_token(element)
         if cell.stage in ("correction", "forward_rows", "verify") or cell.method == "hf_full":
             return whole
         if cell.stage in ("keep", "prefill", "setup"):

@@ -1,10 +1,12 @@
 """Throughput at equal device memory: each variant decodes as many sequences as one memory for keys and values holds.
 
-A call is one token of one sequence, so that ratios are of throughput.
+A call is one token of one sequence, so that ratios are of throughput. What a step reads is drawn for a wanted hit rate,
+or, on the real text of ``own_choices``, each method chooses for itself.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -14,23 +16,41 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.attention import AttentionMethod
-from longdecode.engine.errors import DeviceMemoryError, LongDecodeError, UnsupportedCellError
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import (
+    ConfigError,
+    DataUnavailableError,
+    DeviceMemoryError,
+    LongDecodeError,
+    UnsupportedCellError,
+)
+from longdecode.engine.generation import Generator
 from longdecode.engine.host_memory import HostBuffer
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
+from longdecode.engine.request import Request
+from longdecode.engine.sampling import Sampling
+from longdecode.engine.steppers import Stepper, make_stepper
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.budgets import FULL_BUDGET
+from longdecode.evals.datasets.books import read_books
 from longdecode.evals.gate import free_memory
+from longdecode.evals.generators.narrative import narrative
 from longdecode.evals.records import Bench as BenchName
+from longdecode.evals.run_config import RunConfig
 from longdecode.evals.throughput.forced_selection import ForcedSelection, draw_selections
-from longdecode.evals.throughput.harness import Bench, SpeedCell
-from longdecode.evals.throughput.models import config_of
-from longdecode.evals.throughput.spec import FULL, MAX_BATCH, Grid
+from longdecode.evals.throughput.harness import Bench, SpeedCell, attempt, checkpoint_folder, config_of
+from longdecode.evals.throughput.spec import FULL, MAX_BATCH, OWN_CHOICES, Grid
 from longdecode.evals.throughput.steps import fill_cache, new_stepper, stepper_case
-from longdecode.evals.throughput.timing import Case
+from longdecode.evals.throughput.timing import Case, captured, repeated
+from longdecode.kernels.prefill_attention import prefill_attention
 from longdecode.methods.offloaded import Offloadable
 from longdecode.methods.offloaded_cache import OffloadedCache
 from longdecode.methods.shadowkv.cache import ShadowCache
+from longdecode.training.long_context.books import manifest
 
 _FILL_BYTES = 1 << 26
+_STRIDE = 0.6180339887498949
+"""Of the room that a book has for windows, from one window's start to the next: spreads any number of them."""
 
 
 class EqualMemoryBench(Bench):
@@ -39,42 +59,33 @@ class EqualMemoryBench(Bench):
     Full attention has a batch of its own; it is the reference of every pair.
     """
 
-    module: ClassVar[str] = "equal_memory"
     bench: ClassVar[BenchName] = "offload"
 
     def cells(self) -> list[SpeedCell]:
         """Return every cell: at each context full first, then the variants at their budgets and hit rates."""
-        found = []
+        found: list[SpeedCell] = []
         for grid in self.grids:
             for context in grid.contexts:
-                found.append(self._sized(self.cell(replace(grid, prompts="whole"), FULL, None, context)))
+                found += map(self._sized, self.steps_of(replace(grid, prompts="whole"), FULL, context))
                 for variant in grid.variants:
-                    for budget in self.budgets(grid, variant) if variant != FULL else ():
-                        cell = self._sized(self.cell(grid, variant, budget, context))
+                    for cell in map(self._sized, self.steps_of(grid, variant, context) if variant != FULL else ()):
                         rates = grid.hits.get(variant, ())
                         found += [replace(cell, params={**cell.params, "hit_rate": rate}) for rate in rates] or [cell]
         return found
-
-    def setting(self, grid: Grid) -> dict[str, Any]:
-        """Return the parameters that tell cells of one variant apart."""
-        return {"hit_rate": None}
-
-    def decoded_tokens(self, grid: Grid) -> int:
-        """Return the tokens that a cache takes after the prompt: a block's, and that of the step before it."""
-        return grid.steps + 1
 
     def _sized(self, cell: SpeedCell) -> SpeedCell:
         """Return a cell with as many sequences as the memory holds, and the bytes that say so."""
         grid, config = cell.grid, config_of(self.run, self.model_name(cell), cell.context)
         memory = grid.sequences * cell.context * config.kv_bytes_per_token(self.dtype.itemsize)
-        shape = CacheShape(config, 1, cell.context, torch.device("meta"), self.dtype, self.decoded_tokens(grid))
+        shape = CacheShape(config, 1, cell.context, torch.device("meta"), self.dtype, grid.cached_tokens)
         try:
             device, host = footprint(self.method(cell), shape)
         except LongDecodeError:
             device, host = 0, 0  # timing the cell will meet the same error and record it
         most = min(MAX_BATCH, memory // max(1, device), (grid.host_gib << 30) // max(1, host))
+        setting = {"prompts": grid.prompts} if grid.bench == OWN_CHOICES else {"hit_rate": None}
         params = {
-            **cell.params, **self.setting(grid), "memory_bytes": memory, "device_bytes_per_sequence": device,
+            **cell.params, **setting, "memory_bytes": memory, "device_bytes_per_sequence": device,
             "host_bytes_per_sequence": host, "host_gib": grid.host_gib,
         }  # fmt: skip
         return replace(cell, batch=grid.sequences if cell.variant == FULL else max(1, most), params=params)
@@ -92,16 +103,15 @@ class EqualMemoryBench(Bench):
         if not need or self.device.type != "cuda":
             return
         rounded, most = 1 << (need - 1).bit_length(), cells[0].grid.host_gib << 30
-        failure: Exception | None = None
-        try:
+
+        def pin() -> None:
             region = HostBuffer(rounded if rounded <= most else need, self.device).bytes
             values = torch.randn(_FILL_BYTES // self.dtype.itemsize, device=self.device).to(self.dtype)
             for part in region.split(_FILL_BYTES):
                 part.copy_(values.view(torch.uint8)[: part.numel()], non_blocking=True)
             torch.cuda.synchronize(self.device)
-        except Exception as error:  # the cells that need it will say why
-            failure = error
-        free_memory(self.device, failure)
+
+        free_memory(self.device, attempt(pin)[1])  # of a failure the cells that need the memory will say why
 
     def reference(self, cell: SpeedCell) -> Case:
         """Return full attention's steps at its own batch."""
@@ -119,7 +129,7 @@ class EqualMemoryBench(Bench):
         if one > memory:
             raise DeviceMemoryError(f"one sequence of {cell.variant} needs {one:,} bytes; {memory:,} are for all")
         case = self.reference(cell) if cell.variant == FULL else self.prepare(cell)
-        weights = self.model(cell).read_bytes // cell.batch
+        weights = self.decoder(cell).weights.nbytes() // cell.batch
         read = weights + self.method(cell).traffic(cell.context, self.dtype.itemsize).total_bytes
         return replace(case, bytes_min=read)
 
@@ -128,8 +138,8 @@ class EqualMemoryBench(Bench):
 
         One step more runs before, untimed, so that the first timed one finds the blocks of the step before it.
         """
-        decoder, method, steps = self.model(cell).decoder, self.method(cell), cell.grid.steps
-        shape = decoder.cache_shape(cell.batch, cell.context, self.decoded_tokens(cell.grid))
+        decoder, method, steps = self.decoder(cell), self.method(cell), cell.grid.steps
+        shape = decoder.cache_shape(cell.batch, cell.context, cell.grid.cached_tokens)
         cache = method.make_cache(shape) or DenseCache(shape)
         fill_cache(cache, cell.context - steps, self.run.seed)
         forced = self._forced(method, cell)
@@ -166,6 +176,111 @@ class EqualMemoryBench(Bench):
         lists = (steps, method.config.num_layers, cell.batch, method.config.num_kv_heads, method.listed_blocks)
         drawn = draw_selections(lists, method.block_tokens, cell.context - steps, rate, self.device, self.run.seed)
         return ForcedSelection(method, drawn)
+
+
+class OwnChoicesBench(EqualMemoryBench):
+    """Times variants on models of their own, of one shape.
+
+    A variant reads its prompts by its own rule into its own cache and decodes the words that follow in the book, its
+    step a CUDA graph. It goes on from block to block and never back, so that what is resident is what its choices left
+    there. Full attention, at a batch of its own, goes back before each of its blocks.
+    """
+
+    bench: ClassVar[BenchName] = "own_choices"
+
+    def __init__(self, run: RunConfig, name: str, device: torch.device):
+        super().__init__(run, name, device)
+        configs = [config_of(run, model) for model in self.models]
+        shapes = {(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.vocab_size) for c in configs}
+        if len(shapes) > 1:
+            raise ConfigError(f"{run.source}: own_choices: {', '.join(self.models)} are models of several shapes")
+        texts, self.missing_texts = attempt(self._texts)
+        self.texts = texts or ()
+        self.ids: list[list[int]] = []
+
+    def decoder(self, cell: SpeedCell) -> Decoder:
+        """See ``Bench.decoder``; of those beside full attention's, one stays loaded."""
+        if self.model_name(cell) not in self._loaded:
+            self._loaded = {kept: model for kept, model in self._loaded.items() if kept == cell.grid.model}
+            free_memory(self.device)
+        return super().decoder(cell)
+
+    def place(self, cell: SpeedCell) -> Any:
+        """See ``Bench.place``; of one length of text, too."""
+        return *super().place(cell), cell.grid.forced_tokens
+
+    def prepare(self, cell: SpeedCell) -> Case:
+        """Read a cell's prompts and stand ready to decode."""
+        grid, method, decoder = cell.grid, self.method(cell), self.decoder(cell)
+        if grid.prompts == "whole" or cell.variant == FULL:
+            vars(method)["attend_prompt"] = lambda layer, q, k, v, start: prefill_attention(q, k, v, start)
+        prompt = Generator(decoder).prefill_for(self.requests(grid, cell.context, cell.batch), method)
+        with torch.no_grad():
+            stepper = make_stepper(decoder, Sampling(), prompt, method, keep_prompt=False)
+        known = {
+            "text": "books" if self.run.data.get("pg19") else "generated", "prefill_ms": prompt.prefill_ms,
+        }  # fmt: skip
+        if cell.variant == FULL:
+            case = stepper_case(stepper, stepper.step, FULL, grid.steps)
+            for _ in range((grid.scored_tokens - 1) // grid.steps):
+                case.run()
+            losses = self._losses(stepper, grid)
+            known["loss"] = float(losses.mean())
+            return replace(case, calls=grid.steps * cell.batch, params=known, keep=(*case.keep, losses))
+        advance = captured(stepper.step, self.device)
+        cache, full_losses = stepper.state.cache, self.reference(cell).keep[-1]
+        before, done = moved_bytes(cache), int(stepper.sequences.counts[0])
+
+        def found() -> Mapping[str, Any]:
+            moved = fetched(cache, before, cell.batch * (int(stepper.sequences.counts[0]) - done))
+            losses = self._losses(stepper, grid)
+            return {
+                **moved, "loss": float(losses.mean()), "full_loss": float(full_losses[: len(losses)].mean()),
+                "miss_rate": _miss_rate(stepper, sum(moved.values())),
+            }  # fmt: skip
+
+        return Case(
+            cell.variant, repeated(advance, grid.steps), grid.steps * cell.batch, keep=(stepper, advance),
+            caches=(cache,), params=known, found=found,
+        )  # fmt: skip
+
+    def requests(self, grid: Grid, context: int, batch: int) -> list[Request]:
+        """Return windows of ``context`` tokens in the texts, the last of them forced.
+
+        Row by row another text, and another window of it each time around: the first rows are those of every batch.
+
+        Raises:
+            DataUnavailableError: there are no texts, or none is long enough.
+        """
+        if self.missing_texts is not None:
+            raise self.missing_texts
+        if not self.ids:
+            tokenizer = load_tokenizer(checkpoint_folder(self.run, grid.model))
+            self.ids = [list(tokenizer.encode(text)) for text in self.texts]
+        long = [ids for ids in self.ids if len(ids) >= context]
+        if not long:
+            raise DataUnavailableError(f"no text of the {len(self.ids)} has {context:,} tokens")
+        cut, found = context - grid.forced_tokens, []
+        for row in range(batch):
+            ids, turn = long[row % len(long)], row // len(long)
+            start = int((len(ids) - context) * (turn * _STRIDE % 1))
+            window = tuple(ids[start : start + context])
+            found.append(Request(window[:cut], 0, window[cut:]))
+        return found
+
+    def _texts(self) -> Sequence[str]:
+        """Return the books that no training of this project saw, or stories where no place for books is configured."""
+        if books := self.run.data.get("pg19"):
+            return tuple(read_books(books, manifest()["unseen"]).values())
+        longest = max(context for grid in self.grids for context in grid.contexts)
+        count = max(grid.sequences for grid in self.grids)
+        drawn = (random.Random(f"own choices {number}") for number in range(count))
+        return tuple(narrative(rng, 8 * longest, 0).prompt for rng in drawn)
+
+    def _losses(self, stepper: Stepper, grid: Grid) -> Tensor:
+        """Return nats a token over the tokens that every variant decodes, of full attention's rows or fewer."""
+        rows = min(grid.sequences, len(stepper.sequences.counts))
+        return -stepper.sequences.logprobs[:rows, : grid.scored_tokens].double().mean(dim=1).cpu()
 
 
 def footprint(method: AttentionMethod, shape: CacheShape) -> tuple[int, int]:
@@ -212,3 +327,17 @@ def fetched(cache: KVCache, before: tuple[int, int], tokens: int) -> dict[str, f
     """Return the bytes that came from host memory since, for one token of one sequence."""
     mine, ahead = ((now - then) / tokens for now, then in zip(moved_bytes(cache), before, strict=True))
     return {"fetched_bytes": mine, "prefetched_bytes": ahead}
+
+
+def _miss_rate(stepper: Stepper, moved: float) -> float | None:
+    """Return the share of what a step lists that it fetches: blocks, or ShadowKV's chosen chunks, of which values."""
+    cache = stepper.state.cache
+    if isinstance(cache, ShadowCache):
+        config, plan = cache.config, cache.plan
+        chunk = plan.chunk * config.head_dim * cache.shape.dtype.itemsize
+        return moved / (chunk * plan.sparse * config.num_layers * config.num_kv_heads)
+    if isinstance(cache, OffloadedCache):
+        assert isinstance(stepper.method, Offloadable)
+        lists = len(cache.at) * cache.config.num_kv_heads
+        return moved / (block_bytes(cache) * stepper.method.listed_blocks * lists)
+    return None

@@ -6,14 +6,20 @@ A benchmark is a ``Bench``: it lists its cells and prepares the case of each, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.config_reader import parse_config, read_config, resolve_checkpoint
+from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import device_name, resolve_dtype
 from longdecode.engine.errors import ContextLimitError
+from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.evals import provenance
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.fingerprint import file_hashes, hash_settings, hash_texts, speed_code_hash
@@ -22,13 +28,36 @@ from longdecode.evals.records import Bench as BenchName
 from longdecode.evals.records import Key, Provenance, SpeedRecord, Stage, Weights, op_sizes
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import Store
-from longdecode.evals.throughput.guard import Guard
-from longdecode.evals.throughput.models import TimedModel, config_of, load_model, model_hash
-from longdecode.evals.throughput.spec import FULL, Grid
-from longdecode.evals.throughput.timing import Case, clock_for, time_pair
+from longdecode.evals.throughput.shapes import RAW_SHAPES
+from longdecode.evals.throughput.spec import FULL, Grid, code_module
+from longdecode.evals.throughput.timing import Case, Guard, clock_for, time_pair
 from longdecode.methods.registry import get_method
 
 T = TypeVar("T")
+
+
+def shape_config(name: str, positions: int = 0) -> ModelConfig:
+    """Return the ``ModelConfig`` of a shape, with room for at least this many positions."""
+    config = parse_config(RAW_SHAPES[name], f"shape {name}")
+    return replace(config, max_positions=max(config.max_positions, positions))
+
+
+def checkpoint_folder(run: RunConfig, name: str) -> Path:
+    """Return the folder of a model of the configuration."""
+    return resolve_checkpoint(run.models[name].path, run.models[name].revision)
+
+
+def config_of(run: RunConfig, name: str, positions: int = 0) -> ModelConfig:
+    """Return the ``ModelConfig`` of a model of the configuration or of a shape; nothing is loaded."""
+    return read_config(checkpoint_folder(run, name)) if name in run.models else shape_config(name, positions)
+
+
+def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return what ``work`` makes, or the error that stopped it, for ``free_memory`` outside of its handling."""
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +98,6 @@ class Bench:
         device: the device leased for it.
     """
 
-    module: ClassVar[str]
-    """The module of this room whose imports are the code behind a time."""
     bench: ClassVar[BenchName]
     """Name of the bench in records."""
     gated: ClassVar[bool] = True
@@ -80,14 +107,14 @@ class Bench:
         assert run.throughput is not None
         self.run, self.name, self.device = run, name, device
         self.grids = run.throughput.grids_of(name)
-        self.models = {name: model_hash(run, name) for name in run.throughput.models_of(name)}
+        self.models = {model: self._model_hash(model) for model in run.throughput.models_of(name)}
         self.dtype = resolve_dtype(run.dtype, device)
         self.clock = clock_for(device)
         self.guard = Guard.of(device)
         self.texts: Sequence[str] = ()
         self._origins: dict[tuple[str, str], Provenance] = {}
         self._shared: dict[Any, Any] = {}
-        self._loaded: dict[str, TimedModel] = {}
+        self._loaded: dict[str, Decoder] = {}
 
     def cells(self) -> list[SpeedCell]:
         """Return every cell of the job."""
@@ -108,21 +135,13 @@ class Bench:
     def start(self, cells: Sequence[SpeedCell]) -> None:
         """Prepare what all open cells need."""
 
-    def cell(self, grid: Grid, variant: str, budget: Budget | None, context: int, batch: int = 1) -> SpeedCell:
-        """Return a step of a variant, with the parameters that it has on its model.
-
-        Args:
-            budget: of a variant that takes one.
-        """
+    def steps_of(self, grid: Grid, variant: str, context: int, batch: int = 1) -> list[SpeedCell]:
+        """Return a variant's step at each budget that it takes, with the parameters that it has on its model."""
         spec = self.run.methods.get(variant)
         params = dict(spec.params_of(grid.timed_on[variant])) if spec else {}
-        name, budget = spec.method if spec else variant, budget or FULL_BUDGET
-        return SpeedCell(grid, self.bench, name, variant, "step", context, batch, budget, params)
-
-    def budgets(self, grid: Grid, variant: str) -> tuple[Budget, ...]:
-        """Return the budgets at which a grid times a variant."""
-        spec = self.run.methods.get(variant)
-        return grid.budgets if spec and spec.takes_budget else (FULL_BUDGET,)
+        budgets = grid.budgets if spec and spec.takes_budget else (FULL_BUDGET,)
+        name = spec.method if spec else variant
+        return [SpeedCell(grid, self.bench, name, variant, "step", context, batch, one, params) for one in budgets]
 
     def method(self, cell: SpeedCell, budget_tokens: int | None = None) -> AttentionMethod:
         """Build a cell's method, at its budget unless another is given.
@@ -139,20 +158,26 @@ class Bench:
         """Return the model that a cell runs on; of kernels the shape whose heads they have."""
         return cell.grid.timed_on.get(cell.variant, cell.grid.model)
 
-    def model(self, cell: SpeedCell) -> TimedModel:
-        """Return a cell's model, loaded once.
+    def decoder(self, cell: SpeedCell) -> Decoder:
+        """Return a cell's model, loaded once: a checkpoint, or a shape with random weights.
 
         Raises:
-            ContextLimitError: the context is over the checkpoint's limit.
+            CheckpointError: the checkpoint cannot be loaded.
+            ContextLimitError: the context is over the checkpoint's limit; random weights have none.
         """
         name = self.model_name(cell)
         if name not in self._loaded:
-            positions = max((context for grid in self.grids for context in grid.contexts), default=0)
-            self._loaded[name] = load_model(self.run, name, self.device, self.dtype, positions)
-        model = self._loaded[name]
-        if model.limit is not None and cell.context > model.limit:
-            raise ContextLimitError(f"context {cell.context} is over the checkpoint's limit of {model.limit} tokens")
-        return model
+            if name in self.run.models:
+                folder = checkpoint_folder(self.run, name)
+                self._loaded[name] = load_decoder(folder, device=self.device, dtype=self.dtype)
+            else:
+                positions = max((context for grid in self.grids for context in grid.contexts), default=0)
+                shape = shape_config(name, positions)
+                self._loaded[name] = random_decoder(shape, self.run.seed, self.device, self.dtype)
+        decoder = self._loaded[name]
+        if name in self.run.models and cell.context > (limit := decoder.config.max_positions):
+            raise ContextLimitError(f"context {cell.context} is over the checkpoint's limit of {limit} tokens")
+        return decoder
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """Return what ``make`` made when this place's cells first asked for the key."""
@@ -169,30 +194,26 @@ class Bench:
             places.setdefault(self.place(cell), []).append(cell)
         for cells in places.values():
             for cell in store.open(cells):
-                failure: Exception | None = None
-                try:
-                    refusal = self._refusal(cell, gate)
-                    if refusal is not None:
-                        raise refusal
-                    store.add(self._timed(cell))
-                except Exception as error:
-                    failure = error
-                if failure is not None:
-                    status = status_of(failure)
-                    if status is None:
+                record, failure = attempt(partial(self._timed, cell, gate))
+                if record is None:
+                    assert failure is not None
+                    if (status := status_of(failure)) is None:
                         raise failure
-                    store.add(self._record(cell, status=status, reason=str(failure)))
+                    record = self._record(cell, status=status, reason=str(failure))
+                store.add(record)
                 free_memory(self.device, failure)
             self._shared.clear()
             free_memory(self.device)
 
-    def _timed(self, cell: SpeedCell) -> SpeedRecord:
-        """Time a cell in pairs with its reference; where that does not fit, alone, and say so."""
-        reference, problem, failure = None, None, None
-        try:
-            reference = self.reference(cell)
-        except Exception as error:
-            failure = error
+    def _timed(self, cell: SpeedCell, gate: Gate) -> SpeedRecord:
+        """Time a cell past its gate in pairs with its reference; where that does not fit, alone, and say so."""
+        if self.gated:
+            self.decoder(cell)
+            name = self.model_name(cell)
+            if cell.variant in self.run.methods and (refusal := gate.refusal(cell.variant, name)) is not None:
+                raise refusal
+        problem = None
+        reference, failure = attempt(partial(self.reference, cell))
         if failure is not None:
             if status_of(failure) != "oom" or (cell.variant, cell.stage) == (FULL, "step"):
                 raise failure
@@ -207,18 +228,21 @@ class Bench:
         beside = sum(cache.nbytes() for cache in reference.caches if id(cache) not in mine) if reference else 0
         return self._record(
             cell, status="ok", samples=samples, reference=reference.variant if reference else None, reason=problem,
-            bytes_min=case.bytes_min,
-            expected_bytes=self.model(cell).resident_bytes + sum(mine.values()) if mine else None,
+            bytes_min=case.bytes_min, expected_bytes=self._resident_bytes(cell) + sum(mine.values()) if mine else None,
             peak_bytes=torch.cuda.max_memory_allocated(self.device) - beside if cuda and mine else None,
             params={**cell.params, **case.params, **case.found()}, **self.guard.summary(),
         )  # fmt: skip
 
-    def _refusal(self, cell: SpeedCell, gate: Gate) -> Exception | None:
-        """Return the error that bars a cell from being timed: of the conformance gate, or its model's."""
-        if not self.gated:
-            return None
-        self.model(cell)
-        return gate.refusal(cell.variant, self.model_name(cell)) if cell.variant in self.run.methods else None
+    def _resident_bytes(self, cell: SpeedCell) -> int:
+        """Return bytes of weights on the device: the embedding too, of which a step reads a few rows only."""
+        weights = self.decoder(cell).weights
+        return weights.nbytes() + (0 if weights.embedding is weights.lm_head else weights.embedding.nbytes)
+
+    def _model_hash(self, name: str) -> str:
+        """Hash what identifies a model's weights, without loading them."""
+        if name in self.run.models:
+            return provenance.checkpoint_hash(checkpoint_folder(self.run, name))
+        return hash_texts([name, str(self.run.seed)])
 
     def origin(self, cell: SpeedCell) -> Provenance:
         """Collect the provenance of a cell: its code hash covers what times it and the two methods of its pairs."""
@@ -227,13 +251,10 @@ class Bench:
             spec = self.run.methods.get(cell.variant) if self.gated else None
             files = spec.files_of(model) if spec else ()
             self._origins[where] = provenance.collect(
-                settings={},
-                code=speed_code_hash(self.module, (FULL, cell.method) if self.gated else ()),
-                model=self.models.get(model, "none"),
+                settings={}, code=speed_code_hash(code_module(self.name), (FULL, cell.method) if self.gated else ()),
+                model=self.models.get(model, "none"), device=self.device, dtype=self.dtype,
                 data=hash_texts([*file_hashes(files), *self.texts]) if spec else "none",
-                device=self.device,
-                dtype=self.dtype,
-            )
+            )  # fmt: skip
         settings = {
             "profile": self.run.profile, "job": self.name, "seed": self.run.seed, "rounds": cell.grid.rounds,
             "steps": cell.grid.steps, "cell": cell.key, "params": dict(cell.params),

@@ -16,10 +16,8 @@ import torch
 from longdecode.engine.errors import GateError, LongDecodeError, UnsupportedCellError
 from longdecode.evals.budgets import FULL_BUDGET
 from longdecode.evals.records import Bench as BenchName
-from longdecode.evals.throughput.harness import Bench, SpeedCell
+from longdecode.evals.throughput.harness import Bench, SpeedCell, shape_config
 from longdecode.evals.throughput.kernel_ops import COLD_BYTES, Inputs, Op, Size, make_op
-from longdecode.evals.throughput.memory_bandwidth import make_probe, probe_cells
-from longdecode.evals.throughput.models import shape_config
 from longdecode.evals.throughput.peers import PEERS
 from longdecode.evals.throughput.spec import OPS, ROWS_OP, Grid
 from longdecode.evals.throughput.timing import Case, captured, long_enough
@@ -27,19 +25,24 @@ from longdecode.evals.throughput.timing import Case, captured, long_enough
 OURS = "longdecode"
 CASE_US = 2000.0
 """Length of one timed run: many launches, and time enough to read the clocks meanwhile."""
+_PLACE, _CPU_PLACE = (131072, 4), (4096, 1)
+"""Context and batch of the dense decode shape at which an H200 read fastest (one layer of Llama-3-8B)."""
+_SUM_BYTES, _CPU_SUM_BYTES, _CPU_LINEAR_ROWS = 8 << 30, 64 << 20, 4096
 
 
 class KernelBench(Bench):
     """Times ops without a model; ours in pairs with the first peer that runs, each peer in pairs with ours."""
 
-    module: ClassVar[str] = "kernels"
     bench: ClassVar[BenchName] = "kernel"
     gated: ClassVar[bool] = False
 
     def cells(self) -> list[SpeedCell]:
         """Return the bandwidth probes, then every op at every size, ours first and each peer after it."""
-        found = probe_cells(self.grids[0] if self.grids else Grid("kernels"), self.device)
-        return found + [cell for grid in self.grids for op in grid.ops for cell in _cells(grid, op)]
+        grid = self.grids[0] if self.grids else Grid("kernels")
+        place = _PLACE if self.device.type == "cuda" else _CPU_PLACE
+        places = {"torch_sum": (0, 1), "torch_flash": place, "longdecode": place, "longdecode_linear": (0, 1)}
+        probes = [SpeedCell(grid, "ceiling", "read_bandwidth", name, "op", *at) for name, at in places.items()]
+        return probes + [cell for grid in self.grids for op in grid.ops for cell in _cells(grid, op)]
 
     def place(self, cell: SpeedCell) -> Any:
         """See ``Bench.place``: an op at a size."""
@@ -53,7 +56,7 @@ class KernelBench(Bench):
             UnsupportedCellError: a peer cannot run here, or not at this size.
         """
         if cell.bench == "ceiling":
-            return long_enough(make_probe(cell, self.device, self.dtype), self.clock, CASE_US)
+            return long_enough(self._probe(cell), self.clock, CASE_US)
         op, sets = self.once("op", partial(self._gated, cell))
         if cell.variant == OURS:
             return self.once(OURS, lambda: self._rotation(OURS, op, [partial(op.ours, x) for x in sets], op.read_bytes))
@@ -79,6 +82,27 @@ class KernelBench(Bench):
             except (LongDecodeError, torch.cuda.OutOfMemoryError):
                 continue
         return None
+
+    def _probe(self, cell: SpeedCell) -> Case:
+        """Return a way to read memory, with its inputs there; all floors are taken from the fastest.
+
+        A sum, dense attention of torch and of ours, and our largest projection.
+
+        Raises:
+            UnsupportedCellError: the probe's library cannot run here.
+        """
+        cuda = self.device.type == "cuda"
+        if cell.variant == "torch_sum":
+            values = torch.ones((_SUM_BYTES if cuda else _CPU_SUM_BYTES) // 4, device=self.device)
+            return Case(cell.variant, captured(values.sum, self.device), keep=values, bytes_min=values.nbytes)
+        size = self._size(cell)
+        if not cuda:
+            vocabulary = min(size.config.vocab_size, _CPU_LINEAR_ROWS)
+            size = replace(size, config=replace(size.config, vocab_size=vocabulary))
+        op = make_op("linear_lm_head" if cell.variant == "longdecode_linear" else "decode_attention", size)
+        inputs, peers = op.draw(), PEERS["decode_attention"]
+        call = peers[cell.variant](size, inputs) if cell.variant in peers else lambda: op.ours(inputs)
+        return Case(cell.variant, captured(call, self.device), keep=(inputs, call), bytes_min=op.read_bytes)
 
     def _gated(self, cell: SpeedCell) -> tuple[Op, list[Inputs]]:
         """Gate an op at a smaller size, then draw its input sets."""

@@ -1,6 +1,6 @@
 """Measure one throughput job: lease a device, wait until it is at rest, time every open cell, write the records.
 
-``python -m longdecode.evals.throughput.measure`` does it by hand, all or some cells; snakemake is not needed.
+``python -m longdecode.evals.throughput.measure`` does it by hand, all cells or some, without Snakemake.
 """
 
 from __future__ import annotations
@@ -10,11 +10,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError, LongDecodeError
@@ -26,28 +22,27 @@ from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.store import results_root
 from longdecode.evals.throughput.decode import DecodeBench
-from longdecode.evals.throughput.equal_memory import EqualMemoryBench
+from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoicesBench
 from longdecode.evals.throughput.harness import Bench, SpeedCell, SpeedStore
 from longdecode.evals.throughput.kernels import KernelBench
-from longdecode.evals.throughput.own_choices import OwnChoicesBench
 from longdecode.evals.throughput.spec import EQUAL_MEMORY, KERNELS, OPS, OWN_CHOICES
-from longdecode.evals.throughput.statistics import good_times, median
-from longdecode.evals.throughput.summary import shown, speed_table
+from longdecode.evals.throughput.summary import good_times, median, shown, speed_table
 
 _BENCHES = {KERNELS: KernelBench, EQUAL_MEMORY: EqualMemoryBench, OWN_CHOICES: OwnChoicesBench}
+_FILTERS = {"jobs": "kernels, models, ... (default: all)", "variants": f"variants, methods or ops: {', '.join(OPS)}"}
+_FILTERS |= dict.fromkeys(("stages", "contexts", "batches", "budgets"), "as tables print them")
 Choose = Callable[[SpeedCell], bool]
 
 
 def measure_speed(
-    run: RunConfig, name: str, output: Path, *, choose: Choose = lambda cell: True, leased: bool = False
-) -> list[SpeedRecord]:
+    run: RunConfig, name: str, output: Path, *, choose: Choose = lambda cell: True
+) -> list[SpeedRecord]:  # fmt: skip
     """Time a job's cells and write all its records to ``output``.
 
     Args:
         name: one of ``run.throughput.jobs``.
         output: the parquet file; the journal's place follows from it.
         choose: which cells to run now; all of them when left out. Cells that the journal already has stay as they are.
-        leased: the caller holds the GPU's lease.
 
     Returns:
         The records made now.
@@ -61,20 +56,12 @@ def measure_speed(
         raise ConfigError(f"{run.source}: no throughput tests are configured (key 'throughput')")
     if name not in run.throughput.jobs:
         raise ConfigError(f"{run.source}: throughput: {unknown_name('job', name, run.throughput.jobs)}")
-    device = resolve_device(run.device)
-    if device.type == "cuda" and leased:
-        device = torch.device("cuda", device.index or 0)
-    lease: AbstractContextManager[torch.device] = nullcontext(device) if leased else lease_gpu(device, alone=True)
-    with lease as leased_device, _current(leased_device):
-        bench: Bench = _BENCHES.get(name, DecodeBench)(run, name, leased_device)
+    with lease_gpu(resolve_device(run.device), alone=True) as device:
+        bench: Bench = _BENCHES.get(name, DecodeBench)(run, name, device)
         cells = list({cell.key: cell for cell in bench.cells()}.values())
+        wanted = filter(choose, cells)
         with SpeedStore(
-            output,
-            SpeedRecord,
-            cells,
-            lambda cell: bench.origin(cell).fingerprint,
-            wanted=filter(choose, cells),
-            on_add=lambda record: print(told(record), file=sys.stderr, flush=True),
+            output, SpeedRecord, cells, lambda cell: bench.origin(cell).fingerprint, wanted=wanted, on_add=_tell
         ) as store:
             started, todo = time.monotonic(), store.open(cells)
             print(f"{name}: {len(todo)} of {len(cells)} cells to time", file=sys.stderr, flush=True)
@@ -83,25 +70,22 @@ def measure_speed(
                 gc.collect()
                 gc.freeze()
                 bench.guard.wait(idle=True)
-                bench.time(store, Gate(run, leased_device, gate_folder(output)))
+                bench.time(store, Gate(run, device, gate_folder(output)))
             store.finish()
             seal(results_root(output), [output])
             print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
             return store.fresh
 
 
-def told(record: SpeedRecord) -> str:
-    """Describe a record in one line for the log: its cell, and its median or its status."""
+def _tell(record: SpeedRecord) -> None:
+    """Describe a record in one line of the log: its cell, and its median or its status."""
     where = " ".join(str(part) for part in record.key if part is not None)
-    if record.status != "ok":
-        return f"{where}: {record.status}: {record.reason}"
-    times = [us for us, _ in good_times(record.samples)]
-    return f"{where}: {median(times):,.1f} us ({len(record.samples) - len(times)} of {len(record.samples)} disturbed)"
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the current one: graphs are replayed on the current device's stream."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    found = f"{record.status}: {record.reason}"
+    if record.status == "ok":
+        times = [us for us, _ in good_times(record.samples)]
+        bad, all_ = len(record.samples) - len(times), len(record.samples)
+        found = f"{median(times):,.1f} us ({bad} of {all_} disturbed)"
+    print(f"{where}: {found}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,14 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "variants": {cell.method, cell.variant}, "stages": {cell.stage}, "contexts": {str(cell.context)},
             "batches": {str(cell.batch)}, "budgets": {cell.budget.text},
         }  # fmt: skip
-        return all(not getattr(asked, name) or values & {*getattr(asked, name)} for name, values in mine.items())
+        return all(not (wanted := getattr(asked, name)) or values & {*wanted} for name, values in mine.items())
 
     try:
         run = load_run_config(asked.config)
-        run = replace(run, device=asked.device or run.device)
         folder, fresh = asked.output or Path("results") / run.profile / "speed", []
         for name in asked.jobs or (run.throughput.jobs if run.throughput else ()):
-            fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen, leased=asked.leased)
+            fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen)
         print(shown(speed_table(fresh)))
     except LongDecodeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -133,12 +116,8 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m longdecode.evals.throughput.measure", description=__doc__)
     found.add_argument("--config", type=Path, default=Path("config/h200.yaml"), help="a configuration file")
     found.add_argument("--output", type=Path, help="folder of the parquet files (default: results/<profile>/speed)")
-    found.add_argument("--device", help="instead of the configuration's")
-    found.add_argument("--leased", action="store_true", help="the caller holds the GPU's lease")
-    found.add_argument("--jobs", nargs="+", metavar="JOB", help="kernels, models, ... (default: all)")
-    found.add_argument("--variants", nargs="+", help=f"variants, methods or ops: {', '.join(OPS)}")
-    for name in ("stages", "contexts", "batches", "budgets"):
-        found.add_argument(f"--{name}", nargs="+", help="as tables print them")
+    for name, about in _FILTERS.items():
+        found.add_argument(f"--{name}", nargs="+", help=about)
     return found
 
 

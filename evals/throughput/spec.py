@@ -13,8 +13,9 @@ from longdecode.evals.budgets import TokenBudgets
 from longdecode.evals.throughput.shapes import shape_names
 
 KERNELS, EQUAL_MEMORY, OWN_CHOICES = "kernels", "equal_memory", "own_choices"
-SHARED_JOBS = (KERNELS, EQUAL_MEMORY, OWN_CHOICES)
-"""Kinds with one job for all their grids, of the same name; the other grids belong to the job of their model."""
+SHARED_JOBS = {KERNELS: "kernels", EQUAL_MEMORY: "equal_memory", OWN_CHOICES: "equal_memory"}
+"""Kinds with one job for all their grids, of the same name, each with the module of this room that times it. The other
+grids belong to the job of their model."""
 FULL = "full"
 MAX_BATCH = 64
 """Most sequences of a variant where memory decides."""
@@ -42,6 +43,11 @@ _TAKES = {
     OWN_CHOICES: ("contexts", "budgets", "models", "steps", "sequences", "host_gib", "prompts"),
 }
 """The keys of each kind, beside ``bench``, ``model``, ``batches`` and ``rounds``."""
+
+
+def code_module(job: str) -> str:
+    """Return the module of this room whose imports are the code behind a job's times."""
+    return SHARED_JOBS.get(job, "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,11 @@ class Grid:
     def forced_tokens(self) -> int:
         """Return the tokens of text that follow a prompt: those, and one a step that runs before a graph's capture."""
         return self.scored_tokens + GRAPH_WARMUP_STEPS
+
+    @property
+    def cached_tokens(self) -> int:
+        """Return the tokens that a cache takes after the prompt: the text's, or a block's and one step's before it."""
+        return self.forced_tokens if self.bench == OWN_CHOICES else self.steps + 1
 
     @model_validator(mode="before")
     @classmethod

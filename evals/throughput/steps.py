@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -18,11 +19,12 @@ from longdecode.engine.sampling import Sampling
 from longdecode.engine.steppers import CorrectedStepper, SpeculativeStepper, Stepper, make_stepper
 from longdecode.engine.token_block import TokenBlock
 from longdecode.evals.throughput.kernel_ops import random_tree
+from longdecode.evals.throughput.shapes import RAW_SHAPES
 from longdecode.evals.throughput.timing import Case, captured, repeated
-from longdecode.kernels.linear import gated_linear, linear
 
 _ENDLESS = 1 << 14
 """Tokens a request may generate: more than a block has steps, so that no row ends while it is timed."""
+_STOCK_STEPS = 2
 
 
 def fill_cache(cache: KVCache, tokens: int, seed: int) -> None:
@@ -37,17 +39,53 @@ def fill_cache(cache: KVCache, tokens: int, seed: int) -> None:
 
 
 def step_case(
-    decoder: Decoder, cache: KVCache, method: AttentionMethod, variant: str, context: int, steps: int
-) -> Case:
-    """Make a case of ``steps`` decode steps that ends with a query over ``context`` tokens.
+    decoder: Decoder, cache: KVCache, method: AttentionMethod, variant: str, context: int, steps: int = 1,
+    stage: str = "step",
+) -> Case:  # fmt: skip
+    """Make a case of work of a method that ends with a query over ``context`` tokens.
 
-    Counters go back to their start before each block, so that the context does not drift.
+    Counters go back to their start before each block, so that the context does not drift. Tokens are any: time does not
+    depend on them.
 
     Args:
         cache: filled, of the kind that the method decodes in; several cases may share it, each after its own reset.
+        steps: decode steps a block.
+        stage: ``step``; ``correction``, a dense step or the latest tokens run again as one chunk; ``speculative_step``,
+            or one of its parts ``draft``, ``verify`` (one dense pass over the drafts) and ``keep`` (choose, compare,
+            emit, set both caches back to what was accepted).
+
+    Raises:
+        UnsupportedCellError: more is rewritten or verified than the context has, or the method drops tokens.
     """
-    stepper = new_stepper(decoder, cache, method, context - steps)
-    return stepper_case(stepper, stepper.step, variant, steps)
+    if stage == "step":
+        stepper = new_stepper(decoder, cache, method, context - steps)
+        return stepper_case(stepper, stepper.step, variant, steps)
+    if stage == "correction":
+        correction = method.correction
+        assert correction is not None
+        rewrite = correction.mode == "rewrite"
+        if rewrite and correction.period > context:
+            raise UnsupportedCellError(f"{correction.period} tokens are rewritten; the context has {context}")
+        corrected = cast(CorrectedStepper, new_stepper(decoder, cache, method, context - (not rewrite)))
+        return stepper_case(corrected, corrected.correct, variant)
+    assert method.draft is not None
+    rows = method.draft.tree.rows
+    if rows >= context:
+        raise UnsupportedCellError(f"{rows} tokens are verified; the context has {context}")
+    speculative = cast(SpeculativeStepper, new_stepper(decoder, cache, method, context - rows))
+    back = resetter(speculative)
+    starts = speculative.state.dense.lengths.clone()
+    with torch.no_grad():
+        nodes = speculative.proposer.propose()
+        hidden, logits = speculative.verify(starts, nodes)
+    back()
+    works: dict[str, Callable[[], object]] = {
+        "speculative_step": speculative.step,
+        "draft": speculative.proposer.propose,
+        "verify": lambda: speculative.verify(starts, nodes),
+        "keep": lambda: speculative.accept(starts, nodes, hidden, logits),
+    }
+    return stepper_case(speculative, works[stage], variant, keep=(starts, nodes, hidden, logits))
 
 
 def stepper_case(
@@ -59,58 +97,6 @@ def stepper_case(
     caches = tuple({id(state.cache): state.cache for state in stepper.states}.values())
     run = repeated(advance, steps)
     return Case(variant, run, calls=steps, reset=reset, keep=(stepper, advance, keep), caches=caches)
-
-
-def correction_case(decoder: Decoder, cache: KVCache, method: AttentionMethod, variant: str, context: int) -> Case:
-    """Make a case of one correction: a dense step, or the latest tokens run again as one chunk.
-
-    It ends with a query over ``context`` tokens. The tokens are any: time does not depend on them.
-
-    Raises:
-        UnsupportedCellError: the method corrects nothing or drops tokens, or more is rewritten than the context has.
-    """
-    correction = method.correction
-    if correction is None:
-        raise UnsupportedCellError(f"{variant} corrects nothing")
-    rewrite = correction.mode == "rewrite"
-    if rewrite and correction.period > context:
-        raise UnsupportedCellError(f"{correction.period} tokens are rewritten; the context has {context}")
-    stepper = cast(CorrectedStepper, new_stepper(decoder, cache, method, context - (not rewrite)))
-    return stepper_case(stepper, stepper.correct, variant)
-
-
-def speculation_case(
-    decoder: Decoder, cache: KVCache, method: AttentionMethod, variant: str, context: int,
-    stage: str = "speculative_step",
-) -> Case:  # fmt: skip
-    """Make a case of one speculative step, or of one of its stages, whose last row reads ``context`` tokens.
-
-    Args:
-        stage: ``speculative_step`` for all three of ``draft``, ``verify`` (one dense pass over the drafts) and ``keep``
-            (choose, compare, emit, set both caches back to what was accepted).
-
-    Raises:
-        UnsupportedCellError: the method drafts nothing, or more than the context has.
-    """
-    if method.draft is None:
-        raise UnsupportedCellError(f"{variant} drafts nothing")
-    rows = method.draft.tree.rows
-    if rows >= context:
-        raise UnsupportedCellError(f"{rows} tokens are verified; the context has {context}")
-    stepper = cast(SpeculativeStepper, new_stepper(decoder, cache, method, context - rows))
-    back = resetter(stepper)
-    starts = stepper.state.dense.lengths.clone()
-    with torch.no_grad():
-        nodes = stepper.proposer.propose()
-        hidden, logits = stepper.verify(starts, nodes)
-    back()
-    works: dict[str, Callable[[], object]] = {
-        "speculative_step": stepper.step,
-        "draft": stepper.proposer.propose,
-        "verify": lambda: stepper.verify(starts, nodes),
-        "keep": lambda: stepper.accept(starts, nodes, hidden, logits),
-    }
-    return stepper_case(stepper, works[stage], variant, keep=(starts, nodes, hidden, logits))
 
 
 def rows_case(decoder: Decoder, cache: KVCache, method: AttentionMethod, variant: str, context: int, rows: int) -> Case:
@@ -131,22 +117,6 @@ def rows_case(decoder: Decoder, cache: KVCache, method: AttentionMethod, variant
         decoder.logits(hidden)
 
     return Case(variant, captured(forward, decoder.device), keep=(state, block, none))
-
-
-def projections_case(decoder: Decoder, batch: int) -> Case:
-    """Make a case of all linear calls of one step and nothing else: every layer's projections and the LM head."""
-    config, dtype, device = decoder.config, decoder.dtype, decoder.device
-    x = torch.randn(batch, 1, config.hidden_size, device=device).to(dtype)
-    heads = torch.randn(batch, 1, config.num_heads * config.head_dim, device=device).to(dtype)
-
-    def run() -> None:
-        for layer in decoder.weights.layers:
-            linear(x, layer.qkv, layer.qkv_bias)
-            linear(heads, layer.o, layer.o_bias)
-            linear(gated_linear(x, layer.gate_up), layer.down)
-        linear(x[:, 0], decoder.weights.lm_head)
-
-    return Case("projections", captured(run, device), keep=(x, heads))
 
 
 def setup_case(method: AttentionMethod, cache: KVCache, variant: str, context: int) -> Case:
@@ -177,6 +147,42 @@ def prefill_case(decoder: Decoder, cache: KVCache, variant: str, context: int, c
     vocab = decoder.config.vocab_size
     prompts = [torch.randint(vocab, (context,), generator=generator) for _ in range(cache.batch)]
     return Case(variant, repeated(lambda: decoder.prefill(prompts, cache, chunk), 1), caches=(cache,))
+
+
+def stock_case(source: Path | str, context: int, batch: int, device: torch.device, dtype: torch.dtype) -> Case:
+    """Make a case of the stock loop: transformers' own model, one eager forward call by SDPA a token, for the record.
+
+    Its cache grows by concatenation, as ``generate`` has it by default. Weights and cache are random.
+
+    Args:
+        source: folder of a checkpoint, or name of a shape.
+    """
+    # Slow to import, and only these cells need it.
+    from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+    if isinstance(source, Path):
+        config = AutoConfig.from_pretrained(source)
+    else:
+        config = AutoConfig.for_model(**RAW_SHAPES[source])
+    with torch.device(device):
+        stock = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    cache, start = DynamicCache(config=config), context - _STOCK_STEPS
+    for layer in range(config.num_hidden_layers):
+        shape = (2, batch, config.num_key_value_heads, start, config.head_dim)
+        cache.update(*torch.randn(shape, device=device, dtype=dtype), layer)
+    token = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def step() -> None:
+        logits = stock(input_ids=token, past_key_values=cache, use_cache=True).logits
+        token.copy_(logits[:, -1:].argmax(dim=-1))
+
+    def reset() -> None:
+        grown = int(cache.get_seq_length()) - start
+        if grown > 0:
+            cache.crop(-grown)
+
+    return Case("hf_full", repeated(step, _STOCK_STEPS), calls=_STOCK_STEPS, reset=reset, keep=cache)
 
 
 def new_stepper(decoder: Decoder, cache: KVCache, method: AttentionMethod, tokens: int) -> Stepper:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from longdecode.evals.records import SpeedRecord, op_sizes_text
-from longdecode.evals.throughput.statistics import good_times, median, median_ratio, spread
+from longdecode.evals.records import SpeedRecord, SpeedSample, op_sizes_text
+from longdecode.evals.stats import Interval, generator
 
 COLUMNS = (
     "bench", "model", "weights", "method", "variant", "params", "stage", "context", "batch", "budget", "budget_tokens",
@@ -20,10 +22,6 @@ COLUMNS = (
 _INTEGERS = (
     "context", "batch", "budget_tokens", "n", "disturbed", "bytes_min", "expected_bytes", "peak_bytes",
     "sm_clock_low_mhz", "sm_clock_high_mhz",
-)  # fmt: skip
-_AS_STORED = (
-    "bench", "model", "weights", "method", "variant", "stage", "context", "batch", "budget", "budget_tokens", "status",
-    "reason", "reference", "bytes_min", "expected_bytes", "peak_bytes",
 )  # fmt: skip
 _PER_TOKEN_STAGES = ("step", "no_selection", "no_attention")
 _PER_TOKEN_BENCHES = ("offload", "own_choices")
@@ -73,7 +71,7 @@ def _row(record: SpeedRecord, bandwidths: dict[str, float], confidence: float, r
     floor = record.bytes_min / bandwidth if record.bytes_min and bandwidth else None
     low, high = record.sm_clock_mhz or (None, None)
     tokens = _tokens(record)
-    row = {name: getattr(record, name) for name in _AS_STORED} | {
+    row = record.model_dump(include=set(COLUMNS)) | {
         "params": json.dumps(record.params, sort_keys=True), "op_sizes": op_sizes_text(record.bench, record.params),
         "n": len(times), "disturbed": len(record.samples) - len(times), "median_us": us.value, "p5_us": us.low,
         "p95_us": us.high, "ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high, "floor_us": floor,
@@ -96,3 +94,35 @@ def _tokens(record: SpeedRecord) -> int:
     if record.stage == "prefill":
         return record.batch * record.context
     return record.batch if record.stage in _PER_TOKEN_STAGES else 0
+
+
+def good_times(samples: Sequence[SpeedSample]) -> list[tuple[float, float | None]]:
+    """Return the times of the samples that nothing disturbed, each beside the reference's."""
+    return [(sample.us, sample.reference_us) for sample in samples if sample.disturbed is None]
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; NaN of nothing."""
+    return float(np.median(values)) if len(values) else math.nan
+
+
+def spread(values: Sequence[float]) -> Interval:
+    """Return the median with the 5th and 95th percentile (linear interpolation); NaN of nothing."""
+    if not len(values):
+        return Interval()
+    low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
+    return Interval(float(middle), float(low), float(high))
+
+
+def median_ratio(ratios: Sequence[float], confidence: float, resamples: int, identity: Sequence[object]) -> Interval:
+    """Return the median of per-sample ratios with a percentile bootstrap interval; the draw depends on ``identity``.
+
+    Source: Efron and Tibshirani 1993, section 13.3 (percentile interval).
+    """
+    if not len(ratios):
+        return Interval()
+    values = np.asarray(ratios, dtype=np.float64)
+    drawn = generator("speed", *identity).integers(len(values), size=(resamples, len(values)))
+    medians = np.median(values[drawn], axis=1)
+    low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(np.median(values)), float(low), float(high))

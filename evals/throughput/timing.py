@@ -1,8 +1,16 @@
-"""Time work in rounds of A B B A, on CUDA by events around graph replays, elsewhere by the host's clock."""
+"""Time work in rounds of A B B A, on CUDA by events around graph replays, elsewhere by the host's clock.
+
+A ``Guard`` waits until the device is at rest and marks the rounds in which something disturbed it: in any reading taken
+while the round ran, the SM clock was more than 5 % below the best one of the same pair, the memory clock was below its
+best, the driver named a reason for lower clocks other than an idle device, application clocks or the power cap (thermal
+limits, power brake, sync boost), or another process was on the device. The power cap is a normal state of a loaded
+board, so it counts only through the clock it costs.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,15 +19,21 @@ from typing import Any
 
 import torch
 
+from longdecode.engine.device import NvmlMonitor, Reading
+from longdecode.engine.errors import LongDecodeError, MonitorError
 from longdecode.engine.kv_cache import KVCache
 from longdecode.engine.steppers import capture
 from longdecode.evals.records import SpeedSample
-from longdecode.evals.throughput.guard import Guard
 from longdecode.evals.throughput.spec import GRAPH_WARMUP_STEPS, WARMUP_BLOCKS
 
 MAX_REPEATS = 2000
 SPIN_CYCLES = 1_000_000
 """About half a millisecond at the clock of an H200."""
+CLOCK_TOLERANCE = 0.05
+HARMLESS = frozenset({"idle", "application clocks", "power cap", "display clocks"})
+IDLE_PERCENT = 5
+WAIT_SECONDS = 300.0
+POLL_SECONDS = 0.5
 
 
 def nothing() -> None:
@@ -140,6 +154,98 @@ def long_enough(case: Case, clock: Clock, target_us: float) -> Case:
     return replace(case, run=repeated(case.run, times), calls=case.calls * times)
 
 
+class DeviceBusyError(LongDecodeError):
+    """Another process kept the device busy for longer than a timing job waits."""
+
+
+class Guard:
+    """Watches one device while cases are timed.
+
+    Args:
+        monitor: the device's monitor; ``None`` (a CPU, or a GPU that cannot be asked) watches nothing.
+        unwatched: why there is no monitor, kept in every record.
+    """
+
+    def __init__(self, monitor: NvmlMonitor | None, unwatched: str | None = None):
+        self.monitor, self.unwatched = monitor, unwatched
+        self.begin()
+
+    @classmethod
+    def of(cls, device: torch.device) -> Guard:
+        """Return the guard of a device; on CUDA without NVML it watches nothing, and every record says so."""
+        if device.type != "cuda":
+            return cls(None)
+        try:
+            return cls(NvmlMonitor(device))
+        except MonitorError as error:
+            print(f"{device}: clocks and other processes are not watched: {error}", file=sys.stderr)
+            return cls(None, str(error))
+
+    def wait(self, *, idle: bool) -> None:
+        """Wait until no other process is on the device.
+
+        Args:
+            idle: wait for a low utilisation too: for the start of a job, before there is recent work of our own.
+
+        Raises:
+            DeviceBusyError: it did not happen in time.
+        """
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (monitor := self.monitor) is not None:
+            others, busy = monitor.others(), monitor.busy_percent() if idle else 0
+            if not others and busy <= IDLE_PERCENT:
+                return
+            if time.monotonic() >= deadline:
+                raise DeviceBusyError(
+                    f"the device was not idle within {WAIT_SECONDS:.0f} s: other processes {sorted(others) or 'none'}, "
+                    f"utilisation {busy} %; timing needs it alone"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def begin(self) -> None:
+        """Forget earlier readings: a new pair begins."""
+        self._rounds: list[tuple[list[Reading], int]] = []
+        self._current: list[Reading] = []
+
+    def watch(self) -> None:
+        """Take a reading; called right after work was enqueued, so that it sees the device at work."""
+        if self.monitor is not None:
+            self._current.append(self.monitor.read())
+
+    def end_round(self) -> None:
+        """Close a round; processes are listed here, outside any timed region."""
+        self._rounds.append((self._current, len(self.monitor.others()) if self.monitor is not None else 0))
+        self._current = []
+
+    def verdicts(self) -> list[str | None]:
+        """Return the fault of each round since ``begin``; ``None`` for the good ones."""
+        every = [reading for readings, _ in self._rounds for reading in readings]
+        best_sm = max((reading.sm_clock_mhz for reading in every), default=0)
+        best_memory = max((reading.memory_clock_mhz for reading in every), default=0)
+        found = []
+        for readings, others in self._rounds:
+            sm = min((reading.sm_clock_mhz for reading in readings), default=best_sm)
+            memory = min((reading.memory_clock_mhz for reading in readings), default=best_memory)
+            faults = [f"SM clock {sm} of {best_sm} MHz"] if sm < (1 - CLOCK_TOLERANCE) * best_sm else []
+            faults += [f"memory clock {memory} of {best_memory} MHz"] if memory < best_memory else []
+            faults += sorted({reason for reading in readings for reason in reading.throttle} - HARMLESS)
+            faults += [f"{others} other process(es) on the device"] if others else []
+            found.append("; ".join(faults) or None)
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Return clocks, the highest temperature and the reasons seen since ``begin``, as records have them."""
+        readings = [reading for found, _ in self._rounds for reading in found]
+        if not readings:
+            return {"throttle": f"not read: {self.unwatched}" if self.unwatched else None}
+        clocks = [reading.sm_clock_mhz for reading in readings]
+        return {
+            "sm_clock_mhz": (min(clocks), max(clocks)),
+            "temperature_c": max(reading.temperature_c for reading in readings),
+            "throttle": ", ".join(sorted({why for reading in readings for why in reading.throttle})) or None,
+        }
+
+
 def time_pair(case: Case, reference: Case | None, *, rounds: int, clock: Clock, guard: Guard) -> list[SpeedSample]:
     """Time a case against its reference in rounds of A B B A (reference, case, case, reference).
 
@@ -151,26 +257,22 @@ def time_pair(case: Case, reference: Case | None, *, rounds: int, clock: Clock, 
     Raises:
         DeviceBusyError: the device did not come to rest in time.
     """
-    order = [False, False] if reference is None else [True, False, False, True]
+    order = [case, case] if reference is None else [reference, case, case, reference]
 
-    def run(is_reference: bool, watch: Callable[[], None]) -> float:
-        timed = reference if is_reference and reference is not None else case
+    def run(timed: Case, watch: Callable[[], None]) -> float:
         timed.reset()
         return clock(timed.run, watch) / timed.calls
 
     guard.wait(idle=False)
-    for is_reference in (order[:2] if reference is not None else order[:1]) * WARMUP_BLOCKS:
-        run(is_reference, nothing)
+    for timed in order[: len(order) // 2] * WARMUP_BLOCKS:
+        run(timed, nothing)
     guard.begin()
     times = []
     for _ in range(rounds):
-        times.append([run(is_reference, guard.watch) for is_reference in order])
+        times.append([run(timed, guard.watch) for timed in order])
         guard.end_round()
-    return [
-        SpeedSample(
-            us=sum(round_[-3:-1] if reference is not None else round_) / 2,
-            reference_us=(round_[0] + round_[-1]) / 2 if reference is not None else None,
-            disturbed=verdict,
-        )
-        for round_, verdict in zip(times, guard.verdicts(), strict=True)
-    ]
+    samples = []
+    for round_, fault in zip(times, guard.verdicts(), strict=True):
+        own, beside = (round_, None) if reference is None else (round_[1:3], (round_[0] + round_[3]) / 2)
+        samples.append(SpeedSample(us=sum(own) / 2, reference_us=beside, disturbed=fault))
+    return samples

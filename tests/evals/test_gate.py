@@ -19,7 +19,7 @@ from longdecode.evals.gate import Gate
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import Launches, RunConfig, build_run_config, launches_of
 from longdecode.evals.store import read_records
-from longdecode.evals.throughput.models import shape_config
+from longdecode.evals.throughput.harness import shape_config
 from longdecode.methods import conformance_launches
 from longdecode.methods.conformance_launches import Place, places_for
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from longdecode.engine import kv_cache
 from longdecode.engine.attention import Selection
 from longdecode.engine.errors import GateError
-from longdecode.evals.throughput.models import shape_config
+from longdecode.evals.throughput.harness import shape_config
 from longdecode.kernels import dispatch
 from longdecode.kernels.attention_weights import naive as attention_weights
 from longdecode.kernels.decode_attention import naive as decode_attention

@@ -68,8 +68,7 @@ def test_a_decode_job(run: RunConfig, tmp_path: Path) -> None:
     assert set(by_cell) == {
         ("full", "step", None), ("full", "setup", None), ("full", "prefill", None), ("streaming", "step", None),
         ("streaming", "setup", None), ("split", "step", None), ("split", "setup", None),
-        ("projections", "projections", None), ("hf_full", "step", None), ("full", "forward_rows", 2),
-        ("full", "forward_rows", 5),
+        ("hf_full", "step", None), ("full", "forward_rows", 2), ("full", "forward_rows", 5),
     }  # fmt: skip
     assert {record.status for record in by_cell.values()} == {"ok"}, [record.reason for record in records]
     for (_, stage, _), record in by_cell.items():
@@ -128,12 +127,12 @@ def test_a_killed_job_resumes_at_its_next_record(
     output = tmp_path / "speed" / "tiny.parquet"
     timed, count = Bench._timed, 0
 
-    def killed(self: Any, cell: Any) -> SpeedRecord:
+    def killed(self: Any, *given: Any) -> SpeedRecord:
         nonlocal count
         count += 1
         if count == 4:
             raise KeyboardInterrupt
-        return timed(self, cell)
+        return timed(self, *given)
 
     monkeypatch.setattr(Bench, "_timed", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -200,7 +199,6 @@ def test_where_full_does_not_fit_the_others_are_timed_alone(
     records = [record for record in read_records(output, SpeedRecord) if record.context == 128]
     assert {(record.variant, record.stage) for record in records if record.status == "ok"} == {
         ("streaming", "step"), ("streaming", "setup"), ("split", "step"), ("split", "setup"),
-        ("projections", "projections"),
     }  # fmt: skip
     for record in records:
         if record.status == "ok":
@@ -219,8 +217,7 @@ def test_speculation_is_timed_in_stages(speed_values: dict[str, Any], tmp_path: 
     records = {(record.variant, record.stage): record for record in read_records(output, SpeedRecord)}
     stages = ("speculative_step", "draft", "verify", "keep")
     assert set(records) == {
-        ("full", "step"), ("full", "setup"), ("magic", "setup"), ("projections", "projections"),
-        *(("magic", stage) for stage in stages),
+        ("full", "step"), ("full", "setup"), ("magic", "setup"), *(("magic", stage) for stage in stages),
     }  # fmt: skip
     assert {record.status for record in records.values()} == {"ok"}, [record.reason for record in records.values()]
     whole, draft, verify, keep = (records["magic", stage] for stage in stages)
@@ -246,7 +243,7 @@ def test_a_correction_says_what_it_is(speed_values: dict[str, Any], tmp_path: Pa
 def test_by_hand(speed_values: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(speed_values))
-    common = ["--config", str(path), "--output", str(tmp_path / "speed"), "--device", "cpu", "--leased"]
+    common = ["--config", str(path), "--output", str(tmp_path / "speed")]
     chosen = ["--jobs", "tiny", "--stages", "step", "--variants", "streaming", "--contexts", "128"]
     assert main([*common, *chosen]) == 0
     (record,) = read_records(tmp_path / "speed" / "tiny.parquet", SpeedRecord)

@@ -19,8 +19,8 @@ from longdecode.evals.store import read_records
 from longdecode.evals.throughput import equal_memory, harness
 from longdecode.evals.throughput.equal_memory import EqualMemoryBench, footprint
 from longdecode.evals.throughput.forced_selection import draw_selections, share_kept
+from longdecode.evals.throughput.harness import shape_config
 from longdecode.evals.throughput.measure import measure_speed
-from longdecode.evals.throughput.models import shape_config
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[3]
@@ -117,7 +117,7 @@ def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatc
     cells = {cell.variant: cell for cell in bench.cells()}
     assert run.throughput is not None and set(cells) == {"full", *run.throughput.grids[0].variants}
     for cell in cells.values():
-        shape = decoder.cache_shape(1, cell.context, bench.decoded_tokens(cell.grid))
+        shape = decoder.cache_shape(1, cell.context, cell.grid.cached_tokens)
         device, host = footprint(bench.method(cell), shape)
         assert (cell.params["device_bytes_per_sequence"], cell.params["host_bytes_per_sequence"]) == (device, host)
         assert device > 0, cell.variant

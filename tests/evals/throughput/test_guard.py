@@ -12,7 +12,8 @@ import torch
 from longdecode.engine import device as device_module
 from longdecode.engine.device import NvmlMonitor
 from longdecode.engine.errors import MonitorError
-from longdecode.evals.throughput.guard import DeviceBusyError, Guard
+from longdecode.evals.throughput import timing
+from longdecode.evals.throughput.timing import DeviceBusyError, Guard
 
 
 def one_round(guard: Guard, readings: int = 2) -> None:
@@ -21,16 +22,18 @@ def one_round(guard: Guard, readings: int = 2) -> None:
     guard.end_round()
 
 
-def test_it_waits_until_the_device_is_idle(fake_monitor: Any) -> None:
+def test_it_waits_until_the_device_is_idle(fake_monitor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
+    monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: 0.0))
     monitor = fake_monitor(processes=[frozenset({7}), frozenset({7}), frozenset()], load=[80, 80, 80, 3])
-    Guard(monitor, sleep=slept.append).wait(idle=True)
+    Guard(monitor).wait(idle=True)
     assert len(slept) == 3  # two for the process, one more for the load
 
 
-def test_it_gives_up_with_a_reason(fake_monitor: Any) -> None:
+def test_it_gives_up_with_a_reason(fake_monitor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 60))
-    guard = Guard(fake_monitor(processes=[frozenset({4711})]), sleep=lambda _: None, now=lambda: float(next(clock)))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(sleep=lambda _: None, monotonic=lambda: float(next(clock))))
+    guard = Guard(fake_monitor(processes=[frozenset({4711})]))
     with pytest.raises(DeviceBusyError, match=r"300 s: other processes \[4711\]"):
         guard.wait(idle=False)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from longdecode.engine.errors import GateError, UnsupportedCellError
 from longdecode.evals.throughput import kernel_ops, peers
+from longdecode.evals.throughput.harness import shape_config
 from longdecode.evals.throughput.kernel_ops import (
     COLD_BYTES,
     HYBRID_BLOCK,
@@ -23,7 +24,6 @@ from longdecode.evals.throughput.kernel_ops import (
     random_tree,
     whole_mask,
 )
-from longdecode.evals.throughput.models import shape_config
 from longdecode.evals.throughput.peers import PEERS
 from longdecode.evals.throughput.shapes import RAW_SHAPES
 from longdecode.evals.throughput.spec import OPS

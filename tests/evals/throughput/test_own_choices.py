@@ -20,8 +20,8 @@ from longdecode.evals.records import SpeedRecord
 from longdecode.evals.run_config import RunConfig, build_run_config, launches_of
 from longdecode.evals.store import read_records
 from longdecode.evals.throughput import equal_memory
+from longdecode.evals.throughput.equal_memory import OwnChoicesBench
 from longdecode.evals.throughput.measure import measure_speed
-from longdecode.evals.throughput.own_choices import OwnChoicesBench
 from longdecode.evals.throughput.spec import Grid
 from longdecode.evals.throughput.summary import speed_table
 from longdecode.methods.registry import get_method

@@ -122,7 +122,7 @@ def test_the_form_of_earlier_versions_is_refused_with_what_to_write() -> None:
         build_run_config(VALUES | {"throughput": {"decode": {}}}, "c")
 
 
-@pytest.mark.parametrize("profile", ["demo", "tiny", "h200", "bench", "offload"])
+@pytest.mark.parametrize("profile", ["demo", "tiny", "h200", "offload"])
 def test_the_shipped_profiles_time_something(profile: str) -> None:
     spec = load_run_config(ROOT / "config" / f"{profile}.yaml").throughput
     assert spec is not None and spec.grids and spec.jobs

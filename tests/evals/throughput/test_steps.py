@@ -14,12 +14,9 @@ from longdecode.engine.kv_cache import DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.throughput.steps import (
-    correction_case,
     fill_cache,
-    projections_case,
     rows_case,
     setup_case,
-    speculation_case,
     step_case,
 )
 from longdecode.evals.throughput.timing import Case
@@ -108,22 +105,6 @@ def test_an_evicting_method_needs_no_cache_of_the_whole_context(seed: int) -> No
     assert states_of(block)[0].kv_tokens_per_head.tolist() == [[64.0 * STEPS] * BATCH] * CONFIG.num_layers
 
 
-def test_projections_multiply_every_matrix_once(monkeypatch: object, seed: int) -> None:
-    from longdecode.evals.throughput import steps as module
-
-    decoder = random_decoder(CONFIG, 0, "cpu", torch.float32)
-    read: list[int] = []
-    linear, gated = module.linear, module.gated_linear
-    module.linear = lambda x, weight, bias=None: read.append(weight.nbytes) or linear(x, weight, bias)
-    module.gated_linear = lambda x, weight: read.append(weight.nbytes) or gated(x, weight)
-    try:
-        projections_case(decoder, 2).run()
-    finally:
-        module.linear, module.gated_linear = linear, gated
-    norms = sum(layer.input_norm.nbytes + layer.mlp_norm.nbytes for layer in decoder.weights.layers)
-    assert sum(read) == decoder.weights.nbytes() - norms - decoder.weights.final_norm.nbytes
-
-
 class RewritingFull(get_method("full")):  # type: ignore[misc]
     """Full attention that asks for its last tokens to be run again."""
 
@@ -140,7 +121,7 @@ def test_a_rewrite_runs_the_last_tokens_again_and_goes_back_to_its_start(seed: i
     decoder, cache, _ = made(seed, "full", None)
     before = cache.k.clone()
     method = RewritingFull.from_budget(None, CONFIG)
-    block = correction_case(decoder, cache, method, "full_cc", CONTEXT)
+    block = step_case(decoder, cache, method, "full_cc", CONTEXT, stage="correction")
     assert block.calls == 1
     for _ in range(2):
         block.reset()
@@ -153,7 +134,7 @@ def test_a_rewrite_runs_the_last_tokens_again_and_goes_back_to_its_start(seed: i
 
 def test_a_dense_step_reads_everything_up_to_the_context(seed: int) -> None:
     decoder, cache, _ = made(seed, "full", None)
-    block = correction_case(decoder, cache, DenseNowAndThen.from_budget(64, CONFIG), "quest_cc", CONTEXT)
+    block = step_case(decoder, cache, DenseNowAndThen.from_budget(64, CONFIG), "quest_cc", CONTEXT, stage="correction")
     (state,) = states_of(block)
     before = state.kv_tokens_per_head
     block.reset()
@@ -164,10 +145,8 @@ def test_a_dense_step_reads_everything_up_to_the_context(seed: int) -> None:
 
 def test_a_correction_that_cannot_be_is_unsupported(seed: int) -> None:
     decoder, cache, _ = made(seed, "full", None)
-    with pytest.raises(UnsupportedCellError, match="corrects nothing"):
-        correction_case(decoder, cache, get_method("full").from_budget(None, CONFIG), "full", CONTEXT)
     with pytest.raises(UnsupportedCellError, match="8 tokens"):
-        correction_case(decoder, cache, RewritingFull.from_budget(None, CONFIG), "full_cc", 7)
+        step_case(decoder, cache, RewritingFull.from_budget(None, CONFIG), "full_cc", 7, stage="correction")
 
 
 STAGES = ("draft", "verify", "keep", "speculative_step")
@@ -181,7 +160,7 @@ def test_the_stages_of_a_speculative_step_end_where_they_began(drafter: str, see
     own = drafter != "quest"
     reads = {}
     for stage in STAGES:
-        block = speculation_case(decoder, cache, method, "speculate", CONTEXT, stage)
+        block = step_case(decoder, cache, method, "speculate", CONTEXT, stage=stage)
         main, draft = states_of(block)
         assert (draft.cache is cache) != own
         before = main.kv_tokens_per_head, draft.kv_tokens_per_head
@@ -203,7 +182,7 @@ def test_a_speculative_block_advances_by_what_was_accepted(seed: int) -> None:
     # With the whole context for a budget the drafts are what the verifier would say.
     method = get_method("speculate").from_budget(CONTEXT, CONFIG, drafter="streaming", draft_tokens=4)
     cache = filled(decoder, method, seed)
-    block = speculation_case(decoder, cache, method, "speculate", CONTEXT, "speculative_step")
+    block = step_case(decoder, cache, method, "speculate", CONTEXT, stage="speculative_step")
     block.reset()
     block.run()
     assert cache.lengths.tolist() == [CONTEXT] * BATCH
@@ -212,11 +191,9 @@ def test_a_speculative_block_advances_by_what_was_accepted(seed: int) -> None:
 
 def test_what_cannot_be_drafted_is_unsupported(seed: int) -> None:
     decoder, cache, _ = made(seed, "full", None)
-    with pytest.raises(UnsupportedCellError, match="drafts nothing"):
-        speculation_case(decoder, cache, get_method("full").from_budget(None, CONFIG), "full", CONTEXT, "draft")
     method = get_method("speculate").from_budget(64, CONFIG, draft_tokens=4)
     with pytest.raises(UnsupportedCellError, match="5 tokens are verified"):
-        speculation_case(decoder, cache, method, "speculate", 5, "draft")
+        step_case(decoder, cache, method, "speculate", 5, stage="draft")
 
 
 def test_a_forward_pass_over_rows_reads_the_context_once_and_stays(seed: int) -> None:

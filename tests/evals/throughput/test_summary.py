@@ -1,7 +1,8 @@
-"""speed.csv from records made by hand, and from those of committed runs."""
+"""speed.csv from records made by hand and from those of committed runs; statistics by hand."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from longdecode.evals.records import SpeedRecord
 from longdecode.evals.store import read_folder, read_records, write_records
+from longdecode.evals.throughput import summary
 from longdecode.evals.throughput.summary import COLUMNS, shown, speed_table
 
 ROOT = Path(__file__).parents[3]
@@ -109,3 +111,30 @@ def test_records_come_back_from_parquet_as_they_were(tmp_path: Path, speed_recor
     path = tmp_path / "results" / "speed" / "job.parquet"
     write_records(path, records, SpeedRecord)
     assert read_records(path, SpeedRecord) == records
+
+
+def test_spread_is_median_and_percentiles() -> None:
+    found = summary.spread([float(value) for value in range(1, 22)])
+    assert (found.value, found.low, found.high) == (11.0, 2.0, 20.0)
+    assert math.isnan(summary.spread([]).value)
+
+
+def test_a_ratio_without_spread_is_a_point() -> None:
+    found = summary.median_ratio([2.0] * 5, 0.95, 200, ("x",))
+    assert (found.value, found.low, found.high) == (2.0, 2.0, 2.0)
+
+
+def test_the_ratio_interval_covers_a_known_median(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    covered = 0
+    for trial in range(200):
+        ratios = np.exp(rng.normal(math.log(1.5), 0.1, size=15))
+        found = summary.median_ratio(ratios.tolist(), 0.95, 400, (trial,))
+        covered += found.low <= 1.5 <= found.high
+    assert covered >= 170  # 95 % nominal; a bootstrap of a median over 15 values comes out a little short
+
+
+def test_the_draw_depends_on_the_cell_alone() -> None:
+    ratios = [1.0, 1.2, 1.1, 1.4, 0.9]
+    first = summary.median_ratio(ratios, 0.9, 300, ("a", 1))
+    assert first == summary.median_ratio(ratios, 0.9, 300, ("a", 1))

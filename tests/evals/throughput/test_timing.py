@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from longdecode.evals.throughput.guard import Guard
-from longdecode.evals.throughput.timing import Case, clock_for, long_enough, time_pair
+from longdecode.evals.throughput.timing import Case, Guard, clock_for, long_enough, time_pair
 
 
 class ScriptedClock:
