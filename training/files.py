@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import typer
 
 from longdecode.engine.errors import CheckpointError, LongDecodeError
+
+Made = TypeVar("Made")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 6) -> None:
@@ -32,6 +35,22 @@ def write_text(path: Path, text: str) -> None:
     partial = _partial(path)
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file through a temporary one."""
+    write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def prefetched(make: Callable[[int], Made], first: int, stop: int) -> Iterator[tuple[int, Made]]:
+    """Yield each step with what ``make`` returns for it, made while the steps before are trained on."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = [pool.submit(make, step) for step in range(first, min(first + 2, stop))]
+        for step in range(first, stop):
+            ready = coming.pop(0).result()
+            if step + 2 < stop:
+                coming.append(pool.submit(make, step + 2))
+            yield step, ready
 
 
 def append_log(path: Path, entry: Mapping[str, Any]) -> None:

@@ -193,16 +193,16 @@ def miniature_train(job: Job) -> None:
 def miniature_seed(job: Job) -> None:
     """Train a miniature from another seed, and put it where built models lie."""
     folder = Path("results", "miniature", f"seed{job.named('seed')}")
-    _train_miniature(job, folder, "--seed", job.named("seed"), "--curriculum", str(job.inputs[0]))
+    _train_miniature(job, folder, seed=int(job.named("seed")), curriculum=job.inputs[0])
     shutil.copytree(folder / "weights", job.outputs[0].parent, dirs_exist_ok=True)
 
 
-def _train_miniature(job: Job, folder: Path, *more: str) -> None:
-    from longdecode.training.miniature.train import main
+def _train_miniature(job: Job, folder: Path, **more: Any) -> None:
+    from longdecode.training.miniature.train import run
 
     books = job.run.data.get("pg19") or "emozilla/pg19"
     # On a CPU it would take days.
-    main(["--output", str(folder), "--books", str(books), "--device", "cuda", *more])
+    run(folder, str(books), "cuda", **more)
 
 
 @stage
@@ -212,7 +212,7 @@ def smollm2_train(job: Job) -> None:
 
     from longdecode.engine.errors import ConfigError, DataUnavailableError
     from longdecode.training.long_context.books import tokenise
-    from longdecode.training.long_context.train import main
+    from longdecode.training.long_context.train import run
 
     if not torch.cuda.is_available():
         raise ConfigError(
@@ -228,7 +228,7 @@ def smollm2_train(job: Job) -> None:
     ids = output / "books.npz"
     if not ids.is_file():
         tokenise(books, model, ids)
-    main(["--model", str(model), "--books", str(ids), "--output", str(output)])
+    run(model, ids, output, device="cuda")
 
 
 @stage

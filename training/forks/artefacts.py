@@ -15,7 +15,7 @@ from longdecode.engine.config_reader import IMPORTANCE_FILE
 from longdecode.engine.disk import whole_folder
 from longdecode.training.files import write_csv, write_text
 from longdecode.training.forks.fork import TrainedHeads
-from longdecode.training.long_context.adaptor import merge
+from longdecode.training.long_context.adaptor import merge, trained_tensors
 
 CURVE_COLUMNS = ("step", "loss", "prose", "answers", "sure", "gamma", "seconds")
 """Losses in nats: of training documents, weighted; of held-out prose and answers. ``sure``: share of answer tokens
@@ -43,18 +43,14 @@ def write_fork(
         histories: by file, columns and rows.
         about: settings and provenance.
     """
-    from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
     from longdecode.methods.importance_heads import write_heads
 
-    factors = {
-        n: t.detach().to("cpu", torch.bfloat16).contiguous() for n, t in get_peft_model_state_dict(model).items()
-    }
     lora = model.peft_config["default"]
     card = json.dumps({**about, "rank": lora.r, "alpha": lora.lora_alpha}, indent=2, sort_keys=True, default=str)
     with whole_folder(output / "adaptor") as fresh:
-        save_file(factors, fresh / _FACTORS, {"format": "pt", "scale": str(lora.lora_alpha / lora.r)})
+        save_file(trained_tensors(model), fresh / _FACTORS, {"format": "pt", "scale": str(lora.lora_alpha / lora.r)})
         if heads is not None:
             write_heads(fresh / IMPORTANCE_FILE, heads.delta, heads.scale, heads.form)
         write_text(fresh / "README.md", _card(about))

@@ -16,6 +16,7 @@ from longdecode.kernels.sparse_training_attention import sparse_training_attenti
 from longdecode.methods.importance_heads import ImportanceHeads
 from longdecode.methods.prompt_selection import SelectivePrefill
 from longdecode.methods.registry import get_method
+from longdecode.training.long_context.adaptor import low_rank_model
 
 ATTENTION = "longdecode_fork"
 _FULL_BLOCK = 64
@@ -100,7 +101,6 @@ def load_fork(run: ForkTraining, folder: Path, device: torch.device) -> tuple[An
         folder: the dense checkpoint.
         device: where it trains.
     """
-    from peft import LoraConfig, get_peft_model
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     # No mask goes with it: making one waits for the device in every forward.
@@ -110,16 +110,8 @@ def load_fork(run: ForkTraining, folder: Path, device: torch.device) -> tuple[An
     fork = ForkedAttention(run, read_config(folder), device)
     for layer in base.model.layers:
         layer.self_attn.fork = fork
-    lora = LoraConfig(
-        r=run.rank, lora_alpha=2 * run.rank, target_modules="all-linear", lora_dropout=0.0, modules_to_save=["norm"]
-    )
     torch.manual_seed(run.seed)
-    model = get_peft_model(base, lora)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-    model.train()
-    return model, fork
+    return low_rank_model(base, run.rank, 2 * run.rank), fork
 
 
 def _attend(

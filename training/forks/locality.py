@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ def requests_of(spec: LocalitySpec, tokenizer: TextTokenizer, books: Path | None
         texts, kind = (narrative(rng, need * 8, 0).prompt for rng in drawn), "generated"
     else:
         texts, kind = read_books(books, manifest()["unseen"]).values(), "books"
-    found = list(_long_enough(texts, tokenizer, need, spec.samples))
+    encoded = (list(tokenizer.encode(text[: need * 12]))[:need] for text in texts)
+    found = list(islice((ids for ids in encoded if len(ids) == need), spec.samples))
     if len(found) < spec.samples:
         raise DataUnavailableError(f"{books}: {len(found)} books of {need:,} tokens, {spec.samples} are needed")
     cut = spec.context
@@ -150,15 +152,3 @@ def locality_rows(spec: LocalitySpec, trace: Trace) -> list[list[Any]]:
         ]
         for document, layer, head in np.ndindex(documents, layers, heads)
     ]  # fmt: skip
-
-
-def _long_enough(texts: Iterable[str], tokenizer: TextTokenizer, need: int, samples: int) -> Iterator[list[int]]:
-    """Yield the first ``need`` tokens of up to ``samples`` texts that have as many."""
-    found = 0
-    for text in texts:
-        if found == samples:
-            return
-        ids = list(tokenizer.encode(text[: need * 12]))
-        if len(ids) >= need:
-            found += 1
-            yield ids[:need]

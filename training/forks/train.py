@@ -6,13 +6,11 @@ output is a small adaptor and the checkpoint with it merged.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,13 +22,13 @@ from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device
-from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.errors import ConfigError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals import provenance
 from longdecode.evals.config_values import unknown_name
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.training_spec import ForkTraining
-from longdecode.training.files import load_state, save_state
+from longdecode.training.files import load_state, prefetched, run_commands, save_state
 from longdecode.training.forks.artefacts import CURVE_COLUMNS, OVERLAP_COLUMNS, write_fork
 from longdecode.training.forks.documents import Document, Maker, makers
 from longdecode.training.forks.fork import load_fork
@@ -84,7 +82,12 @@ class Trainer:
         rates = [torch.zeros((), device=self.device) for _ in self.optimizer.param_groups]
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate  # as a tensor: a captured step reads it anew
-        for step, documents in _prefetched(self.run, train, done):
+
+        def documents_of(step: int) -> list[Document]:
+            drawn = [random.Random(f"{self.run.seed} {step} {row}") for row in range(self.run.rows)]
+            return [train(rng, self.run.length + 1, self.run.lookups) for rng in drawn]
+
+        for step, documents in prefetched(documents_of, done, self.run.steps):
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 rate.fill_(self.run.lr * group["factor"] * self._share(step))
             losses.append(advance(*self._moved(documents)))
@@ -248,39 +251,19 @@ def _token_losses(head: Tensor, hidden: Tensor, wanted: Tensor) -> Tensor:
     return made
 
 
-def _prefetched(run: ForkTraining, make: Maker, first: int) -> Iterator[tuple[int, list[Document]]]:
-    """Make each step's documents while the one before is trained on."""
+def run(config: Path = Path("config/nosa.yaml"), forks: str = "", device: str | None = None) -> None:
+    """Train the forks asked for, one after another.
 
-    def documents(step: int) -> list[Document]:
-        drawn = [random.Random(f"{run.seed} {step} {row}") for row in range(run.rows)]
-        return [make(rng, run.length + 1, run.lookups) for rng in drawn]
-
-    with ThreadPoolExecutor(1) as pool:
-        coming = [pool.submit(documents, step) for step in range(first, min(first + 2, run.steps))]
-        for step in range(first, run.steps):
-            ready = coming.pop(0).result()
-            if step + 2 < run.steps:
-                coming.append(pool.submit(documents, step + 2))
-            yield step, ready
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Train the forks asked for, one after another."""
-    parser = argparse.ArgumentParser(prog="python -m longdecode.training.forks.train", description=__doc__)
-    parser.add_argument("--config", type=Path, default=Path("config/nosa.yaml"), help="a configuration file")
-    parser.add_argument("--forks", help="names of forks, with commas between (default: all)")
-    parser.add_argument("--device", help="instead of the configuration's")
-    asked = parser.parse_args(arguments)
-    try:
-        config = load_run_config(asked.config)
-        for name in asked.forks.split(",") if asked.forks else config.fork_trainings:
-            model = config.fork_trainings[name].model if name in config.fork_trainings else ""
-            run_planned(config, name, Path("results") / config.profile / "forks" / model / name, asked.device)
-    except LongDecodeError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    Args:
+        config: a configuration file.
+        forks: names of forks, with commas between; all without.
+        device: instead of the configuration's.
+    """
+    settings = load_run_config(config)
+    for name in forks.split(",") if forks else settings.fork_trainings:
+        model = settings.fork_trainings[name].model if name in settings.fork_trainings else ""
+        run_planned(settings, name, Path("results") / settings.profile / "forks" / model / name, device)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_commands(run)

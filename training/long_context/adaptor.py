@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import CheckpointError
+from longdecode.training.files import write_json
 
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "smollm2-long"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -77,6 +78,27 @@ def merge(state: dict[str, Tensor], tensors: dict[str, Tensor], scale: float, so
     return merged
 
 
+def low_rank_model(base: Any, rank: int, alpha: int) -> Any:
+    """Return the peft model of a base, with factors on every linear layer; what is trained is float32."""
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", lora_dropout=0.0, modules_to_save=["norm"])
+    model = get_peft_model(base, lora)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    model.train()
+    return model
+
+
+def trained_tensors(model: Any) -> dict[str, Tensor]:
+    """Return what was trained of a peft model, by name, as bfloat16 on the CPU."""
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(model)
+    return {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
+
+
 def write_adaptor(folder: Path, model: Any, rope_theta: float, max_positions: int) -> None:
     """Write a trained peft model's adaptor as bfloat16 with its configuration.
 
@@ -86,18 +108,15 @@ def write_adaptor(folder: Path, model: Any, rope_theta: float, max_positions: in
         rope_theta: rotary base that it was trained with.
         max_positions: context length that the merged model declares.
     """
-    from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    state = get_peft_model_state_dict(model)
-    tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(trained_tensors(model), folder / WEIGHTS, metadata={"format": "pt"})
     (folder / WEIGHTS).chmod(0o644)
     config = model.peft_config["default"].to_dict()
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     plain |= {"inference_mode": True, "base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct"}
-    _write_json(folder / CONFIG, plain)
-    _write_json(folder / LENGTHENED, {"rope_theta": rope_theta, "max_position_embeddings": max_positions})
+    write_json(folder / CONFIG, plain)
+    write_json(folder / LENGTHENED, {"rope_theta": rope_theta, "max_position_embeddings": max_positions})
 
 
 def _refuse_misfit(
@@ -110,7 +129,3 @@ def _refuse_misfit(
             f"{source}: the adaptor of {name} makes {list(shape)} over ranks {list(inner)}; "
             f"the model has {list(state[name].shape)}"
         )
-
-
-def _write_json(file: Path, content: object) -> None:
-    file.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")

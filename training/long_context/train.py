@@ -6,11 +6,8 @@ A document is a function of seed, step and row alone, so that a killed run goes 
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from longdecode.engine.device import resolve_device
 from longdecode.engine.disk import whole_folder
 from longdecode.engine.tokenizer import load_tokenizer
-from longdecode.training.files import append_log, load_state, save_state
-from longdecode.training.long_context.adaptor import write_adaptor
+from longdecode.training.files import append_log, load_state, prefetched, run_commands, save_state
+from longdecode.training.long_context.adaptor import low_rank_model, write_adaptor
 from longdecode.training.long_context.books import load_ids
 from longdecode.training.long_context.documents import Library, Weights
 from longdecode.training.long_context.recipe import RECIPE, Recipe, load_recipe
@@ -57,7 +55,13 @@ def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, de
     answers: list[Tensor] = []
     prose: list[Tensor] = []
     clock = time.monotonic()
-    for step, documents in _prefetched(recipe, library, first):
+
+    def documents_of(step: int) -> Documents:
+        stage, _ = recipe.stage_at(step)
+        drawn = [random.Random(f"{recipe.seed} {step} {row}") for row in range(stage.rows)]
+        return [library.document(rng, stage.length, stage.lookups) for rng in drawn]
+
+    for step, documents in prefetched(documents_of, first, recipe.total_steps):
         stage, done = recipe.stage_at(step)
         _set_checkpointing(model, stage.length >= recipe.checkpointing_from)
         for group in optimizer.param_groups:
@@ -86,7 +90,6 @@ def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, de
 
 def lengthened_model(recipe: Recipe, folder: Path, device: torch.device) -> Any:
     """Return the peft model with the recipe's rotary base; what is trained is float32."""
-    from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder)
@@ -94,15 +97,7 @@ def lengthened_model(recipe: Recipe, folder: Path, device: torch.device) -> Any:
     config.max_position_embeddings = recipe.max_positions
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     base = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, attn_implementation="sdpa")
-    lora = LoraConfig(
-        r=recipe.rank, lora_alpha=recipe.alpha, target_modules="all-linear", lora_dropout=0.0, modules_to_save=["norm"]
-    )
-    model = get_peft_model(base.to(device), lora)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-    model.train()
-    return model
+    return low_rank_model(base.to(device), recipe.rank, recipe.alpha)
 
 
 def document_loss(
@@ -135,26 +130,6 @@ def token_losses(causal_model: Any, tokens: Tensor, slice_tokens: int) -> Tensor
     return torch.cat([checkpoint(piece, h, wanted, use_reentrant=False) for h, wanted in pairs])
 
 
-def _prefetched(recipe: Recipe, library: Library, first: int) -> Iterator[tuple[int, Documents]]:
-    """Make each step's documents while the one before is trained on."""
-
-    def make(step: int) -> Documents:
-        stage, _ = recipe.stage_at(step)
-        return [
-            library.document(random.Random(f"{recipe.seed} {step} {row}"), stage.length, stage.lookups)
-            for row in range(stage.rows)
-        ]
-
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(make, first) if first < recipe.total_steps else None
-        for step in range(first, recipe.total_steps):
-            assert coming is not None
-            documents = coming.result()
-            if step + 1 < recipe.total_steps:
-                coming = pool.submit(make, step + 1)
-            yield step, documents
-
-
 def _set_checkpointing(model: Any, wanted: bool) -> None:
     causal = model.base_model.model
     if wanted and not causal.is_gradient_checkpointing:
@@ -167,22 +142,21 @@ def _mean(losses: list[Tensor]) -> float | None:
     return round(torch.stack(losses).mean().item(), 4) if losses else None
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="folder of SmolLM2 as released")
-    parser.add_argument(
-        "--books", type=Path, required=True, help="npz that longdecode.training.long_context.books wrote"
-    )
-    parser.add_argument("--output", type=Path, required=True, help="folder for state, log and adaptor")
-    parser.add_argument("--recipe", type=Path, default=RECIPE)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args(arguments)
-    recipe = load_recipe(options.recipe)
-    weights = Weights(recipe.text_weight, recipe.answer_weight)
-    library = Library(load_ids(options.books, "train"), load_tokenizer(options.model), weights)
-    print(train(recipe, options.model, library, options.output, torch.device(options.device)))
+def run(model: Path, books: Path, output: Path, recipe: Path = RECIPE, device: str = "auto") -> None:
+    """Train from the last checkpoint in ``output``.
+
+    Args:
+        model: folder of SmolLM2 as released.
+        books: npz that ``longdecode.training.long_context.books`` wrote.
+        output: folder for state, log and adaptor.
+        recipe: the settings.
+        device: ``auto``, ``cpu`` or ``cuda``.
+    """
+    settings = load_recipe(recipe)
+    weights = Weights(settings.text_weight, settings.answer_weight)
+    library = Library(load_ids(books, "train"), load_tokenizer(model), weights)
+    print(train(settings, model, library, output, resolve_device(device)))
 
 
 if __name__ == "__main__":
-    main()
+    run_commands(run)

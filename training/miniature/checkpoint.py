@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
+from longdecode.training.files import write_json
 from longdecode.training.miniature.model import Miniature
 from longdecode.training.miniature.tokenizer import END_OF_TEXT, byte_tokenizer
 
@@ -17,29 +15,16 @@ from longdecode.training.miniature.tokenizer import END_OF_TEXT, byte_tokenizer
 def save_checkpoint(model: Miniature, folder: Path) -> None:
     """Write ``config.json``, ``model.safetensors`` (bfloat16) and the tokenizer files, each by rename."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in _named(model).items()}
+    tensors = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()
+    }
     partial = folder / "model.safetensors.partial"
     save_file(tensors, partial, metadata={"format": "pt"})
     partial.chmod(0o644)
     partial.replace(folder / "model.safetensors")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
-    _write_json(folder / "config.json", model.shape.config_json())
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": END_OF_TEXT,
-            "model_max_length": model.shape.max_position_embeddings,
-        },
-    )
-    _write_json(folder / "generation_config.json", {"eos_token_id": 256, "do_sample": False})
-
-
-def _named(model: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(model.state_dict())
-
-
-def _write_json(path: Path, content: object) -> None:
-    partial = path.with_name(path.name + f".{os.getpid()}")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(path)
+    write_json(folder / "config.json", model.shape.config_json())
+    tokenizer: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
+    tokenizer["model_max_length"] = model.shape.max_position_embeddings
+    write_json(folder / "tokenizer_config.json", tokenizer)
+    write_json(folder / "generation_config.json", {"eos_token_id": 256, "do_sample": False})

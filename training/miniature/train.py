@@ -1,8 +1,7 @@
-"""Train the miniature, resumably: ``python -m longdecode.training.miniature.train --output DIR [--books FOLDER]``."""
+"""Train the miniature, resumably: ``python -m longdecode.training.miniature.train --help``."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -18,13 +17,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.training.files import append_log, load_state, save_state
+from longdecode.training.files import append_log, load_state, run_commands, save_state
 from longdecode.training.miniature.books import book_folder
 from longdecode.training.miniature.checkpoint import save_checkpoint
 from longdecode.training.miniature.curriculum import Curriculum, load_curriculum
 from longdecode.training.miniature.documents import Library, document
 from longdecode.training.miniature.model import Miniature, MiniatureShape
 from longdecode.training.miniature.validation import validate
+
+CURRICULUM = Path(__file__).resolve().parent / "curriculum.yaml"
 
 
 class StepBatches(Dataset[tuple[Tensor, Tensor]]):
@@ -136,25 +137,26 @@ def _batches(curriculum: Curriculum, library: Library, first: int, workers: int)
     return iter(loader)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Command line of the trainer."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--curriculum", type=Path, default=Path(__file__).resolve().parent / "curriculum.yaml")
-    parser.add_argument("--output", type=Path, required=True, help="folder for state, log and the finished weights")
-    parser.add_argument(
-        "--books", default=None, help="local folder of *.txt books, or a hub dataset id such as emozilla/pg19"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=None, help="in the place of the curriculum's")
-    options = parser.parse_args(arguments)
-    curriculum = load_curriculum(options.curriculum)
-    if options.seed is not None:
-        curriculum = replace(curriculum, seed=options.seed)
-    library = Library(book_folder(options.books) if options.books else None)
-    with lease_gpu(resolve_device(options.device)) as device:
-        print(train(curriculum, options.output, library, device, options.workers))
+def run(
+    output: Path, books: str = "", device: str = "auto", workers: int = 8, seed: int | None = None,
+    curriculum: Path = CURRICULUM,
+) -> None:  # fmt: skip
+    """Train from the last checkpoint in ``output``.
+
+    Args:
+        output: folder for state, log and the finished weights.
+        books: a folder of ``*.txt`` books, or a hub data set's id such as ``emozilla/pg19``; generated text without.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        workers: processes that make documents.
+        seed: in place of the curriculum's.
+        curriculum: the plan.
+    """
+    plan = load_curriculum(curriculum)
+    plan = plan if seed is None else replace(plan, seed=seed)
+    library = Library(book_folder(books) if books else None)
+    with lease_gpu(resolve_device(device)) as target:
+        print(train(plan, output, library, target, workers))
 
 
 if __name__ == "__main__":
-    main()
+    run_commands(run)
