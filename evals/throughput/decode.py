@@ -71,10 +71,6 @@ class DecodeBench(Bench):
             return ("speculative_step", "draft", "verify", "keep")
         return ("step", "correction") if method.correction is not None else ("step",)
 
-    def place(self, cell: SpeedCell) -> Any:
-        """See ``Bench.place``: a context and batch, which share the dense cache."""
-        return cell.context, cell.batch
-
     def reference(self, cell: SpeedCell) -> Case | None:
         """Return full attention's steps; prefill and setup stand alone."""
         if cell.stage in ("prefill", "setup"):

@@ -104,14 +104,16 @@ class EqualMemoryBench(Bench):
             return
         rounded, most = 1 << (need - 1).bit_length(), cells[0].grid.host_gib << 30
 
-        def pin() -> None:
+        def pin() -> Tensor:
             region = HostBuffer(rounded if rounded <= most else need, self.device).bytes
             values = torch.randn(_FILL_BYTES // self.dtype.itemsize, device=self.device).to(self.dtype)
             for part in region.split(_FILL_BYTES):
                 part.copy_(values.view(torch.uint8)[: part.numel()], non_blocking=True)
             torch.cuda.synchronize(self.device)
+            return region
 
-        free_memory(self.device, attempt(pin)[1])  # of a failure the cells that need the memory will say why
+        _region, failure = attempt(pin)
+        free_memory(self.device, failure)  # the cells that need the memory will say why it failed
 
     def reference(self, cell: SpeedCell) -> Case:
         """Return full attention's steps at its own batch."""
@@ -217,9 +219,8 @@ class OwnChoicesBench(EqualMemoryBench):
         prompt = Generator(decoder).prefill_for(self.requests(grid, cell.context, cell.batch), method)
         with torch.no_grad():
             stepper = make_stepper(decoder, Sampling(), prompt, method, keep_prompt=False)
-        known = {
-            "text": "books" if self.run.data.get("pg19") else "generated", "prefill_ms": prompt.prefill_ms,
-        }  # fmt: skip
+        text = "books" if self.run.data.get("pg19") else "generated"
+        known: dict[str, Any] = {"text": text, "prefill_ms": prompt.prefill_ms}
         if cell.variant == FULL:
             case = stepper_case(stepper, stepper.step, FULL, grid.steps)
             for _ in range((grid.scored_tokens - 1) // grid.steps):

@@ -96,15 +96,6 @@ def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
             assert cell.batch == max(1, min(64, memory // cell.params["device_bytes_per_sequence"]))
 
 
-def test_a_variant_is_timed_at_each_hit_rate() -> None:
-    cells = [cell for cell in bench_of(run_of()).cells() if cell.context == 320]
-    rates = [(cell.variant, cell.params["hit_rate"]) for cell in cells]
-    assert rates == [
-        ("full", None), ("near", 0.8), ("far", 0.8), ("far", 0.9), ("beside", 0.8), ("dma", None), ("shadow", None),
-    ]  # fmt: skip
-    assert len({cell.key for cell in cells}) == len(cells)
-
-
 def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every variant of the committed configuration, on two layers: nothing is counted that is not allocated."""
     small = replace(shape_config("nosa-8b"), num_layers=2, hidden_size=32, intermediate_size=32, vocab_size=8)

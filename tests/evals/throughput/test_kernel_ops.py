@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longdecode.engine.errors import GateError, UnsupportedCellError
@@ -160,7 +161,7 @@ def test_rows_see_the_prefix_and_their_own_part_of_the_block(seed: int) -> None:
     x = op.draw()
     visible = whole_mask(x)
     assert visible.shape == (41, 512) and visible[:, :471].all() and visible[:, 471:].equal(mask)
-    want = torch.nn.functional.scaled_dot_product_attention(
+    want = F.scaled_dot_product_attention(
         x["q"].double(), x["k"].double(), x["v"].double(), attn_mask=visible, enable_gqa=True
     )
     torch.testing.assert_close(op.ours(x).double(), want, atol=1e-5, rtol=1e-5)
@@ -198,54 +199,25 @@ def test_shapes_are_the_published_ones() -> None:
 
 
 class PagedWrapper:
-    """FlashInfer's decode wrapper in plain torch: NHD pages, planned before it runs, buffers of fixed size."""
+    """FlashInfer's wrappers in plain torch: NHD pages, planned before they run; causal aligns last row and last key."""
 
-    def __init__(self, workspace: Tensor, layout: str, **options: Any):
-        assert layout == "NHD" and options["use_cuda_graph"] and options["use_tensor_cores"]
-        assert not bool(workspace.any()), "the workspace must start at zero"
-        self.buffers = options
+    def __init__(self, workspace: Tensor, layout: str, **buffers: Any):
+        assert layout == "NHD" and not bool(workspace.any()), "the workspace must start at zero"
+        self.buffers = buffers
 
-    def plan(
-        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int, num_kv_heads: int,
-        head_dim: int, page_size: int, *, q_data_type: torch.dtype, kv_data_type: torch.dtype,
+    def set(
+        self, starts: Tensor, indptr: Tensor, indices: Tensor, last: Tensor, heads: int, kv_heads: int, dim: int,
+        page: int, mask: Tensor | None,
     ) -> None:  # fmt: skip
-        assert indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
-        assert len(self.buffers["paged_kv_indptr_buffer"]) == len(indptr) == len(last_page_len) + 1
-        assert len(self.buffers["paged_kv_indices_buffer"]) >= len(indices)
-        assert (last_page_len == page_size).all()
-        self.planned = indptr.tolist(), indices.long(), page_size, (num_qo_heads, num_kv_heads), head_dim
+        assert indptr.dtype == indices.dtype == last.dtype == starts.dtype == torch.int32
+        assert len(indptr) == len(last) + 1 and (last == page).all()
+        self.planned = starts.tolist(), indptr.tolist(), indices.long(), mask
+        self.shapes = (heads, dim), (page, kv_heads, dim), heads // kv_heads
 
     def run(self, q: Tensor, kv: tuple[Tensor, Tensor]) -> Tensor:
-        indptr, indices, page, (heads, kv_heads), dim = self.planned
-        out = torch.empty_like(q)
-        assert q.shape[1:] == (heads, dim) and q.is_contiguous()
-        assert all(x.shape[1:] == (page, kv_heads, dim) for x in kv)
-        for request in range(len(q)):
-            pages = indices[slice(*indptr[request : request + 2])]
-            keys, values = (x[pages].flatten(0, 1).repeat_interleave(heads // kv_heads, dim=1) for x in kv)
-            weights = torch.einsum("hd,thd->ht", q[request], keys).mul(dim**-0.5).softmax(dim=-1)
-            out[request] = torch.einsum("ht,thd->hd", weights, values)
-        return out
-
-
-class PrefillWrapper:
-    """FlashInfer's paged prefill wrapper in plain torch; causal aligns the last row with the last key."""
-
-    def __init__(self, workspace: Tensor, layout: str):
-        assert layout == "NHD"
-
-    def plan(
-        self, qo_indptr: Tensor, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int,
-        num_kv_heads: int, head_dim: int, page_size: int, *, custom_mask: Tensor | None, causal: bool,
-        q_data_type: torch.dtype, kv_data_type: torch.dtype,
-    ) -> None:  # fmt: skip
-        assert qo_indptr.dtype == indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
-        assert causal == (custom_mask is None) and (last_page_len == page_size).all()
-        self.planned = qo_indptr.tolist(), indptr.tolist(), indices.long(), custom_mask, num_qo_heads // num_kv_heads
-
-    def run(self, q: Tensor, kv: tuple[Tensor, Tensor]) -> Tensor:
-        starts, pages, indices, mask, group = self.planned
+        (starts, pages, indices, mask), (rows_of, page_of, group) = self.planned, self.shapes
         out, used = torch.empty_like(q), 0
+        assert q.shape[1:] == rows_of and q.is_contiguous() and all(x.shape[1:] == page_of for x in kv)
         for request in range(len(starts) - 1):
             rows = slice(*starts[request : request + 2])
             found = [x[indices[slice(*pages[request : request + 2])]].flatten(0, 1) for x in kv]
@@ -255,19 +227,37 @@ class PrefillWrapper:
             if mask is not None:
                 visible = mask[used : used + count * tokens].view(count, tokens)
                 used += count * tokens
-            attended = torch.nn.functional.scaled_dot_product_attention(
-                q[rows].transpose(0, 1), keys, values, attn_mask=visible
-            )
-            out[rows] = attended.transpose(0, 1)
+            out[rows] = F.scaled_dot_product_attention(q[rows].transpose(0, 1), keys, values, visible).transpose(0, 1)
         assert mask is None or used == len(mask)
         return out
+
+
+class DecodeWrapper(PagedWrapper):
+    """One row a request, in buffers of fixed size."""
+
+    def plan(
+        self, indptr: Tensor, indices: Tensor, last: Tensor, heads: int, kv_heads: int, dim: int, page: int, *,
+        q_data_type: torch.dtype, kv_data_type: torch.dtype,
+    ) -> None:  # fmt: skip
+        assert self.buffers["use_cuda_graph"] and self.buffers["use_tensor_cores"]
+        assert len(self.buffers["paged_kv_indptr_buffer"]) == len(indptr)
+        assert len(self.buffers["paged_kv_indices_buffer"]) >= len(indices)
+        self.set(torch.arange(len(indptr)).int(), indptr, indices, last, heads, kv_heads, dim, page, None)
+
+
+class PrefillWrapper(PagedWrapper):
+    """Several rows a request, causal or under a mask."""
+
+    def plan(self, *sizes: Any, custom_mask: Tensor | None, causal: bool, **dtypes: torch.dtype) -> None:
+        assert causal == (custom_mask is None)
+        self.set(*sizes, custom_mask)
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlashInfer replaced by wrappers that keep its contract."""
     found = SimpleNamespace(
-        BatchDecodeWithPagedKVCacheWrapper=PagedWrapper, BatchPrefillWithPagedKVCacheWrapper=PrefillWrapper,
+        BatchDecodeWithPagedKVCacheWrapper=DecodeWrapper, BatchPrefillWithPagedKVCacheWrapper=PrefillWrapper,
         top_k=lambda scores, k: torch.topk(scores, k, dim=-1, sorted=False),
     )  # fmt: skip
     monkeypatch.setattr(peers, "flashinfer", lambda: found)

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.records import SpeedRecord
-from longdecode.evals.store import read_folder, read_records, write_records
+from longdecode.evals.store import read_folder
 from longdecode.evals.throughput import summary
 from longdecode.evals.throughput.summary import COLUMNS, shown, speed_table
 
@@ -101,16 +101,6 @@ def test_stored_records_give_the_committed_table(folder: Path) -> None:
             assert np.allclose(then.astype(float), now.astype(float), rtol=1e-5, equal_nan=True), name
         else:
             assert (then.astype(object).fillna("") == now.astype(object).fillna("")).all(), name
-
-
-def test_records_come_back_from_parquet_as_they_were(tmp_path: Path, speed_record: Make) -> None:
-    records = [
-        speed_record([1.5, 2.5], [3.0, 4.0], disturbed=[1], sm_clock_mhz=(1, 2), launch={"op": {"warps": 4}}),
-        speed_record(status="unsupported", reason="no such thing"),
-    ]
-    path = tmp_path / "results" / "speed" / "job.parquet"
-    write_records(path, records, SpeedRecord)
-    assert read_records(path, SpeedRecord) == records
 
 
 def test_spread_is_median_and_percentiles() -> None:
