@@ -22,8 +22,7 @@ from longdecode.evals.model_job import ModelJob
 from longdecode.evals.records import KEPT_OUTPUTS, Cell, Provenance, Record, Status, hash_output
 from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import Store
-from longdecode.evals.tasks.base import Sample, Score, Task
-from longdecode.evals.tasks.question import encoded
+from longdecode.evals.tasks.base import Sample, Score, Task, encoded
 from longdecode.evals.tasks.registry import get_task
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, any_error, read_text, shown
+from longdecode.evals.datasets.reader import SOURCES, DataSet, HubId, read_text, shown
 
 
 def read_books(source: Path | None, wanted: Sequence[str]) -> dict[str, str]:
@@ -23,7 +23,7 @@ def read_books(source: Path | None, wanted: Sequence[str]) -> dict[str, str]:
         DataUnavailableError: a book is not there; the message holds the command that fetches it.
     """
     data = _fetching(wanted)
-    place = data.locate(source, any_repository=True)
+    place = data.locate(source)
     texts: dict[str, str] = {}
     if isinstance(place, HubId):
         texts = _chosen(data, wanted, place.repo, revision=place.revision, split="test")
@@ -40,7 +40,7 @@ def read_books(source: Path | None, wanted: Sequence[str]) -> dict[str, str]:
 
 def _chosen(data: DataSet, wanted: Sequence[str], *source: str, **options: Any) -> dict[str, str]:
     """Return the wanted books of a source of the datasets library."""
-    with any_error(data, f"PG-19 could not be read from {source[0]}"):
+    with data.reading(f"PG-19 could not be read from {source[0]}"):
         from datasets import load_dataset
 
         return _texts(load_dataset(*source, **options, streaming=True), wanted)

@@ -12,28 +12,19 @@ import io
 import json
 import pickle
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows, one_line, read_rows
+import yaml
+
+from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows, read_rows
 
 MOST_TEST_BYTES = 1 << 30
 """Most bytes that one problem's tests may take unpacked."""
 _RELEASE = SOURCES["livecodebench"]
-_HEAD = (
-    "You will be given a question (problem specification) and will generate a correct Python program that matches the "
-    "specification and passes all tests.\n\nQuestion: "
-)
-_STDIN = (
-    "Read the inputs from stdin solve the problem and write the answer to stdout (do not directly test on the sample "
-    "inputs). Enclose your code within delimiters as follows. Ensure that when the python program runs, it reads the "
-    "inputs, runs the algorithm and writes output to STDOUT.\n```python\n# YOUR CODE HERE\n```\n\n"
-)
-_STARTER = (
-    "You will use the following starter code to write the solution to the problem and enclose your code within "
-    "delimiters.\n```python\n"
-)
+_PROMPT: Mapping[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +52,7 @@ class CodeProblem:
         Raises:
             DataUnavailableError: the file has changed, or holds tests that are no tests.
         """
-        try:
+        with _RELEASE.reading(f"{self.file}: the tests of {self.question_id} cannot be read"):
             with self.file.open("rb") as handle:
                 handle.seek(self.offset)
                 line = handle.readline()
@@ -72,9 +63,6 @@ class CodeProblem:
             tests = json.loads(public) if isinstance(public, str) else public
             tests = tests + _private(row.get("private_test_cases", "[]"))
             return [CodeTest(str(test["input"]), str(test["output"])) for test in tests]
-        except (OSError, ValueError, LookupError, TypeError, EOFError, pickle.UnpicklingError, zlib.error) as error:
-            why = f"the tests of {self.question_id} cannot be read: {one_line(error)}"
-            raise _RELEASE.unavailable(f"{self.file}: {why}") from error
 
 
 def read_problems(source: Path | None, window: tuple[str, str] = ("", "9")) -> list[CodeProblem]:
@@ -90,12 +78,9 @@ def read_problems(source: Path | None, window: tuple[str, str] = ("", "9")) -> l
     first, last = window
     found = []
     for file in _files(source):
-        try:
-            with file.open("rb") as handle:
-                rows = json_rows(_RELEASE, handle, str(file))
-                found += [_problem(row, file) for row in rows if first <= row.text("contest_date")[:10] <= last]
-        except OSError as error:
-            raise _RELEASE.unavailable(f"{file} cannot be read: {one_line(error)}") from error
+        with _RELEASE.reading(f"{file} cannot be read"), file.open("rb") as handle:
+            rows = json_rows(_RELEASE, handle, str(file))
+            found += [_problem(row, file) for row in rows if first <= row.text("contest_date")[:10] <= last]
     return found
 
 
@@ -121,14 +106,13 @@ def read_public_problems(source: Path | None) -> list[CodeProblem]:
 
 def prompt_text(question: str, starter: str) -> str:
     """Return a problem's prompt: the question, and either the starter code or the order to read standard input."""
-    return f"{_HEAD}{question}\n\n" + (f"{_STARTER}{starter}\n```\n\n" if starter else _STDIN)
+    end = f"{_PROMPT['starter']}{starter}\n```\n\n" if starter else _PROMPT["stdin"]
+    return f"{_PROMPT['head']}{question}\n\n{end}"
 
 
 def _problem(row: Row, file: Path) -> CodeProblem:
-    try:
+    with _RELEASE.reading(f"{row.where} has 'metadata' that is no JSON object"):
         function = json.loads(row.text("metadata")).get("func_name")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise row.fault(f"has 'metadata' that is no JSON object: {one_line(error)}") from error
     prompt = prompt_text(row.text("question_content"), row.text("starter_code"))
     return _made(row, file, prompt, function)
 

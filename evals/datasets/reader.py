@@ -8,7 +8,6 @@ import io
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,8 +38,9 @@ class DataSet:
         key: key of the configuration's ``data`` that names the folder, or ``hub``.
         folder: sub-folder of the set, which holds one of ``files`` or a snapshot of the repository.
         files: names of files in order of preference, or patterns of them: jsonl, packed or not, a JSON array in .json,
-            csv or parquet.
+            or csv.
         hub_id: repository on the hub; ``None`` where no repository has the set.
+        copies: the configuration may name any other repository too, ``org/name`` or ``org/name@revision``.
         revision: its commit; ``None`` where it is not known to us.
         split: split of the repository.
         config: configuration of the repository.
@@ -52,6 +52,7 @@ class DataSet:
     folder: str = ""
     files: tuple[str, ...] = ()
     hub_id: str | None = None
+    copies: bool = False
     revision: str | None = None
     split: str = "test"
     config: str | None = None
@@ -69,11 +70,31 @@ class DataSet:
             f" to {self.key}{hub}"
         )
 
-    def locate(self, source: Path | None, any_repository: bool = False) -> Path | HubId:
-        """Return the folder that a ``data`` key names, or the repository that it stands for.
+    @contextmanager
+    def reading(self, what: str) -> Iterator[None]:
+        """Turn whatever stops a reader or a library into the set's error; ``what`` could not be done.
 
-        Args:
-            any_repository: a hub id, ``org/name`` or ``org/name@revision``, may be named too.
+        The errors of the hub, of its transport, of the file system, of parsers and of the libraries share no base.
+
+        Raises:
+            DataUnavailableError: something was raised inside.
+        """
+        try:
+            yield
+        except DataUnavailableError:
+            raise
+        except Exception as error:
+            message = " ".join(str(error).split())[:300]
+            raise self.unavailable(f"{what}: {type(error).__name__}{': ' * bool(message)}{message}") from error
+
+    def place(self, source: Path | None) -> Path:
+        """Return the folder of a set that no repository of the hub has; raises as ``locate``."""
+        folder = self.locate(source)
+        assert isinstance(folder, Path)
+        return folder
+
+    def locate(self, source: Path | None) -> Path | HubId:
+        """Return the folder that a ``data`` key names, or the repository that it stands for.
 
         Raises:
             DataUnavailableError: it names nothing, or what is not there.
@@ -84,9 +105,9 @@ class DataSet:
             return folder
         if str(source) == FROM_HUB and self.hub_id:
             return HubId(self.hub_id, self.revision)
-        found = _HUB_ID.fullmatch(source.as_posix()) if any_repository else None
+        found = _HUB_ID.fullmatch(source.as_posix()) if self.copies else None
         if found is None:
-            wanted = "neither a folder nor a hub id (org/name)" if any_repository else "which is no folder"
+            wanted = "neither a folder nor a hub id (org/name)" if self.copies else "which is no folder"
             raise self.unavailable(f"data.{self.key} is {source}, {wanted}")
         return HubId(found["repo"], found["revision"])
 
@@ -162,7 +183,7 @@ def read_rows(data: DataSet, source: Path | None) -> list[Row]:
 
 
 def file_rows(data: DataSet, file: Path) -> list[Row]:
-    """Return the rows of a file by its ending: .csv, .json (an array), .parquet, else JSON lines, packed or not.
+    """Return the rows of a file by its ending: .csv, .json (an array), else JSON lines, packed or not.
 
     Raises:
         DataUnavailableError: as for ``read_rows``.
@@ -178,15 +199,8 @@ def file_rows(data: DataSet, file: Path) -> list[Row]:
         return [Row(dict(zip(names, values, strict=False)), where, data) for where, values in table]
     if file.suffix == ".json":
         return _numbered(data, read_json(data, file), str(file))
-    try:
-        if file.suffix == ".parquet":
-            from pyarrow.parquet import read_table
-
-            return _numbered(data, read_table(file).to_pylist(), str(file))
-        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
-            return list(json_rows(data, lines, str(file)))
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise data.unavailable(f"{file} cannot be read: {one_line(error)}") from error
+    with data.reading(f"{file} cannot be read"), gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        return list(json_rows(data, lines, str(file)))
 
 
 def json_rows(data: DataSet, lines: Iterable[bytes], name: str) -> Iterator[Row]:
@@ -217,10 +231,8 @@ def csv_table(data: DataSet, file: Path) -> list[tuple[str, list[str]]]:
         DataUnavailableError: the file is empty, in another encoding than UTF-8, or no csv.
     """
     reader = csv.reader(io.StringIO(read_text(data, file), newline=""))
-    try:
+    with data.reading(f"{file} cannot be read as csv"):
         return [(f"{file}, line {reader.line_num}", values) for values in reader if values]
-    except csv.Error as error:
-        raise data.unavailable(f"{file}, line {reader.line_num} cannot be read as csv: {one_line(error)}") from None
 
 
 def read_json(data: DataSet, file: Path) -> Any:
@@ -238,28 +250,11 @@ def read_text(data: DataSet, file: Path) -> str:
     Raises:
         DataUnavailableError: the file holds no text, or is in another encoding than UTF-8.
     """
-    try:
+    with data.reading(f"{file} cannot be read"):
         text = _decoded(data, file.read_bytes(), str(file)).replace("\r\n", "\n").replace("\r", "\n")
-    except OSError as error:
-        raise data.unavailable(f"{file} cannot be read: {one_line(error)}") from None
     if not text.strip():
         raise data.unavailable(f"{file} is empty")
     return text
-
-
-@contextmanager
-def any_error(data: DataSet, what: str) -> Iterator[None]:
-    """Turn whatever stops a library into the set's error; ``what`` could not be done.
-
-    The hub's errors, those of its transport, of the file system and of the libraries share no base.
-
-    Raises:
-        DataUnavailableError: something was raised inside.
-    """
-    try:
-        yield
-    except Exception as error:
-        raise data.unavailable(f"{what}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def hub_file(data: DataSet, place: HubId, name: str) -> Path:
@@ -270,7 +265,7 @@ def hub_file(data: DataSet, place: HubId, name: str) -> Path:
     """
     from huggingface_hub import hf_hub_download
 
-    with any_error(data, f"{name} of {'@'.join(filter(None, place))} could not be fetched"):
+    with data.reading(f"{name} of {'@'.join(filter(None, place))} could not be fetched"):
         return Path(hf_hub_download(place.repo, name, repo_type="dataset", revision=place.revision))
 
 
@@ -285,16 +280,9 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's message on one line, cut short; its type where it has none."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
-
-
 def _json(data: DataSet, text: str, where: str) -> Any:
-    try:
+    with data.reading(f"{where} cannot be read as JSON"):
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise data.unavailable(f"{where} cannot be read as JSON: {one_line(error)}") from None
 
 
 def _object(data: DataSet, value: Any, where: str, raw: bytes = b"", offset: int = 0) -> Row:
@@ -329,6 +317,6 @@ def _library_rows(data: DataSet, source: str, revision: str | None) -> list[Row]
     """Return rows by the datasets library: of the hub itself, or of a folder that is a snapshot of it."""
     import datasets  # seconds to import
 
-    with any_error(data, f"{source} cannot be loaded"):
+    with data.reading(f"{source} cannot be loaded"):
         rows = list(datasets.load_dataset(source, data.config, split=data.split, revision=revision))
     return _numbered(data, rows, source)

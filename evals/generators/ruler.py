@@ -86,7 +86,7 @@ class NiahSpec:
         return max(self.keys, self.queries) * self.values
 
 
-def niah(rng: random.Random, spec: NiahSpec, size: int, essay: Sequence[str] = ()) -> RulerQuestion:
+def niah(rng: random.Random, size: int, spec: NiahSpec, essay: Sequence[str] = ()) -> RulerQuestion:
     """Hide the needles and ask for some.
 
     Args:
@@ -171,7 +171,7 @@ class DocumentQuestion:
 
 
 def question_answering(
-    rng: random.Random, question: DocumentQuestion, documents: Sequence[str], size: int
+    rng: random.Random, size: int, question: DocumentQuestion, documents: Sequence[str]
 ) -> RulerQuestion:
     """Ask after ``size`` documents in random order; more than there are come repeated."""
     if size >= len(documents):

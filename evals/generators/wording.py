@@ -10,6 +10,9 @@ import random
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from longdecode.evals.generators.prose import word
 
@@ -76,31 +79,9 @@ class Wording:
         return self.hop_item.format(key=asked[:-1], target=target) + self.assign + table[target]
 
 
-BYTES = Wording(
-    make_key=letters,
-    typical_key="abcd",
-    record="{key}={value}",
-    pointer="{key}>{target}",
-    link="{key}>{target}+{amount}",
-    stop="{key}>stop",
-    hop_item="{key}>{target}",
-    step_item="{link}={total}",
-    assign="=",
-    before="",
-    after="",
-)
-WORDS = Wording(
-    make_key=two_words,
-    typical_key="brass-lantern",
-    record="The number of {key} is {value}.",
-    pointer="The number of {key} is that of {target}.",
-    link="From {key} go to {target} and add {amount}.",
-    stop="From {key} go nowhere",
-    hop_item="{key} as {target}",
-    step_item="{key} to {target} and {amount} makes {total}",
-    assign=" is ",
-    before=" ",
-    after=";",
+BYTES, WORDS = (
+    Wording(**values, make_key=letters if name == "bytes" else two_words)
+    for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
 )
 
 

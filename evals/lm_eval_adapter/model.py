@@ -11,7 +11,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
@@ -28,11 +28,11 @@ from longdecode.methods.conformance import check_method
 from longdecode.methods.registry import get_method
 
 Pair = tuple[tuple[str, str], list[int], list[int]]
-_GENERATION = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "min_p")
 _KINDS: dict[str, tuple[type, ...]] = {
-    "until": (str, list), "do_sample": (bool,), "temperature": (int, float), "top_p": (int, float),
+    "until": (str, list), "do_sample": (bool,), **dict.fromkeys(("temperature", "top_p", "min_p"), (int, float)),
     **dict.fromkeys(("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"), (int,)),
 }  # fmt: skip
+"""Generation arguments that the engine has, with the types of their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +56,18 @@ def read_generation(values: Mapping[str, Any], default_tokens: int) -> Generatio
     """
     asked = {name: value for name, value in values.items() if value is not None}
     for name, value in asked.items():
-        kinds = _KINDS.get(name, (object,))
+        if name not in _KINDS:
+            raise ConfigError(f"generation_kwargs: {unknown_name('argument', name, _KINDS)}")
+        kinds = _KINDS[name]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ConfigError(
-                f"generation_kwargs: {name} is {value!r}, expected {' or '.join(k.__name__ for k in kinds)}"
-            )
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise ConfigError(f"generation_kwargs: {name} is {value!r}, expected {wanted}")
     given = dict(normalize_gen_kwargs(asked, default_tokens))
-    if unknown := [name for name in given if name not in _GENERATION]:
-        raise ConfigError(f"generation_kwargs: {unknown_name('argument', unknown[0], _GENERATION)}")
     if (tokens := int(given["max_gen_toks"])) < 1:
         raise ConfigError(f"generation_kwargs: max_gen_toks is {tokens}, expected 1 or more")
     temperature = float(given.get("temperature", 1.0)) if given["do_sample"] else 0.0
     sampling = Sampling(temperature, float(given.get("top_p", 1.0)), float(given.get("min_p", 0.0)))
     return Generation(sampling, tokens, tuple(text for text in given["until"] if text))
-
-
-def cut_before(text: str, until: Sequence[str]) -> str:
-    """Return the text up to the first place where any of the stop texts begins."""
-    places = [place for stop in until if (place := text.find(stop)) >= 0]
-    return text[: min(places)] if places else text
 
 
 def batches(lengths: Sequence[int], kinds: Sequence[Any], size: int) -> Iterator[list[int]]:
@@ -208,7 +201,7 @@ class LongDecodeLM(TemplateLM):
         made = [self._continued(context, own, i) for i, (context, own) in enumerate(zip(contexts, asked, strict=True))]
         texts: list[str] = [""] * len(requests)
         for i, completion in self._run(made, [g.sampling for g in asked], "generate_until", disable_tqdm):
-            texts[i] = cut_before(self.text.decode(completion.output_ids), asked[i].until)
+            texts[i] = postprocess_generated_text(self.text.decode(completion.output_ids), list(asked[i].until), None)
             self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
         return texts
 

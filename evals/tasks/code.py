@@ -15,8 +15,7 @@ from longdecode.evals.datasets.livecodebench import CodeProblem, read_problems, 
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
 from longdecode.evals.sandbox import require_sandbox
 from longdecode.evals.scoring.code_tests import Verdict, code_blocks, extract_code, run_checks, run_tests
-from longdecode.evals.tasks.base import Data, Sample, Score, Suite
-from longdecode.evals.tasks.reasoning import ReasoningTask
+from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suite
 
 WINDOW = ("2024-08-01", "2025-02-01")
 """The part of release_v5 that DeepSeek-R1 and QwQ report: 279 problems."""
@@ -74,6 +73,10 @@ class FunctionProblem:
         return (f"{self.stub}\n{_indented(body)}\n",) if self.stub else (body,)
 
 
+Reader = Callable[[Path | None], Sequence[FunctionProblem | CodeProblem]]
+"""Reads the problems of a set from its folder or the hub."""
+
+
 class CodeTask(ReasoningTask):
     """Problems answered by a program; right is one that passes every test.
 
@@ -90,15 +93,8 @@ class CodeTask(ReasoningTask):
 
     suite = "code"
 
-    def __init__(
-        self,
-        name: str,
-        read: Callable[[Path | None], Sequence[Any]],
-        draws: int,
-        most_new_tokens: int | None,
-        data: Data,
-    ):
-        super().__init__(name, data, draws, greedy=most_new_tokens is not None, most_new_tokens=most_new_tokens)
+    def __init__(self, name: str, read: Reader, draws: int, most_new_tokens: int | None, data: Data):
+        super().__init__(name, data, draws, most_new_tokens)
         self.read = read
 
     def problems(self) -> list[tuple[str, Any]]:
@@ -118,13 +114,13 @@ class CodeTask(ReasoningTask):
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
         """Return 1 where the program passes every test, else 0."""
         verdict = mark(sample.meta, completion)
+        if verdict is None:
+            return Score(0.0, (), dict.fromkeys(("answered", "tests_passed", "timed_out", "over_memory"), 0.0))
         measures = {
-            "answered": float(verdict is not None),
-            "tests_passed": float(verdict.tests_passed if verdict else 0),
-            "timed_out": float(verdict is not None and verdict.cause == "timeout"),
-            "over_memory": float(verdict is not None and verdict.cause == "memory"),
-        }
-        return Score(float(verdict is not None and verdict.passed), (), measures)
+            "answered": 1.0, "tests_passed": float(verdict.tests_passed),
+            "timed_out": float(verdict.cause == "timeout"), "over_memory": float(verdict.cause == "memory"),
+        }  # fmt: skip
+        return Score(float(verdict.passed), (), measures)
 
 
 def mark(problem: FunctionProblem | CodeProblem, completion: str) -> Verdict | None:
@@ -140,36 +136,24 @@ def mark(problem: FunctionProblem | CodeProblem, completion: str) -> Verdict | N
     return None if code is None else run_tests(code, problem.function, problem.tests())
 
 
-def humaneval(source: Path | None) -> list[FunctionProblem]:
-    """Return HumanEval's 164 problems from ``<source>/humaneval``, or from the hub.
+def read_functions(name: str, source: Path | None) -> list[FunctionProblem]:
+    """Return HumanEval's 164 problems, or MBPP's in order of their number: the 427 sanitised ones, or all 974.
 
-    Source: Chen et al. 2021 (arXiv 2107.03374), github openai/human-eval. The prompt's words are this project's.
+    Source: Chen et al. 2021 (arXiv 2107.03374), github openai/human-eval; Austin et al. 2021 (arXiv 2108.07732), github
+    google-research/google-research, mbpp, whose prompt shows all checks, as the paper's does. The prompts' words are
+    this project's.
+
+    Args:
+        name: ``humaneval``, ``mbpp`` or ``mbpp_full``.
+        source: a folder with ``humaneval/`` and ``mbpp/``, or ``hub``.
 
     Raises:
         DataUnavailableError: the set is not here or cannot be read; the message says how to fetch it.
     """
-    return [_humaneval(row) for row in read_rows(SOURCES["humaneval"], source)]
-
-
-def mbpp(source: Path | None) -> list[FunctionProblem]:
-    """Return the 427 sanitised problems of MBPP from ``<source>/mbpp``, or from the hub, in order of their number.
-
-    Source: Austin et al. 2021 (arXiv 2108.07732), github google-research/google-research, mbpp. The prompt shows all
-    checks, as the paper's does; its words are this project's.
-
-    Raises:
-        DataUnavailableError: as for ``humaneval``.
-    """
-    return _by_number("mbpp", source)
-
-
-def mbpp_full(source: Path | None) -> list[FunctionProblem]:
-    """Return all 974 problems of MBPP, as ``mbpp`` does."""
-    return _by_number("mbpp_full", source)
-
-
-def _by_number(name: str, source: Path | None) -> list[FunctionProblem]:
-    return sorted((_mbpp(row) for row in read_rows(SOURCES[name], source)), key=lambda problem: int(problem.task_id))
+    rows = read_rows(SOURCES[name], source)
+    if name == "humaneval":
+        return [_humaneval(row) for row in rows]
+    return sorted(map(_mbpp, rows), key=lambda problem: int(problem.task_id))
 
 
 def _humaneval(row: Row) -> FunctionProblem:
@@ -210,10 +194,8 @@ def _indented(body: str) -> str:
     return f"    {first}\n{rest}" if continued and not first[:1].isspace() else indent(dedent(body.strip("\n")), "    ")
 
 
-_ROWS: Mapping[str, tuple[Any, ...]] = {
-    "humaneval": (humaneval, 1, FUNCTION_TOKENS),
-    "mbpp": (mbpp, 1, FUNCTION_TOKENS),
-    "mbpp_full": (mbpp_full, 1, FUNCTION_TOKENS),
+_ROWS: Mapping[str, tuple[Reader, int, int | None]] = {
+    **{name: (partial(read_functions, name), 1, FUNCTION_TOKENS) for name in ("humaneval", "mbpp", "mbpp_full")},
     "livecodebench_v5": (partial(read_problems, window=WINDOW), DRAWS, None),
     "livecodebench_v5_all": (read_problems, 1, None),
     "lcb_v5_public_derived": (read_public_problems, 1, CONTEST_TOKENS),

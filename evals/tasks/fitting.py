@@ -9,8 +9,7 @@ from functools import partial
 
 from longdecode.engine.errors import CheckpointError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.tasks.base import Sample, Task
-from longdecode.evals.tasks.question import context_of
+from longdecode.evals.tasks.base import Sample, Task, context_of
 
 _MOST_SIZES_A_TOKEN = 32
 """No unit of a haystack, a character at least, is so short that a token holds more of them."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ import yaml
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows, one_line, read_rows
+from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows, read_rows
 from longdecode.evals.scoring.longbench import first_line, score_answers
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import without_middle
@@ -164,21 +163,20 @@ def read_v1_rows(source: Path | None, dataset: str, count: int) -> list[LongBenc
         DataUnavailableError: the file is not here and cannot be fetched, or is not LongBench's; the message holds the
             command that fetches it.
     """
-    try:
+    with _DATA.reading(f"{dataset}.jsonl in {source} cannot be read"):
         name, raw = _file(source, dataset)
-    except (OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise _DATA.unavailable(f"{dataset}.jsonl in {source} cannot be read: {one_line(error)}") from error
     return [_row(row) for row in islice(json_rows(_DATA, io.BytesIO(raw), name), count)]
 
 
 def _file(source: Path | None, dataset: str) -> tuple[str, bytes]:
     """Return the file of a data set, by name and content: of a folder, or of the archive that it was published in."""
-    place = _DATA.locate(source, any_repository=True)
-    if isinstance(place, Path):
-        files = sorted(place.rglob(f"{dataset}.jsonl"), key=lambda file: (len(file.parts), file))
-        if files:
-            return str(files[0]), files[0].read_bytes()
-    archive = place / _ARCHIVE if isinstance(place, Path) else _fetch(place)
+    place = _DATA.locate(source)
+    if isinstance(place, HubId):
+        archive = _fetch(place)
+    elif files := sorted(place.rglob(f"{dataset}.jsonl"), key=lambda file: (len(file.parts), file)):
+        return str(files[0]), files[0].read_bytes()
+    else:
+        archive = place / _ARCHIVE
     with zipfile.ZipFile(archive) as zipped:
         members = [name for name in zipped.namelist() if Path(name).name == f"{dataset}.jsonl"]
         if not members:

@@ -6,7 +6,6 @@ Linking-ai/SCOPE for CommonsenseQA. 15, 30 and 45 are RetroAttention's sizes (ar
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,36 +14,16 @@ from pathlib import Path
 
 import yaml
 
-from longdecode.evals.datasets.reader import (
-    SOURCES,
-    DataSet,
-    HubId,
-    Row,
-    csv_table,
-    is_text,
-    one_line,
-    read_json,
-    read_rows,
-)
+from longdecode.evals.datasets import reader
+from longdecode.evals.datasets.reader import SOURCES, DataSet, Row
 from longdecode.evals.scoring.longgenbench import marks_by_number, original_marks, scope_marks
-from longdecode.evals.tasks.base import Data, Sample, Score, Suite
-from longdecode.evals.tasks.reasoning import ReasoningTask
+from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suite
 
 SIZES = (15, 30, 45)
 MOST_NEW_TOKENS = 8192
 """Most tokens of a generation: 45 answers of GSM8K take 5,000 to 6,000, over the original's limit of 4,096."""
-# This project's words: the released instruction says the same as a system prompt, which not every template has.
-INSTRUCTION = (
-    "Work through every question below step by step and write each answer in the form of the examples: begin with "
-    '"Answer_", the number of the question and a colon, and finish with "The answer is" and the answer. Leave out the '
-    "questions themselves, and answer all of them, however many there are."
-)
 SETS = {name: SOURCES[f"longgenbench_{name}"] for name in ("gsm8k", "mmlu", "csqa")}
-DROPPED = {
-    "high_school_european_history", "high_school_us_history", "high_school_world_history", "professional_law",
-    "security_studies",
-}  # fmt: skip
-"""MMLU's subjects whose questions are passages: 9,000 tokens and more for 45. The paper drops five too, unnamed."""
+_TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _MMLU_DEMOS = ("LongGenBench_MMLU_prompt.json", "LongGenBench_MMLU_prompt/LongGenBench_prompt.json")
 LETTERS = "ABCDE"
 _GOLD = re.compile(r"-?[\d,]*\.?\d+")
@@ -62,14 +41,13 @@ class Question:
 class Group:
     """The questions of one prompt, and the worked examples, question and answer, that stand before them.
 
-    ``subject`` is MMLU's. ``misaligned`` counts the questions, the last ones, that the released construction, which
-    splits the joined text at blank lines, pairs with other questions' answers. Here they are paired by row.
+    ``subject`` is MMLU's, whose questions and answers are paired by row; the released construction, which splits the
+    joined text at blank lines, pairs some with other questions' answers.
     """
 
     demos: tuple[tuple[str, str], ...]
     questions: tuple[Question, ...]
     subject: str | None = None
-    misaligned: int = 0
 
 
 class LongGenBench(ReasoningTask):
@@ -80,8 +58,7 @@ class LongGenBench(ReasoningTask):
     All questions count: one without an answer is wrong. ``parts`` are the marks in order of the questions.
 
     ``measures``: ``answered``, the share with an answer that can be read; ``original_right`` of ``original_counted`` by
-    LongGenBench's own scorer, which leaves missing answers out; ``scope_accuracy`` by SCOPE's; ``misaligned_released``,
-    the share of questions that the released construction pairs with another question's answer.
+    LongGenBench's own scorer, which leaves missing answers out; ``scope_accuracy`` by SCOPE's.
 
     Args:
         source: ``gsm8k``, ``mmlu`` or ``csqa``.
@@ -96,7 +73,7 @@ class LongGenBench(ReasoningTask):
     version = 2
 
     def __init__(self, source: str, size: int, data: Data):
-        super().__init__(f"longgenbench_{source}_{size}", data, greedy=True, most_new_tokens=MOST_NEW_TOKENS)
+        super().__init__(f"longgenbench_{source}_{size}", data, 1, MOST_NEW_TOKENS)
         self.takes_first = source != "mmlu"
         self.source = source
         self.size = size
@@ -106,7 +83,7 @@ class LongGenBench(ReasoningTask):
         made = []
         for group in read_groups(self.data.get("longgenbench"), self.source, self.size):
             subject = f" The questions are multiple choice, about {group.subject}." if group.subject else ""
-            made.append((f"{INSTRUCTION}{subject}\n\n{questions_text(group)}", group))
+            made.append((f"{_TEXTS['instruction']}{subject}\n\n{questions_text(group)}", group))
         return made
 
     def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
@@ -121,7 +98,6 @@ class LongGenBench(ReasoningTask):
             "original_right": float(sum(original)),
             "original_counted": float(len(original)),
             "scope_accuracy": sum(scope) / total,
-            "misaligned_released": group.misaligned / total,
         }
         parts = tuple(float(bool(mark)) for mark in marks)
         return Score(sum(parts) / total, parts, measures)
@@ -152,17 +128,12 @@ def read_groups(source: Path | None, name: str, size: int) -> list[Group]:
     data = SETS[name]
     if name == "mmlu":
         return _mmlu(data, source, size)
-    questions = [_gsm8k(row) if name == "gsm8k" else _csqa(row) for row in read_rows(data, source)]
+    questions = [_gsm8k(row) if name == "gsm8k" else _csqa(row) for row in reader.read_rows(data, source)]
     if len(questions) < size:
         raise data.unavailable(f"{name} in {source} has {len(questions)} questions, not {size}")
     starts = range(0, len(questions) - size + 1, size)
-    return [Group(_demos(name), tuple(questions[start : start + size])) for start in starts]
-
-
-@functools.cache
-def _demos(name: str) -> tuple[tuple[str, str], ...]:
-    text = Path(__file__).with_name("longgenbench_demos.yaml").read_text(encoding="utf-8")
-    return tuple((demo["question"], demo["answer"]) for demo in yaml.safe_load(text)[name])
+    demos = tuple((demo["question"], demo["answer"]) for demo in _TEXTS[name])
+    return [Group(demos, tuple(questions[start : start + size])) for start in starts]
 
 
 def _gsm8k(row: Row) -> Question:
@@ -174,37 +145,33 @@ def _gsm8k(row: Row) -> Question:
 
 def _csqa(row: Row) -> Question:
     """Read a row of the original release, or of the hub, which has it flattened."""
-    try:
+    with row.data.reading(f"{row.where} is no question of CommonsenseQA"):
         asked, gold = row.values["question"], row.values["answerKey"]
         if isinstance(asked, str):
-            stem, options = asked, row.values["choices"]
-            choices = list(zip(options["label"], options["text"], strict=True))
+            stem, flat = asked, row.values["choices"]
+            choices = list(zip(flat["label"], flat["text"], strict=True))
         else:
             stem, choices = asked["stem"], [(choice["label"], choice["text"]) for choice in asked["choices"]]
         labels = [label for label, _ in choices]
-        if not all(map(is_text, [stem, *(text for _, text in choices)])):
+        if not all(map(reader.is_text, [stem, *(text for _, text in choices)])):
             raise TypeError("a text is no string")
         if labels != list(LETTERS[: len(choices)]) or gold not in labels:
             raise ValueError(f"choices {labels} and {gold!r} as 'answerKey'; letters from A to E are expected")
-    except (KeyError, TypeError, ValueError) as error:
-        raise row.fault(f"is no question of CommonsenseQA: {type(error).__name__}: {one_line(error)}") from error
-    listed = " ".join(f"({label}) {text}" for label, text in choices)
-    return Question(f"{stem}\n{listed}\n", gold)
+    return Question(f"{stem}\n{' '.join(f'({label}) {text}' for label, text in choices)}\n", gold)
 
 
 def _mmlu(data: DataSet, source: Path | None, size: int) -> list[Group]:
-    place = data.locate(source)
-    assert not isinstance(place, HubId)  # no repository of the hub has the examples
+    place = data.place(source)
     demos = next((file for name in _MMLU_DEMOS for file in sorted(place.rglob(name))), None)
     files = {file.name.removesuffix("_test.csv"): file for file in sorted(place.rglob("*_test.csv"))}
     if demos is None or not files:
         raise data.unavailable(f"{source} holds no {'*_test.csv of MMLU' if demos else _MMLU_DEMOS[0]}")
-    examples = read_json(data, demos)
+    examples = reader.read_json(data, demos)
     if not isinstance(examples, dict) or not all(isinstance(text, str) for text in examples.values()):
         raise data.unavailable(f"{demos} cannot be read: an object of texts, one a subject, is expected")
     groups = []
-    for subject in sorted(set(files) & set(examples) - DROPPED):
-        rows = csv_table(data, files[subject])[:size]
+    for subject in sorted(set(files) & set(examples) - set(_TEXTS["dropped"])):
+        rows = reader.csv_table(data, files[subject])[:size]
         for where, values in rows:
             if len(values) != 6 or values[-1] not in tuple(LETTERS[:4]):
                 why = f"{len(values)} fields, the last {values[-1]!r}; 6 are expected, the last A to D"
@@ -217,15 +184,13 @@ def _mmlu(data: DataSet, source: Path | None, size: int) -> list[Group]:
 
 
 def _mmlu_group(subject: str, rows: list[list[str]], examples: str) -> Group:
-    questions, misaligned = [], 0
+    questions = []
     for stem, *choices, gold in rows:
-        options = [f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False)]
-        if misaligned or "\n\n" in f"{stem}\n{''.join(options)}":
-            misaligned += 1
+        options = (f"({letter}) {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
         questions.append(Question(f"{stem.strip()}\n{' '.join(options)}", gold))
     pairs = (example.partition("\nA: ") for example in examples.split("\n\nQ: ")[1:])
     demos = tuple((question, answer) for question, _, answer in pairs)
-    return Group(demos, tuple(questions), subject.replace("_", " "), misaligned)
+    return Group(demos, tuple(questions), subject.replace("_", " "))
 
 
 SUITES: Mapping[str, Suite] = {

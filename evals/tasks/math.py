@@ -1,7 +1,13 @@
-"""Mathematics from school to university, marked by equivalence, by long reasoning or in short: the suite ``math``."""
+"""Problems with a short answer, by long reasoning or in short.
+
+Two suites: ``math``, from school to university, marked by equivalence; and ``gpqa``, 198 questions of graduate level in
+biology, physics and chemistry, four choices each.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,17 +15,18 @@ from functools import partial
 from pathlib import Path
 
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
+from longdecode.evals.scoring.choice_letter import chosen_letter
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
 from longdecode.evals.scoring.math_checker import MathChecker, shared_checker
 from longdecode.evals.scoring.math_equivalence import Rule
 from longdecode.evals.scoring.plain_text import plain
-from longdecode.evals.tasks.base import Data, Sample, Score, Suite
-from longdecode.evals.tasks.reasoning import ReasoningTask
+from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suite
 
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Text after the problem (the wording of QwQ's and DeepSeek-R1's evaluations)."""
-AIME_DRAWS = 16
-"""Draws of each AIME problem: a set of 30 problems says little from one draw of each."""
+GPQA_INSTRUCTION = "Please reason step by step, and put the letter of your choice, A, B, C or D, within \\boxed{}."
+AIME_DRAWS, GPQA_DRAWS = 16, 4
+"""Draws of each problem: a set of 30 problems says little from one draw of each."""
 OLYMPIAD_PRECISION = 1e-8
 """Largest difference of numbers where OlympiadBench states none, as in its own judge."""
 MINERVA_RELATIVE = 1e-4
@@ -27,6 +34,7 @@ MINERVA_RELATIVE = 1e-4
 SETS = {name: SOURCES[name] for name in ("aime24", "aime25", "math500", "olympiadbench", "minerva", "gsm8k")}
 SHORT = {"gsm8k": ("gsm8k", 512), "math500_greedy": ("math500", 2048)}
 """Tasks that are decoded greedily, for models that do not reason at length: set, and most tokens of an answer."""
+_CHOICES = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 _INTEGERS = ("aime24", "aime25", "gsm8k")
 _ONE_NUMBER = re.compile(r"[^\d\\(+\-.]*([+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?)[^\d\\]*")
 """A number and the plain words around it: ``18 dollars per day``, ``\\text{18 apples}``, ``€2,125.00``."""
@@ -59,7 +67,7 @@ class MathTask(ReasoningTask):
     def __init__(self, name: str, data: Data, checker: MathChecker | None = None):
         self.dataset, limit = SHORT.get(name, (name, None))
         draws = AIME_DRAWS if name in ("aime24", "aime25") else 1
-        super().__init__(name, data, draws, greedy=limit is not None, most_new_tokens=limit)
+        super().__init__(name, data, draws, limit)
         self._checker = checker
 
     def problems(self) -> list[tuple[str, Problem]]:
@@ -154,10 +162,45 @@ def _tolerance(row: Row) -> str | None:
     return stated
 
 
+class GpqaDiamond(ReasoningTask):
+    """All questions, four draws each; right is the letter in the last box, or said to be the answer
+    (``chosen_letter``).
+
+    The order of a question's choices is drawn from its text, so that it is the same in every run. ``measures`` has
+    ``answered``, the share of completions that name a letter; the others are wrong.
+
+    Source: Rein et al. 2023 (GPQA, arXiv 2311.12022). The set is gated: its authors ask that no question be shown
+    online.
+    """
+
+    suite = "gpqa"
+    version = 2
+
+    def __init__(self, data: Data):
+        super().__init__("gpqa_diamond", data, GPQA_DRAWS)
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return every question with its choices, and the letter of the right one."""
+        found = []
+        for row in read_rows(SOURCES["gpqa"], self.data.get("gpqa")):
+            question, answers = row.text("Question").strip(), [row.answer(key) for key in _CHOICES]
+            order = list(range(len(answers)))
+            random.Random(hashlib.sha256(question.encode()).hexdigest()).shuffle(order)
+            choices = "\n".join(f"({letter}) {answers[place]}" for letter, place in zip("ABCD", order, strict=True))
+            found.append((f"{question}\n\n{choices}\n\n{GPQA_INSTRUCTION}", "ABCD"[order.index(0)]))
+        return found
+
+    def score(self, sample: Sample, completion: str, forced_nll: tuple[float, ...]) -> Score:
+        """Return 1 where the letter is the right one, else 0."""
+        letter = chosen_letter(completion)
+        return Score(float(letter == sample.meta), (), {"answered": float(letter is not None)})
+
+
 SUITES: Mapping[str, Suite] = {
     "math": Suite(
         {name: partial(MathTask, name) for name in (*SETS, *SHORT)},
         default=tuple(name for name in SETS if name not in SHORT),
         data=("math",),
-    )
+    ),
+    "gpqa": Suite({"gpqa_diamond": GpqaDiamond}, data=("gpqa",)),
 }

@@ -2,7 +2,7 @@
 
 A suite of one's own is a folder ``<name>/`` with ``suite.py``, which exports its tasks as ``SUITE``, and
 ``description.yaml``, whose sentences reports print; this room's are declared in its modules (``SUITES``) and
-descriptions.yaml. One that has a question is two suites: under the protocol that its samples are made in it has its own
+suites.yaml. One that has a question is two suites: under the protocol that its samples are made in it has its own
 name, under the other one ``<name>_prompt`` or ``<name>_decoded``, and so have its tasks.
 """
 
@@ -20,19 +20,12 @@ import yaml
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.plugins import PluginRoom
 from longdecode.evals.config_values import unknown_name
-from longdecode.evals.tasks.base import Data, Question, Suite, Task
-from longdecode.evals.tasks.question import Reasked
+from longdecode.evals.tasks.base import Data, Question, Reasked, Suite, Task
 
-_OWN: Mapping[str, tuple[str, Question | None]] = {
-    "code": ("code", None), "fidelity": ("continuation", None), "pg19_long": ("continuation", None),
-    "mini_book": ("continuation", None), "tuning": ("continuation", None), "mini_recall": ("episodes", "decoded"),
-    "mini_longgen": ("episodes", "prompt"), "mini_longgen_long": ("episodes", "prompt"),
-    "mini_reason": ("episodes", "decoded"), "gpqa": ("gpqa", None), "icl": ("icl", "decoded"),
-    "longbench": ("longbench", "decoded"), "longgenbench": ("longgenbench", None), "math": ("math", None),
-    "passkey": ("needles", "decoded"), "json_kv": ("needles", "decoded"), "ruler": ("ruler", "prompt"),
-    "ruler_chat": ("ruler", "prompt"),
-}  # fmt: skip
-"""Module and protocol of each suite of this room, so that a job imports what it scores alone."""
+_OWN: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8")
+)
+"""Module, protocol and sentences of each suite of this room."""
 _PROTOCOLS: Mapping[Question, str] = {
     "decoded": "The question is decoded through the method.",
     "prompt": "The question ends the prompt, which is prefilled whole.",
@@ -148,13 +141,12 @@ def describe(suite: str) -> Mapping[str, Any]:
         ConfigError: no such suite.
     """
     own, question = folder_of(suite)
-    if own in _OWN:
-        words = yaml.safe_load(Path(__file__).with_name("descriptions.yaml").read_text(encoding="utf-8")).get(own, {})
-    else:
-        path = SUITES.find(own) / "description.yaml"
-        words = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    path = SUITES.find(own) / "description.yaml"
+    words: Mapping[str, Any] = _OWN.get(own, {})
+    if path.is_file():
+        words = yaml.safe_load(path.read_text(encoding="utf-8"))
     if question is None or "summary" not in words:
-        return cast(Mapping[str, Any], words)
+        return words
     ending = "" if suite == own else f"_{question}"
     tasks = {f"{name}{ending}": text for name, text in words.get("tasks", {}).items()}
     return {**words, "summary": f"{words['summary']} {_PROTOCOLS[question]}", "tasks": tasks}
@@ -172,7 +164,7 @@ def _find(name: str) -> tuple[str, Suite]:
 
 def _load(own: str) -> Suite:
     if own in _OWN:
-        return cast(Suite, import_module(f"{__package__}.{_OWN[own][0]}").SUITES[own])
+        return cast(Suite, import_module(f"{__package__}.{_OWN[own]['module']}").SUITES[own])
     suite = getattr(SUITES.load(own), "SUITE", None)
     if not isinstance(suite, Suite):
         raise ConfigError(f"{SUITES.find(own) / 'suite.py'}: SUITE must be a Suite, got {suite!r}")
@@ -184,7 +176,7 @@ def _names() -> dict[str, tuple[str, Question | None]]:
     found: dict[str, tuple[str, Question | None]] = {}
     folders = SUITES.folders()
     for name in folders:
-        question = _OWN[name][1] if name in _OWN else _load(name).question
+        question = _OWN[name].get("question") if name in _OWN else _load(name).question
         found[name] = (name, question)
         for other in _PROTOCOLS if question else ():
             if other == question:
@@ -197,13 +189,12 @@ def _names() -> dict[str, tuple[str, Question | None]]:
 
 def _under(suite: Suite, name: str, question: Question) -> Suite:
     """Return a suite under the other protocol."""
-    tasks = {f"{own}_{question}": partial(_reasked, make, name, suite, question) for own, make in suite.tasks.items()}
+
+    def reasked(make: Callable[[Data], Task], data: Data) -> Task:
+        return Reasked(make(data), name, suite.question, question)
+
+    tasks = {f"{own}_{question}": partial(reasked, make) for own, make in suite.tasks.items()}
     return replace(suite, tasks=tasks, default=tuple(f"{own}_{question}" for own in suite.default), question=question)
-
-
-def _reasked(make: Callable[[Data], Task], name: str, suite: Suite, question: Question, data: Data) -> Task:
-    assert suite.question is not None
-    return Reasked(make(data), name, suite.question, question)
 
 
 def _suite_of_tasks() -> dict[str, str]:

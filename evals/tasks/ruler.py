@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.datasets.reader import SOURCES, DataSet, is_text, one_line, read_json, read_text, shown
+from longdecode.evals.datasets.reader import SOURCES, DataSet, is_text, read_json, read_text, shown
 from longdecode.evals.generators import ruler as make
 from longdecode.evals.generators.ruler import DocumentQuestion, NiahSpec, RulerQuestion
 from longdecode.evals.scoring.ruler import string_match_all, string_match_part
@@ -39,7 +40,6 @@ _LEAST_CODED_VOCABULARY = 8
 _LEAST_LINES = 2
 ESSAYS, WORDS = SOURCES["ruler_essays"], SOURCES["ruler_words"]
 _WORD_LISTS = ("nounlist.txt", "adjectivelist.txt", "verblist.txt")
-Content = TypeVar("Content")
 Questions = tuple[tuple[DocumentQuestion, ...], tuple[str, ...]]
 Make = Callable[[random.Random, int], RulerQuestion]
 """A question from random numbers and a haystack size; the size's unit is the generator's (words, lines, documents)."""
@@ -98,17 +98,17 @@ class Ruler(Task):
         parts = string_match_all(completion, sample.meta)
         return Score(fmean(parts), parts)
 
-    def _makes(self, context_tokens: int, count: int, tokenizer: TextTokenizer) -> tuple[list[Make], int]:
+    def _makes(self, context_tokens: int, count: int, tokenizer: TextTokenizer) -> tuple[Sequence[Make], int]:
         """Return one generator a sample, and the smallest haystack it takes."""
-        folder = self.data.get("ruler")
-        if self.ruler_kind in NIAH_TASKS:
-            spec = NIAH_TASKS[self.ruler_kind]
+        folder, kind = self.data.get("ruler"), self.ruler_kind
+        if kind in NIAH_TASKS:
+            spec = NIAH_TASKS[kind]
             essay = essay_words(folder) if spec.haystack == "essay" else ()
-            return [lambda rng, size: make.niah(rng, spec, size, essay)] * count, max(spec.needles, _LEAST_LINES)
-        if self.ruler_kind == "vt":
-            example = _example_size(tokenizer)
-            return [lambda rng, size: make.variable_tracking(rng, size, example)] * count, make.HOPS + 1
-        if self.ruler_kind == "cwe":
+            return [partial(make.niah, spec=spec, essay=essay)] * count, max(spec.needles, _LEAST_LINES)
+        if kind == "vt":
+            tracking = partial(make.variable_tracking, example_size=_example_size(tokenizer))
+            return [tracking] * count, make.HOPS + 1
+        if kind == "cwe":
             few = common_vocabulary(folder)
             long = context_tokens >= make.LONG_FROM_TOKENS
 
@@ -116,21 +116,18 @@ class Ruler(Task):
                 return make.common_words(rng, size, few if size <= len(few) else large_vocabulary(folder), long)
 
             return [common] * count, make.COMMON + 1
-        if self.ruler_kind == "fwe":
+        if kind == "fwe":
             vocabulary = (context_tokens - self.max_new_tokens) // _TOKENS_A_CODED_WORD
             if vocabulary < _LEAST_CODED_VOCABULARY:
                 raise UnsupportedCellError(
                     f"{self.name} does not fit {context_tokens} tokens: a coded vocabulary of {vocabulary} words is "
                     "too small"
                 )
-            return [lambda rng, size: make.frequent_words(rng, size, vocabulary)] * count, make.LEAST_CODED_WORDS
-        questions, documents = read_questions(folder, _DATA_SETS[self.ruler_kind])
-        makes = [partial(_answer, question, documents) for question in questions[:count]]
-        return list(makes), max(len(question.documents) for question in questions[:count])
-
-
-def _answer(question: DocumentQuestion, documents: tuple[str, ...], rng: random.Random, size: int) -> RulerQuestion:
-    return make.question_answering(rng, question, documents, size)
+            return [partial(make.frequent_words, vocabulary=vocabulary)] * count, make.LEAST_CODED_WORDS
+        questions, documents = read_questions(folder, _DATA_SETS[kind])
+        asked = questions[:count]
+        makes = [partial(make.question_answering, question=question, documents=documents) for question in asked]
+        return makes, max(len(question.documents) for question in asked)
 
 
 def _example_size(tokenizer: TextTokenizer) -> int:
@@ -151,16 +148,14 @@ def essay_words(source: Path | None) -> tuple[str, ...]:
     Raises:
         DataUnavailableError: neither is there; the message says how to fetch them.
     """
-    folder = _folder(ESSAYS, source)
-    packed = folder / "PaulGrahamEssays.json"
-    if packed.is_file():
-        return _content(ESSAYS, packed, lambda raw: tuple(_text(raw["text"]).split()))
-    words = tuple(
-        word for file in sorted((folder / "essays").glob("*.txt")) for word in read_text(ESSAYS, file).split()
-    )
-    if not words:
+    folder = ESSAYS.place(source)
+    if (packed := folder / "PaulGrahamEssays.json").is_file():
+        with _form(ESSAYS, packed) as raw:
+            return tuple(_text(raw["text"]).split())
+    files = sorted((folder / "essays").glob("*.txt"))
+    if not files:
         raise ESSAYS.unavailable(f"no PaulGrahamEssays.json and no essays/*.txt in {folder}")
-    return words
+    return tuple(word for file in files for word in read_text(ESSAYS, file).split())
 
 
 def common_vocabulary(source: Path | None) -> tuple[str, ...]:
@@ -169,19 +164,15 @@ def common_vocabulary(source: Path | None) -> tuple[str, ...]:
     Raises:
         DataUnavailableError: a list is missing; the message says how to fetch it.
     """
-    folder = _folder(WORDS, source)
+    folder = WORDS.place(source)
     words = {word.strip() for name in _WORD_LISTS for word in read_text(WORDS, folder / name).splitlines()}
     return tuple(sorted(filter(None, words)))
 
 
 def large_vocabulary(source: Path | None) -> tuple[str, ...]:
-    """Return the longer list that very long contexts need, in its file's order.
-
-    Raises:
-        DataUnavailableError: the list is missing; the message says how to fetch it.
-    """
-    file = _folder(WORDS, source) / "english_words.json"
-    return _content(WORDS, file, lambda raw: tuple(dict.fromkeys(map(_text, raw.values()))))
+    """Return the longer list that very long contexts need, in its file's order; raises as ``common_vocabulary``."""
+    with _form(WORDS, WORDS.place(source) / "english_words.json") as raw:
+        return tuple(dict.fromkeys(map(_text, raw.values())))
 
 
 def read_questions(source: Path | None, name: str) -> Questions:
@@ -191,8 +182,9 @@ def read_questions(source: Path | None, name: str) -> Questions:
         DataUnavailableError: the file is missing or not in the data set's format.
     """
     data = SOURCES[name]
-    file = _folder(data, source) / f"{name}.json"
-    found = _content(data, file, _squad if name == "squad" else _hotpotqa)
+    file = data.place(source) / f"{name}.json"
+    with _form(data, file) as raw:
+        found = _squad(raw) if name == "squad" else _hotpotqa(raw)
     if not found[0]:
         raise data.unavailable(f"{file} has no question")
     return found
@@ -225,18 +217,12 @@ def _hotpotqa(raw: Any) -> Questions:
     return tuple(questions), documents
 
 
-def _folder(data: DataSet, source: Path | None) -> Path:
-    place = data.locate(source)
-    assert isinstance(place, Path)  # no repository of the hub has this material
-    return place
-
-
-def _content(data: DataSet, file: Path, read: Callable[[Any], Content]) -> Content:
-    try:
-        return read(_load(data, file))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = f"{type(error).__name__}: {one_line(error)}"
-        raise data.unavailable(f"{file} is not in the expected format: {why}") from error
+@contextmanager
+def _form(data: DataSet, file: Path) -> Iterator[Any]:
+    """Give a file's JSON to be read; whatever is not where it should be is the file's fault."""
+    raw = _load(data, file)
+    with data.reading(f"{file} is not in the expected format"):
+        yield raw
 
 
 @functools.lru_cache(maxsize=2)

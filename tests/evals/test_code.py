@@ -23,11 +23,11 @@ from longdecode.evals.sandbox import Limits
 from longdecode.evals.scoring.code_tests import code_blocks, run_checks
 from longdecode.evals.tasks import code
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.code import FunctionProblem, humaneval, mark, mbpp, mbpp_full
+from longdecode.evals.tasks.code import FunctionProblem, mark, read_functions
 from longdecode.evals.tasks.registry import describe, get_task, suite_tasks
 
 WHOLE = bool(os.environ.get("LONGDECODE_TEST_WHOLE"))
-SETS = {"humaneval": (humaneval, 164), "mbpp": (mbpp, 427), "mbpp_full": (mbpp_full, 974)}
+SETS = {"humaneval": 164, "mbpp": 427, "mbpp_full": 974}
 STUB = 'import math\n\n\ndef half(n: int) -> int:\n    """Half of n."""\n'
 HUMANEVAL = {
     "task_id": "HumanEval/0", "prompt": STUB, "entry_point": "half", "canonical_solution": "    return n // 2\n",
@@ -51,17 +51,16 @@ def problem(row: dict[str, Any], folder: Path) -> FunctionProblem:
     file = {"humaneval": "HumanEval.jsonl", "mbpp": "sanitized-mbpp.json", "mbpp_full": "mbpp.jsonl"}[name]
     (folder / name.removesuffix("_full")).mkdir(exist_ok=True)
     (folder / name.removesuffix("_full") / file).write_text(json.dumps([row] if file.endswith("json") else row))
-    (found,) = SETS[name][0](folder)
+    (found,) = read_functions(name, folder)
     return found
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_sets_are_read_whole(name: str, shared_data: Path) -> None:
-    read, size = SETS[name]
     if not (shared_data / name.removesuffix("_full")).is_dir():
         pytest.skip(f"no {name} in {shared_data}")
-    problems = read(shared_data)
-    assert len(problems) == len({one.task_id for one in problems}) == size
+    problems = read_functions(name, shared_data)
+    assert len(problems) == len({one.task_id for one in problems}) == SETS[name]
     for one in problems:
         assert (
             one.stub.strip() or one.checks.strip().split("\n")[-1]
@@ -74,8 +73,7 @@ def test_reference_solutions_pass_and_early_exits_do_not(name: str, shared_data:
     if not (shared_data / name.removesuffix("_full")).is_dir():
         pytest.skip(f"no {name} in {shared_data}")
     failed = []
-    read, size = SETS[name]
-    for number, one in enumerate(read(shared_data)[:: 1 if WHOLE else size // 11]):
+    for number, one in enumerate(read_functions(name, shared_data)[:: 1 if WHOLE else SETS[name] // 11]):
         verdict = mark(one, f"Like this:\n```python\n{one.stub}{one.reference}\n```\nDone.")
         failed += [(one.task_id, verdict)] if verdict is None or not verdict.passed else []
         if number % 12 == 0:
@@ -160,10 +158,10 @@ def test_packed_and_plain_files_and_the_hub_s_fields_are_read(tmp_path: Path, mo
     plain = problem(HUMANEVAL, tmp_path)
     (tmp_path / "humaneval" / "HumanEval.jsonl").unlink()
     (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
-    assert humaneval(tmp_path) == [plain]
+    assert read_functions("humaneval", tmp_path) == [plain]
     (tmp_path / "humaneval" / "HumanEval.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(DataUnavailableError, match=r"cannot be read.*hf download .*data\.code to code"):
-        humaneval(tmp_path)
+        read_functions("humaneval", tmp_path)
     asked = []
 
     def load(source: str, config: str | None, *, split: str, revision: str | None) -> list[dict[str, Any]]:
@@ -172,7 +170,8 @@ def test_packed_and_plain_files_and_the_hub_s_fields_are_read(tmp_path: Path, mo
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.chdir(tmp_path)
-    assert humaneval(Path("hub")) == [plain] and [one.task_id for one in mbpp(Path("hub"))] == ["2", "11"]
+    assert read_functions("humaneval", Path("hub")) == [plain]
+    assert [one.task_id for one in read_functions("mbpp", Path("hub"))] == ["2", "11"]
     assert asked == [
         ("openai/openai_humaneval", None, "test"),
         ("google-research-datasets/mbpp", "sanitized", "train+test+validation+prompt"),

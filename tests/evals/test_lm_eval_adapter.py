@@ -28,7 +28,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from longdecode.engine.errors import ConfigError, ContextLimitError, GateError
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.lm_eval_adapter import model as adapter
-from longdecode.evals.lm_eval_adapter.model import LongDecodeLM, batches, cut_before, read_generation
+from longdecode.evals.lm_eval_adapter.model import LongDecodeLM, batches, read_generation
 from longdecode.evals.tasks.registry import get_task
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
@@ -254,7 +254,6 @@ def test_generation_arguments() -> None:
     with pytest.raises(ConfigError, match=r"'top_k'.*'top_p'"):
         read_generation({"top_k": 5}, 32)
     assert read_generation({"until": [None], "temperature": None, "max_gen_toks": None}, 32).max_new_tokens == 32
-    assert cut_before("one two three", ["three", "two", "four"]) == "one "
     assert list(batches([3, 9, 5, 1, 7], ["a", "b", "a", "a", "b"], 2)) == [[2, 0], [3], [1, 4]]
 
 

@@ -22,8 +22,7 @@ from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
 from longdecode.evals.specs import InstrumentSpec, with_protocols
 from longdecode.evals.store import read_records
-from longdecode.evals.tasks.base import Sample, Score, Task
-from longdecode.evals.tasks.question import Reasked, encoded
+from longdecode.evals.tasks.base import Reasked, Sample, Score, Task, encoded
 from longdecode.evals.tasks.registry import describe, folder_of, get_suite, get_task, suite_names, suite_tasks
 
 MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
