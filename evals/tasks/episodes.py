@@ -10,7 +10,7 @@ from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators import chain, lookup
 from longdecode.evals.generators.prose import Episode
-from longdecode.evals.generators.wording import WORDS
+from longdecode.evals.generators.wording import BYTES, WORDS
 from longdecode.evals.tasks.base import Data, Question, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context
 
@@ -23,20 +23,17 @@ class EpisodeTask(Task):
 
     Args:
         suite: the task's suite.
+        stem: beginning of its name, which ``argument`` ends.
         generator: ``lookup.recall``, ``lookup.longgen`` or ``chain.chain``.
-        argument: the generator's own: kind of needle, number of questions or of steps. It ends the task's name.
-        stem: the name before it; the suite's by default.
+        argument: the generator's own: kind of needle, number of questions or of steps.
 
     Source: Hsieh et al. 2024 (RULER, arXiv 2404.06654) for the kinds of needle; Liu et al. 2024 (LongGenBench, arXiv
     2410.04199) for many look-ups in one generation; the text format is this project's.
     """
 
-    def __init__(
-        self, suite: str, generator: Callable[..., Episode], argument: str | int, data: Data | None = None,
-        *, stem: str | None = None,
-    ):  # fmt: skip
+    def __init__(self, suite: str, stem: str, generator: Callable[..., Episode], argument: str | int, data: Data):
         self.suite = suite
-        self.name = f"{stem or suite}_{argument}"
+        self.name = f"{stem}_{argument}"
         self.metric = "steps_right" if generator is chain.chain else "accuracy"
         self.marks = chain.marks if generator is chain.chain else lookup.marks
         self.generator = generator
@@ -50,9 +47,11 @@ class EpisodeTask(Task):
         """
         room = context_tokens - SLACK_TOKENS
 
-        def make(index: int, size: int, **wording: Any) -> Sample:
+        wording = BYTES if tokenizer.counts_bytes else WORDS
+
+        def make(index: int, size: int) -> Sample:
             try:
-                episode = self.generator(self.rng(context_tokens, seed, index), self.argument, size, **wording)
+                episode = self.generator(self.rng(context_tokens, seed, index), self.argument, size, wording=wording)
             except ValueError:
                 if index >= 0:
                     raise
@@ -63,9 +62,8 @@ class EpisodeTask(Task):
             )
 
         if not tokenizer.counts_bytes:
-            words = partial(make, wording=WORDS)
             # A token has at least one character; what the tokenizer adds is far less than half.
-            return fill_context(self, words, room // 2, count, context_tokens, tokenizer)
+            return fill_context(self, make, room // 2, count, context_tokens, tokenizer)
         try:
             return [make(index, room) for index in range(count)]
         except ValueError as error:
@@ -79,7 +77,7 @@ class EpisodeTask(Task):
 
 def _suite(name: str, generator: Callable[..., Episode], arguments: tuple[Any, ...], question: Question) -> Suite:
     stem = name.removesuffix("_long")
-    tasks = {f"{stem}_{own}": partial(EpisodeTask, name, generator, own, stem=stem) for own in arguments}
+    tasks = {f"{stem}_{own}": partial(EpisodeTask, name, stem, generator, own) for own in arguments}
     return Suite(tasks, question=question)
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import yaml
+
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.reader import SOURCES, DataSet, is_text, read_json, read_text, shown
@@ -24,14 +26,8 @@ from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context, largest_fitting
 
 NIAH_TASKS: Mapping[str, NiahSpec] = {
-    "niah_single_1": NiahSpec("noise"),
-    "niah_single_2": NiahSpec("essay"),
-    "niah_single_3": NiahSpec("essay", value_kind="uuids"),
-    "niah_multikey_1": NiahSpec("essay", keys=4),
-    "niah_multikey_2": NiahSpec("needle"),
-    "niah_multikey_3": NiahSpec("needle", key_kind="uuids", value_kind="uuids"),
-    "niah_multivalue": NiahSpec("essay", values=4),
-    "niah_multiquery": NiahSpec("essay", queries=4),
+    name: NiahSpec(**values)
+    for name, values in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).items()
 }
 _DATA_SETS = {"qa_1": "squad", "qa_2": "hotpotqa"}
 RULER_TASKS = (*NIAH_TASKS, "vt", "cwe", "fwe", *_DATA_SETS)

@@ -16,8 +16,8 @@ from longdecode.evals.datasets import livecodebench
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.tasks import longbench, longgenbench, ruler
+from longdecode.evals.tasks.continuation import Books
 from longdecode.evals.tasks.math import GpqaDiamond, load_problems
-from longdecode.evals.tasks.registry import get_task
 
 FILES = SOURCES["livecodebench"].files
 LONGBENCH = {"input": "Who?", "context": "Café\u2028", "answers": ["Ann"], "all_classes": None}
@@ -186,7 +186,7 @@ def test_texts_and_documents_are_held_to_the_same(tmp_path: Path) -> None:
     asks: list[tuple[str, Callable[[Path], Any]]] = [
         ("essays/7.txt", lambda place: read_books(place, ("7",))),
         ("essays/7.txt", ruler.essay_words),
-        ("essays/7.txt", lambda place: get_task("fidelity_free", {"prose": place / "essays"}).texts()),  # type: ignore
+        ("essays/7.txt", lambda place: Books().read({"prose": place / "essays"})),
         ("nounlist.txt", ruler.common_vocabulary),
         ("english_words.json", ruler.large_vocabulary),
         ("squad.json", lambda place: ruler.read_questions(place, "squad")),
