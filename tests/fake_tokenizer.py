@@ -1,10 +1,13 @@
-"""Tokenizers of tests: pieces of words behind a first token, and one that only counts a prompt's words."""
+"""Tokenizers of tests: pieces of words behind a first token, learned subwords, and one that only counts words."""
 
 from __future__ import annotations
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+import random
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from longdecode.engine.tokenizer import TextTokenizer
+from longdecode.evals.generators import prose
 
 
 class Words:
@@ -21,4 +24,18 @@ def pieces() -> TextTokenizer:
     inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s?\w{1,4}|\s?[^\w\s]|\s"), "isolated")
     inner.add_special_tokens(["<s>"])
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return TextTokenizer(inner)
+
+
+def subwords(first: bool = False) -> TextTokenizer:
+    """Return a byte-level BPE of 500 subwords learned from generated prose; ``first`` puts ``<s>`` before a text."""
+    inner = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, special_tokens=["<s>"] * first)
+    inner.train_from_iterator([prose.filler(random.Random(0), 40_000)], trainer)
+    if first:
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return TextTokenizer(inner)

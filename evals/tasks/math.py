@@ -153,12 +153,9 @@ def _gold(row: Row, worked: bool) -> str:
 
 def _tolerance(row: Row) -> str | None:
     stated = row.text("error", "") or None
-    try:
-        fits = stated is None or all(0 <= float(part) < float("inf") for part in stated.split(","))
-    except ValueError:
-        fits = False
-    if not fits:
-        raise row.fault(f"has {stated!r} as 'error'; numbers from 0, separated by commas, are expected")
+    with row.data.reading(f"{row.where} has {stated!r} as 'error'; numbers from 0, separated by commas, are expected"):
+        if stated and not all(0 <= float(part) < float("inf") for part in stated.split(",")):
+            raise ValueError(stated)
     return stated
 
 

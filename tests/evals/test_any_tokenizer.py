@@ -6,8 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, processors
 
+from fake_tokenizer import subwords
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.fingerprint import hash_texts
@@ -35,18 +36,9 @@ FILLED = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def subwords() -> TextTokenizer:
-    """A byte-level BPE of 500 subwords learned from the filler."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    text = prose.filler(random.Random(0), 40_000)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator([text], trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet))
-    return TextTokenizer(tokenizer)
+@pytest.fixture(scope="module", name="subwords")
+def learned_subwords() -> TextTokenizer:
+    return subwords()
 
 
 @pytest.mark.parametrize(("task", "context"), BEFORE)

@@ -9,15 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from fake_tokenizer import pieces
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.datasets import livecodebench
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.datasets.reader import SOURCES
-from longdecode.evals.tasks import longbench, longgenbench, ruler
+from longdecode.evals.tasks import code, longbench, longgenbench, ruler
 from longdecode.evals.tasks.continuation import Books
 from longdecode.evals.tasks.math import GpqaDiamond, load_problems
+from longdecode.evals.tasks.registry import get_suite, get_task
 
 FILES = SOURCES["livecodebench"].files
 LONGBENCH = {"input": "Who?", "context": "Café\u2028", "answers": ["Ann"], "all_classes": None}
@@ -38,6 +44,39 @@ LOADERS: dict[str, tuple[str, dict[str, Any], Callable[[Path], Any]]] = {
     "livecodebench": (f"livecodebench/{FILES[0]}", CODE, livecodebench.read_problems),
 }
 """Every loader of rows: its file, a row of it, and the call."""
+
+
+ABSENT = {
+    "aime24": "hf download .*aime_2024 --revision 2fe88", "math500": "hf download .*MATH-500 --revision 6e4ed",
+    "gsm8k": "hf download .*openai/gsm8k", "humaneval": "hf download .*openai/openai_humaneval",
+    "gpqa_diamond": r"accept its terms at https://\S+gpqa, .*hf auth login", "mbpp": "hf download .*datasets/mbpp",
+    "livecodebench_v5": "hf download .*livecodebench/code_generation_lite test.jsonl",
+    "lcb_v5_public_derived": "curl .*qwq_livecodebench_v5.jsonl", "longbench_qmsum": "curl -L .*data.zip .*unzip",
+    "longbench_e_qasper": "curl -L .*data.zip .*unzip", "longbench_v2": "hf download .*zai-org/LongBench-v2",
+    "longgenbench_gsm8k_15": "hf download .*openai/gsm8k", "longgenbench_csqa_15": "hf download .*tau/commonsense_qa",
+    "longgenbench_mmlu_15": "git clone .*LongGenBench", "icl_trec_fine": "hf download .*CogComp/trec",
+    "ruler_niah_single_2": "git clone .*NeedleInAHaystack", "ruler_cwe": "pip download .*wonderwords",
+    "ruler_qa_1": r"curl .*dev-v2\.0\.json", "ruler_qa_2": "curl .*hotpot_dev_distractor",
+    "fidelity_free": r"curl .*\{860,\S+\}\.txt.* or set data.prose", "mini_book_pg19": "curl --create-dirs",
+}  # fmt: skip
+"""Tasks that read data, and the command that fetches it."""
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_is_not_here_says_how_to_fetch_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*given: Any, **named: Any) -> Any:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    monkeypatch.setattr(code, "require_sandbox", lambda: None)
+    keys = [key for key in get_suite(get_task(name).suite).data if key != "prose"]
+    (tmp_path / "here").mkdir()
+    here, absent = tmp_path / "here", tmp_path / "absent"
+    for source, why in ((None, "names nothing"), (here, "here"), (absent, "absent"), (Path("hub"), "no network|hub")):
+        with pytest.raises(DataUnavailableError, match=rf"(?s)({why}).*{ABSENT[name]}") as raised:
+            get_task(name, dict.fromkeys(keys, source)).samples(4096, 1, 0, pieces())
+        assert f"set data.{keys[-1] if name == 'longbench_v2' else keys[0]} to" in str(raised.value)
 
 
 def lines(row: dict[str, Any], times: int = 3) -> bytes:
@@ -207,3 +246,39 @@ def test_texts_and_documents_are_held_to_the_same(tmp_path: Path) -> None:
         ruler._load.cache_clear()
         with pytest.raises(DataUnavailableError, match="has no question"):
             ruler.read_questions(tmp_path, file.removesuffix(".json"))
+
+
+def write_parquet(file: Path, books: dict[str, str]) -> None:
+    """Write books in the columns of the hub's PG-19."""
+    columns = {
+        "short_book_title": [f"Title of {book}" for book in books],
+        "publication_date": [1890] * len(books),
+        "url": [f"http://www.gutenberg.org/ebooks/{book}" for book in books],
+        "text": list(books.values()),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), file)
+
+
+def test_text_files_go_before_parquet_and_both_are_found_at_any_depth(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "data" / "test-00000-of-00002.parquet", {str(i): f"parquet {i}" for i in range(20)})
+    write_parquet(tmp_path / "data" / "test-00001-of-00002.parquet", {"8608": "another", "860": "the last"})
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "7.txt").write_text("a file")
+    assert read_books(tmp_path, ("860", "7", "3")) == {"860": "the last", "7": "a file", "3": "parquet 3"}
+
+
+def test_parquet_of_other_columns_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "other.parquet")
+    with pytest.raises(DataUnavailableError, match=r"could not be read.*url"):
+        read_books(tmp_path, ("860",))
+
+
+def test_the_hub_is_asked_where_no_folder_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*place: str, **options: object) -> None:
+        assert place == ("org/books",) and options["revision"] == "abc"
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(DataUnavailableError, match=r"could not be read from org/books: ConnectionError: no network"):
+        read_books(Path("org/books@abc"), ("860",))

@@ -1,10 +1,13 @@
-"""LongBench's loader and prompts, on archives written here and on real rows; one job end to end on the miniature."""
+"""LongBench's loader and prompts, on archives written here and on real rows, each joined with the published log of the
+same row; one job end to end on the miniature.
+"""
 
 from __future__ import annotations
 
 import json
 import random
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,15 +17,16 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from json_lines import write_rows
+from json_lines import read_rows, write_rows
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.quality_job import QualityJob
 from longdecode.evals.records import Record
-from longdecode.evals.run_config import build_run_config
+from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.store import read_records
+from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.longbench import (
     ENGLISH_EIGHT,
     EVEN_THIRTEEN,
@@ -35,7 +39,7 @@ from longdecode.evals.tasks.longbench import (
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 
 HUB_REVISION = SOURCES["longbench"].revision
-ROOT = Path(__file__).resolve().parents[2]
+MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
 
 
 @pytest.fixture
@@ -53,6 +57,15 @@ def row(**changes: Any) -> dict[str, Any]:
     """A row of LongBench's format."""
     whole = {"input": "Who?", "context": "A {story} told.", "answers": ["Ann", "Anna"], "all_classes": None}
     return whole | {"length": 5, "dataset": "qasper", "language": "en", "_id": "x"} | changes
+
+
+def config(model: Path, data: Path, **suite: Any) -> RunConfig:
+    """A configuration of Full on rows of this suite."""
+    values = {
+        "profile": "p", "device": "cpu", "models": {"m": {"path": str(model)}}, "methods": {"full": {}},
+        "budgets": [0.5], "suites": {"longbench": suite}, "data": {"longbench": str(data)},
+    }  # fmt: skip
+    return build_run_config(values, "test.yaml")
 
 
 def write_archive(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -105,11 +118,9 @@ def test_what_cannot_be_read_says_how_to_fetch_it(tmp_path: Path, monkeypatch: p
     write_archive(tmp_path, [row()])
     write_rows(tmp_path / "bad" / "qmsum.jsonl", [{"input": "", "context": "no answers"}])
     for source, dataset, reason in (
-        (None, "qmsum", "names nothing"),
         (tmp_path, "hotpotqa", "holds no hotpotqa.jsonl"),
         (tmp_path / "bad", "qasper", "qasper.jsonl in .* cannot be read: .*data.zip"),
         (tmp_path / "bad", "qmsum", "qmsum.jsonl, line 1 lacks 'answers'"),
-        (tmp_path / "absent", "qmsum", "neither a folder nor a hub id"),
         (Path("zai-org/LongBench"), "qmsum", "OSError: no route"),
         (Path("someone/copy"), "qmsum", "without a revision"),
     ):
@@ -225,18 +236,8 @@ def test_real_tasks_begin_with_the_tokenizers_first_token_and_stop_at_eos(
     inner.save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     write_rows(tmp_path / "data" / "qasper.jsonl", [row()])
-    suites = {"longbench": {"contexts": [1024], "samples": 1, "tasks": ["longbench_qasper"]}}
-    values = {
-        "profile": "p",
-        "device": "cpu",
-        "models": {"m": {"path": str(folder)}},
-        "methods": {"full": {}},
-        "budgets": [0.5],
-        "suites": suites,
-        "data": {"longbench": str(tmp_path / "data")},
-    }
-    config = build_run_config(values, "test.yaml")
-    job = QualityJob(config, "m", "longbench", torch.device("cpu"))
+    run = config(folder, tmp_path / "data", contexts=[1024], samples=1, tasks=["longbench_qasper"])
+    job = QualityJob(run, "m", "longbench", torch.device("cpu"))
     task = job.tasks["longbench_qasper"]
     sample = job.samples(task, 1024)[0]
     request = job.request(task, 1024, sample)
@@ -252,24 +253,125 @@ def test_a_job_on_real_rows(shared_data: Path, tmp_path: Path, monkeypatch: pyte
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "qmsum.jsonl").symlink_to(shared_data / "longbench" / "rebuilt" / "qmsum.first40.jsonl")
-    suite = {"contexts": [2048], "samples": 2, "batch": 2, "tasks": ["longbench_qmsum"]}
-    values = {
-        "profile": "real",
-        "device": "cpu",
-        "models": {"mini": {"path": str(ROOT / "models" / "miniature" / "weights")}},
-        "methods": {"full": {}},
-        "budgets": [0.5],
-        "suites": {"longbench": suite},
-        "data": {"longbench": str(tmp_path / "data")},
-    }
+    run = config(MINIATURE, tmp_path / "data", contexts=[2048], samples=2, batch=2, tasks=["longbench_qmsum"])
     output = tmp_path / "records" / "longbench.parquet"
-    evaluate_suite(build_run_config(values, "test.yaml"), "mini", "longbench", {"full": output})
+    evaluate_suite(run, "m", "longbench", {"full": output})
     records = read_records(output, Record)
     assert [(record.status, record.sample_index) for record in records] == [("ok", 0), ("ok", 1)]
     for record, line in zip(records, (tmp_path / "data" / "qmsum.jsonl").open(encoding="utf-8"), strict=False):
         assert (record.metric, record.data_source, len(record.output_ids or ())) == ("rouge_l", "real", 48)
         sample = get_task("longbench_qmsum", {"longbench": tmp_path / "data"}).samples(
-            2048, 2, 0, load_tokenizer(ROOT / "models" / "miniature" / "weights")
+            2048, 2, 0, load_tokenizer(MINIATURE)
         )[record.sample_index]
         assert sample.meta[0] == tuple(json.loads(line)["answers"])
         assert record.score == get_task("longbench_qmsum").score(sample, record.output_text or "", ()).value
+
+
+ROWS = {
+    "multifieldqa_en": 50, "narrativeqa": 20, "2wikimqa": 28, "hotpotqa": 22, "triviaqa": 21, "qasper": 32,
+    "passage_retrieval_en": 24, "qmsum": 40,
+}  # fmt: skip
+"""Genuine rows at hand: 237 in all."""
+EVEN = ("2wikimqa", "hotpotqa", "passage_retrieval_en", "qasper", "triviaqa")
+
+
+class Characters:
+    """A tokenizer of characters: of the law of truncation it shows every one, and 237 long texts take it a second."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    prompt_ids = encode
+
+
+CHARACTERS = cast(TextTokenizer, Characters())
+
+
+@pytest.fixture
+def english(shared_data: Path, tmp_path: Path) -> Path:
+    """The genuine rows of the eight tasks under the official names."""
+    for dataset in ROWS:
+        file = shared_data / "longbench_en" / f"{dataset}.jsonl"
+        if dataset == "qmsum":
+            file = shared_data / "longbench" / "rebuilt" / "qmsum.first40.jsonl"
+        if not file.is_file():
+            pytest.skip(f"no {file}")
+        (tmp_path / f"{dataset}.jsonl").symlink_to(file)
+    return tmp_path
+
+
+def official_rows(shared_data: Path, dataset: str) -> list[int]:
+    """The numbers that the rows at hand have in the published files."""
+    if dataset == "qmsum":
+        return list(range(40))
+    index = (shared_data / "longbench_en" / "rows_index.tsv").read_text().splitlines()[1:]
+    return [int(row) for task, _, row, *_ in (line.split("\t") for line in index) if task == dataset]
+
+
+@pytest.mark.parametrize("dataset", ENGLISH_EIGHT)
+def test_a_row_is_its_log_s_row(dataset: str, english: Path, shared_data: Path) -> None:
+    logged = read_rows(shared_data / "longbench" / "scorer_golden" / "llama2-7b-chat" / f"{dataset}.jsonl")
+    rows, numbers = read_rows(english / f"{dataset}.jsonl"), official_rows(shared_data, dataset)
+    task, template = LongBench(dataset, {"longbench": english}), PROTOCOLS[dataset].prompt
+    whole, short = (task.samples(context, 999, 0, CHARACTERS) for context in (1 << 20, 2048))
+    assert len(whole) == len(short) == len(rows) == len(numbers) == ROWS[dataset]
+    half = (2048 - task.protocol.max_new_tokens) // 2
+    for sample, shortened, row, number in zip(whole, short, rows, numbers, strict=True):
+        log = logged[number]
+        for field in ("answers", "all_classes", "length"):
+            assert row[field] == log[field]
+        text = sample.prompt + sample.forced
+        assert text == template.format(**row)  # as the official script fills it in
+        # And as it cuts: the first and the last half of the tokens that fit.
+        assert shortened.prompt + shortened.forced == text[:half] + text[-half:] != text
+        published = Sample(0, "", "", 1, None, (tuple(log["answers"]), log["all_classes"]))
+        assert task.score(sample, log["pred"], ()) == task.score(published, log["pred"], ())
+        assert task.score(sample, row["answers"][0], ()).value == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("dataset", EVEN)
+def test_longbench_e_asks_as_its_base_task(dataset: str, shared_data: Path, tmp_path: Path) -> None:
+    file = shared_data / "longbench_e" / f"{dataset}_e.first10.jsonl"
+    if not file.is_file():
+        pytest.skip(f"no {file}")
+    (tmp_path / f"{dataset}_e.jsonl").symlink_to(file)
+    base, even = (get_task(f"longbench_{name}", {"longbench": tmp_path}) for name in (dataset, f"e_{dataset}"))
+    samples = even.samples(1 << 20, 99, 0, CHARACTERS)
+    assert (even.metric, even.suite, len(samples)) == (base.metric, "longbench", 10)
+    for sample, row in zip(samples, read_rows(file), strict=True):
+        assert row["dataset"] == f"{dataset}_e" and sample.meta[0] == tuple(row["answers"])
+        assert sample.prompt + sample.forced == PROTOCOLS[dataset].prompt.format(**row)
+        for text in (row["answers"][0], "Paragraph 3", "no such thing"):
+            assert even.score(sample, text, ()) == base.score(sample, text, ())
+    with pytest.raises(DataUnavailableError, match=rf"{dataset}\.jsonl in .* cannot be read"):  # never the base's
+        base.samples(4096, 1, 0, CHARACTERS)
+
+
+def test_longbench_v2_on_its_own_rows(shared_data: Path, tmp_path: Path) -> None:
+    file = shared_data / "longbench_v2" / "short6.jsonl"
+    if not file.is_file():
+        pytest.skip(f"no {file}")
+    rows = read_rows(file)
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "data.jsonl").symlink_to(file)
+    (tmp_path / "array").mkdir()
+    (tmp_path / "array" / "data.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")  # as on the hub
+    made = [
+        get_task("longbench_v2", {"longbench_v2": tmp_path / form}).samples(1 << 20, 99, 0, CHARACTERS)
+        for form in ("lines", "array")
+    ]
+    assert made[0] == made[1] and len(made[0]) == 6
+    task = LongBench(V2, {"longbench_v2": None})
+    for sample, row in zip(made[0], rows, strict=True):
+        text = sample.prompt + sample.forced
+        assert text.count(row["context"]) == 1 and sample.max_new_tokens == 128
+        tail = text.rpartition("</text>")[2]
+        assert [tail.index(f"({x}) {row[f'choice_{x}']}\n") for x in "ABCD"] == sorted(
+            tail.index(f"({x}) ") for x in "ABCD"
+        )
+        assert row["question"] in tail
+        for letter in "ABCD":
+            assert task.score(sample, f"The correct answer is ({letter}).", ()).value == (letter == row["answer"])

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models
 
+from fake_tokenizer import subwords
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.evaluate import evaluate_suite
@@ -39,21 +40,6 @@ ASKED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def subwords() -> TextTokenizer:
-    """A byte-level BPE that joins what is encoded at once, behind a begin-of-text token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    text = "".join(sample.prompt + sample.forced for name in ASKED for sample in made(name, load_tokenizer(MINIATURE)))
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>"]
-    )
-    tokenizer.train_from_iterator([text[:60_000]], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return TextTokenizer(tokenizer)
-
-
 @pytest.fixture
 def chatty(byte_checkpoint: Path, tmp_path: Path) -> Path:
     """The byte checkpoint with a chat template that trims what it is given."""
@@ -77,8 +63,8 @@ def other(name: str) -> str:
 
 @pytest.mark.parametrize("name", ASKED)
 @pytest.mark.parametrize("words", [False, True], ids=["bytes", "bpe"])
-def test_both_protocols_cut_one_text_at_the_question(name: str, words: bool, subwords: TextTokenizer) -> None:
-    tokenizer = subwords if words else load_tokenizer(MINIATURE)
+def test_both_protocols_cut_one_text_at_the_question(name: str, words: bool) -> None:
+    tokenizer = subwords(first=True) if words else load_tokenizer(MINIATURE)
     context = 8192 if name == "mini_longgen_90" else 4096
     both = zip(made(name, tokenizer, context), made(other(name), tokenizer, context), strict=True)
     for own, moved in both:

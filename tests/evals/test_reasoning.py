@@ -128,9 +128,8 @@ def test_release_files_that_are_missing_or_broken(release: Path) -> None:
     with pytest.raises(DataUnavailableError, match=r"test3.jsonl is empty; .*hf download"):
         read_problems(release)
     (release / "livecodebench" / FILES[2]).unlink()
-    for source, why in ((release, "lacks test3.jsonl"), (None, "names nothing")):
-        with pytest.raises(DataUnavailableError, match=why):
-            read_problems(source)
+    with pytest.raises(DataUnavailableError, match=r"lacks test3\.jsonl"):
+        read_problems(release)
 
 
 def test_the_hub_gives_the_release_file_by_file(release: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +144,6 @@ def test_the_hub_gives_the_release_file_by_file(release: Path, monkeypatch: pyte
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert [problem.question_id for problem in read_problems(Path("hub"))] == ["q0", "q9", "q1", "q2", "q3", "q4"]
     assert asked == [("livecodebench/code_generation_lite", name, "dataset") for name in FILES]
-
-    def offline(*given: Any, **named: Any) -> Any:
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    with pytest.raises(DataUnavailableError, match=r"no network; fetch the set with `hf download"):
-        read_problems(Path("hub"))
 
 
 def test_the_last_closed_block_is_the_program() -> None:
@@ -280,15 +272,3 @@ def test_letters_are_read_from_the_box_or_the_words() -> None:
         assert chosen_letter(text) == letter, text
     for text in ("answer: " * 2000, "answer is " + " \n" * 20_000, "\\boxed{" + "(" * 20_000 + "}", "option " * 2000):
         assert chosen_letter(text) is None  # in no time
-
-
-def test_gpqa_says_how_to_get_through_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    def gated(*given: Any, **named: Any) -> Any:
-        raise datasets.exceptions.DatasetNotFoundError("'Idavidrein/gpqa' is a gated dataset")
-
-    monkeypatch.setattr(datasets, "load_dataset", gated)
-    for source, why in ((None, "names nothing"), (tmp_path, "holds no gpqa"), (Path("hub"), "gated dataset")):
-        with pytest.raises(DataUnavailableError, match=rf"{why}.*accept its terms at https://\S+gpqa, .*hf auth login"):
-            get_task("gpqa_diamond", {"gpqa": source}).samples(200, 1, 0, Words())  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import pytest
 
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.tokenizer import load_tokenizer
+from longdecode.evals.generators import narrative, prose
 from longdecode.evals.tasks import registry
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.registry import get_task, suite_names, suite_tasks, task_names
@@ -83,6 +84,9 @@ def test_lookups_are_marked_item_by_item(name: str, seed: int) -> None:
         assert score.value == pytest.approx(1 - 1 / len(right))
         cut = task.score(sample, " ".join(right[:-1]), ())
         assert cut.parts == (1.0,) * (len(right) - 1) + (0.0,)
+        said_twice = " ".join([wrong[wrong_at], *right])
+        assert task.score(sample, said_twice, ()).parts == score.parts, "the first mention counts"
+        assert task.score(sample, " ".join(right[1:]), ()).parts == (0.0,) + (1.0,) * (len(right) - 1)
         assert task.score(sample, "", ()).value == 0
         assert task.score(sample, "\n" + " ".join(right), ()).value == 0
         assert len(" ".join(right) + "\n") < sample.max_new_tokens
@@ -189,3 +193,29 @@ def test_every_task_knows_its_own_name_and_suite() -> None:
     for suite in suite_names():
         for name in suite_tasks(suite):
             assert (get_task(name).name, get_task(name).suite) == (name, suite)
+
+
+def test_a_narrative_agrees_with_itself_and_a_changed_fact_is_caught(seed: int) -> None:
+    episode = narrative.narrative(random.Random(seed), 8192, 2048)
+    assert len(episode.text) == 8192
+    marks = narrative.check_statements(episode.prompt, episode.answer)
+    assert len(marks) > 10
+    assert all(marks)
+    known = narrative.retold(episode.text)[-1]
+    altered = episode.text[: known.start] + "Nowhere" + episode.text[known.start + len(known.value) :]
+    cut = len(episode.prompt)
+    assert narrative.check_statements(altered[:cut], altered[cut:]).count(False) == 1
+
+
+def test_most_of_a_long_narrative_retells(seed: int) -> None:
+    """The coupon collector: 96 facts, so the share of retold statements grows with the position."""
+    text = narrative.narrative(random.Random(seed), 16384, 0).prompt
+    retold = {statement.start for statement in narrative.retold(text)}
+    told = [statement.start in retold for statement in narrative.statements(text)]
+    quarter = len(told) // 4
+    assert sum(told[:quarter]) < 0.8 * quarter < 0.9 * quarter < sum(told[-quarter:])
+
+
+def test_hide_refuses_records_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="need 24 bytes; 20 are available"):
+        prose.hide(random.Random(0), ["abcd=0123", "efgh=4567"], 20)

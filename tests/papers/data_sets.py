@@ -40,7 +40,7 @@ class DataSets:
         for book, text in books.items():
             self._text(f"emozilla/pg19-test/{book}.txt", text)
         self._longbench()
-        self._ruler()
+        self.ruler("ruler/data")
         for folder in ("hub", "longgenbench/data"):
             self._questions(folder)
         for place in (SETS[name] for name in SETS if name != "gsm8k"):  # which LongGenBench's questions wrote
@@ -56,25 +56,29 @@ class DataSets:
             ]
             self._lines(f"zai-org/LongBench/{name}.jsonl", rows)
 
-    def _ruler(self) -> None:
+    def ruler(self, folder: str) -> None:
+        """Write RULER's essays, word lists and questions."""
         words = [f"{self._word()}{n}" for n in range(600)]
-        self._json("ruler/data/PaulGrahamEssays.json", {"text": self._prose(400)})
+        self._json(f"{folder}/PaulGrahamEssays.json", {"text": self._prose(400)})
         for name, part in (("nounlist", words[:300]), ("adjectivelist", words[300:500]), ("verblist", words[500:])):
-            self._text(f"ruler/data/{name}.txt", "\n".join(part))
-        self._json("ruler/data/english_words.json", dict(enumerate(words)))
+            self._text(f"{folder}/{name}.txt", "\n".join(part))
+        self._json(f"{folder}/english_words.json", dict(enumerate(words)))
         articles = [
             {
                 "paragraphs": [
                     {
                         "context": f"{article}.{part} {self._prose(2)}",
-                        "qas": [{"question": f"What is in {article}.{part}?", "answers": [{"text": self._word()}]}],
+                        "qas": [
+                            {"question": f"What is in {article}.{part}?", "answers": [{"text": self._word()}]},
+                            {"question": "Impossible?", "is_impossible": True, "answers": []},
+                        ],
                     }
                     for part in range(4)
                 ]
             }
             for article in range(6)
         ]
-        self._json("ruler/data/squad.json", {"data": articles})
+        self._json(f"{folder}/squad.json", {"data": articles})
         hotpot = [
             {
                 "question": f"Which {n}?",
@@ -83,7 +87,7 @@ class DataSets:
             }
             for n in range(8)
         ]
-        self._json("ruler/data/hotpotqa.json", hotpot)
+        self._json(f"{folder}/hotpotqa.json", hotpot)
 
     def _questions(self, folder: str) -> None:
         self._lines(

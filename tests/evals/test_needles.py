@@ -1,4 +1,4 @@
-"""json_kv: values read off the object, pairs at their depth, contexts filled, HELMET's mark."""
+"""One value in a haystack: passkeys and json_kv, published examples rebuilt, needles at depth, contexts filled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from fake_tokenizer import pieces
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
+from longdecode.evals.generators.ruler import NOISE as FILLER
 from longdecode.evals.scoring.helmet import substring_exact_match
 from longdecode.evals.tasks.base import Sample
-from longdecode.evals.tasks.needles import PLACES, ask
-from longdecode.evals.tasks.registry import get_task
+from longdecode.evals.tasks.needles import PLACES, QUESTION, ask, passkey_text
+from longdecode.evals.tasks.registry import get_task, suite_tasks
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 PAIR_CHARS = 2 * 36 + len('"": "",\n')
@@ -89,3 +90,40 @@ def test_marks_ignore_case_punctuation_articles_and_blanks() -> None:
 def test_a_context_too_short_is_unsupported(tokenizer: TextTokenizer) -> None:
     with pytest.raises(UnsupportedCellError, match="json_kv does not fit 300"):
         get_task("json_kv").samples(300, 1, 0, tokenizer)
+
+
+def test_published_passkeys_are_rebuilt_byte_for_byte(shared_data: Path) -> None:
+    lines = (shared_data / "passkey" / "passkey_examples.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        example = json.loads(line)
+        before, _, after = example["input"].partition("The pass key is")
+        rebuilt = passkey_text(str(example["target"]), before.count(FILLER), after.count(FILLER))
+        assert rebuilt.encode() == example["input"].encode()
+
+
+@pytest.mark.parametrize("name", suite_tasks("passkey"))
+@pytest.mark.parametrize("context", [777, 3000])
+def test_keys_stand_at_their_depth_in_a_full_context(
+    name: str, context: int, tokenizer: TextTokenizer, seed: int
+) -> None:
+    task = get_task(name)
+    depth = int(name.rpartition("_")[2])
+    many = task.samples(context, 3, seed, tokenizer)
+    assert task.samples(context, 2, seed, tokenizer) == many[:2]
+    assert len({sample.meta for sample in many}) == 3
+    for sample in many:
+        used = len(tokenizer.encode(sample.prompt)) + len(tokenizer.encode(sample.forced)) + sample.max_new_tokens
+        assert context - len(FILLER) - 1 < used + 1 <= context + 1
+        before, _, after = sample.prompt.partition(f"The pass key is {sample.meta}. Remember it.")
+        lines = before.count(FILLER) + after.count(FILLER)
+        assert abs(before.count(FILLER) - lines * depth / 100) <= 0.5
+        assert sample.forced == QUESTION
+
+
+def test_the_first_number_is_the_answer(tokenizer: TextTokenizer) -> None:
+    task = get_task("passkey_depth_0")
+    sample = task.samples(600, 1, 0, tokenizer)[0]
+    assert task.score(sample, f" {sample.meta}. Remember 1", ()).value == 1
+    assert task.score(sample, f"1 {sample.meta}", ()).value == 0
+    assert task.score(sample, f"{sample.meta}0", ()).value == task.score(sample, "", ()).value == 0
