@@ -145,6 +145,22 @@ def test_torch_reads_the_weight_once_for_the_last_rows_of_a_block(
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [17, 40])
+def test_a_narrow_model_s_many_rows(rng: torch.Generator, rows: int) -> None:
+    """What the rule picks for many outputs and for many channels: plain, gated, shared out over programs."""
+    assert choose_launch(1536, 8960, rows, torch.bfloat16) == Launch(
+        "dot", 64, 128, 4, 4, block_rows=32 if rows <= 32 else 64, splits=5
+    )
+    for n, k, gate, splits in ((70, 4200, False, 8), (8200, 40, True, 1), (35, 4200, True, 1)):
+        chosen = choose_launch(n, k, rows, torch.float16, gate)
+        assert chosen is not None and chosen.splits == splits
+        x, weight, bias = (t.to(DEVICE) for t in inputs(rng, rows, 2 * n if gate else n, k, torch.float16))
+        if gate:
+            close(gated_linear_gpu(x, weight), gated(x, weight).cpu(), x.dtype, factor=2)
+        else:
+            close(linear_gpu(x, weight, bias), (x.double() @ weight.double().T + bias).cpu(), x.dtype)
+
+
 @pytest.mark.parametrize("rows", [33, 70])
 def test_programs_that_share_channels_leave_their_counters_at_zero(rng: torch.Generator, rows: int) -> None:
     """A second call gives the same bits; the last split has fewer channels, or none."""
