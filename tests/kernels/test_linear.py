@@ -147,7 +147,7 @@ def test_torch_reads_the_weight_once_for_the_last_rows_of_a_block(
 
 @pytest.mark.parametrize("rows", [17, 40])
 def test_a_narrow_model_s_many_rows(rng: torch.Generator, rows: int) -> None:
-    """What the rule picks for many outputs and for many channels: plain, gated, shared out over programs."""
+    """The rule serves many outputs and many channels: plain, gated, shared out over programs."""
     assert choose_launch(1536, 8960, rows, torch.bfloat16) == Launch(
         "dot", 64, 128, 4, 4, block_rows=32 if rows <= 32 else 64, splits=5
     )
