@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from longdecode.evals.records import Record, hash_output
-from longdecode.evals.store import read_folder, read_records, write_table
+from longdecode.evals.store import read_folder, read_records
 
 CELL = ["model", "suite", "task", "context", "batch", "budget", "variant"]
 _SAMPLE = [*CELL, "seed", "sample_index"]
@@ -23,8 +23,7 @@ _SAME = ["same_prompt", "same_output", "same_score"]
 def compare_runs(first: Iterable[Record], second: Iterable[Record]) -> pd.DataFrame:
     """Return one row a cell: samples of either run, shares that agree, and the mean of second minus first.
 
-    A sample that one run lacks agrees in nothing. Two statuses without a score agree where they are the same. ``low``
-    and ``high`` are the difference's 95 % limits (1.96 standard errors over the samples that both scored).
+    A sample that one run lacks agrees in nothing. Two statuses without a score agree where they are the same.
     """
     both = _frame(first).merge(_frame(second), on=_SAMPLE, how="outer", suffixes=("", "_"), indicator="side")
     there = both.side == "both"
@@ -34,10 +33,7 @@ def compare_runs(first: Iterable[Record], second: Iterable[Record]) -> pd.DataFr
         both[f"same_{name}"] = there & alike & (both.status == both.status_)
     both["difference"] = both.score_ - both.score
     cells = both.groupby(CELL, sort=True)
-    half = 1.96 * cells.difference.sem()
-    mean = cells.difference.mean()
-    table = cells[_SAME].mean().assign(n=cells.size(), difference=mean, low=mean - half, high=mean + half)
-    return table.reset_index()
+    return cells[_SAME].mean().assign(n=cells.size(), difference=cells.difference.mean()).reset_index()
 
 
 def _frame(records: Iterable[Record]) -> pd.DataFrame:
@@ -53,15 +49,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Print how two runs compare."""
     parser = argparse.ArgumentParser(prog="python -m longdecode.evals.compare", description=__doc__)
     parser.add_argument("runs", nargs=2, type=Path, metavar="RUN")
-    parser.add_argument("--output", type=Path, help="write the table as CSV")
-    given = parser.parse_args(arguments)
-    found = [read_folder(path, Record) if path.is_dir() else read_records(path, Record) for path in given.runs]
+    runs = parser.parse_args(arguments).runs
+    found = [read_folder(path, Record) if path.is_dir() else read_records(path, Record) for path in runs]
     table = compare_runs(*found)
     print(table.to_string(index=False, float_format="{:.4f}".format))
     same = (table[_SAME] == 1).all(axis=None)
     print(f"{len(table)} cells: {'the same in both' if same and len(table) else 'not the same'}")
-    if given.output:
-        write_table(given.output, table)
     return int(not same or table.empty)
 
 

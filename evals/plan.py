@@ -202,17 +202,17 @@ class Plan:
 
     def gate_files(self, variants: Iterable[str]) -> list[str]:
         """Return the gate files that say whether variants conform."""
-        gates = {self._gate_of(variant) for variant in variants if variant in self.run.methods}
+        gates = {self._gates[variant] for variant in variants if variant in self._gates}
         return [f"{self.results}/gate/{variant}.json" for variant in sorted(gates)]
 
-    @functools.cache  # noqa: B019
-    def _gate_of(self, variant: str) -> str:
-        return self.run.gate_of(variant)
+    @cached_property
+    def _gates(self) -> dict[str, str]:
+        return {variant: self.run.gate_of(variant) for variant in self.run.methods}
 
     @property
     def gated(self) -> list[str]:
         """Variants that have a gate's file: of those that differ in what belongs to one model, the first."""
-        return sorted({self._gate_of(variant) for variant in self.run.methods})
+        return sorted(set(self._gates.values()))
 
     @property
     def gate_models(self) -> list[str]:

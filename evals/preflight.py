@@ -55,7 +55,6 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
 
     Raises:
         ConfigError: the message names the configuration, the key and what is wrong.
-        StorageError: results cannot be written here.
     """
     from longdecode.engine.device import resolve_device
     from longdecode.engine.tokenizer import eos_ids, load_tokenizer
@@ -73,7 +72,6 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
         for variant in run.methods:
             if not {str(path) for path in run.methods[variant].files_of(model)} & set(made):
                 _blamed(run, f"methods.{variant}", partial(_build, run, model, variant))
-    _refuse_locked_place(Path("results") / run.profile)
 
 
 def _build(run: RunConfig, model: str, variant: str) -> None:
@@ -144,12 +142,3 @@ def _may_be_hub_data(place: Path) -> bool:
     """Return whether a missing folder may name data on the hub: ``hub``, or ``org/name``."""
     org_and_name = len(place.parts) == 2 and not place.is_absolute() and not Path(place.parts[0]).is_dir()
     return str(place) == "hub" or org_and_name
-
-
-def _refuse_locked_place(folder: Path) -> None:
-    place = folder.absolute()
-    existing = next(path for path in (place, *place.parents) if path.exists())
-    if not existing.is_dir():
-        raise StorageError(f"{folder} could not be written: {existing} is a file")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise StorageError(f"{folder} could not be written: {existing} is read-only for this user")

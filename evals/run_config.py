@@ -166,10 +166,9 @@ class RunConfig:
             typed.require_known(f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks")
         if self.throughput is not None:
             self.throughput.check_names(self.methods, self.models)
-        if self.retrospection is not None:
-            self.retrospection.check_names(self.models, self.methods)
-        if self.generation is not None:
-            self.generation.check_names(self.models, self.methods)
+        for part in (self.retrospection, self.generation):
+            if part is not None:
+                part.check_names(self.models, self.methods)
         for name, training in self.training.items():
             typed.require_known("model", [training.model], self.models, f"training.{name}.model")
         typed.require_known("model", self.overlap, self.models, "overlap")

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.tasks.registry import describe
-from longdecode.reporting import charts, samples, wording
+from longdecode.reporting import charts, wording
 from longdecode.reporting.runs import REFERENCE, Run, budget_order, each, groups, in_order, middle, top
 from longdecode.reporting.site import Figure, Page, Site
 
 _GROUPS, _LINES = 9, 6
+PER_SUITE = 2
+_HEAD, _TAIL = 260, 80
+_COLUMNS = ("variant", "label", "task", "context", "budget", "seed", "sample_index", "score", "output_text")
+_PROMPT = ["task", "context", "seed", "sample_index"]
 
 
 def write_tasks(site: Site) -> None:
@@ -24,7 +31,7 @@ def write_tasks(site: Site) -> None:
         runs = [run for run in site.current if suite in run.suites]
         grids = [grid for run in runs for grid in _grids(run, suite)]
         figures = [figure for run in runs if (figure := _along(site, page, run, suite))]
-        texts = [(run, pair) for run in runs for pair in samples.pairs(run, suite)][: samples.PER_SUITE + 1]
+        texts = [(run, pair) for run in runs for pair in pairs(run, suite)][: PER_SUITE + 1]
         site.write(
             page,
             "task.html",
@@ -176,3 +183,62 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
     return site.figure(
         page, f"along-{run.name}", title, spec, frame, f"{place}, run {run.name}. Each point joins neighbouring places."
     )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One prompt: what Full wrote and what a variant wrote, each with its score."""
+
+    variant: str
+    budget: str
+    task: str
+    context: int
+    index: int
+    full: str
+    full_score: float
+    text: str
+    score: float
+
+
+def pairs(run: Run, suite: str) -> list[Pair]:
+    """Return the prompts of a suite on which variants lose most, one a variant, of those whose texts are stored."""
+    found: list[Pair] = []
+    for model in sorted(path for path in (run.folder / "records").glob("*") if path.is_dir()):
+        texts = list(_stored(model, suite))
+        if texts:
+            found += _worst(pd.concat(texts))
+    return sorted(found, key=lambda pair: pair.score - pair.full_score)[:PER_SUITE]
+
+
+def _stored(model: Path, suite: str) -> Iterator[pd.DataFrame]:
+    """Yield the stored texts of a suite, one table a file; most records keep none."""
+    for path in sorted(model.glob(f"*/{suite}.parquet")) + sorted(model.glob(f"*/{suite}.[0-9]*.parquet")):
+        names = [name for name in _COLUMNS if name in pq.read_schema(path).names]
+        table = pq.read_table(path, columns=names, filters=[("output_text", "!=", "")]).to_pandas()
+        yield table.rename(columns={"label": "variant"}).dropna(subset=["output_text", "score"])
+
+
+def _worst(texts: pd.DataFrame) -> list[Pair]:
+    full = texts[texts.variant == REFERENCE][[*_PROMPT, "output_text", "score"]]
+    both = texts[texts.variant != REFERENCE].merge(full, on=_PROMPT, suffixes=("", "_full"))
+    lost = both[both.score < both.score_full].sort_values(["score", "context"])
+    return [
+        Pair(
+            r.variant,
+            r.budget,
+            r.task,
+            r.context,
+            r.sample_index,
+            cut(r.output_text_full),
+            r.score_full,
+            cut(r.output_text),
+            r.score,
+        )
+        for r in lost.drop_duplicates("variant").pipe(each)
+    ]
+
+
+def cut(text: str) -> str:
+    """Return a text whole, or its head and tail."""
+    text = text.strip()
+    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD].rstrip()} […] {text[-_TAIL:].lstrip()}"

@@ -98,14 +98,6 @@ def run(
 
 
 @app.command()
-def demo(cores: Cores = CORES) -> None:
-    """Run the demo: seven methods on the miniature, minutes on two cores."""
-    from longdecode.running import run_workflow
-
-    raise typer.Exit(run_workflow("demo", cores, "all", [], console))
-
-
-@app.command()
 def plan(
     profile: Annotated[str, typer.Argument(help="A configuration, a profile, or a folder of configurations.")] = "demo",
 ) -> None:

@@ -262,14 +262,9 @@ def report(job: Job) -> None:
     config, pages = Path(job.rule.input.config), job.outputs[0].parent
     instrument = config.parent / "instrument.json"
     checks = json.loads(instrument.read_text(encoding="utf-8"))["checks"]
-    failed = [
-        f"  {check['name']}: {check['requires']}; got {check['numbers']}"
-        for check in checks
-        if check["outcome"] == "failed"
-    ]
-    if failed:
-        head = f"{len(failed)} of {len(checks)} instrument checks failed ({instrument}):"
-        raise GateError("\n".join([head, *failed]))
+    if failed := [check for check in checks if check["outcome"] == "failed"]:
+        said = "".join(f"\n  {check['name']}: {check['requires']}; got {check['numbers']}" for check in failed)
+        raise GateError(f"{len(failed)} of {len(checks)} instrument checks failed ({instrument}):{said}")
     # What ships with the project, such as a tuning record, is no result of the run and in no manifest.
     results = {path for path in job.inputs if path.is_relative_to(config.parent)}
     manifest.require(config.parent, results | manifest.listed(config.parent))

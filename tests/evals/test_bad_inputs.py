@@ -297,6 +297,6 @@ def test_a_read_only_place_is_named(place: Path) -> None:
     if os.access(place / "results", os.W_OK):  # root writes everywhere
         (place / "results").rmdir()
         (place / "results").write_text("a file")
-    Path("run.yaml").write_text(BASE)
-    with pytest.raises(LongDecodeError, match=r"results/trial could not be written: .*results"):
-        run(BASE)
+    plan = Plan(build_run_config(parse_yaml(BASE, "run.yaml"), "run.yaml"), Path())
+    with pytest.raises(SystemExit, match=r"results/trial could not be written: "):
+        plan.hold_profile()

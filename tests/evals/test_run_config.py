@@ -48,6 +48,8 @@ def test_a_file_is_read_as_written(tmp_path: Path, config_values: dict[str, Any]
     assert config.data == {"pg19": tmp_path}
     assert (config.instrument.full_min, config.instrument.streaming_budget) == (0.9, 0.15)
     assert config.instrument.full_min_by_task == {"mini_book_write": 0.5}
+    both = load_run_config(path, {"budgets": [1, 1.0]})  # a token and the whole context
+    assert [budget.text for budget in both.budgets] == ["1", "1.0"]
     over = load_run_config(path, {"seed": 6, "suites": {"mini_book": {"samples": 9}}})
     assert (over.seed, over.suites["mini_book"].samples, over.suites["mini_book"].batch) == (6, 9, 2)
 
@@ -123,11 +125,6 @@ def test_a_variant_may_be_restricted_and_differ_by_model(config_values: dict[str
     assert build_run_config(config_values, "c").suites_of("part") == ()
     spec = config.methods["part"]
     assert (spec.params_of("tiny"), spec.params_of("llama3-8b")) == ({"sinks": 2}, {"sinks": 8})
-
-
-def test_both_a_token_and_the_whole_context_are_budgets(config_values: dict[str, Any]) -> None:
-    config_values["budgets"] = [1, 1.0]
-    assert [budget.text for budget in build_run_config(config_values, "c").budgets] == ["1", "1.0"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.stem)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from longdecode.reporting import samples, wording
+from longdecode.reporting import tasks, wording
 from longdecode.reporting.build import build, build_all
 from longdecode.reporting.runs import ReportError, middle, read_run
 from site_pages import Maker, parsed
@@ -113,7 +113,7 @@ def test_answers_stand_side_by_side_where_both_are_stored(small: Path) -> None:
         path = small / "records" / "m" / v / "s.4096.parquet"
         path.parent.mkdir(parents=True)
         pd.DataFrame([row for row in rows if row["label"] == v]).to_parquet(path)
-    (pair,) = samples.pairs(read_run(small), "s")
+    (pair,) = tasks.pairs(read_run(small), "s")
     assert (pair.variant, pair.index, pair.full, pair.score) == ("quest", 0, "right", 0.0)
     assert len(pair.text) < 400 and "[…]" in pair.text
 

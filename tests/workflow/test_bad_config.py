@@ -24,20 +24,6 @@ def message(path: Path, given: dict[str, Any] | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"methods": {"qwest": {}}}, ("methods.qwest", "'qwest'", "nearest valid name: 'quest'")),
-        ({"methods": {"quest": {"params": {"varient": "x"}}}}, ("varient", "nearest valid name: 'variant'")),
-        ({"seeds": 3}, ("seeds", "nearest valid name: 'seed'")),
-    ],
-)
-def test_refused(write_config: Any, changes: dict[str, Any], expected: tuple[str, ...]) -> None:
-    path = write_config(**changes)
-    text = message(path)
-    assert text.startswith("ConfigError: ") and all(part in text for part in (path.name, *expected)), text
-
-
 def test_snakemake_ends_with_the_message_alone(snakemake: Any, write_config: Any) -> None:
     """The one real process: values of the command line keep their types, and the error comes without a traceback."""
     path = write_config()

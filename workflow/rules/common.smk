@@ -39,13 +39,9 @@ if not workflow.configfiles:
 GIVEN = dict(workflow.config_settings.config)
 # A job's own process takes for granted what the first one has checked.
 FIRST = workflow.is_main_process
-if FIRST:
-    for (
-        file
-    ) in (
-        workflow.configfiles
-    ):  # Snakemake's reader takes a key that stands twice in silence
-        refusing(read_yaml, Path(os.path.relpath(file)))
+# Snakemake's reader takes a key that stands twice in silence.
+for file in workflow.configfiles if FIRST else ():
+    refusing(read_yaml, Path(os.path.relpath(file)))
 update_config(config, retyped(GIVEN))
 # Snakemake tells targets after parsing only; tuning makes what the check asks for.
 TUNING = "tune" in sys.argv[1:]
