@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,11 @@ from longdecode.evals import gate as gates
 from longdecode.evals.records import Provenance, Record
 from longdecode.evals.sandbox import SandboxUnsupportedError, require_sandbox
 from longdecode.methods import conformance_launches
+
+TRIMMING = (
+    "<s>{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[bot]{% endif %}"
+)
 
 
 @pytest.fixture
@@ -42,6 +48,18 @@ def config_values(byte_checkpoint: Path) -> dict[str, Any]:
 def tokenizer(byte_checkpoint: Path) -> TextTokenizer:
     """Bytes as tokens, nothing before a text; tests that need another have one of their own."""
     return load_tokenizer(byte_checkpoint)
+
+
+@pytest.fixture
+def chatty(byte_checkpoint: Path, tmp_path: Path) -> Path:
+    """The byte checkpoint with a chat template that trims what it is given."""
+    folder = tmp_path / "chatty"
+    folder.mkdir()
+    for file in byte_checkpoint.iterdir():
+        (folder / file.name).symlink_to(file)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TRIMMING}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
 
 
 @pytest.fixture

@@ -101,14 +101,8 @@ def chosen(results: dict[str, Any]) -> list[tuple[float, bool]]:
 
 
 def ours(folder: Path, **arguments: Any) -> dict[str, Any]:
-    given = {
-        "pretrained": str(WEIGHTS),
-        "device": "cpu",
-        "dtype": "float32",
-        "gate": False,
-        "batch_size": 5,
-    } | arguments
-    return evaluate("longdecode", folder, model_args=given)
+    given = {"pretrained": str(WEIGHTS), "device": "cpu", "dtype": "float32", "gate": False, "batch_size": 5}
+    return evaluate("longdecode", folder, model_args=given | arguments)
 
 
 @pytest.fixture(scope="module")

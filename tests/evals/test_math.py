@@ -13,7 +13,6 @@ import pytest
 from fake_tokenizer import Words
 from json_lines import write_rows
 from longdecode.engine.errors import DataUnavailableError, UnsupportedCellError
-from longdecode.evals import gate as gates
 from longdecode.evals.analysis.cells import all_cells
 from longdecode.evals.analysis.summary import summary_table
 from longdecode.evals.evaluate import evaluate_suite
@@ -26,9 +25,6 @@ from longdecode.evals.tasks import math
 from longdecode.evals.tasks.math import INSTRUCTION, SETS, Problem, load_problems
 from longdecode.evals.tasks.registry import default_tasks, get_task, suite_tasks
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
-)
 ROWS: dict[str, dict[str, Any]] = {
     "aime24": {"id": 60, "problem": "P", "solution": "\\boxed{025}", "answer": "025", "url": "u", "year": "2024"},
     "aime25": {"problem": "P", "answer": "25", "id": "0"},
@@ -127,23 +123,16 @@ def test_draws_of_a_problem_stand_together_and_share_its_prompt(tmp_path: Path) 
 
 
 @pytest.fixture
-def run(tmp_path: Path, byte_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Record]]:
+def run(tmp_path: Path, chatty: Path, gate: list[Any]) -> Callable[..., list[Record]]:
     """One job of the suite on a byte model with a chat template and an end-of-sequence token."""
-    monkeypatch.setattr(gates, "check_method", lambda *given: None)
-    checkpoint = tmp_path / "chatty"
-    checkpoint.mkdir()
-    for file in byte_checkpoint.iterdir():
-        (checkpoint / file.name).write_bytes(file.read_bytes())
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
-    (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
-    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [65, 256]}))
+    (chatty / "generation_config.json").write_text(json.dumps({"eos_token_id": [65, 256]}))
     write_rows(
         tmp_path / "data" / "math500" / "test.jsonl", [{"problem": f"{i}+1?", "answer": str(i + 1)} for i in range(5)]
     )
     values = {
-        "profile": "tiny", "device": "cpu", "models": {"tiny": {"path": str(checkpoint)}}, "methods": {"full": {}},
+        "profile": "tiny", "device": "cpu", "models": {"tiny": {"path": str(chatty)}}, "methods": {"full": {}},
         "budgets": [64], "data": {"math": str(tmp_path / "data")},
-        "suites": {"math": {"contexts": [120], "samples": 6, "batch": 5, "tasks": ["math500"]}},
+        "suites": {"math": {"contexts": [130], "samples": 6, "batch": 5, "tasks": ["math500"]}},
     }  # fmt: skip
 
     def start(folder: str) -> list[Record]:
@@ -170,8 +159,8 @@ def test_a_job_marks_cuts_off_and_gives_up(run: Callable[..., list[Record]], mon
         assert r.output_ids is not None
         ended = r.output_ids[-1] in (65, 256)
         assert (r.measures["truncated"], r.finish_reason) == ((0, "stop") if ended else (1, "length"))
-        prompt = len(f"<user>{r.sample_index}+1?{INSTRUCTION}<a>")
-        assert len(r.output_ids) == 120 - prompt or ended
+        prompt = len(f"<s>[user]{r.sample_index}+1?{INSTRUCTION}[end][bot]")
+        assert len(r.output_ids) == 130 - prompt or ended
     row = summary_table(all_cells(records), Spread(0.95, 200, 0)).iloc[0]
     assert (row["status"], row["n"], row["n_timeout"], row["value"]) == ("ok", 4, 1, 0.5)
     assert row["truncated"] == pytest.approx(sum(r.measures["truncated"] for r in records) / 5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +26,6 @@ from longdecode.evals.tasks.base import Reasked, Sample, Score, Task, encoded
 from longdecode.evals.tasks.registry import describe, folder_of, get_suite, get_task, suite_names, suite_tasks
 
 MINIATURE = Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights"
-TRIMMING = (
-    "<s>{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}[end]{% endfor %}"
-    "{% if add_generation_prompt %}[bot]{% endif %}"
-)
 # Tasks that need no data, one of each kind of question, with what their question begins with.
 ASKED = {
     "passkey_depth_50": "What is the pass key?", "json_kv": "Key: ", "mini_recall_two_hop": "\n? ",
@@ -38,18 +33,6 @@ ASKED = {
     "ruler_niah_single_1": "What is the special magic number for ", "ruler_vt": "Question: Find all variables",
     "ruler_fwe": "Question: Do not provide",
 }  # fmt: skip
-
-
-@pytest.fixture
-def chatty(byte_checkpoint: Path, tmp_path: Path) -> Path:
-    """The byte checkpoint with a chat template that trims what it is given."""
-    folder = tmp_path / "chatty"
-    folder.mkdir()
-    for file in byte_checkpoint.iterdir():
-        (folder / file.name).symlink_to(file)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TRIMMING}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 def made(name: str, tokenizer: TextTokenizer, context: int = 4096) -> list[Sample]:
@@ -222,11 +205,8 @@ def test_a_method_that_reads_everything_answers_alike_under_both(
             found.append(read_records(output, Record))
         for one, two in zip(*found, strict=True):
             assert one.status == "ok" and one.output_ids == two.output_ids and one.score == two.score
-            assert (one.suite, one.task, one.question) == (
-                first,
-                run.suites[first].tasks[0],
-                run.suites[first].question,
-            )
+            spec = run.suites[first]
+            assert (one.suite, one.task, one.question) == (first, spec.tasks[0], spec.question)
             assert {one.question, two.question} == {"decoded", "prompt"} and one.prompt_sha256 != two.prompt_sha256
             # What is decoded is what differs: the question's tokens, one a step.
             decoded, prompt = sorted((one, two), key=lambda record: record.question)
@@ -234,15 +214,8 @@ def test_a_method_that_reads_everything_answers_alike_under_both(
 
 
 def test_a_request_holds_the_tokens_of_both_parts(config_values: dict[str, Any], chatty: Path) -> None:
-    suites = {
-        "ruler_chat": {
-            **SUITE_SETTINGS,
-            "contexts": [1000],
-            "question": "decoded",
-            "tasks": ["ruler_niah_single_1_chat"],
-        }
-    }
-    run = config(config_values, suites, models={"tiny": {"path": str(chatty)}})
+    asked = {**SUITE_SETTINGS, "contexts": [1000], "question": "decoded", "tasks": ["ruler_niah_single_1_chat"]}
+    run = config(config_values, {"ruler_chat": asked}, models={"tiny": {"path": str(chatty)}})
     job = QualityJob(run, "tiny", "ruler_chat_decoded", torch.device("cpu"))
     (task,) = job.tasks.values()
     request = job.request(task, 1000, job.samples(task, 1000)[0])

@@ -218,14 +218,7 @@ def test_without_a_sandbox_the_cell_is_unsupported(release: Path, monkeypatch: p
 def test_gpqa_is_asked_with_choices_in_a_fixed_order(tmp_path: Path) -> None:
     folder = tmp_path / "diamond"
     folder.mkdir()
-    names = [
-        "Question",
-        "Correct Answer",
-        "Incorrect Answer 1",
-        "Incorrect Answer 2",
-        "Incorrect Answer 3",
-        "Record ID",
-    ]
+    names = ["Question", "Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3)), "Record ID"]
     with (folder / "gpqa_diamond.csv").open("w", newline="") as handle:
         csv.writer(handle).writerows([names, *([f"Q{i},\n?", "right", "w1", "w2", "w3\n", "r"] for i in range(40))])
     task = get_task("gpqa_diamond", {"gpqa": tmp_path})

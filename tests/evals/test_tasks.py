@@ -139,12 +139,8 @@ def test_writing_is_marked_on_restated_facts_only() -> None:
 
 
 def test_a_task_that_does_not_fit_is_unsupported(seed: int) -> None:
-    for name, context in (
-        ("mini_longgen_45", 600),
-        ("mini_longgen_90", 2048),
-        ("mini_book_loss", 256),
-        ("mini_book_write", 384),
-    ):
+    contexts = {"mini_longgen_45": 600, "mini_longgen_90": 2048, "mini_book_loss": 256, "mini_book_write": 384}
+    for name, context in contexts.items():
         with pytest.raises(UnsupportedCellError, match=name):
             get_task(name).samples(context, 1, seed, BYTES)
 
