@@ -7,25 +7,19 @@ scores of real predictions these functions give to two decimals (tests/evals/tes
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
-import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.evals.scoring.choice_letter import chosen_letter
+from longdecode.evals.scoring.string_match import normalized
 
 Classes = Sequence[str] | None
 _FIRST_LETTER = re.compile(r"\W*([A-D])\b(?!\s+[a-z])")  # "A table shows" names no choice
 _Metric = Callable[[str, str, Classes], float]
 
 _EPSILON = 1e-8  # the package's guard against a division by zero; it moves the eighth digit
-_PUNCTUATION = frozenset(string.punctuation)
-_CHINESE_PUNCTUATION = _PUNCTUATION | frozenset(
-    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"
-    "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
-)
 
 
 def score_answers(metric: str, prediction: str, answers: Sequence[str], classes: Classes = None) -> float:
@@ -47,12 +41,12 @@ def first_line(prediction: str) -> str:
 
 def qa_f1(prediction: str, answer: str, _: Classes = None) -> float:
     """F1 over words, both texts lowered and stripped of punctuation and articles."""
-    return _f1(_english_words(prediction), _english_words(answer))
-
-
-def qa_f1_zh(prediction: str, answer: str, _: Classes = None) -> float:
-    """F1 over the words of a Chinese segmenter, punctuation left out."""
-    return _f1(_chinese_words(prediction), _chinese_words(answer))
+    predicted, wanted = normalized(prediction).split(), normalized(answer).split()
+    same = sum((Counter(predicted) & Counter(wanted)).values())
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(predicted), same / len(wanted)
+    return 2 * precision * recall / (precision + recall)
 
 
 def rouge_l(prediction: str, reference: str, _: Classes = None) -> float:
@@ -107,11 +101,6 @@ def _sentences(text: str) -> list[list[str]]:
     return [" ".join(part.split()).split(" ") for part in text.split(".") if part]
 
 
-def rouge_l_zh(prediction: str, answer: str, _: Classes = None) -> float:
-    """Rouge-L over the words of a Chinese segmenter."""
-    return rouge_l(" ".join(_segment(prediction)), " ".join(_segment(answer)))
-
-
 def classification(prediction: str, answer: str, classes: Classes = None) -> float:
     """One over the number of class names the prediction holds, where the right one is among them.
 
@@ -129,17 +118,16 @@ def classification(prediction: str, answer: str, classes: Classes = None) -> flo
 
 def count(prediction: str, answer: str, _: Classes = None) -> float:
     """The share of the numbers in the prediction that are the right one."""
-    return _right_numbers(prediction, answer)
+    numbers = re.findall(r"\d+", prediction)
+    return numbers.count(answer) / len(numbers) if numbers else 0.0
 
 
 def retrieval(prediction: str, answer: str, _: Classes = None) -> float:
     """The share of the numbers in the prediction that are the paragraph's."""
-    return _right_numbers(prediction, _paragraph(r"Paragraph (\d+)", answer))
-
-
-def retrieval_zh(prediction: str, answer: str, _: Classes = None) -> float:
-    """The same for paragraphs named in Chinese."""
-    return _right_numbers(prediction, _paragraph(r"段落(\d+)", answer))
+    found = re.search(r"Paragraph (\d+)", answer)
+    if found is None:
+        raise DataUnavailableError(f"the reference {answer!r} names no paragraph: not LongBench's data")
+    return count(prediction, found[1])
 
 
 def code_similarity(prediction: str, answer: str, _: Classes = None) -> float:
@@ -165,49 +153,10 @@ def choice(prediction: str, answer: str, _: Classes = None) -> float:
 
 METRICS: Mapping[str, _Metric] = {
     "qa_f1": qa_f1,
-    "qa_f1_zh": qa_f1_zh,
     "rouge_l": rouge_l,
-    "rouge_l_zh": rouge_l_zh,
     "classification": classification,
     "count": count,
     "retrieval": retrieval,
-    "retrieval_zh": retrieval_zh,
     "code_similarity": code_similarity,
     "accuracy": choice,
 }
-
-
-def _f1(predicted: Sequence[str], wanted: Sequence[str]) -> float:
-    same = sum((Counter(predicted) & Counter(wanted)).values())
-    if same == 0:
-        return 0.0
-    precision, recall = same / len(predicted), same / len(wanted)
-    return 2 * precision * recall / (precision + recall)
-
-
-def _english_words(text: str) -> list[str]:
-    bare = "".join(character for character in text.lower() if character not in _PUNCTUATION)
-    return re.sub(r"\b(a|an|the)\b", " ", bare).split()
-
-
-def _chinese_words(text: str) -> list[str]:
-    bare = ("".join(c for c in word.lower() if c not in _CHINESE_PUNCTUATION) for word in _segment(text))
-    return [joined for word in bare if (joined := "".join(word.split()))]
-
-
-def _segment(text: str) -> list[str]:
-    jieba = importlib.import_module("jieba")  # only here: its dictionary takes a second to load
-    jieba.setLogLevel("WARNING")
-    return list(jieba.cut(text, cut_all=False))
-
-
-def _paragraph(pattern: str, answer: str) -> str:
-    found = re.search(pattern, answer)
-    if found is None:
-        raise DataUnavailableError(f"the reference {answer!r} names no paragraph ({pattern}): not LongBench's data")
-    return found.group(1)
-
-
-def _right_numbers(prediction: str, wanted: str) -> float:
-    numbers = re.findall(r"\d+", prediction)
-    return numbers.count(wanted) / len(numbers) if numbers else 0.0

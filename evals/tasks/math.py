@@ -17,8 +17,7 @@ from pathlib import Path
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
 from longdecode.evals.scoring.choice_letter import chosen_letter
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
-from longdecode.evals.scoring.math_checker import MathChecker, shared_checker
-from longdecode.evals.scoring.math_equivalence import Rule
+from longdecode.evals.scoring.math_checker import MathChecker, Rule, shared_checker
 from longdecode.evals.scoring.plain_text import plain
 from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suite
 

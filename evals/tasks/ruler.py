@@ -21,7 +21,7 @@ from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.reader import SOURCES, DataSet, is_text, read_json, read_text, shown
 from longdecode.evals.generators import ruler as make
 from longdecode.evals.generators.ruler import DocumentQuestion, NiahSpec, RulerQuestion
-from longdecode.evals.scoring.ruler import string_match_all, string_match_part
+from longdecode.evals.scoring.string_match import string_match_all, string_match_part
 from longdecode.evals.tasks.base import Data, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context, largest_fitting
 

@@ -184,7 +184,7 @@ def test_suites_hold_all_tasks_and_run_the_papers_eight_by_default() -> None:
     for suite, suffix in (("longbench", ""), ("longbench_prompt", "_prompt")):
         names = {f"longbench_e_{dataset}{suffix}" for dataset in EVEN_THIRTEEN}
         assert len(names) == 13 and names | {f"longbench_v2{suffix}"} <= set(suite_tasks(suite))
-        assert len(suite_tasks(suite)) == 21 + 13 + 1
+        assert len(suite_tasks(suite)) == 16 + 13 + 1
         assert default_tasks(suite) == tuple(f"longbench_{name}{suffix}" for name in ENGLISH_EIGHT)
         assert set(default_tasks(suite)) <= set(suite_tasks(suite))
     assert default_tasks("mini_book") == suite_tasks("mini_book")
@@ -206,7 +206,6 @@ def test_the_prompt_of_a_real_row_is_the_one_seen_elsewhere(shared_data: Path, t
     [
         ("qmsum", "rebuilt/qmsum.first40.jsonl", 40),
         ("multi_news", "genuine_jsonl/multi_news.first40.jsonl", 40),
-        ("passage_retrieval_zh", "genuine_jsonl/passage_retrieval_zh.first20.jsonl", 20),
     ],
 )
 def test_real_rows_become_samples_that_fit(

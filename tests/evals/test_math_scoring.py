@@ -15,10 +15,10 @@ import pytest
 from fake_tokenizer import Words
 from json_lines import read_rows
 from longdecode.engine.errors import ScoreTimeoutError
+from longdecode.evals.sandbox import SandboxUnsupportedError, require_sandbox
 from longdecode.evals.scoring import math_checker
 from longdecode.evals.scoring.math_answer import final_answer, integer_answer
-from longdecode.evals.scoring.math_checker import CheckerError, MathChecker
-from longdecode.evals.scoring.math_equivalence import Rule
+from longdecode.evals.scoring.math_checker import CheckerError, MathChecker, Rule
 from longdecode.evals.tasks.math import SETS, MathTask, Problem
 
 TOWER = "10^{10^{10^{10}}}"
@@ -252,7 +252,9 @@ def test_memory_is_bounded() -> None:
 
 
 def test_the_worker_has_no_network_and_no_files_of_the_host() -> None:
-    if not math_checker.is_sandboxed():
+    try:
+        require_sandbox()
+    except SandboxUnsupportedError:
         pytest.skip("no bubblewrap here: the worker is an ordinary process with limits")
     with MathChecker() as one:
         pid = worker_of(one)
