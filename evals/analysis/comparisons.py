@@ -11,8 +11,8 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
 from longdecode.evals import stats
-from longdecode.evals.analysis.baseline import TaskStatus, task_statuses
-from longdecode.evals.analysis.cells import ALL_TASKS, Cell, Cells, is_bounded, method_of, paired_units
+from longdecode.evals.analysis import cells as grouped
+from longdecode.evals.analysis.cells import ALL_TASKS, Cell, Cells, TaskStatus, is_bounded, method_of, paired_units
 from longdecode.evals.run_config import REFERENCE_METHOD
 from longdecode.evals.stats import Spread, generator
 
@@ -73,7 +73,7 @@ def comparisons_table(
     Raises:
         CellError: two sides were scored on different prompts.
     """
-    statuses = task_statuses(cells, spread)
+    statuses = grouped.task_statuses(cells, spread)
     pairs = list(dict.fromkeys([*against_full(cells), *_requested(cells, requests)]))
     groups = [(a.task, [(a, b)]) for a, b in pairs] + list(means(pairs, cells, statuses, pools))
     rows = [row for task, members in groups if (row := _row(members, task, cells, statuses, spread))]

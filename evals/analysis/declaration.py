@@ -1,16 +1,30 @@
-"""Read what a paper published and how this project looks each number up: one YAML file a paper, typed and checked."""
+"""Read what papers published, one typed YAML file a paper, and make claims.csv: each claim's number beside ours.
+
+A claim's row has its number in print, the one that this project looks up for it, and one word for what came out.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.analysis.comparisons import PairRequest
-from longdecode.evals.analysis.query import Query, Where
+from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, Tables, Where
+
+COLUMNS = (
+    "paper", "claim", "published", "like_for_like", "low", "high", "unit", "conditions", "bound", "best_variant",
+    "best", "verdict", "why", "source", "run", "revision",
+)  # fmt: skip
+Outcome = Literal["reproduced", "partly", "not reproduced", "not comparable", "cannot tell", "not run"]
+MOST_OF_IT = 0.5
+"""Share of the printed effect from which on a claim holds partly."""
 
 
 class DeclarationError(LongDecodeError):
@@ -177,3 +191,82 @@ def load_declarations(folder: Path) -> dict[str, Declaration]:
         except (ValidationError, yaml.YAMLError) as error:
             raise DeclarationError(f"{path}: {error}") from error
     return found
+
+
+def claims_table(papers: Mapping[str, Declaration], tables: Tables, profile: str) -> pd.DataFrame:
+    """Return a row for every claim of every paper; what was not run, or fits several rows, says so.
+
+    A claim has one answer among the committed runs: that of the run it names. A run that no claim names answers all.
+
+    Raises:
+        QueryError: a claim's query names an unknown column.
+    """
+    named = {claim.run for paper in papers.values() for claim in paper.claims}
+    rows = [
+        _row(name, paper, claim, tables, claim.run == profile or profile not in named)
+        for name, paper in papers.items()
+        for claim in paper.claims
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def outcome(printed: float, claim: Claim, found: Found | None, digits: int) -> Outcome:
+    """Return what came out of a claim under the paper's own conditions.
+
+    At least so much: ``reproduced`` where the interval reaches the printed figure (as rounded there), ``partly`` where
+    it reaches half of the printed effect, ``not reproduced`` where it stays below. At most so much: ``reproduced``
+    where the whole interval lies below, ``not reproduced`` where none of it does. ``cannot tell``: there is no
+    interval, it holds both the printed figure and no effect, or forks of one training each stand behind it. The best
+    variant has no say.
+    """
+    if found is None:
+        return "not run"
+    if not claim.comparable:
+        return "not comparable"
+    if not (math.isfinite(found.low) and math.isfinite(found.high)) or (claim.trainings or 2) < 2:
+        return "cannot tell"
+    rounding = 0.5 * 10.0**-digits
+    if claim.direction == "at_most":
+        if found.high <= printed + rounding:
+            return "reproduced"
+        return "not reproduced" if found.low > printed + rounding else "cannot tell"
+    sign = 1.0 if printed >= claim.no_effect else -1.0
+    least, most = sorted((sign * found.low, sign * found.high))
+    goal, nothing = sign * printed, sign * claim.no_effect
+    if most >= goal - rounding:
+        return "cannot tell" if least <= nothing else "reproduced"
+    return "partly" if most >= nothing + MOST_OF_IT * (goal - nothing) else "not reproduced"
+
+
+def _row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: bool) -> dict[str, Any]:
+    table, row, column = paper.printed(claim)
+    found, best, bound, why = None, None, None, ""
+    if answers:
+        try:
+            found, best, bound = map(tables.find, (claim.like, claim.best, claim.bound))
+        except AmbiguousQueryError as error:
+            why = f"Not read: {error}."
+    elif claim.run:
+        why = f"The run {claim.run} answers it."
+    if found:
+        why = claim.why.format(bound=bound.value if bound else math.nan, **found.row)
+    return {
+        "paper": name, "claim": claim.claim, "published": table.text(row, column), "conditions": claim.conditions,
+        "like_for_like": found and found.value, "low": found and found.low, "high": found and found.high,
+        "unit": found.unit if found else table.unit, "bound": bound and bound.value,
+        "best_variant": best and _variant(best, found), "best": best and best.value, "why": why,
+        "source": table.mark(row, column), "run": claim.run,
+        "verdict": outcome(float(row[column]), claim, found, row.get("digits", table.digits)),
+        "revision": found and found.row.get("revision"),
+    }  # fmt: skip
+
+
+def _variant(best: Found, like: Found | None) -> str:
+    """Return a variant with the context and batch at which it is best, where they are not those of like for like."""
+    other = like.row if like else {}
+    places = [
+        f"{name} {int(best.row[name]):,}"
+        for name in ("context", "batch")
+        if not pd.isna(best.row.get(name)) and best.row[name] != other.get(name)
+    ]
+    return ", ".join([best.variant, *places])

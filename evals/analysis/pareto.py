@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longdecode.evals.analysis.baseline import task_statuses
-from longdecode.evals.analysis.cells import ALL_TASKS, Cells, paired_units
+from longdecode.evals.analysis.cells import ALL_TASKS, Cells, paired_units, task_statuses
 from longdecode.evals.analysis.comparisons import Pair, against_full, means
 from longdecode.evals.records import BaseRecord, SpeedRecord
 from longdecode.evals.run_config import REFERENCE_METHOD

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.analysis import measures
-from longdecode.evals.analysis.claims import claims_table, outcome
-from longdecode.evals.analysis.declaration import Claim, load_declarations
+from longdecode.evals.analysis.declaration import Claim, claims_table, load_declarations, outcome
 from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, QueryError, Tables
 
 PAPERS = Path(__file__).parents[3] / "reporting" / "papers"
