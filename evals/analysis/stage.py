@@ -7,10 +7,9 @@ from pathlib import Path
 from longdecode.evals import manifest
 from longdecode.evals.analysis import TABLES
 from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells
-from longdecode.evals.analysis.comparisons import comparisons_table
+from longdecode.evals.analysis.comparisons import comparisons_table, pareto_table
 from longdecode.evals.analysis.declaration import claims_table, load_declarations
 from longdecode.evals.analysis.measures import measures_table
-from longdecode.evals.analysis.pareto import pareto_table
 from longdecode.evals.analysis.query import Tables
 from longdecode.evals.analysis.summary import summary_table
 from longdecode.evals.fingerprint import require_settings

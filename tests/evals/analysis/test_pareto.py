@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from longdecode.evals.analysis.cells import all_cells, scored_cells
+from longdecode.evals.analysis.comparisons import pareto_table
 from longdecode.evals.analysis.measures import memory_bounds
-from longdecode.evals.analysis.pareto import pareto_table
 from longdecode.evals.records import Record, SpeedRecord, SpeedSample
 from longdecode.evals.stats import Spread
 
