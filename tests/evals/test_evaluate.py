@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import random
 import re
@@ -32,10 +31,7 @@ from longdecode.evals.tasks.base import Score
 from longdecode.evals.tasks.registry import get_task
 
 BYTES = load_tokenizer(Path(__file__).resolve().parents[2] / "models" / "miniature" / "weights")
-MOMENTS = {
-    "measures": {"prefill_ms", "decode_ms"},
-    "provenance": {"started_at", "sm_clock_mhz", "revision", "dirty"},
-}
+MOMENTS = {"measures": {"prefill_ms", "decode_ms"}, "provenance": {"started_at", "sm_clock_mhz", "revision", "dirty"}}
 """Fields that differ between two runs of the same code."""
 Values = dict[str, Any]
 Run = Callable[..., list[Record]]
@@ -162,20 +158,6 @@ def test_what_cannot_run_ends_as_a_status(run: Run) -> None:
     assert "at least 5" in (small["3"].reason or "")
 
 
-def test_generated_tasks_run_on_tokens_that_are_no_bytes(run: Run, byte_checkpoint: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (other / name).write_bytes((byte_checkpoint / name).read_bytes())
-    vocabulary = json.loads((other / "tokenizer.json").read_text())
-    vocab = vocabulary["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    (other / "tokenizer.json").write_text(json.dumps(vocabulary))
-    suites = {"mini_recall": {"contexts": [700], "samples": 1, "batch": 1}}
-    records = run("full", "mini_recall", models={"tiny": {"path": str(other)}}, suites=suites)
-    assert {record.status for record in records} == {"ok"} and len(records) == 3
-
-
 def test_out_of_memory_closes_the_cell_and_the_job_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill = Generator._prefill
 
@@ -217,32 +199,27 @@ def test_a_cell_that_fails_half_way_has_no_samples(run: Run, monkeypatch: pytest
     ]  # fmt: skip
 
 
-def test_a_method_that_fails_its_gate_is_not_scored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any) -> None:
-        raise GateError("logits differ by 3")
-
-    monkeypatch.setattr(gates, "check_method", refuse)
-    sizes = count_prefills(monkeypatch)
-    records = run("streaming", "mini_recall")
-    assert {(r.status, r.reason, r.score) for r in records} == {("failed_gate", "logits differ by 3", None)}
-    assert len(records) == 8 and not sizes
-
-
-def test_a_method_that_cannot_be_checked_is_closed_and_leaves_the_other_labels_alone(
-    config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (GateError("logits differ by 3"), "failed_gate"),
+        (UnsupportedCellError("the smallest budget is 5"), "unsupported"),
+    ],
+)
+def test_a_method_that_fails_its_gate_is_not_scored_and_leaves_the_others_alone(
+    config_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, status: str
 ) -> None:
     def refuse(method: str, *given: Any) -> None:
         if method == "streaming":
-            raise UnsupportedCellError("the card's smallest budget is over the test's")
+            raise error
 
     monkeypatch.setattr(gates, "check_method", refuse)
+    decoded = watch_decoding(monkeypatch)
     outputs = {label: tmp_path / "records" / f"{label}.parquet" for label in ("streaming", "full")}
     evaluate_suite(build_run_config(config_values, "c"), "tiny", "mini_recall", outputs)
     found = {label: read_records(path, Record) for label, path in outputs.items()}
-    assert {(r.status, r.reason) for r in found["streaming"]} == {
-        ("unsupported", "the card's smallest budget is over the test's")
-    }
-    assert [r.status for r in found["full"]] == ["ok"] * 20
+    assert [(r.status, r.reason, r.score) for r in found["streaming"]] == [(status, str(error), None)] * 8
+    assert [r.status for r in found["full"]] == ["ok"] * 20 and {method.name for method in decoded} == {"full"}
 
 
 def test_one_prefill_serves_all_labels_and_gives_each_what_it_gets_alone(

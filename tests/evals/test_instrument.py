@@ -77,38 +77,24 @@ QUEST_AT = {"variant": "quest", "context": 4096}
 @pytest.mark.parametrize(
     ("where", "changes", "fails"),
     [
-        (
-            {"variant": "full", "task": "mini_reason_8", "context": 2048, "sample_index": 0},
-            {"score": 0.9},
-            ["full_solves/mini_reason_8/2048"],
-        ),
+        ({"variant": "full", "task": "mini_reason_8", "context": 2048, "sample_index": 0}, {"score": 0.9},
+         ["full_solves/mini_reason_8/2048"]),
         ({"variant": "streaming", "context": 4096}, {"score": 0.16}, ["streaming_fails/4096"]),
         ({**QUEST_AT, "budget": "0.05"}, {"score": 0.7}, ["quest_rises/4096"]),
-        (
-            {"variant": "quest", "budget": "0.15"},
-            {"score": 0.79},
-            ["quest_gains", "quest_rises/2048", "quest_rises/4096"],
-        ),
+        ({"variant": "quest", "budget": "0.15"}, {"score": 0.79},
+         ["quest_gains", "quest_rises/2048", "quest_rises/4096"]),
         ({"task": "mini_book_loss", "context": 4096}, {"score": 0.6}, ["loss_falls_with_position"]),
         ({"task": "mini_book_loss"}, {"score": 0.6}, ["loss_falls_with_position"]),
         ({"variant": "quest", "task": "mini_longgen_45"}, {"parts": [0.5] * 45}, ["quest_falls_along_the_generation"]),
-        (
-            {"variant": "quest", "task": "mini_longgen_45"},
-            {"parts": parts((0.6, 0.2, 1.0), 45)},
-            ["quest_falls_along_the_generation"],
-        ),
+        ({"variant": "quest", "task": "mini_longgen_45"}, {"parts": parts((0.6, 0.2, 1.0), 45)},
+         ["quest_falls_along_the_generation"]),
     ],
-)
+)  # fmt: skip
 def test_each_broken_property_fails_its_check_alone(
     records: list[Record], where: dict[str, Any], changes: dict[str, Any], fails: list[str]
 ) -> None:
     found = outcomes(changed(records, where, **changes))
     assert sorted(name for name, outcome in found.items() if outcome == "failed") == fails
-
-
-def test_records_without_marks_of_single_answers_leave_falling_along_unrun(records: list[Record]) -> None:
-    bare = changed(records, {"task": "mini_longgen_45"}, parts=None)
-    assert outcomes(bare)["quest_falls_along_the_generation"] == "not run"
 
 
 def test_falling_along_at_one_tight_budget_is_enough_but_wider_ones_do_not_count(
@@ -134,9 +120,8 @@ def test_checks_without_cells_are_not_run(records: list[Record]) -> None:
     }  # fmt: skip
     # Streaming at another budget than the configured one says nothing about the configured one.
     assert outcomes(records, streaming_budget=0.1)["streaming_fails"] == "not run"
-
-
-def test_a_cell_that_could_not_run_neither_passes_nor_fails(records: list[Record]) -> None:
+    bare = changed(records, {"task": "mini_longgen_45"}, parts=None)
+    assert outcomes(bare)["quest_falls_along_the_generation"] == "not run"
     where = {"variant": "full", "task": "mini_recall_single", "context": 4096}
     holes = changed(records, where, status="oom", reason="too large", score=None, sample_index=-1)
     assert outcomes(holes)["full_solves/mini_recall_single/4096"] == "not run"

@@ -72,15 +72,10 @@ def run_with(path: Path, found: TuningRecord, **more: Any) -> RunConfig:
     return build_run_config(values(tuning={"records": {"miniature": str(path)}}, **more), "run.yaml")
 
 
-def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Streaming's knob has four settings and three are paid for; Tidal's first knob uses the effort up."""
-    worth = {
-        ("streaming", 4): 0.5,
-        ("streaming", 16): 0.75,
-        ("streaming", 0): 0.75,
-        ("streaming", 64): 1.0,
-        ("tidal", 6): 0.9,
-    }
+def tune_by(
+    worth: dict[tuple[str, int], float], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> tuple[list[tuple[str, Any]], TuningRecord]:
+    """Tune where each method and value of its first knob has a score (0.1 unless given), and return what was tried."""
     tried: list[tuple[str, Any]] = []
 
     def sweep(config: Any, model: str, methods: Any, tasks: Any = ()) -> dict[str, Sequence[Any]]:
@@ -94,7 +89,14 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
         return found
 
     monkeypatch.setattr(tuning, "sweep", sweep)
-    made = tuning.tune(build_run_config(values(), "run.yaml"), "miniature", tmp_path / "t.json")
+    return tried, tuning.tune(build_run_config(values(), "run.yaml"), "miniature", folder / "t.json")
+
+
+def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Streaming's knob has four settings and three are paid for; Tidal's first knob uses the effort up."""
+    worth = {("streaming", 4): 0.5, ("streaming", 16): 0.75, ("streaming", 0): 0.75, ("streaming", 64): 1.0,
+             ("tidal", 6): 0.9}  # fmt: skip
+    tried, made = tune_by(worth, monkeypatch, tmp_path)
     assert tried == [
         ("full", None), *(("streaming", n) for n in (4, 0, 16)), *(("tidal", layer) for layer in (4, 5, 6))
     ]  # fmt: skip
@@ -104,13 +106,7 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
 
 
 def test_a_knob_without_effect_stays_at_its_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def sweep(config: Any, model: str, methods: Any, tasks: Any = ()) -> dict[str, Sequence[Any]]:
-        fields = {"task": TASKS[0], "prompt_sha256": "a" * 64, "reason": None, "status": "ok"}
-        return {variant: [type("R", (), fields | {"score": float(variant == "full")})()] for variant in methods}
-
-    monkeypatch.setattr(tuning, "sweep", sweep)
-    made = tuning.tune(build_run_config(values(), "run.yaml"), "miniature", tmp_path / "t.json")
-    assert made.methods["streaming"].chosen == {"sinks": 4}
+    assert tune_by({}, monkeypatch, tmp_path)[1].methods["streaming"].chosen == {"sinks": 4}
 
 
 def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(
@@ -160,13 +156,10 @@ def test_a_variant_takes_the_tuned_values_and_its_own_override_them(tmp_path: Pa
         ({"tidal": TIDAL}, None, r"methods\.streaming: .*sinks = 4, tuned: 'none'.* is untuned and tidal is tuned"),
         (None, {"full": {}, "streaming": {}, "tidal": {"params": {"reselect_layer": 6}}}, r"streaming is untuned"),
         (None, {"full": {}, "streaming": {"params": {"sinks": 8}}, "duo": {}}, r"methods\.duo: .*duo is untuned"),
-        (
-            None,
-            {"full": {}, "lychee": {"params": {"roles": "r.json"}}, "duo": {}},
-            r"methods\.duo: .*made up.*lychee are learned",
-        ),
+        (None, {"full": {}, "lychee": {"params": {"roles": "r.json"}}, "duo": {}},
+         r"methods\.duo: .*made up.*lychee are learned"),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_tunes_some_methods_only_is_refused(tmp_path: Path, chosen: Any, methods: Any, says: str) -> None:
     more = {"methods": methods} if methods else {}
     if chosen:

@@ -36,13 +36,8 @@ def query(where: dict[str, Any], **given: Any) -> Query:
 
 def test_one_row_is_found_by_values_of_any_type(tables: Tables) -> None:
     found = tables.find(query({"variant": "b", "context": 4096}))
-    assert found is not None and (found.value, found.low, found.high, found.n, found.unit) == (
-        0.3,
-        0.2,
-        0.4,
-        3,
-        "share",
-    )
+    assert found is not None
+    assert (found.value, found.low, found.high, found.n, found.unit) == (0.3, 0.2, 0.4, 3, "share")
     assert tables.find(query({"variant": "b", "context": "4096"})) == found
 
 
@@ -113,10 +108,7 @@ def test_a_claim_of_2_7_times(bounds: tuple[float, float, float] | None, given: 
 
 
 def test_a_claim_that_fits_several_rows_is_not_read_and_says_why() -> None:
-    step = {"bench": "decode", "stage": "step", "model": "llama3-8b", "variant": "lychee", "context": 131072,
-            "batch": 1, "budget": "4096"}  # fmt: skip
-    speed = pd.DataFrame([step | {"op_sizes": size, "method": "lychee", "ratio": 1.6, "ratio_low": 1.5,
-                                  "ratio_high": 1.7, "n": 9} for size in ("a", "b")])  # fmt: skip
+    speed = speed_of(*({"op_sizes": size, "ratio": 1.6} for size in ("a", "b")))
     row = claims_table({"lychee": LYCHEE}, Tables({"speed": speed}), "h200").iloc[0]
     assert row["verdict"] == "not run" and row["why"] == "Not read: 2 rows of speed.csv fit; they differ in op_sizes."
 

@@ -32,12 +32,8 @@ def nosa() -> pd.DataFrame:
     [
         ("mini_longgen", "infllm2", "fork-infllm2", -0.3),
         ("mini_longgen", "dma", "fork-dma", 40.9),
-        ("mini_longgen", "infllm2", "fork-full", 8.1),
         ("mini_longgen", "shadowkv_equal_longgen", "fork-full", 61.3),
-        ("mini_recall", "infllm2", "fork-infllm2", -5.3),
         ("mini_recall", "quest_equal_lookups", "fork-full", 35.5),
-        ("ruler", "infllm2", "fork-infllm2", 3.3),
-        ("ruler", "dma", "fork-dma", 47.7),
         ("ruler", "shadowkv_equal_ruler", "fork-full", 11.7),
         ("ruler", "nosa", "fork-nosa-s-dma-head", 2.0),
     ],
