@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported, which must not have happened yet.
@@ -28,73 +29,7 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 
 SEED = int(os.environ.get("LONGDECODE_TEST_SEED", "0"))
 
-_COMMON = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 256}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama2": ("llama", {"num_hidden_layers": 2, "num_attention_heads": 3, "rms_norm_eps": 1e-5}),
-    "llama3": (
-        "llama",
-        {
-            "num_hidden_layers": 3,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "rope_parameters": _LLAMA3_ROPE,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen2": ("qwen2", {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 3}),
-    "qwen2_yarn": (
-        "qwen2",
-        {
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "hidden_size": 64,
-            "rope_parameters": _YARN_ROPE,
-        },
-    ),
-    "qwen3": (
-        "qwen3",
-        {
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 20,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "mistral": (
-        "mistral",
-        {"num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "sliding_window": None},
-    ),
-}
-
-_BYTE_SHAPE = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 257,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-}
-
-
+TINY = yaml.safe_load(Path(__file__).with_name("tiny_models.yaml").read_text(encoding="utf-8"))
 TOGETHER = ("tests/reporting/papers/", "tests/reporting/", "tests/workflow/")
 """Tests whose fixtures take seconds to make: with ``--dist loadgroup`` one worker has all tests of such a place."""
 
@@ -183,8 +118,8 @@ def _write_tiny(name: str, folder: Path) -> Path:
     """Save a model whose every parameter is random: norms and biases too, which fresh models leave at one and zero."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    family, overrides = TINY_MODELS[name]
-    config = AutoConfig.for_model(family, **_COMMON | overrides)
+    shape = dict(TINY["models"][name])
+    config = AutoConfig.for_model(shape.pop("family"), **TINY["common"] | shape)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
@@ -227,7 +162,7 @@ def byte_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"{name}.mlp.down_proj.weight": matrix(32, 48),
         }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_BYTE_SHAPE))
+    (folder / "config.json").write_text(json.dumps(TINY["bytes"]))
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from decoding import moved
 from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.correction import Correction
 from longdecode.engine.decode_state import DecodeState
@@ -272,17 +273,8 @@ def test_a_rewrite_never_waits_for_the_host_and_writes_in_place() -> None:
     config = ModelConfig("qwen3", 40, 16, 24, 2, 4, 2, 8, 64, qk_norm=True)
     weights = random_decoder(config, 0, "cpu", torch.float32).weights
 
-    def moved(part: Any) -> Any:
-        values = {name: getattr(part, name) for name in type(part).__slots__}
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                values[name] = value.to("meta")
-            elif isinstance(value, list):
-                values[name] = [moved(layer) for layer in value]
-        return type(part)(**values)
-
     assert isinstance(weights.layers[0], LayerWeights)
-    decoder = Decoder(config, moved(weights), torch.device("meta"), torch.float32)
+    decoder = Decoder(config, moved(weights, "meta"), torch.device("meta"), torch.float32)
     prompt = Generator(decoder).prefill([Request((1, 2, 3), 9), Request((9,), 7)])
     run = make_stepper(decoder, Sampling(), prompt, Window(Params(Correction("rewrite", 4)), config))
     assert isinstance(run, CorrectedStepper)

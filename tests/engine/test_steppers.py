@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
+from decoding import moved
 from longdecode.engine import kv_cache
 from longdecode.engine.decoder import Decoder, DecoderWeights, LayerWeights
 from longdecode.engine.generation import Generator, Request, Sampling
@@ -22,17 +22,6 @@ REQUESTS = [
     Request((9,), 0, (10, 11, 12)),
     Request((4, 5, 6, 7, 8), 9, (), frozenset({3})),
 ]
-
-
-def moved(part: Any, device: str) -> Any:
-    """A copy of a weights dataclass on another device."""
-    values = {name: getattr(part, name) for name in type(part).__slots__}
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor):
-            values[name] = value.to(device)
-        elif isinstance(value, list):
-            values[name] = [moved(layer, device) for layer in value]
-    return type(part)(**values)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_p=0.9, min_p=0.01)])

@@ -46,42 +46,37 @@ def test_tied_embeddings_share_memory(tiny_checkpoint: Callable[[str], Path]) ->
     assert not torch.equal(untied.lm_head, untied.embedding)
 
 
+def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda tensors: tensors.__delitem__(name)
+
+
+def with_tensor(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda tensors: tensors.update({name: tensor})
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"],
+    ("change", "message"),
+    [
+        (without("model.layers.1.self_attn.k_proj.weight"), r"model\.layers\.1\.self_attn\.k_proj\.weight"),
+        (without("model.norm.weight"), r"model\.norm\.weight"),
+        (without("lm_head.weight"), r"lm_head\.weight"),
+        (without("model.embed_tokens.weight"), r"model\.embed_tokens\.weight"),
+        (with_tensor("model.norm.weight", torch.ones(7)), r"model\.norm\.weight is \[7\].*\[48\]"),
+        (with_tensor("model.norm.weight", torch.ones(48, dtype=torch.int8)), r"int8.*bfloat16"),
+        (with_tensor("model.layers.0.self_attn.q_proj.bias", torch.ones(48)), r"q_proj\.bias"),
+    ],
 )
-def test_a_missing_tensor_is_named(name: str, copied: Callable[[str], Path]) -> None:
+def test_tensors_that_do_not_fit_are_named(change: Callable, message: str, copied: Callable[[str], Path]) -> None:
     folder = copied("llama2")
-    rewrite(folder, lambda tensors: tensors.__delitem__(name))
-    with pytest.raises(CheckpointError, match=name):
-        load(folder)
-
-
-def test_a_wrong_shape_is_named(copied: Callable[[str], Path]) -> None:
-    folder = copied("llama2")
-    rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(7)}))
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is \[7\].*\[48\]"):
-        load(folder)
-
-
-def test_a_tensor_that_fits_nowhere_is_named(copied: Callable[[str], Path]) -> None:
-    folder = copied("llama2")
-    rewrite(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(48)}))
-    with pytest.raises(CheckpointError, match=r"q_proj\.bias"):
+    rewrite(folder, change)
+    with pytest.raises(CheckpointError, match=message):
         load(folder)
 
 
 def test_rotary_frequencies_of_old_checkpoints_are_passed_over(copied: Callable[[str], Path]) -> None:
     folder = copied("llama2")
-    rewrite(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    rewrite(folder, with_tensor("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(8)))
     load(folder)
-
-
-def test_integer_weights_are_refused(copied: Callable[[str], Path]) -> None:
-    folder = copied("llama2")
-    rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(48, dtype=torch.int8)}))
-    with pytest.raises(CheckpointError, match=r"int8.*bfloat16"):
-        load(folder)
 
 
 def test_pickled_weights_only(copied: Callable[[str], Path]) -> None:
@@ -94,20 +89,15 @@ def test_pickled_weights_only(copied: Callable[[str], Path]) -> None:
         load(folder)
 
 
-def test_a_missing_shard_is_named(copied: Callable[[str], Path]) -> None:
-    folder = copied("qwen2")
+def test_a_missing_shard_and_a_truncated_file_are_named(copied: Callable[[str], Path]) -> None:
+    folder, file = copied("qwen2"), copied("llama2") / "model.safetensors"
     shard = sorted(folder.glob("*.safetensors"))[1]
     shard.unlink()
     with pytest.raises(CheckpointError, match=shard.name):
         load(folder)
-
-
-def test_a_truncated_file_is_refused(copied: Callable[[str], Path]) -> None:
-    folder = copied("llama2")
-    file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="not a readable safetensors"):
-        load(folder)
+        load(file.parent)
 
 
 def test_the_hash_follows_the_content(copied: Callable[[str], Path], tiny_checkpoint: Callable[[str], Path]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,8 @@ import pytest
 
 @pytest.mark.slow
 def test_nothing_is_lost_doubled_or_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("campaign", Path(__file__).with_name("campaign.py"))
-    assert spec is not None and spec.loader is not None
-    campaign = importlib.util.module_from_spec(spec)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.setitem(sys.modules, "campaign", campaign)
-    spec.loader.exec_module(campaign)
+    campaign = importlib.import_module("campaign")
     here = Path.cwd()
     try:
         rows = list(campaign.run(campaign.Campaign(tmp_path, seed=0), size=0.01, tree_kills=0, tree_seconds=0))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoding import random_prompt
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decode_state import DecodeState
-from longdecode.engine.kv_cache import CacheShape, DenseCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt
 from longdecode.engine.token_block import BlockHeads, TokenBlock
@@ -33,17 +33,7 @@ def config() -> ModelConfig:
 def prompt_cache(rng: torch.Generator, config: ModelConfig) -> Callable[[list[int], int], Prompt]:
     """A function of lengths and capacity: random prompts in a float64 cache, NaN past their lengths."""
 
-    def make(lengths: list[int], capacity: int) -> Prompt:
-        cache = DenseCache(CacheShape(config, len(lengths), capacity, torch.device("cpu"), torch.float64, capacity))
-        for tensor in (cache.k, cache.v):
-            tensor.fill_(float("nan"))
-            for row, length in enumerate(lengths):
-                part = tensor[:, row, :, :length]
-                part.copy_(torch.randn(part.shape, generator=rng, dtype=torch.float64))
-        cache.stand_at(torch.tensor(lengths))
-        return Prompt((), cache, torch.empty(0), 0.0)
-
-    return make
+    return lambda lengths, capacity: random_prompt(rng, config, lengths, capacity, torch.float64)
 
 
 @pytest.fixture

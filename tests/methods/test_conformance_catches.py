@@ -38,112 +38,9 @@ from longdecode.methods.registry import get_rule
 RULE = get_rule("BASE")
 """
 
-FAULTS = {
-    "card_names_the_parameters": """
-        @dataclass(frozen=True)
-        class Params:
-            dense_layers: int = 3
-    """,
-    "bad_parameters_are_refused": """
-        @classmethod
-        def from_budget(cls, budget_tokens, config, **overrides):
-            overrides.pop("no_such_parameter", None)
-            return super().from_budget(budget_tokens, config, **overrides)
-    """,
-    "the_rule_is_stated": None,
-    "reads_follow_the_rule": """
-        def select(self, layer, q, state):
-            chosen = super().select(layer, q, state)
-            if chosen is not None:
-                chosen.counts = (chosen.counts - 1).clamp(min=1)
-            return chosen
-    """,
-    "traffic_follows_the_rule": """
-        def traffic(self, context_tokens, bytes_per_element):
-            said = super().traffic(context_tokens, bytes_per_element)
-            return Traffic(said.kv_bytes, said.metadata_bytes // 2)
-    """,
-    "whole_budget_equals_full": """
-        def select(self, layer, q, state):
-            chosen = super().select(layer, q, state)
-            if chosen is not None:
-                chosen.counts = (chosen.counts - 1).clamp(min=1)
-            return chosen
-    """,
-    "small_budget_leaves_something_out": """
-        def select(self, layer, q, state):
-            return None
-    """,
-    "ragged_batch_equals_single_rows": """
-        def select(self, layer, q, state):
-            chosen = super().select(layer, q, state)
-            if chosen is not None:
-                longest = state.kv_lengths.max()
-                chosen.counts = torch.where(longest > 100, chosen.counts.clamp(max=20), chosen.counts)
-            return chosen
-    """,
-    "permuting_the_batch_permutes_the_result": """
-        def select(self, layer, q, state):
-            chosen = super().select(layer, q, state)
-            if chosen is not None and len(q) > 1:
-                chosen.counts[0] = chosen.counts[0].clamp(max=3)
-            return chosen
-    """,
-    "unwritten_memory_is_never_read": """
-        def attend(self, layer, q, state):
-            out = super().attend(layer, q, state)
-            return out + 0 * state.dense.values(layer)[:, :1, -1:, :]
-    """,
-    "stored_keys_keep_their_rotation": """
-        def make_method_state(self, cache):
-            cache.k[0, :, :, 0] = cache.k[0, :, :, 0].roll(16, dims=-1)
-    """,
-    "reads_stay_within_budget": """
-        def __init__(self, params, config, budget_tokens):
-            super().__init__(params, config, budget_tokens + 5)
-    """,
-    "traffic_covers_the_reads": """
-        def traffic(self, context_tokens, bytes_per_element):
-            return Traffic(10)
-    """,
-    "a_step_never_waits_for_the_host": """
-        def select(self, layer, q, state):
-            if int(state.kv_lengths.max()) < self.budget_tokens:
-                return None
-            return super().select(layer, q, state)
-    """,
-    "runs_leave_no_trace": """
-        runs = 0
-        def make_method_state(self, cache):
-            self.runs += 1
-            self.budget_tokens -= self.runs > 2
-            return super().make_method_state(cache)
-    """,
-    "a_row_that_is_done_changes_no_other": """
-        def select(self, layer, q, state):
-            chosen = super().select(layer, q, state)
-            if chosen is not None and int(state.cache.positions.max()) >= state.cache.capacity:
-                chosen.counts = chosen.counts.clamp(max=3)
-            return chosen
-    """,
-    "speculation_changes_no_token": """
-        @property
-        def draft(self):
-            from longdecode.engine.attention import DenseAttention
-            from longdecode.engine.self_draft import SelfDraft
-
-            class Forgetful(SelfDraft):
-                def start(self, decoder, sequences, state, prompt):
-                    drafter = super().start(decoder, sequences, state, prompt)
-                    keep = drafter.keep
-                    drafter.keep = lambda verified: (keep(verified), state.dense.k[:, :, :, :40].mul_(0.2))
-                    return drafter
-
-            return Forgetful(DenseAttention((), self.config), 3)
-    """,
-}
-"""By check, a fault of the oracle that it must find; ``None`` installs no rule.py."""
-
+CHECKED = yaml.safe_load(Path(__file__).with_name("check_faults.yaml").read_text(encoding="utf-8"))
+FAULTS: dict[str, str | None] = CHECKED["by_check"]
+BY_METHOD: dict[str, dict[str, str]] = CHECKED["by_method"]
 PLANTED: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("planted_bugs.yaml").read_text(encoding="utf-8")
 )
@@ -181,47 +78,14 @@ def test_the_fault_is_caught(install: Callable[..., None], check: str) -> None:
         getattr(conformance, check)(bench)
 
 
-@pytest.mark.parametrize(
-    ("base", "body", "check"),
-    [
-        (
-            "pyramidkv",
-            # Every layer keeps to what it states, which is over the declared budget in the mean.
-            "def budget_of(self, layer, context_tokens):\n    return 2 * super().budget_of(layer, context_tokens)",
-            "reads_stay_within_budget",
-        ),
-        (
-            "adakv",
-            # The layer keeps to its budget in the mean, the method states less.
-            "def counts(self, layer, scores, lengths):\n    return super().counts(layer, scores, lengths)\n\n"
-            "def budget_of(self, layer, context_tokens):\n"
-            "    import sys\n    told = super().budget_of(layer, context_tokens)\n"
-            "    return told if sys._getframe(1).f_code.co_name == 'counts' else told - 1",
-            "reads_stay_within_budget",
-        ),
-        (
-            "full_fp8",
-            # A scale of half the prompt's largest number cuts off what is beyond.
-            "def keep_layer(self, cache, layer, keys, values, lengths, observed):\n"
-            "    super().keep_layer(cache, layer, keys.clamp(-1, 1), values, lengths, observed)",
-            "stored_keys_keep_their_rotation",
-        ),
-        (
-            "full_int4",
-            "def keep_layer(self, cache, layer, keys, values, lengths, observed):\n"
-            "    super().keep_layer(cache, layer, keys, values.roll(1, dims=3), lengths, observed)",
-            "stored_keys_keep_their_rotation",
-        ),
-    ],
-    ids=["sum over layers", "layer over its own", "eight bits cut off", "four bits mixed up"],
-)
+@pytest.mark.parametrize("fault", BY_METHOD)
 def test_budgets_by_layer_and_rounded_storage_are_held_to_what_is_stated(
-    install: Callable[..., None], base: str, body: str, check: str
+    install: Callable[..., None], fault: str
 ) -> None:
-    install(body, base)
+    install(BY_METHOD[fault]["fault"], BY_METHOD[fault]["method"])
     bench = make_bench("faulty", "cpu", {}, dtype=torch.float64, seed=0)
     with pytest.raises(GateError):
-        getattr(conformance, check)(bench)
+        getattr(conformance, BY_METHOD[fault]["check"])(bench)
 
 
 def test_every_check_has_a_fault() -> None:

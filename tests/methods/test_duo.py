@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longdecode.engine.decode_state import DecodeState
+from decoding import kept
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.model_config import ModelConfig
@@ -42,11 +42,6 @@ def role_file(tmp_path: Path) -> str:
     roles = RoleFile(model="test", layers=5, kv_heads=5, kind="duo", scores=scores, roles=ROLES)
     write_role_file(tmp_path / "roles.json", roles)
     return str(tmp_path / "roles.json")
-
-
-def kept(n: int, budget: int, sinks: int) -> list[int]:
-    """Tokens of ``n`` that a ring of ``budget`` holds."""
-    return [p for p in range(n) if p < sinks or p >= n - (budget - sinks)]
 
 
 @pytest.mark.parametrize(
@@ -110,36 +105,6 @@ def test_a_prompt_that_fits_the_rings_is_kept_whole(
     method = get_method("duo").from_budget(12, config)
     assert method.start(prompt, keep_prompt=False).cache is prompt.cache
     assert method.start(prompt).cache is not prompt.cache
-
-
-def test_a_finished_row_stands_still(
-    rng: torch.Generator,
-    config: ModelConfig,
-    attend: Callable,
-    begin: Callable,
-    prompt_cache: Callable[[list[int], int], Prompt],
-    role_file: str,
-) -> None:
-    method = get_method("duo").from_budget(8, config, roles=role_file)
-    state: DecodeState = method.start(prompt_cache([12, 6], 40))
-    state.active[1] = False
-    for _ in range(5):
-        q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (10, 5))
-        begin(method, state)
-        attend(method, 0, q, k, k, state)
-        state.accept()
-    assert state.cache.positions.tolist() == [17, 6]
-    assert state.kv_tokens_per_head[0].tolist() == [(2 * sum(range(13, 18)) + 3 * 40) / 5, 0.0]
-
-
-def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt]) -> None:
-    cache = get_method("duo").from_budget(8, config).start(prompt_cache([12], 40)).cache
-    other = cache.clone()
-    before = cache.ring.k.clone()
-    other.ring.k.fill_(1.0)
-    other.advance(torch.tensor([1]))
-    assert cache.ring.k.equal(before)
-    assert (other.positions.item(), cache.positions.item()) == (13, 12)
 
 
 def test_bad_roles_are_refused(config: ModelConfig, tmp_path: Path) -> None:

@@ -11,15 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoding import random_prompt, run_step
 from longdecode.engine import host_memory
 from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.errors import ConfigError, HostMemoryError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
-from longdecode.engine.kv_cache import CacheShape, DenseCache
+from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.request import Prompt
-from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.engine.weights import random_decoder
 from longdecode.evals.gate import status_of
 from longdecode.kernels import block_residency, host_fetch, resident_attention
@@ -131,31 +130,6 @@ class Scripted(Offloadable):
         self.want[layer] = now
 
 
-def prompt_of(rng: torch.Generator, capacity: int) -> Prompt:
-    cache = DenseCache(CacheShape(CONFIG, len(LENGTHS), capacity, CPU, torch.float32, capacity))
-    for tensor in (cache.k, cache.v):
-        for row, length in enumerate(LENGTHS):
-            part = tensor[:, row, :, :length]
-            part.copy_(torch.randn(part.shape, generator=rng))
-    cache.stand_at(torch.tensor(LENGTHS))
-    return Prompt((), cache, torch.empty(0), 0.0)
-
-
-def step(method: Scripted, state: DecodeState, heads: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """Run one step on given heads, as ``Decoder.forward`` does; return every layer's output."""
-    positions = state.cache.positions[:, None]
-    state.begin(TokenBlock(torch.zeros_like(positions), positions), method)
-    outputs = []
-    for layer, (q, k, v) in enumerate(heads):
-        if layer + 1 < len(heads):
-            method.foresee(layer + 1, state)
-        still = q.new_ones(len(q), 1, CONFIG.head_dim)
-        rotated = method.append(layer, BlockHeads(q, k, v, still, 0 * still), state)
-        outputs.append(method.attend(layer, rotated, state))
-    state.accept()
-    return outputs
-
-
 def random_heads(rng: torch.Generator) -> list[tuple[Tensor, Tensor, Tensor]]:
     sizes = (CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.num_kv_heads)
     return [
@@ -179,7 +153,7 @@ def random_heads(rng: torch.Generator) -> list[tuple[Tensor, Tensor, Tensor]]:
 def test_equals_the_device_bit_for_bit(
     rng: torch.Generator, seed: int, spare: int, prefetch: str, overlap: bool, steps: int
 ) -> None:
-    prompt = prompt_of(rng, max(LENGTHS) + steps)
+    prompt = random_prompt(rng, CONFIG, LENGTHS, max(LENGTHS) + steps)
     near, far = Scripted(Knobs(False), seed), Scripted(Knobs(True, spare, prefetch, overlap), seed)
     near_state, far_state = near.start(prompt), far.start(prompt)
     cache = far_state.cache
@@ -187,7 +161,7 @@ def test_equals_the_device_bit_for_bit(
     assert cache.host_nbytes() == 2 * 2 * len(LENGTHS) * 2 * cache.blocks * BLOCK * CONFIG.head_dim * 4
     for _ in range(steps):
         heads = random_heads(rng)
-        for mine, theirs in zip(step(far, far_state, heads), step(near, near_state, heads), strict=True):
+        for mine, theirs in zip(run_step(far, far_state, heads), run_step(near, near_state, heads), strict=True):
             assert mine.equal(theirs)
     assert far_state.counted.equal(near_state.counted)
     fetched, early = int(cache.fetched.sum()), int(cache.prefetched.sum())
@@ -229,14 +203,14 @@ def test_blocks_that_come_during_attention_leave_no_trace(
         assert arrivals is None or not (arrivals.state == 1).any()
 
     monkeypatch.setattr(offloaded_cache, "copy_blocks", copy)
-    prompt = prompt_of(rng, max(LENGTHS) + steps)
+    prompt = random_prompt(rng, CONFIG, LENGTHS, max(LENGTHS) + steps)
     near, far = Scripted(Knobs(False, overlap=True), seed), Scripted(Knobs(True, 1, overlap=True), seed)
     near_state, far_state = near.start(prompt), far.start(prompt)
     cache = far_state.cache
     assert isinstance(cache, OffloadedCache)
     for _ in range(steps):
         heads = random_heads(rng)
-        for mine, theirs in zip(step(far, far_state, heads), step(near, near_state, heads), strict=True):
+        for mine, theirs in zip(run_step(far, far_state, heads), run_step(near, near_state, heads), strict=True):
             assert mine.equal(theirs)
     assert told == int(cache.fetched.sum()) > 0
     assert far_state.counted.equal(near_state.counted)
@@ -245,7 +219,7 @@ def test_blocks_that_come_during_attention_leave_no_trace(
 @pytest.mark.parametrize("overlap", [False, True], ids=["before", "during"])
 def test_steps_taken_back_leave_no_trace(rng: torch.Generator, seed: int, overlap: bool) -> None:
     """Drafts of four steps, most of them across a block's end, of which each row keeps another number; a clone too."""
-    prompt = prompt_of(rng, 200)
+    prompt = random_prompt(rng, CONFIG, LENGTHS, 200)
     near, far = Scripted(Knobs(False), seed), Scripted(Knobs(True, 1, overlap=overlap), seed)
     near_state, far_state = near.start(prompt), far.start(prompt)
     for _ in range(12):
@@ -253,16 +227,16 @@ def test_steps_taken_back_leave_no_trace(rng: torch.Generator, seed: int, overla
         for _ in range(4):
             heads = random_heads(rng)
             saved.append((far_state.cache.before_step(), near_state.cache.before_step()))
-            step(far, far_state, heads)
-            step(near, near_state, heads)
+            run_step(far, far_state, heads)
+            run_step(near, near_state, heads)
         kept = torch.randint(0, 4, (len(LENGTHS),), generator=rng)
         for number, (mine, theirs) in reversed(list(enumerate(saved))):
             far_state.cache.undo(mine, kept <= number)
             near_state.cache.undo(theirs, kept <= number)
         heads = random_heads(rng)
         twin, other = far.twin(), DecodeState(far_state.cache.clone())
-        want = step(near, near_state, heads)
-        for got in (step(far, far_state, heads), step(twin, other, heads)):
+        want = run_step(near, near_state, heads)
+        for got in (run_step(far, far_state, heads), run_step(twin, other, heads)):
             assert all(mine.equal(theirs) for mine, theirs in zip(got, want, strict=True))
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoding import random_prompt, run_step
 from longdecode.engine.attention import Selection
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.generation import Generator
-from longdecode.engine.kv_cache import CacheShape, DenseCache
+from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.request import Prompt, Request
 from longdecode.engine.rope import RopeTable
-from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.engine.weights import random_decoder
 from longdecode.kernels import chunk_residency, low_rank_fetch, sparse_decode_attention
 from longdecode.kernels.block_residency import BlockQueue
@@ -104,29 +104,8 @@ class Counting(ShadowKV):
         return selection
 
 
-def started(
-    rng: torch.Generator, capacity: int, dtype: torch.dtype = torch.float32, device: torch.device = CPU
-) -> Prompt:
-    cache = DenseCache(CacheShape(SMALL, len(LENGTHS), capacity, device, dtype, capacity - min(LENGTHS)))
-    for tensor in (cache.k, cache.v):
-        for row, length in enumerate(LENGTHS):
-            part = tensor[:, row, :, :length]
-            part.copy_(torch.randn(part.shape, generator=rng))
-    cache.stand_at(torch.tensor(LENGTHS))
-    return Prompt((), cache, torch.empty(0), 0.0)
-
-
-def step(method: ShadowKV, state: DecodeState, heads: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-    """Run one step on given heads, as ``Decoder.forward`` does; return every layer's output."""
-    positions = state.cache.positions[:, None]
-    state.begin(TokenBlock(torch.zeros_like(positions), positions), method)
-    outputs = []
-    for layer, (q, k, v) in enumerate(heads):
-        still = q.new_ones(len(q), 1, DIM)
-        rotated = method.append(layer, BlockHeads(q, k, v, still, 0 * still), state)
-        outputs.append(method.attend(layer, rotated, state))
-    state.accept()
-    return outputs
+def started(rng: torch.Generator, capacity: int, dtype: torch.dtype = torch.float32) -> Prompt:
+    return random_prompt(rng, SMALL, LENGTHS, capacity, dtype, new_tokens=capacity - min(LENGTHS))
 
 
 def drifting_heads(rng: torch.Generator, before: list[Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -159,7 +138,7 @@ def test_equals_the_device_bit_for_bit_and_fetches_what_is_new(
     listed = 0
     for _ in range(steps):
         heads = drifting_heads(rng, before)
-        for mine, theirs in zip(step(far, far_state, heads), step(near, near_state, heads), strict=True):
+        for mine, theirs in zip(run_step(far, far_state, heads), run_step(near, near_state, heads), strict=True):
             assert mine.equal(theirs) and bool(mine.isfinite().all())
         for layer, chosen in far.chosen.items():
             slots = cache.held[layer, ..., : cache.plan.sparse].flatten(0, 1).tolist()
@@ -186,12 +165,12 @@ def test_kernels_compute_what_their_definitions_do(
     before = [torch.randn(len(LENGTHS), SMALL.num_heads, 1, DIM, generator=rng) for _ in range(SMALL.num_layers)]
     for _ in range(6):
         heads = [tuple(x.to(dtype) for x in layer) for layer in drifting_heads(rng, before)]
-        want = step(truth, states[0], heads)  # type: ignore[arg-type]
+        want = run_step(truth, states[0], heads)  # type: ignore[arg-type]
         with monkeypatch.context() as patch:
             for module in (chunk_residency, low_rank_fetch, sparse_decode_attention):
                 patch.setattr(module, "use_triton", lambda x: True)
             far, near = (
-                step(method, state, heads)  # type: ignore[arg-type]
+                run_step(method, state, heads)  # type: ignore[arg-type]
                 for method, state in zip(methods, states[1:], strict=True)
             )
         for mine, theirs, right in zip(far, near, want, strict=True):
@@ -209,17 +188,17 @@ def test_what_is_in_slots_changes_no_result(rng: torch.Generator) -> None:
     rows = torch.tensor([True, False, True, True])
     for number in range(12):
         heads = drifting_heads(rng, before)
-        want = step(method, plain, heads)
+        want = run_step(method, plain, heads)
         assert isinstance(forgetful.cache, ShadowCache)
         if number % 3 == 0:
             forgetful.cache.forget()
         saved = undone.cache.before_step()
         guesses = drifting_heads(rng, [torch.randn_like(q) for q in before])
-        step(method, undone, guesses)
+        run_step(method, undone, guesses)
         undone.cache.undo(saved, torch.ones_like(rows))
         copy = DecodeState(undone.cache.clone(), None) if number == 6 else undone
         for state in (forgetful, undone, copy) if copy is not undone else (forgetful, undone):
-            assert all(mine.equal(theirs) for mine, theirs in zip(step(method, state, heads), want, strict=True))
+            assert all(mine.equal(theirs) for mine, theirs in zip(run_step(method, state, heads), want, strict=True))
 
 
 @pytest.mark.gpu

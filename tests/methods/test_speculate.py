@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from decoding import sharp_decoder
 from longdecode.engine.correction import Correction
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Completion, Generator, Request, Sampling
 from longdecode.engine.model_config import ModelConfig
-from longdecode.engine.weights import random_decoder
 from longdecode.evals.run_config import build_run_config
 from longdecode.methods.registry import get_method, load_card, method_names
 
@@ -38,23 +38,15 @@ BUDGET = 48
 PENALISED = Sampling(0.9, top_p=0.9, penalty=1.2, penalty_window=32)
 
 
-def sharp(config: ModelConfig) -> Decoder:
-    """A random model with queries sharp enough that what is read matters."""
-    made = random_decoder(config, 3, "cpu", torch.float32)
-    for layer in made.weights.layers:
-        layer.qkv[: config.num_heads * config.head_dim] *= 4
-    return made
-
-
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
-    return sharp(CONFIG)
+    return sharp_decoder(CONFIG)
 
 
 @pytest.fixture(scope="module")
 def shallow() -> Decoder:
     """Three layers: quick, and its drafts are right more often."""
-    return sharp(replace(CONFIG, num_layers=3))
+    return sharp_decoder(replace(CONFIG, num_layers=3))
 
 
 REFUSED = ("full", "full_fp8", "full_int4", "retro")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from decoding import kept
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt
+from longdecode.methods.head_roles import RoleFile, write_role_file
 from longdecode.methods.registry import get_method
 
 LENGTHS = [33, 3, 20, 1]
-
-
-def kept(n: int, budget: int, sinks: int) -> list[int]:
-    """Tokens of ``n`` that a cache of ``budget`` holds."""
-    return [p for p in range(n) if p < sinks or p >= n - (budget - sinks)]
 
 
 @pytest.mark.parametrize(("budget", "sinks"), [(5, 4), (20, 4), (21, 0), (34, 1), (200, 4)])
@@ -89,29 +87,34 @@ def test_cache_positions_equal_keys_rotated_by_slot(
 
 
 def test_a_finished_row_stands_still(
-    rng: torch.Generator,
-    config: ModelConfig,
-    attend: Callable,
-    begin: Callable,
-    prompt_cache: Callable[[list[int], int], Prompt],
-) -> None:
-    method = get_method("streaming").from_budget(8, config)
-    state = method.start(prompt_cache([12, 6], 40))
-    state.active[1] = False
-    for _ in range(5):
-        q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (6, 2))
-        begin(method, state)
-        attend(method, 0, q, k, k, state)
-        state.accept()
-    assert state.cache.positions.tolist() == [17, 6]
-    assert [len(state.cache.stored_kv(0, row, 0)[0]) for row in (0, 1)] == [8, 6]
-    assert state.kv_tokens_per_head[0].tolist() == [40.0, 0.0]
+    rng: torch.Generator, config: ModelConfig, attend: Callable, begin: Callable, prompt_cache: Callable,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Streaming, and duo with a retrieval head beside a streaming one in layer 0."""
+    roles = RoleFile(model="test", layers=7, kv_heads=2, kind="duo", scores=[[0.9, 0.1]] * 7, roles=[[1, 0]] * 7)
+    write_role_file(tmp_path / "roles.json", roles)
+    for name, params, read in (
+        ("streaming", {}, 40.0),
+        ("duo", {"roles": str(tmp_path / "roles.json")}, (sum(range(13, 18)) + 40) / 2),
+    ):
+        method = get_method(name).from_budget(8, config, **params)
+        state = method.start(prompt_cache([12, 6], 40))
+        state.active[1] = False
+        for _ in range(5):
+            q, k = (torch.randn(2, heads, 1, 8, generator=rng, dtype=torch.float64) for heads in (6, 2))
+            begin(method, state)
+            attend(method, 0, q, k, k, state)
+            state.accept()
+        assert state.cache.positions.tolist() == [17, 6]
+        assert [len(state.cache.stored_kv(0, row, 1)[0]) for row in (0, 1)] == [8, 6]
+        assert state.kv_tokens_per_head[0].tolist() == [read, 0.0]
 
 
 def test_a_clone_shares_nothing(config: ModelConfig, prompt_cache: Callable[[list[int], int], Prompt]) -> None:
-    cache = get_method("streaming").from_budget(8, config).start(prompt_cache([12], 40)).cache
-    other = cache.clone()
-    other.k[0, 0] = 1.0
-    other.advance(torch.tensor([1]))
-    assert not other.k[0].equal(cache.k[0])
-    assert (other.positions.item(), cache.positions.item()) == (13, 12)
+    for name, ring_of in (("streaming", lambda cache: cache), ("duo", lambda cache: cache.ring)):
+        cache = get_method(name).from_budget(8, config).start(prompt_cache([12], 40)).cache
+        other, before = cache.clone(), ring_of(cache).k.clone()
+        ring_of(other).k.fill_(1.0)
+        other.advance(torch.tensor([1]))
+        assert ring_of(cache).k.equal(before)
+        assert (other.positions.item(), cache.positions.item()) == (13, 12)

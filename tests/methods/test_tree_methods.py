@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from decoding import moved, sharp_decoder
 from longdecode.engine import kv_cache
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
@@ -53,11 +54,7 @@ def build(name: str, config: ModelConfig = CONFIG, **more: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
-    """A random model with queries sharp enough that what is read matters."""
-    made = random_decoder(CONFIG, 3, "cpu", torch.float32)
-    for layer in made.weights.layers:
-        layer.qkv[: CONFIG.num_heads * CONFIG.head_dim] *= 4
-    return made
+    return sharp_decoder(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -309,17 +306,6 @@ def test_bad_input_is_refused(decoder: Decoder) -> None:
         UnsupportedCellError, match=r"at least 26 tokens \(16 sinks and two steps of 5 tokens\), got 25"
     ):
         get_method("tokenswift").from_budget(25, CONFIG)
-
-
-def moved(part: Any, device: str) -> Any:
-    """A copy of a weights dataclass on another device."""
-    values = {name: getattr(part, name) for name in type(part).__slots__}
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor):
-            values[name] = value.to(device)
-        elif isinstance(value, list):
-            values[name] = [moved(layer, device) for layer in value]
-    return type(part)(**values)
 
 
 @pytest.mark.parametrize("name", METHODS)

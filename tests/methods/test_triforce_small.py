@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from decoding import sharp_decoder
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.generation import Generator, Request, Sampling
@@ -24,11 +25,7 @@ CONFIG = ModelConfig(
 
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
-    """A random model with queries sharp enough that what is read matters."""
-    made = random_decoder(CONFIG, 3, "cpu", torch.float32)
-    for layer in made.weights.layers:
-        layer.qkv[: CONFIG.num_heads * CONFIG.head_dim] *= 4
-    return made
+    return sharp_decoder(CONFIG)
 
 
 def test_another_checkpoint_drafts_for_the_retrieval_cache(tiny_checkpoint: Callable[..., Path]) -> None:

@@ -7,7 +7,6 @@ them: checkpoints in a hub cache that is used offline, data sets in folders of t
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import subprocess
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
 from checkpoints import train_tokenizer, write_checkpoint
 from data_sets import DataSets
@@ -183,27 +183,22 @@ class Rehearsal:
         return done.stdout
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Rehearse the papers' runs and print their cells by status."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(runs())}; all of them when left out")
-    parser.add_argument("--place", type=Path, help="folder to work in and keep; a temporary one when left out")
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument(
-        "--jobs", choices=("suite", "cell"), default="suite", help="cell: as many jobs as the sweep has"
-    )
-    given = parser.parse_args(arguments)
-    names = given.names or runs()
+def main(names: list[str] = typer.Argument(None), place: Path | None = None, cores: int = 2) -> None:  # noqa: B008
+    """Rehearse the papers' runs named, all without a name, and print their cells by status.
+
+    ``place`` is a folder to work in and to keep; a temporary one without.
+    """
+    names = names or runs()
     if unknown := set(names) - set(runs()):
-        parser.error(f"{', '.join(sorted(unknown))}: the runs are {', '.join(runs())}")
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: the runs are {', '.join(runs())}")
     failed = 0
     with tempfile.TemporaryDirectory() as temporary:
-        place = (given.place or Path(temporary)).resolve()
-        place.mkdir(parents=True, exist_ok=True)
-        rehearsal = Rehearsal(place, names)
+        folder = (place or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        rehearsal = Rehearsal(folder, names)
         for name in names:
             try:
-                outcome = rehearsal.run(name, {"jobs": given.jobs}, cores=given.cores)
+                outcome = rehearsal.run(name, {"jobs": "suite"}, cores=cores)
             except RuntimeError as error:
                 failed += 1
                 print(f"{name}: failed: {error}", flush=True)
@@ -213,8 +208,8 @@ def main(arguments: list[str] | None = None) -> int:
             for reason, count in outcome.reasons.most_common(8):
                 print(f"    {count} x {reason[:300]}", flush=True)
             failed += set(outcome.statuses) != {"ok"}
-    return min(failed, 1)
+    raise SystemExit(min(failed, 1))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)
