@@ -161,22 +161,10 @@ def test_a_change_of_rounds_times_everything_anew(speed_values: dict[str, Any], 
 def test_an_op_that_fails_its_gate_is_not_timed(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    make = kernels.make_op
-
     def wrong(*given: Any) -> None:
         raise GateError("differs from its definition")
 
-    def broken(name: str, size: Any) -> Any:
-        op = make(name, size)
-        if name != "topk_select":
-            return op
-        stub: Any = type("Stub", (), {**{key: getattr(op, key) for key in op.__slots__}})()
-        stub.sets, stub.ours, stub.draw = op.sets, op.ours, op.draw
-        stub.gate = wrong if kind == "ours" else op.gate
-        stub.require_same = wrong if kind == "peer" else op.require_same
-        return stub
-
-    monkeypatch.setattr(kernels, "make_op", broken)
+    monkeypatch.setattr(kernels.Op, "gate" if kind == "ours" else "require_same", wrong)
     output = tmp_path / "kernels.parquet"
     measure_speed(run, "kernels", output, choose=lambda cell: cell.method == "topk_select")
     records = {r.variant: r for r in read_records(output, SpeedRecord) if r.budget == "64"}

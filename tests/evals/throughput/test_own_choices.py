@@ -170,15 +170,6 @@ def test_grids_say_what_is_timed_where() -> None:
     assert [budget.text for budget in launches_of(run, "near")[0].budgets] == ["64", "128"]
 
 
-def test_the_plan_makes_models_and_gates_first() -> None:
-    run = run_of()
-    assert run.throughput is not None and run.throughput.jobs == ("own_choices",)
-    assert launches_of(run, "far")[0].context == 384
-    assert [m for m, labels in run.throughput.timed_on().items() if "shadow" in labels] == ["miniature"]
-    files = Plan(run, ROOT).timed_files("own_choices")
-    assert any(path.endswith("models/miniature/weights/model.safetensors") for path in files)
-
-
 def test_a_fork_that_another_run_is_to_train_is_asked_for_by_the_jobs_that_need_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
