@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows, read_rows
+from longdecode.evals.datasets.reader import SOURCES, HubId, Row, hub_file, json_rows
 
 MOST_TEST_BYTES = 1 << 30
 """Most bytes that one problem's tests may take unpacked."""
@@ -84,26 +84,6 @@ def read_problems(source: Path | None, window: tuple[str, str] = ("", "9")) -> l
     return found
 
 
-def read_public_problems(source: Path | None) -> list[CodeProblem]:
-    """Return the 279 problems of release_v5's window with public tests alone, derived from the statements' samples.
-
-    Args:
-        source: a folder with the tests and with QwQ's published prompts.
-
-    Raises:
-        DataUnavailableError: a file is missing or cannot be read.
-    """
-    data = SOURCES["livecodebench_public"]
-    prompts = {row.text("question_id"): row for row in read_rows(SOURCES["livecodebench_prompts"], source)}
-    found = []
-    for row in read_rows(data, source):
-        if (name := row.text("question_id")) not in prompts:
-            raise row.fault(f"is problem {name!r}, which has no published prompt")
-        file = Path(str(source), data.folder, data.files[0])
-        found.append(_made(row, file, prompts[name].text("prompt"), row.text("func_name", "") or None))
-    return found
-
-
 def prompt_text(question: str, starter: str) -> str:
     """Return a problem's prompt: the question, and either the starter code or the order to read standard input."""
     end = f"{_PROMPT['starter']}{starter}\n```\n\n" if starter else _PROMPT["stdin"]
@@ -114,10 +94,6 @@ def _problem(row: Row, file: Path) -> CodeProblem:
     with _RELEASE.reading(f"{row.where} has 'metadata' that is no JSON object"):
         function = json.loads(row.text("metadata")).get("func_name")
     prompt = prompt_text(row.text("question_content"), row.text("starter_code"))
-    return _made(row, file, prompt, function)
-
-
-def _made(row: Row, file: Path, prompt: str, function: str | None) -> CodeProblem:
     return CodeProblem(row.text("question_id"), prompt, function, hashlib.sha256(row.raw).hexdigest(), file, row.offset)
 
 

@@ -11,7 +11,7 @@ from textwrap import dedent, indent
 from typing import Any
 
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.datasets.livecodebench import CodeProblem, read_problems, read_public_problems
+from longdecode.evals.datasets.livecodebench import CodeProblem, read_problems
 from longdecode.evals.datasets.reader import SOURCES, Row, read_rows
 from longdecode.evals.sandbox import require_sandbox
 from longdecode.evals.scoring.code_tests import Verdict, code_blocks, extract_code, run_checks, run_tests
@@ -20,8 +20,8 @@ from longdecode.evals.tasks.base import Data, ReasoningTask, Sample, Score, Suit
 WINDOW = ("2024-08-01", "2025-02-01")
 """The part of release_v5 that DeepSeek-R1 and QwQ report: 279 problems."""
 DRAWS = 4
-FUNCTION_TOKENS, CONTEST_TOKENS = 1024, 2048
-"""Most tokens of a greedy answer: one function; a contest program with the words before it."""
+FUNCTION_TOKENS = 1024
+"""Most tokens of a greedy answer."""
 _BODY = re.compile(r"\s*^(?: {2,}|\t)\S", re.MULTILINE)
 """The beginning of a bare function body: an indented line."""
 _UNFENCED = re.compile(
@@ -198,7 +198,6 @@ _ROWS: Mapping[str, tuple[Reader, int, int | None]] = {
     **{name: (partial(read_functions, name), 1, FUNCTION_TOKENS) for name in ("humaneval", "mbpp", "mbpp_full")},
     "livecodebench_v5": (partial(read_problems, window=WINDOW), DRAWS, None),
     "livecodebench_v5_all": (read_problems, 1, None),
-    "lcb_v5_public_derived": (read_public_problems, 1, CONTEST_TOKENS),
 }
 """Of each task the reader, the draws, and the most tokens of a greedy answer."""
 SUITES: Mapping[str, Suite] = {

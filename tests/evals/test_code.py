@@ -1,4 +1,4 @@
-"""HumanEval, MBPP and derived contest tests: data in each form, programs read out of completions, checks that are run.
+"""HumanEval, MBPP and contest programs: data in each form, programs read out of completions, checks that are run.
 
 ``LONGDECODE_TEST_WHOLE=1`` runs every reference solution (three minutes); else twelve of a set run.
 """
@@ -18,13 +18,12 @@ import pytest
 from fake_tokenizer import Words
 from json_lines import read_rows, write_rows
 from longdecode.engine.errors import DataUnavailableError
-from longdecode.evals.datasets.livecodebench import read_public_problems
+from longdecode.evals.datasets.livecodebench import CodeTest
 from longdecode.evals.sandbox import Limits
-from longdecode.evals.scoring.code_tests import code_blocks, run_checks
+from longdecode.evals.scoring.code_tests import code_blocks, run_checks, run_tests
 from longdecode.evals.tasks import code
-from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.code import FunctionProblem, mark, read_functions
-from longdecode.evals.tasks.registry import describe, get_task, suite_tasks
+from longdecode.evals.tasks.registry import get_task
 
 WHOLE = bool(os.environ.get("LONGDECODE_TEST_WHOLE"))
 SETS = {"humaneval": 164, "mbpp": 427, "mbpp_full": 974}
@@ -201,36 +200,16 @@ def test_functions_are_asked_greedily_in_a_chat(tmp_path: Path, monkeypatch: pyt
     assert task.score(some[0], "no program", ()).measures["answered"] == 0
 
 
-def test_the_suite_never_calls_derived_tests_livecodebench() -> None:
-    words = describe("code")["tasks"]
-    assert set(words) == set(suite_tasks("code"))
-    assert "LiveCodeBench" not in words["lcb_v5_public_derived"]
-    assert words["lcb_v5_public_derived"].startswith("Derived public tests")
-
-
-def test_derived_tests_join_the_published_prompts(shared_data: Path) -> None:
-    if not (shared_data / "livecodebench_public_tests").is_dir():
-        pytest.skip(f"no derived tests in {shared_data}")
-    problems = read_public_problems(shared_data)
-    assert len(problems) == 279 and sum(one.function is not None for one in problems) == 104
-    published = read_rows(shared_data / "livecodebench_v5" / "qwq_livecodebench_v5.jsonl")
-    assert {one.question_id: one.prompt for one in problems} == {row["question_id"]: row["prompt"] for row in published}
-    assert all(1 <= len(one.tests()) <= 6 for one in problems)
-
-
 @pytest.mark.usefixtures("contained")
 def test_published_solutions_get_their_known_verdicts(shared_data: Path) -> None:
-    file = shared_data / "livecodebench_public_tests" / "o1_mini_candidates.sample.jsonl"
-    if not file.is_file():
-        pytest.skip(f"no {file}")
-    problems = {one.question_id: one for one in read_public_problems(shared_data)}
-    candidates = read_rows(file)
-    for row in candidates[:: 1 if WHOLE else 6]:
-        verdict = mark(problems[row["question_id"]], f"```python\n{row['code']}\n```")
+    """Contest programs of a model, on the samples that the problems' statements hold."""
+    folder = shared_data / "livecodebench_public_tests"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    problems = {row["question_id"]: row for row in read_rows(folder / "lcb_v5_public_tests.derived.jsonl")}
+    for row in read_rows(folder / "o1_mini_candidates.sample.jsonl")[:: 1 if WHOLE else 6]:
+        problem = problems[row["question_id"]]
+        tests = [CodeTest(test["input"], test["output"]) for test in problem["public_test_cases"]]
+        verdict = run_tests(row["code"], problem["func_name"], tests)
         passed = [*row["public_tests_passed"], False]
-        assert verdict is not None and verdict.tests_passed == passed.index(False)
-        assert verdict.passed == all(row["public_tests_passed"])
-        sample = Sample(0, "", "", 1, None, problems[row["question_id"]])
-        if row is candidates[0]:
-            task = get_task("lcb_v5_public_derived")
-            assert task.score(sample, f"```python\n{row['code']}\n```", ()).value == verdict.passed
+        assert (verdict.tests_passed, verdict.passed) == (passed.index(False), all(row["public_tests_passed"]))

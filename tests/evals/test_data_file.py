@@ -51,7 +51,7 @@ ABSENT = {
     "gsm8k": "hf download .*openai/gsm8k", "humaneval": "hf download .*openai/openai_humaneval",
     "gpqa_diamond": r"accept its terms at https://\S+gpqa, .*hf auth login", "mbpp": "hf download .*datasets/mbpp",
     "livecodebench_v5": "hf download .*livecodebench/code_generation_lite test.jsonl",
-    "lcb_v5_public_derived": "curl .*qwq_livecodebench_v5.jsonl", "longbench_qmsum": "curl -L .*data.zip .*unzip",
+    "longbench_qmsum": "curl -L .*data.zip .*unzip",
     "longbench_e_qasper": "curl -L .*data.zip .*unzip", "longbench_v2": "hf download .*zai-org/LongBench-v2",
     "longgenbench_gsm8k_15": "hf download .*openai/gsm8k", "longgenbench_csqa_15": "hf download .*tau/commonsense_qa",
     "longgenbench_mmlu_15": "git clone .*LongGenBench", "icl_trec_fine": "hf download .*CogComp/trec",
