@@ -16,8 +16,6 @@ from longdecode.evals import config_values as typed
 
 BATCHED_DATA = ("mini_passkey", "mini_two_hop")
 """Data whose samples of one context length are equally long, so that several fit one step."""
-PAPER_RATE = 2.5
-"""Factor in the multiplier's default rate; see ``RoleTraining.lagrange_rate``."""
 ROLE_DATA, FORK_LENGTH, FORK_STEPS = "mini_passkey", 4096, 600
 
 
@@ -26,8 +24,7 @@ class RoleTraining:
     """One training of head roles; ``docs/models.md`` explains every setting.
 
     ``target_heads`` counts all retrieval heads, layer 0's included; ``contexts`` are the shortest and longest, of
-    which ``context_count`` evenly spaced ones are used. ``lr`` and ``lambda_lr`` left out are those of the gate's kind
-    and of the objective; ``layer0_gates`` left out is true with the objective ``code`` alone.
+    which ``context_count`` evenly spaced ones are used. ``lr`` left out is that of the objective.
     """
 
     name: str
@@ -40,41 +37,21 @@ class RoleTraining:
     inherit: Literal["chain", "previous_layer"] = "chain"
     sparse: Literal["inherited", "streaming"] = "inherited"
     selection: Literal["causal", "code"] = "causal"
-    layer0_gates: bool | None = None
     seed: int = 0
     steps: int = 3000
     batch: int = 1
     context_count: int = 50
     questions: int = 10
     passkey_words: int = 32
-    haystack: str = "generated"
     ratio: float = 0.3
     sink: int = 128
     recent: int = 256
     lr: float | None = None
-    lambda_lr: float | None = None
-    l1: float = 0.05
-    log_every: int = 10
 
     @property
     def gate_rate(self) -> float:
-        """The learning rate of the gates: DuoAttention's for ``direct``, LycheeDecode's for the others."""
-        return self.lr if self.lr is not None else {"direct": 0.02}.get(self.kind, 0.01)
-
-    def lagrange_rate(self, gates: int, target: int) -> float:
-        """Return the multiplier's rate: ``lambda_lr``; else 0.001 for ``code``, as released, and 2.5 n / (N steps).
-
-        The last, for ``paper``, was found by trying on the miniature. The product of rate and steps decides: a much
-        smaller one saturates more heads at 1 than wanted, where nothing ranks them; a larger one leaves fewer than
-        wanted, which still ranks the others by when they closed.
-
-        Args:
-            gates: ``n``, how many the constraint counts.
-            target: ``N``, how many of them may be on.
-        """
-        if self.lambda_lr is not None:
-            return self.lambda_lr
-        return 0.001 if self.objective == "code" else PAPER_RATE * gates / (target * self.steps)
+        """The learning rate of the gates: DuoAttention's for its own objective, LycheeDecode's for the others."""
+        return self.lr if self.lr is not None else {"l1": 0.02}.get(self.objective, 0.01)
 
     @property
     def role_kind(self) -> str:
@@ -85,12 +62,6 @@ class RoleTraining:
     def first_role_layer(self) -> int:
         """The lowest layer whose roles are learned: layer 0 always retrieves, unless the other heads stream."""
         return 0 if self.sparse == "streaming" else 1
-
-    @property
-    def first_counted_layer(self) -> int:
-        """The lowest layer whose gates the constraint counts; the released code counts layer 0's unused ones too."""
-        counts = self.objective == "code" if self.layer0_gates is None else self.layer0_gates
-        return 0 if counts else self.first_role_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +97,7 @@ ROLE_RECIPES: Mapping[str, Mapping[str, str]] = {
     "hardkuma": {},
     "hardkuma_released": {"objective": "code", "inherit": "previous_layer", "selection": "code"},
     "hard_concrete": {"kind": "hard_concrete"},
-    "direct": {"kind": "direct", "objective": "l1"},
+    "direct": {"kind": "direct"},
     "duo": {"kind": "direct", "objective": "l1", "sparse": "streaming"},
 }
 """LycheeDecode's gates as its paper has them and as its code has them, two ablations, DuoAttention's heads."""
@@ -143,7 +114,7 @@ Recipe = Literal[
     "hardkuma", "hardkuma_released", "hard_concrete", "direct", "duo",
     "full", "infllm2", "dma", "nosa", "nosa_dma_head", "nosa_s_dma_head",
 ]  # fmt: skip
-Data = Literal["mini_passkey", "mini_two_hop", "passkey", "hotpotqa", "books", "miniature"]
+Data = Literal["mini_passkey", "mini_two_hop", "passkey", "passkey_books", "hotpotqa", "books", "miniature"]
 FORK_DATA: tuple[Data, ...] = ("books", "miniature")
 _CALLED = {"heads": "target_heads"}
 _CALLED_OF_FORKS = {"batch": "rows"}

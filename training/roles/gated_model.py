@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from longdecode.engine.decoder import Decoder, LayerWeights
 from longdecode.engine.kv_cache import DenseCache
@@ -14,25 +16,22 @@ from longdecode.kernels.rope.naive import apply_rope
 from longdecode.kernels.silu_mul.naive import silu_mul
 from longdecode.training.roles.token_sets import SparseBranch, causal_mask, chosen_sets, streaming_mask
 
-_TINY = 1e-30
+# All of them take a mask and have a gradient; which one runs depends on the device.
+_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class GatedModel:
     """Teacher and student of one decoder over the last tokens of densely prefilled contexts.
 
     The teacher attends fully everywhere. In the student the output of KV head ``h`` of layer ``l`` is
-    ``z full + (1 - z) sparse``. Contexts carry no gradient; targets run in one parallel, teacher-forced call. All
-    operations are torch's, since the engine's Triton kernels have no gradient.
-
-    Args:
-        recompute: keep only each layer's input for the backward pass and work out the rest again, for models whose
-            attention maps would not fit.
+    ``z full + (1 - z) sparse``. Contexts carry no gradient; targets run in one parallel, teacher-forced call, with
+    gradients for activations and gates but for no weight. All operations are torch's, since the engine's Triton
+    kernels have no gradient; no map of attention weights is kept.
     """
 
-    def __init__(self, decoder: Decoder, sparse: SparseBranch, *, recompute: bool = False):
+    def __init__(self, decoder: Decoder, sparse: SparseBranch):
         self.decoder = decoder
         self.sparse = sparse
-        self.recompute = recompute
 
     def hidden(self, tokens: Tensor, cache: DenseCache, start: int, gates: Tensor | None = None) -> Tensor:
         """Final hidden states, after the last norm, of the targets.
@@ -47,76 +46,64 @@ class GatedModel:
         """
         decoder = self.decoder
         causal = causal_mask(start, tokens.shape[1], tokens.device)
+        bias = self._bias(causal[None, None, None])
         streams = self.sparse.branch == "streaming"
         sets = streaming_mask(start, tokens.shape[1], self.sparse, tokens.device)[None, None, None] if streams else None
         rope = decoder.rope.at(torch.arange(start, start + tokens.shape[1], device=tokens.device)[None])
         residual = decoder.weights.embedding[tokens]
+        eps = decoder.config.rms_norm_eps
         for index, layer in enumerate(decoder.weights.layers):
-            past = cache.keys(index)[:, :, :start], cache.values(index)[:, :, :start]
-            gate = None if gates is None else gates[:, index]
-            if self.recompute and gates is not None:
-                residual, sets = checkpoint(
-                    self._layer, layer, residual, past, rope, causal, sets, gate, use_reentrant=False
-                )
-            else:
-                residual, sets = self._layer(layer, residual, past, rope, causal, sets, gate)
-        return rms_norm(residual, decoder.weights.final_norm, decoder.config.rms_norm_eps)
+            q, k, v = self._heads(layer, residual, rope)
+            keys = torch.cat((cache.keys(index)[:, :, :start], k), dim=2)
+            values = torch.cat((cache.values(index)[:, :, :start], v), dim=2)
+            attended = full = _attend(q, keys, values, bias)
+            if gates is not None:
+                z = gates[:, index, :, None, None, None]
+                if sets is not None:
+                    sparse = _attend(q, keys, values, self._bias(sets))
+                    attended = (z * full + (1.0 - z) * sparse).to(full.dtype)
+                if not streams:
+                    sets = self._handed_down(q.detach(), keys.detach(), causal, sets, z.detach())
+            merged = attended.flatten(1, 2).transpose(1, 2).flatten(2)
+            residual = residual + F.linear(merged, layer.o, layer.o_bias)
+            normed = rms_norm(residual, layer.mlp_norm, eps)
+            residual = residual + F.linear(silu_mul(F.linear(normed, layer.gate_up)), layer.down)
+        return rms_norm(residual, decoder.weights.final_norm, eps)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """LM head of ``[..., H]``: ``[..., V]`` float32."""
-        return F.linear(hidden, self.decoder.weights.lm_head).float()
+    @cached_property
+    def gram(self) -> Tensor:
+        """``W^T W`` of the LM head, ``[H, H]`` float32: ``d gram d`` is the squared length of the logits of ``d``."""
+        head = self.decoder.weights.lm_head.float()
+        return head.T @ head
 
-    def _layer(
-        self,
-        layer: LayerWeights,
-        residual: Tensor,
-        past: tuple[Tensor, Tensor],
-        rope: tuple[Tensor, Tensor],
-        causal: Tensor,
-        sets: Tensor | None,
-        gate: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """One layer: its output ``[B, T, H]`` and the sets that the next one inherits."""
+    def _heads(self, layer: LayerWeights, residual: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        """Rotated queries ``[B, Hkv, G, T, D]`` and keys, and values, ``[B, Hkv, T, D]``."""
         config = self.decoder.config
-        eps = config.rms_norm_eps
-        normed = rms_norm(residual, layer.input_norm, eps)
-        fused = F.linear(normed, layer.qkv, layer.qkv_bias)
-        heads = fused.unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        normed = rms_norm(residual, layer.input_norm, config.rms_norm_eps)
+        heads = F.linear(normed, layer.qkv, layer.qkv_bias).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = rms_norm(q, layer.q_norm, eps), rms_norm(k, layer.k_norm, eps)
+            q, k = rms_norm(q, layer.q_norm, config.rms_norm_eps), rms_norm(k, layer.k_norm, config.rms_norm_eps)
         q, k = apply_rope(q, k, *rope)
-        keys, values = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
-        attended, sets = self._attend(q, keys, values, causal, sets, gate)
-        residual = residual + F.linear(attended.transpose(1, 2).flatten(2), layer.o, layer.o_bias)
-        normed = rms_norm(residual, layer.mlp_norm, eps)
-        return residual + F.linear(silu_mul(F.linear(normed, layer.gate_up)), layer.down), sets
+        return q.unflatten(1, (config.num_kv_heads, -1)), k, v
 
-    def _attend(
-        self, q: Tensor, keys: Tensor, values: Tensor, causal: Tensor, sets: Tensor | None, gate: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Mixed attention ``[B, Hq, T, D]`` of queries of that shape, and the sets to hand down.
+    def _bias(self, mask: Tensor) -> Tensor:
+        """0 where a mask ``[B, Hkv, G, T, S]`` holds and -inf elsewhere, for a group's queries one after the other."""
+        weights = self.decoder.weights.embedding
+        bias = torch.zeros(mask.shape, dtype=weights.dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+        return bias.expand(-1, -1, self.decoder.config.group_size, -1, -1).flatten(2, 3)
 
-        The two branches share one softmax: with ``p`` the full weights and ``M`` the set, the sparse weights are
-        ``p M / sum(p M)``, so the mix is ``p (z + (1 - z) M / sum(p M))``.
-        """
-        batch, q_heads, tokens, dim = q.shape
-        kv_heads, total = keys.shape[1], keys.shape[2]
-        folded = q.reshape(batch, kv_heads, -1, dim)
-        logits = (folded @ keys.transpose(-1, -2)).view(batch, kv_heads, -1, tokens, total)
-        weights = (logits.float() * dim**-0.5).masked_fill(~causal, -torch.inf).softmax(dim=-1)
-        if gate is not None and sets is not None:
-            z = gate[:, :, None, None, None]
-            kept = (weights * sets).sum(dim=-1, keepdim=True).clamp_min(_TINY)
-            weights = weights * (z + sets * ((1.0 - z) / kept))
-        if gate is not None and self.sparse.branch == "inherited":
-            sets = self._handed_down(logits.detach(), causal, sets, gate.detach())
-        mixed = weights.to(values.dtype).view(batch, kv_heads, -1, total) @ values
-        return mixed.view(batch, q_heads, tokens, dim), sets
-
-    def _handed_down(self, logits: Tensor, causal: Tensor, sets: Tensor | None, gate: Tensor) -> Tensor:
+    def _handed_down(self, q: Tensor, keys: Tensor, causal: Tensor, sets: Tensor | None, z: Tensor) -> Tensor:
         """The next layer's sets: this layer's own, or along a chain what it inherited where it does not retrieve."""
-        own = chosen_sets(logits, self.sparse, causal)
+        asking = q if self.sparse.selection == "code" else q.mean(dim=2, keepdim=True)
+        scores = asking.flatten(2, 3) @ keys.transpose(-1, -2)
+        own = chosen_sets(scores.unflatten(2, asking.shape[2:4]), self.sparse, causal)
         if sets is None or self.sparse.inherit == "previous_layer":
             return own
-        return torch.where((gate > 0.5)[:, :, None, None, None], own, sets)
+        return torch.where(z > 0.5, own, sets)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Attention ``[B, Hkv, G, T, D]``; a group's query heads stand one after the other, so that no key is copied."""
+    with sdpa_kernel(_BACKENDS):
+        return F.scaled_dot_product_attention(q.flatten(2, 3), keys, values, bias).unflatten(2, q.shape[2:4])

@@ -53,29 +53,25 @@ def streaming_mask(start: int, tokens: int, branch: SparseBranch, device: torch.
 
 
 @torch.no_grad()
-def chosen_sets(logits: Tensor, branch: SparseBranch, causal: Tensor) -> Tensor:
-    """The top tokens of each query by its layer's own logits.
+def chosen_sets(scores: Tensor, branch: SparseBranch, causal: Tensor) -> Tensor:
+    """The top tokens of each query.
 
     Args:
-        logits: ``[B, Hkv, G, T, S]``, not masked; any positive scale.
+        scores: ``[B, Hkv, G, T, S]``, not masked; ``G`` is 1 for a group's mean query, else one a query head.
         causal: ``[T, S]``, from ``causal_mask``.
 
     Returns:
-        ``[B, Hkv, 1, T, S]`` bool, or ``[B, Hkv, G, T, S]`` with ``selection`` ``code``. Where a query sees fewer
-        tokens than a set has, it is given all that it sees.
+        bool of the scores' shape. Where a query sees fewer tokens than a set has, it is given all that it sees.
 
     Source: LycheeDecode (arXiv 2602.04541) for the rule; its released training code for ``code``.
     """
     tokens, total = causal.shape
-    size = branch.size(total)
+    scores = scores.float()
     if branch.selection == "code":
-        scores = logits.float()
-        positions = torch.arange(total, device=logits.device)
-        kept = (positions < branch.sink) | (positions >= total - branch.recent)
-        scores = scores.masked_fill(kept, torch.inf)
+        positions = torch.arange(total, device=scores.device)
+        scores = scores.masked_fill((positions < branch.sink) | (positions >= total - branch.recent), torch.inf)
     else:
-        scores = logits.mean(dim=2, keepdim=True, dtype=torch.float32)
-        window = streaming_mask(total - tokens, tokens, branch, logits.device)
+        window = streaming_mask(total - tokens, tokens, branch, scores.device)
         scores = scores.masked_fill(window, torch.inf).masked_fill(~causal, -torch.inf)
-    best = scores.topk(size, dim=-1, sorted=False).indices
+    best = scores.topk(branch.size(total), dim=-1, sorted=False).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True) & causal

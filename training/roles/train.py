@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -25,7 +25,10 @@ from longdecode.methods.head_roles import RoleFile
 from longdecode.training.roles.artefacts import write_artefacts
 from longdecode.training.roles.data.sources import sample_source
 from longdecode.training.roles.roles import projected
-from longdecode.training.roles.trainer import Trainer
+from longdecode.training.roles.trainer import GATE_SNAPSHOTS, Trainer
+
+TIME_USED = 0.95
+"""Share of the time left that steps are planned for; the rest is for what no step was timed for."""
 
 
 def train_roles(
@@ -36,15 +39,18 @@ def train_roles(
     *,
     dtype: torch.dtype | None = None,
     data: Mapping[str, Path | None] | None = None,
+    minutes: float | None = None,
 ) -> None:
     """Train one run and write roles.json, curve.csv, gates.csv and run.json below ``out_dir``, the roles last.
 
-    Deterministic for a seed, a device and a dtype: samples, gate noise and schedule depend on nothing else.
+    Deterministic for a seed, a device, a dtype and a number of steps: samples, gate noise and schedule depend on
+    nothing else.
 
     Args:
         folder: the checkpoint.
         dtype: of the frozen weights; left out, bfloat16 on CUDA and float32 elsewhere. Gates and losses are float32.
         data: places of ``hotpotqa`` and ``pg19``, where the run needs them.
+        minutes: wall time from now; where a few timed steps say that the run's do not fit, it has as many as do.
 
     Raises:
         ConfigError, ContextLimitError, UnsupportedCellError: the run does not fit the model.
@@ -53,7 +59,17 @@ def train_roles(
     started = time.perf_counter()
     dtype = dtype or resolve_dtype("auto", device)
     decoder = load_decoder(folder, device=device, dtype=dtype)
-    trainer = Trainer(run, decoder, sample_source(run, decoder, load_tokenizer(folder), data or {}))
+    source = sample_source(run, decoder, load_tokenizer(folder), data or {})
+    trainer = Trainer(run, decoder, source)
+    if minutes is not None:
+        seconds = trainer.seconds_a_step()
+        left = 60 * minutes - (time.perf_counter() - started)
+        print(f"{run.name}: {seconds:.3f} s a step, {left:.0f} s left for {run.steps} steps", file=sys.stderr)
+        if (steps := int(left * TIME_USED / seconds)) < GATE_SNAPSHOTS:
+            raise ConfigError(f"run {run.name}: {minutes} minutes leave time for {max(0, steps)} steps; more is needed")
+        if steps < run.steps:
+            run = replace(run, steps=steps)
+            trainer = Trainer(run, decoder, source)
     history = trainer.fit()
     scores = trainer.gates.score().tolist()
     for layer in range(run.first_role_layer):
@@ -66,7 +82,7 @@ def train_roles(
         "data": run.data,
         "seed": run.seed,
         "objective": run.objective,
-        "settings": asdict(run) | {"gate_rate": run.gate_rate, "lagrange_rate": trainer.objective.rate},
+        "settings": asdict(run) | {"gate_rate": run.gate_rate},
         "model": run.model,
         "model_hash": provenance.checkpoint_hash(folder),
         "device": device_name(device),
@@ -90,7 +106,9 @@ def train_roles(
     write_artefacts(out_dir, file, history.curve, history.gates, about)
 
 
-def run_planned(config: RunConfig, name: str, out_dir: Path, device: str | None = None) -> None:
+def run_planned(
+    config: RunConfig, name: str, out_dir: Path, device: str | None = None, minutes: float | None = None
+) -> None:
     """Train one run of a configuration.
 
     Raises:
@@ -103,7 +121,8 @@ def run_planned(config: RunConfig, name: str, out_dir: Path, device: str | None 
     model = config.models[runs[name].model]
     folder = resolve_checkpoint(model.path, model.revision)
     with lease_gpu(resolve_device(device or config.device)) as target:
-        train_roles(runs[name], folder, target, out_dir, dtype=resolve_dtype(config.dtype, target), data=config.data)
+        dtype = resolve_dtype(config.dtype, target)
+        train_roles(runs[name], folder, target, out_dir, dtype=dtype, data=config.data, minutes=minutes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", help="names of runs, with commas between (default: all)")
     parser.add_argument("--out", type=Path, help="folder (default: results/<profile>/identification/<model>)")
     parser.add_argument("--device", help="instead of the configuration's")
+    parser.add_argument("--minutes", type=float, help="wall time of each run: fewer steps where its own take longer")
     asked = parser.parse_args(arguments)
     try:
         config = load_run_config(asked.config)
@@ -120,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in asked.runs.split(",") if asked.runs else runs:
             model = runs[name].model if name in runs else ""
             folder = (asked.out or Path("results") / config.profile / "identification" / model) / name
-            run_planned(config, name, folder, asked.device)
+            run_planned(config, name, folder, asked.device, asked.minutes)
             print(folder / "roles.json")
     except LongDecodeError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

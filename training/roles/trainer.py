@@ -18,15 +18,14 @@ from longdecode.evals.training_spec import RoleTraining
 from longdecode.training.roles.data.batch import SampleSource, TargetBatch, context_lengths
 from longdecode.training.roles.gated_model import GatedModel
 from longdecode.training.roles.gates import GATES, HeadGates
-from longdecode.training.roles.objective import CodeObjective, L1Objective, Loss, Objective, PaperObjective
+from longdecode.training.roles.gates.gate import FLOOR
+from longdecode.training.roles.objective import ASCENT, CodeObjective, L1Objective, Loss, Objective, PaperObjective
 from longdecode.training.roles.token_sets import SparseBranch
 
 GATE_SNAPSHOTS = 20
 PROGRESS_LINES = 20
-MAPS_IN_MEMORY = {"cpu": 1 << 30, "cuda": 16 << 30}
-"""Bytes of attention maps kept for the backward pass; beyond them layers are worked out twice."""
-_KEPT_MAPS = 4
-"""Float32 maps of a layer that autograd keeps."""
+LOG_EVERY = 10
+"""Steps between rows of the curve."""
 
 
 @dataclass(slots=True)
@@ -52,7 +51,8 @@ class Trainer:
         self.decoder = decoder
         self.source = source
         self.contexts = context_lengths(*run.contexts, run.context_count)
-        self.gates: HeadGates = GATES[run.kind](config.num_layers, config.num_kv_heads).to(decoder.device)
+        gates = GATES[run.kind](config.num_layers, config.num_kv_heads, 0.0 if run.objective == "code" else FLOOR)
+        self.gates: HeadGates = gates.to(decoder.device)
         sparse = SparseBranch(run.sparse, run.inherit, run.selection, run.ratio, run.sink, run.recent)
         self.model = GatedModel(decoder, sparse)
         self.optimizer = torch.optim.AdamW(self.gates.parameters(), lr=run.gate_rate, weight_decay=0.0)
@@ -63,31 +63,45 @@ class Trainer:
     def fit(self) -> History:
         """Train; the gates are left as they end."""
         history, started = History(), time.perf_counter()
-        steps, run = self.run.steps, self.run
+        steps = self.run.steps
         snapshots = {round(i * (steps - 1) / (GATE_SNAPSHOTS - 1)) for i in range(GATE_SNAPSHOTS)} | {steps - 1}
         shown = {round((i + 1) * (steps - 1) / PROGRESS_LINES) for i in range(PROGRESS_LINES)}
         for step, batch in enumerate(self._batches()):
             for group in self.optimizer.param_groups:
-                group["lr"] = run.gate_rate * trapezoid(step, steps)
-            loss = self._step(batch)
-            if step % run.log_every == 0 or step == steps - 1 or step in shown:
+                group["lr"] = self.run.gate_rate * trapezoid(step, steps)
+            loss = self._gradients(batch)
+            self.optimizer.step()
+            self.gates.clamp_()
+            self.objective.ascend(loss)
+            if step % LOG_EVERY == 0 or step == steps - 1 or step in shown:
                 history.curve.append(self._row(step, loss, started))
                 if step in shown:
-                    _report(run, history.curve[-1])
+                    _report(self.run, history.curve[-1])
             if step in snapshots:
                 history.gates += self._gate_rows(step)
         return history
 
-    def _step(self, batch: TargetBatch) -> Loss:
+    def seconds_a_step(self) -> float:
+        """Time a step at the shortest, the middle and the longest context, and weigh them; nothing is learned."""
+        kept, times = self.generator.get_state(), []
+        for context in (self.contexts[0], self.contexts[len(self.contexts) // 2], self.contexts[-1]):
+            rngs = [random.Random(f"timing/{row}") for row in range(self.run.batch)]
+            for _ in range(2):  # the first time kernels are compiled
+                started = time.perf_counter()
+                self._gradients(self.source.batch(rngs, context)).total.item()
+                seconds = time.perf_counter() - started
+            times.append(seconds)
+        self.generator.set_state(kept)
+        return (times[0] + 4 * times[1] + times[2]) / 6
+
+    def _gradients(self, batch: TargetBatch) -> Loss:
+        """One batch's loss; its gradients stand at the gates."""
         teacher, targets, cache = self._teacher(batch)
         noise = self.gates.uniform(len(targets), self.generator)
         student = self.model.hidden(targets, cache, batch.start, self.gates.sample(noise))
         loss = self.objective.loss(self.objective.distance(self.model, student, teacher), self.gates)
         self.optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
-        self.optimizer.step()
-        self.gates.clamp_()
-        self.objective.ascend(loss)
         return loss
 
     @torch.no_grad()
@@ -101,21 +115,18 @@ class Trainer:
                 f"run {self.run.name}: a sample of {batch.start} + {targets.shape[1]} tokens; the model's limit is "
                 f"{config.max_positions}"
             )
-        maps = 4 * targets.numel() * config.num_heads * total * config.num_layers
-        self.model.recompute = _KEPT_MAPS * maps > MAPS_IN_MEMORY[self.decoder.device.type]
         return self.model.hidden(targets, cache, batch.start), targets, cache
 
     def _objective(self) -> Objective:
         run, gates, device = self.run, self.gates, self.decoder.device
-        first = run.first_counted_layer
-        learned = run.target_heads - run.first_role_layer * gates.kv_heads
         if run.objective == "l1":
-            return L1Objective(first, run.l1, device)
-        counted = (gates.layers - first) * gates.kv_heads
-        rate = run.lagrange_rate(counted, learned)
+            return L1Objective(device)
+        first = run.first_role_layer
+        learned = run.target_heads - first * gates.kv_heads
         if run.objective == "code":
-            return CodeObjective(first, learned / counted, rate, device)
-        return PaperObjective(first, learned, rate, self._reference())
+            return CodeObjective(learned / (gates.layers * gates.kv_heads), device)
+        counted = (gates.layers - first) * gates.kv_heads
+        return PaperObjective(first, learned, ASCENT * counted / (learned * run.steps), self._reference())
 
     @torch.no_grad()
     def _reference(self) -> Tensor:
@@ -143,8 +154,6 @@ class Trainer:
         """One row of the curve; the only place where training waits for the device."""
         first = self.run.first_role_layer
         on, score = self.gates.p_nonzero()[first:], self.gates.score()[first:]
-        if self.run.objective == "l1":
-            on = score
         undecided = ((score > 0.1) & (score < 0.9)).float().mean()
         scalars = (
             loss.total, loss.distill, loss.constraint, self.objective.lagrange,

@@ -162,7 +162,7 @@ def test_missing_or_malformed_data_says_how_to_fetch_it(tmp_path: Path, byte_mod
     with pytest.raises(DataUnavailableError, match=r"data\.hotpotqa is not set"):
         sample_source(replace(RUN, data="hotpotqa"), decoder, tokenizer, {})
     with pytest.raises(DataUnavailableError, match=r"data\.pg19 is not set"):
-        sample_source(replace(RUN, data="passkey", haystack="books"), decoder, tokenizer, {})
+        sample_source(replace(RUN, data="passkey_books"), decoder, tokenizer, {})
 
 
 def test_miniature_data_needs_a_byte_level_model(byte_model: Path) -> None:

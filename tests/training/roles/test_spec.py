@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +30,24 @@ def read(**training: dict[str, Any]) -> RunConfig:
 
 
 def test_a_recipe_brings_its_parts_and_an_entry_its_sizes() -> None:
+    gates = ("hardkuma", "hard_concrete", "direct")
     runs = read(
         kuma=ROLES | {"seeds": [0, 3], "steps": 60, "window": [4, 12]},
         code=ROLES | {"recipe": "hardkuma_released", "model": "other"},
         duo=ROLES | {"recipe": "duo"},
         long=ROLES | {"contexts": [300], "lr": 0.03},
+        **{recipe: ROLES | {"recipe": recipe} for recipe in gates},
         nosa={"recipe": "nosa_dma_head", "model": "tiny", "contexts": [512], "batch": 1, "seeds": [1]},
     )
-    assert list(runs.role_trainings) == ["kuma0", "kuma3", "code", "duo", "long"]
+    assert list(runs.role_trainings) == ["kuma0", "kuma3", "code", "duo", "long", *gates]
     kuma, code, duo, long = (runs.role_trainings[name] for name in ("kuma3", "code", "duo", "long"))
     assert (kuma.name, kuma.seed, kuma.steps, kuma.contexts, kuma.target_heads) == ("kuma3", 3, 60, (256, 512), 6)
     assert (kuma.sink, kuma.recent, code.sink, code.recent) == (4, 12, 128, 256)
-    assert (kuma.gate_rate, kuma.lagrange_rate(40, 16), kuma.role_kind) == (0.01, 6.25 / 60, "hardkuma")
-    assert (kuma.first_role_layer, kuma.first_counted_layer) == (1, 1)
-    assert (code.model, code.lagrange_rate(8, 2), code.first_role_layer, code.first_counted_layer) == (
-        "other", 0.001, 1, 0,
-    )  # fmt: skip
-    assert (duo.role_kind, duo.gate_rate, duo.first_role_layer, duo.first_counted_layer) == ("duo", 0.02, 0, 0)
+    assert (kuma.gate_rate, kuma.role_kind, kuma.first_role_layer) == (0.01, "hardkuma", 1)
+    assert (code.model, code.objective, code.first_role_layer) == ("other", "code", 1)
+    assert (duo.role_kind, duo.objective, duo.gate_rate, duo.first_role_layer) == ("duo", "l1", 0.02, 0)
+    only_the_gate = {name: replace(runs.role_trainings[name], name="", kind="") for name in gates}
+    assert len(set(only_the_gate.values())) == 1
     assert (long.contexts, long.gate_rate) == ((300, 300), 0.03)
     (fork,) = runs.fork_trainings.values()
     assert (fork.name, fork.attention, fork.head, fork.seed) == ("nosa1", "nosa", "dma", 1)

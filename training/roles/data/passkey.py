@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,8 @@ _ORDINALS = (
     " sixteenth"
 ).split()
 MAX_PASSKEYS = len(_ORDINALS)
+BOOK_TOKENS = 2_000_000
+"""Tokens of books that are read: many stretches of the longest context, in a few seconds."""
 
 Haystack = Callable[[random.Random, int], tuple[int, ...]]
 """Gives exactly this many tokens of running text."""
@@ -86,23 +89,22 @@ def generated_haystack(tokenizer: TextTokenizer) -> Haystack:
 
 
 def book_haystack(tokenizer: TextTokenizer, folder: Path, tokens_needed: int) -> Haystack:
-    """A stretch of the books ``*.txt`` below ``folder``, read in name order; where it starts is drawn.
+    """A stretch of the books ``*.txt`` below ``folder``, one behind the other; where it starts is drawn.
 
     Raises:
         DataUnavailableError: the books are shorter than the longest context.
     """
-    ids: list[int] = []
+    ids = array("I")
     for book in sorted(folder.rglob("*.txt")):
-        ids += tokenizer.encode(book.read_text(encoding="utf-8", errors="replace"))
-        if len(ids) >= 4 * tokens_needed:
+        ids.extend(tokenizer.encode(book.read_text(encoding="utf-8", errors="replace")))
+        if len(ids) >= BOOK_TOKENS:
             break
     if len(ids) < tokens_needed:
         raise DataUnavailableError(f"the books below {folder} have {len(ids)} tokens; {tokens_needed} are needed")
-    whole = tuple(ids)
 
     def make(rng: random.Random, tokens: int) -> tuple[int, ...]:
-        start = rng.randint(0, len(whole) - tokens)
-        return whole[start : start + tokens]
+        start = rng.randint(0, len(ids) - tokens)
+        return tuple(ids[start : start + tokens])
 
     return make
 

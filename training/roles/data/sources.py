@@ -38,15 +38,14 @@ def sample_source(
         kept = without_closed_book(questions, decoder, tokenizer, run.steps * run.batch)
         return HotpotQA(tokenizer, kept, first_answer)
     if run.data == "passkey":
-        if run.haystack == "books":
-            if not data.get("pg19"):
-                raise DataUnavailableError(
-                    f"run {run.name}: haystack is 'books' and the configuration's data.pg19 is not set; set it to a "
-                    "folder of *.txt books or to a hub id such as emozilla/pg19"
-                )
-            hay = book_haystack(tokenizer, book_folder(str(data["pg19"])), run.contexts[1])
-        else:
-            hay = generated_haystack(tokenizer)
+        return Passkey(tokenizer, generated_haystack(tokenizer), run.questions, run.passkey_words)
+    if run.data == "passkey_books":
+        if not data.get("pg19"):
+            raise DataUnavailableError(
+                f"run {run.name}: data is passkey_books and the configuration's data.pg19 is not set; set it to a "
+                "folder of *.txt books or to a hub id such as emozilla/pg19"
+            )
+        hay = book_haystack(tokenizer, book_folder(str(data["pg19"])), run.contexts[1])
         return Passkey(tokenizer, hay, run.questions, run.passkey_words)
     if not tokenizer.byte_level:
         raise UnsupportedCellError(

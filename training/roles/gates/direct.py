@@ -18,26 +18,17 @@ class DirectGates(HeadGates):
 
     kind: ClassVar[str] = "direct"
 
-    def __init__(self, layers: int, kv_heads: int):
-        super().__init__(layers, kv_heads)
+    def __init__(self, layers: int, kv_heads: int, floor: float = 0.0):
+        super().__init__(layers, kv_heads, 0.0)  # its gradient does not depend on where it stands
         self.value = nn.Parameter(torch.ones(layers, kv_heads))
 
     def sample(self, noise: Tensor) -> Tensor:
         """The gates themselves, the same for every draw."""
         return self.value.expand(noise.shape)
 
-    def p_zero(self) -> Tensor:
-        """1 where the gate is at 0; no gradient."""
-        return (self.value.detach() <= 0).float()
-
-    def p_one(self) -> Tensor:
-        """1 where the gate is at 1; no gradient."""
-        return (self.value.detach() >= 1).float()
-
-    @torch.no_grad()
-    def mean(self) -> Tensor:
-        """The gates."""
-        return self.value.clone()
+    def p_nonzero(self) -> Tensor:
+        """The gate itself, the relaxation of "not 0" that has a gradient."""
+        return self.value
 
     @torch.no_grad()
     def score(self) -> Tensor:

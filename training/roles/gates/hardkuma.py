@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from longdecode.training.roles.gates.gate import ONE_AT, STRETCH_HIGH, STRETCH_LOW, ZERO_AT, HeadGates
+from longdecode.training.roles.gates.gate import FLOOR, STRETCH_HIGH, STRETCH_LOW, ZERO_AT, HeadGates
 
 PARAMETER_MIN, PARAMETER_MAX = 1e-6, 100.0
+BETA_MIN = 0.02
+"""With a floor: below it every ``a`` gives a gate that is always on."""
 
 
 class HardKumaGates(HeadGates):
@@ -22,8 +25,8 @@ class HardKumaGates(HeadGates):
 
     kind: ClassVar[str] = "hardkuma"
 
-    def __init__(self, layers: int, kv_heads: int):
-        super().__init__(layers, kv_heads)
+    def __init__(self, layers: int, kv_heads: int, floor: float = FLOOR):
+        super().__init__(layers, kv_heads, floor)
         self.alpha = nn.Parameter(torch.ones(layers, kv_heads))
         self.beta = nn.Parameter(torch.ones(layers, kv_heads))
 
@@ -32,32 +35,9 @@ class HardKumaGates(HeadGates):
         kuma = (1.0 - noise ** (1.0 / self.beta)) ** (1.0 / self.alpha)
         return (kuma * (STRETCH_HIGH - STRETCH_LOW) + STRETCH_LOW).clamp(0.0, 1.0)
 
-    def p_zero(self) -> Tensor:
-        """``1 - (1 - k0^a)^b`` with ``k0 = 1/12``."""
-        return 1.0 - self.p_nonzero()
-
     def p_nonzero(self) -> Tensor:
-        """``(1 - k0^a)^b``."""
-        return _survival(ZERO_AT, self.alpha, self.beta)
-
-    def p_one(self) -> Tensor:
-        """``(1 - k1^a)^b`` with ``k1 = 11/12``."""
-        return _survival(ONE_AT, self.alpha, self.beta)
-
-    @torch.no_grad()
-    def mean(self) -> Tensor:
-        """``E[z] = (q - p)/a (B(k1^a; 1/a, b + 1) - B(k0^a; 1/a, b + 1))``, with the incomplete beta function.
-
-        It is the integral of ``P(z > t)`` over ``t`` in [0, 1].
-        """
-        import numpy as np
-        from scipy.special import betainc, betaln  # torch has no incomplete beta function
-
-        a, b = (parameter.double().cpu().numpy() for parameter in (self.alpha, self.beta))
-        scale = (STRETCH_HIGH - STRETCH_LOW) / a
-        complete = betaln(1 / a, b + 1)
-        share = betainc(1 / a, b + 1, ONE_AT**a) - betainc(1 / a, b + 1, ZERO_AT**a)
-        return torch.as_tensor(scale * np.exp(complete) * share).to(self.alpha)
+        """``(1 - k0^a)^b`` with ``k0 = 1/12``."""
+        return (1.0 - ZERO_AT**self.alpha) ** self.beta
 
     @torch.no_grad()
     def score(self) -> Tensor:
@@ -71,11 +51,11 @@ class HardKumaGates(HeadGates):
 
     @torch.no_grad()
     def clamp_(self) -> None:
-        """Keep both parameters in [1e-6, 100]."""
-        self.alpha.clamp_(PARAMETER_MIN, PARAMETER_MAX)
-        self.beta.clamp_(PARAMETER_MIN, PARAMETER_MAX)
-
-
-def _survival(at: float, alpha: Tensor, beta: Tensor) -> Tensor:
-    """``P(s > at)`` of a Kumaraswamy variable."""
-    return (1.0 - at**alpha) ** beta
+        """Keep both parameters in their range, and ``P(z != 0)`` in [floor, 1 - floor] by moving ``a``."""
+        if self.floor:
+            self.beta.clamp_(min=BETA_MIN)
+            ends = (self.floor, 1.0 - self.floor)
+            low, high = (torch.log(-torch.expm1(math.log(end) / self.beta)) / math.log(ZERO_AT) for end in ends)
+            self.alpha.clamp_(low, high)
+        for parameter in (self.alpha, self.beta):
+            parameter.clamp_(PARAMETER_MIN, PARAMETER_MAX)
