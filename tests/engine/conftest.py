@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.decoder import Decoder
 from longdecode.engine.model_config import ModelConfig
+from longdecode.engine.weights import load_decoder
 
 
 class Dense(AttentionMethod):
@@ -24,6 +28,12 @@ class Dense(AttentionMethod):
     @classmethod
     def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> Dense:
         return cls(cls.Params(**overrides), config)
+
+
+@pytest.fixture
+def decoder(tiny_checkpoint: Callable[[str], Path]) -> Decoder:
+    """In float64, so that the rounding of another batch shape never decides between two tokens."""
+    return load_decoder(tiny_checkpoint("llama3"), device="cpu", dtype=torch.float64)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,12 +58,6 @@ class Window(AttentionMethod):
         newest_first = state.kv_lengths[:, None] - 1 - torch.arange(WINDOW, device=q.device)
         counts = state.kv_lengths.clamp(max=WINDOW)[:, None].expand(shape)
         return Selection(newest_first.clamp(min=0)[:, None].expand(*shape, WINDOW), counts, 1)
-
-
-@pytest.fixture
-def decoder(tiny_checkpoint: Callable[[str], Path]) -> Decoder:
-    """In float64, so that the rounding of another batch shape never decides between two tokens."""
-    return load_decoder(tiny_checkpoint("llama3"), device="cpu", dtype=torch.float64)
 
 
 @pytest.fixture

@@ -164,8 +164,5 @@ def test_a_lock_that_cannot_be_had_is_a_typed_error(locks: Path, monkeypatch: py
     with pytest.raises(LockError, match=r"gpu-b\.lock cannot be locked"), lease_gpu(CUDA, uuids=["b"]):
         pass
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with (
-        pytest.raises(LockError, match=r"No locks available; .*with flock"),
-        lease_gpu(CUDA, uuids=["a"]),
-    ):
+    with pytest.raises(LockError, match=r"No locks available; .*with flock"), lease_gpu(CUDA, uuids=["a"]):
         pass

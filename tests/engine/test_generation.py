@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ from longdecode.engine.generation import Completion, Generator, Request, Samplin
 from longdecode.engine.weights import load_decoder
 
 VOCAB = 97
-
-
-@pytest.fixture
-def decoder(tiny_checkpoint: Callable[[str], Path]) -> Decoder:
-    """In float64, so that the rounding of another batch shape never decides between two tokens."""
-    return load_decoder(tiny_checkpoint("llama3"), device="cpu", dtype=torch.float64)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from longdecode.kernels.split_kv import COUNTERS, arrival_counters
 
 PATHS: dict[str, tuple[Callable[..., Any], torch.device]] = {
     "naive": (naive.decode_attention, CPU),
-    "entrance": (decode_attention, CPU),
+    "entrance": (decode_attention, DEVICE),
     "triton": (decode_attention_gpu, DEVICE),
 }
 BY_PATH = pytest.mark.parametrize("path", PATHS)
@@ -215,7 +215,7 @@ def test_weights(
 def test_prefill(rng: torch.Generator, start: int, rows: int, spare: int, group: int, dtype: torch.dtype) -> None:
     q, k, v, _ = ragged(rng, 2, 2, group, 32, start + rows + spare, rows, dtype=dtype, fewest=start + rows + spare)
     poison_past(torch.tensor([start + rows] * 2), k, v)
-    out = prefill_attention(q, k, v, start)
+    out = prefill_attention(*(x.to(DEVICE) for x in (q, k, v)), start)
     for t in {0, rows // 2, rows - 1}:
         for h in {0, 2 * group - 1}:
             want, _ = attend(q[1, h, t], k[1, h // group], v[1, h // group], range(start + t + 1))

@@ -8,16 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_inputs import (
-    CPU,
-    DEVICE,
-    HALF_AND_SINGLE,
-    captured,
-    close,
-    random_on_device,
-    rotated,
-    rotation,
-)
+from kernel_inputs import DEVICE, HALF_AND_SINGLE, captured, close, random_on_device, rotated, rotation
 from longdecode.kernels.page_minmax import build_page_minmax
 from longdecode.kernels.page_score import naive as page_naive
 from longdecode.kernels.page_score.gpu import page_score_gpu
@@ -33,7 +24,7 @@ from longdecode.kernels.silu_mul.gpu import silu_mul_gpu
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 OPS: dict[str, tuple[Any, Any, Any, torch.device]] = {
-    "entrance": (rms_norm, apply_rope, silu_mul, CPU),
+    "entrance": (rms_norm, apply_rope, silu_mul, DEVICE),
     "triton": (rms_norm_gpu, apply_rope_gpu, silu_mul_gpu, DEVICE),
 }
 BY_PATH = pytest.mark.parametrize("path", OPS)

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from kernel_inputs import DEVICE, NAN
+from kernel_inputs import DEVICE, ragged
 from longdecode.kernels.decode_attention import decode_attention
 from longdecode.kernels.decode_attention.gpu import decode_attention_gpu
 from longdecode.kernels.eviction import choose_victims
 from longdecode.kernels.eviction.gpu import choose_victims_gpu
 
 PATHS = {"naive": (decode_attention, choose_victims), "triton": (decode_attention_gpu, choose_victims_gpu)}
-
-
-def caches(
-    rng: torch.Generator, batch: int, kv: int, group: int, dim: int, size: int, *, alike: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys and values, NaN past the lengths ``[B, Hkv]``, which differ by head unless ``alike``."""
-    q = 3 * torch.randn(batch, kv * group, 1, dim, generator=rng)
-    k, v = (torch.randn(batch, kv, size, dim, generator=rng) for _ in range(2))
-    lengths = torch.randint(2, size + 1, (batch, 1 if alike else kv), generator=rng).expand(batch, kv).clone()
-    lengths[0, :] = size
-    past = torch.arange(size) >= lengths[..., None]
-    k[past], v[past] = NAN, NAN
-    return q, k, v, lengths
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -37,8 +23,9 @@ def test_the_lowest_free_score_is_the_victim(
     """Against float64 row by row: scores, recorded positions, victims, and what a read leaves."""
     attend, choose = PATHS[path]
     latest = rule == "latest"
-    q, k, v, lengths = caches(rng, *shape, alike=latest)
     batch, kv, group, dim, size = shape
+    q, k, v, lengths = ragged(rng, *shape, per_head=not latest, fewest=2)
+    lengths = lengths.view(batch, -1).expand(batch, kv).contiguous()
     positions = torch.stack([
         torch.stack([torch.randperm(900, generator=rng)[:size] for _ in range(1 if latest else kv)]).expand(kv, size)
         for _ in range(batch)

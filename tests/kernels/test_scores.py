@@ -84,7 +84,7 @@ def test_any_launch(rng: torch.Generator, launch: ScoreLaunch, how: str | None) 
 @pytest.mark.parametrize("size", [1, 15, 63, 1000])
 def test_token_probabilities(rng: torch.Generator, size: int, dtype: torch.dtype) -> None:
     q, k, _, lengths = ragged(rng, 3, 2, 4, 64, size, dtype=dtype, fewest=1, sharpness=1.0)
-    got = token_probabilities(q, k, lengths)
+    got = token_probabilities(*on_device(q, k, lengths)).cpu()
     for b, n in enumerate(lengths.tolist()):
         assert got[b, :, n:].eq(0).all()
         for h in range(8):

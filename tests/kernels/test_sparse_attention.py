@@ -43,7 +43,7 @@ SHAPES = [
 
 def check(
     op: Any, rng: torch.Generator, shape: tuple[int, ...], block: int, per_query_head: bool, dtype: torch.dtype,
-    masked: bool, limits: bool, counts: list[int], width: int, where: torch.device = DEVICE,
+    masked: bool, limits: bool, counts: list[int], width: int,
 ) -> None:  # fmt: skip
     """Random lists over a ragged cache; some rows see fewer tokens than others and not every listed block."""
     batch, kv, group, _, size, rows = shape
@@ -52,7 +52,7 @@ def check(
     indices, number = lists_of_blocks(rng, batch, lists, blocks, min(width, blocks), counts[: batch * lists])
     each = cache[3][:, None] - torch.arange(rows).flip(0) if limits else None
     mask = torch.rand(batch, lists, rows, indices.shape[2], generator=rng) < 0.6 if masked else None
-    check_sparse(op, cache, indices, number, block, limits=each, row_mask=mask, where=where)
+    check_sparse(op, cache, indices, number, block, limits=each, row_mask=mask)
 
 
 @pytest.mark.parametrize("per_query_head", [False, True])
@@ -67,7 +67,7 @@ def test_listed_blocks_are_read(
     per_query_head: bool,
 ) -> None:  # fmt: skip
     given = (rng, shape, block, per_query_head, dtype, masked, limits, [EVERYTHING], 5)
-    check(sparse_decode_attention, *given, where=CPU)
+    check(sparse_decode_attention, *given)
 
 
 # batch, KV heads, group, head dimension, capacity; tokens a block; one list a query head

@@ -29,15 +29,8 @@ def test_the_fastest_of_those_within_is_the_pick() -> None:
 
 
 def test_a_variant_that_intervals_do_not_decide_is_never_the_pick() -> None:
-    wide = {
-        "variant": "w",
-        "speed": 2.5,
-        "verdict": "cannot tell",
-        "loss": 3.0,
-        "loss_low": -9.0,
-        "loss_high": 15.0,
-        "n": 16,
-    }
+    unclear = {"verdict": "cannot tell", "loss": 3.0, "loss_low": -9.0, "loss_high": 15.0, "n": 16}
+    wide = {"variant": "w", "speed": 2.5} | unclear
     assert choose(table({}, wide)).first.variant == "v"
     alone = choose(table(wide))
     assert (alone.state, alone.first.variant, alone.prompts) == ("open", "w", (16, 16))
@@ -94,14 +87,8 @@ def test_the_front_has_what_none_beats_in_both() -> None:
 
 
 def test_the_smallest_budget_is_proven_open_or_none(folder: Maker) -> None:
-    budgets = [
-        ("quest", "256", "worse"),
-        ("quest", "512", "within"),
-        ("quest", "1024", "within"),
-        ("tova", "512", "worse"),
-        ("h2o", "256", "worse"),
-        ("h2o", "512", "cannot tell"),
-    ]
+    quest = [("quest", "256", "worse"), ("quest", "512", "within"), ("quest", "1024", "within")]
+    budgets = [*quest, ("tova", "512", "worse"), ("h2o", "256", "worse"), ("h2o", "512", "cannot tell")]
     run = read_run(folder(
         [{"a": v, "budget": b, "verdict": verdict} for v, b, verdict in budgets],
         [{"variant": v, "method": v, "budget": b, "budget_tokens": int(b)} for v, b, _ in budgets], [],

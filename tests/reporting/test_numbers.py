@@ -14,6 +14,13 @@ from longdecode.reporting.runs import Run
 from site_pages import Parsed
 
 
+def matching(table: pd.DataFrame, **values: object) -> pd.DataFrame:
+    """Rows that have the values."""
+    for column, value in values.items():
+        table = table[table[column] == value]
+    return table
+
+
 def test_each_claim_stands_once_with_the_numbers_of_the_table(
     pages: dict[str, Parsed], committed: dict[str, Run]
 ) -> None:
@@ -49,23 +56,10 @@ def test_a_row_of_compare_has_loss_and_speed_of_one_variant(
     pages: dict[str, Parsed], committed: dict[str, Run]
 ) -> None:
     run = committed["real"]
-    pairs = run.comparisons
-    pair = pairs[
-        (pairs.a == "quest")
-        & (pairs.b == "full")
-        & (pairs.suite == "mini_recall")
-        & (pairs.task == "all")
-        & (pairs.context == 32768)
-        & (pairs.budget == "1024")
-    ].iloc[0]
-    timed = run.speed
-    step = timed[
-        (timed.variant == "quest")
-        & (timed.stage == "step")
-        & (timed.context == 32768)
-        & (timed.batch == 8)
-        & (timed.budget_tokens == 1024)
-    ].iloc[0]
+    compared = {"a": "quest", "b": "full", "suite": "mini_recall", "task": "all", "context": 32768, "budget": "1024"}
+    pair = matching(run.comparisons, **compared).iloc[0]
+    timed = {"variant": "quest", "stage": "step", "context": 32768, "batch": 8, "budget_tokens": 1024}
+    step = matching(run.speed, **timed).iloc[0]
     row = pages["compare"].rows[row_anchor("real", "smollm2-long", 32768, "quest", "1024")]
     assert f"{step.ratio:.2f}" in row
     loss = wording.number(-pair.difference, "points")
@@ -84,15 +78,8 @@ def test_every_timed_variant_of_a_scored_model_has_its_row(pages: dict[str, Pars
 
 
 def test_a_paper_s_cell_has_print_and_ours(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
-    rows = committed["h200"].speed
-    step = rows[
-        (rows.model == "llama3-8b")
-        & (rows.variant == "lychee")
-        & (rows.stage == "step")
-        & (rows.context == 131072)
-        & (rows.batch == 1)
-        & (rows.budget == "4096")
-    ].iloc[0]
+    timed = {"variant": "lychee", "stage": "step", "context": 131072, "batch": 1, "budget": "4096"}
+    step = matching(committed["h200"].speed, model="llama3-8b", **timed).iloc[0]
     cells = [cell for row in pages["paper-lychee"].all_rows for cell in row]
     assert f"2.7/{step.ratio:.2f} [{step.ratio_low:.2f}, {step.ratio_high:.2f}]" in cells
     kernel = next(cell for cell in cells if cell.startswith("up to 7.0/"))
@@ -101,10 +88,8 @@ def test_a_paper_s_cell_has_print_and_ours(pages: dict[str, Parsed], committed: 
 
 
 def test_a_task_s_score_is_that_of_the_summary(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
-    rows = committed["pilot"].summary
-    row = rows[
-        (rows.suite == "ruler") & (rows.task == "all") & (rows.variant == "snapkv") & (rows.budget == "1024")
-    ].iloc[0]
+    scored = {"suite": "ruler", "task": "all", "variant": "snapkv", "budget": "1024"}
+    row = matching(committed["pilot"].summary, **scored).iloc[0]
     start = f"{100 * row.value:.1f} [{100 * row.low:.1f}, {100 * row.high:.1f}]"
     assert any(
         cell.startswith(start) for shown in pages["task-ruler"].all_rows if shown[:1] == ["SnapKV"] for cell in shown
@@ -114,16 +99,10 @@ def test_a_task_s_score_is_that_of_the_summary(pages: dict[str, Parsed], committ
 def test_a_method_s_smallest_budget_is_within_and_no_smaller_one_is(
     pages: dict[str, Parsed], committed: dict[str, Run]
 ) -> None:
-    pairs = committed["h200"].comparisons
-    mine = pairs[
-        (pairs.a == "quest")
-        & (pairs.b == "full")
-        & (pairs.suite == "mini_recall")
-        & (pairs.task == "all")
-        & (pairs.context == 8192)
-    ]
+    compared = {"a": "quest", "b": "full", "suite": "mini_recall", "task": "all", "context": 8192}
+    mine = matching(committed["h200"].comparisons, **compared)
     sizes = committed["h200"].summary.drop_duplicates(["context", "variant", "budget"])
-    sizes = sizes[(sizes.variant == "quest") & (sizes.context == 8192)].set_index("budget").budget_tokens
+    sizes = matching(sizes, variant="quest", context=8192).set_index("budget").budget_tokens
     smallest = int(min(sizes[budget] for budget in mine[mine.verdict == "within"].budget))
     row = next(r for r in pages["method-quest"].all_rows if r[:3] == ["Look-ups", "Miniature (8M)", "8K"])
     assert row[3] == f"{smallest:,} tokens"

@@ -14,15 +14,8 @@ from site_pages import Maker, parsed
 
 
 def test_a_loss_is_above_zero_where_a_variant_is_worse(folder: Maker) -> None:
-    lower = {
-        "better": "lower",
-        "unit": "nats/token",
-        "difference": 0.03,
-        "low": 0.01,
-        "high": 0.05,
-        "suite": "t",
-        "task": "t",
-    }
+    interval = {"difference": 0.03, "low": 0.01, "high": 0.05}
+    lower = {"better": "lower", "unit": "nats/token", "suite": "t", "task": "t"} | interval
     run = read_run(folder([{"a": "quest"}, {"a": "quest"} | lower], [{"variant": "quest"}], []))
     assert list(run.losses.loss) == [1.0, 0.03]
     assert list(run.losses.loss_low) == [-0.2, 0.01] and list(run.losses.loss_high) == [1.8, 0.05]
@@ -98,15 +91,9 @@ def test_times_alone_make_a_site(folder: Maker, tmp_path: Path) -> None:
 
 def test_answers_stand_side_by_side_where_both_are_stored(small: Path) -> None:
     usual = {"task": "s", "context": 4096, "seed": 0}
-    stored = [
-        ("full", "full", 0, 1.0, "right"),
-        ("full", "full", 1, 1.0, None),
-        ("full", "full", 2, 1.0, "yes"),
-        ("quest", "512", 0, 0.0, "wrong " * 200),
-        ("quest", "512", 1, 0.0, "no"),
-        ("quest", "512", 2, 1.0, "yes"),
-        ("tova", "512", 2, 1.0, "yes"),
-    ]
+    full = [("full", "full", 0, 1.0, "right"), ("full", "full", 1, 1.0, None), ("full", "full", 2, 1.0, "yes")]
+    quest = [("quest", "512", 0, 0.0, "wrong " * 200), ("quest", "512", 1, 0.0, "no"), ("quest", "512", 2, 1.0, "yes")]
+    stored = [*full, *quest, ("tova", "512", 2, 1.0, "yes")]
     names = ("label", "budget", "sample_index", "score", "output_text")
     rows = [usual | dict(zip(names, row, strict=True)) for row in stored]
     for v in ("full", "quest", "tova"):

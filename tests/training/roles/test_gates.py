@@ -51,9 +51,7 @@ def test_hardkumas_score_is_the_mean_before_stretching(alpha: float, beta: float
 
 
 @pytest.mark.parametrize(
-    "gates",
-    [kuma([0.4, 1.0, 2.5], [1.3, 1.0, 0.6]), concrete([-2.0, 0.3, 1.5])],
-    ids=lambda gates: gates.kind,
+    "gates", [kuma([0.4, 1.0, 2.5], [1.3, 1.0, 0.6]), concrete([-2.0, 0.3, 1.5])], ids=lambda gates: gates.kind
 )
 def test_samples_follow_the_closed_forms(gates: HeadGates, seed: int) -> None:
     # Noise over the whole of (0, 1): the training range (0.001, 0.999) shifts every probability by up to 0.001.
