@@ -24,6 +24,7 @@ from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import Store
 from longdecode.evals.tasks.base import Sample, Score, Task, encoded
 from longdecode.evals.tasks.registry import get_task
+from longdecode.methods.head_roles import learned_heads
 
 
 class QualityJob(ModelJob):
@@ -184,6 +185,7 @@ class Variant:
             "decode_steps": completion.decode_steps,
             "prefill_ms": completion.prefill_ms,
             "decode_ms": completion.decode_ms,
+            **learned_heads(self.params.get("roles")),
             **(score.measures if score else {}),
         }
         if task.stop_at_eos and job.eos_ids:

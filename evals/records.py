@@ -168,7 +168,7 @@ class Record(BaseRecord):
     ``measures`` of a sample: ``kv_tokens_read`` (per KV head and step, mean over all layers), ``kv_tokens_read_sparse``
     (the same over the KV heads that the budget governs), ``kv_bytes_per_step`` and ``metadata_bytes_per_step`` (traffic
     model), ``decode_steps``, ``prefill_ms``, ``decode_ms``; ``truncated`` (0 or 1: cut off before its end-of-sequence
-    token) where the task waits for one.
+    token) where the task waits for one; ``heads_over_half`` and ``heads_wanted`` where head roles were learned.
     """
 
     schema_version: int = 4

@@ -80,6 +80,19 @@ def write_role_file(path: Path | str, roles: RoleFile) -> None:
     partial.replace(path)
 
 
+def learned_heads(source: object) -> dict[str, float]:
+    """Of a role file: heads whose gate ended over one half, and heads wanted; what is over or under is filled or cut.
+
+    Args:
+        source: a method's parameter ``roles``; nothing is known of maps made by rule and of files that do not say.
+    """
+    if not isinstance(source, str) or not source.endswith(".json"):
+        return {}
+    heads = read_role_file(source).run.get("heads", {})
+    names = {"heads_over_half": "over_threshold", "heads_wanted": "target"}
+    return {name: float(heads[key]) for name, key in names.items() if key in heads}
+
+
 def resolve_roles(
     source: str, retrieval_heads: int | None, seed: int, config: ModelConfig, *, layer0: bool = True
 ) -> Roles:

@@ -10,7 +10,7 @@ import pytest
 
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.methods.conformance_model import CONFIG
-from longdecode.methods.head_roles import RoleFile, read_role_file, resolve_roles, write_role_file
+from longdecode.methods.head_roles import RoleFile, learned_heads, read_role_file, resolve_roles, write_role_file
 
 LLAMA = dataclasses.replace(CONFIG, num_layers=32, num_heads=32, num_kv_heads=8)
 
@@ -33,6 +33,14 @@ def test_a_file_gives_its_roles_and_the_best_scored_where_a_number_is_asked_for(
     assert places(resolve_roles(path, 3, 0, CONFIG)) == {(0, 0), (0, 1), (1, 1)}
     assert places(resolve_roles(path, 5, 0, CONFIG)) == {(0, 0), (0, 1), (1, 1), (4, 0), (2, 1)}
     assert places(resolve_roles(path, 2, 0, CONFIG, layer0=False)) == {(0, 0), (0, 1)}
+
+
+def test_a_file_says_how_many_gates_ended_over_one_half_of_how_many_wanted(tmp_path: Path) -> None:
+    path = role_file(tmp_path)
+    assert learned_heads(str(path)) == learned_heads("random") == learned_heads(None) == {}
+    heads = {"target": 16, "over_threshold": 11, "stored": 16}
+    write_role_file(path, read_role_file(path).model_copy(update={"run": {"heads": heads}}))
+    assert learned_heads(str(path)) == {"heads_over_half": 11, "heads_wanted": 16}
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
