@@ -172,7 +172,12 @@ def test_every_block_in_expanded_lists_is_dense_attention(rng: torch.Generator, 
 
 
 def test_lengths_past_the_capacity_count_as_the_capacity(rng: torch.Generator) -> None:
-    q, k, v, full = (x.to(DEVICE) for x in ragged(rng, 1, 1, 2, 32, 40))
+    """The cache is part of a larger one that holds NaN."""
+    q, k, v, _ = ragged(rng, 1, 1, 2, 32, 41)
+    full = torch.tensor([40])
+    poison_past(full, k, v)
+    q, k, v, full = (x.to(DEVICE) for x in (q, k, v, full))
+    k, v = k[:, :, :40], v[:, :, :40]
     lists = torch.arange(3, device=DEVICE).view(1, 1, 3), torch.tensor([[3]], device=DEVICE)
     want, over = decode_attention_gpu(q, k, v, full), (full + 1).int()
     same(decode_attention_gpu(q, k, v, over), want)
