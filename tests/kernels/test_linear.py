@@ -105,7 +105,8 @@ def test_a_row_does_not_depend_on_its_neighbours(rng: torch.Generator, launch: L
 def test_the_rule_by_shape(rng: torch.Generator, rows: int) -> None:
     """Whatever the rule picks computes the projection; it leaves float32 and many rows to torch."""
     x, weight, bias = inputs(rng, rows, 18, 300, torch.float16)
-    assert (choose_launch(18, 300, rows, torch.float16) is None) == (rows > NARROW_ROWS)
+    assert (choose_launch(18, 300, rows, torch.float16) is None) == (rows > 2 * MAX_ROWS)
+    assert (choose_launch(9, 300, rows, torch.float16, gated=True) is None) == (rows > NARROW_ROWS)
     assert (choose_launch(4096, 4096, rows, torch.float16) is None) == (rows > MAX_ROWS)
     assert choose_launch(65_536, 300, rows, torch.float16) is None or rows <= MAX_ROWS  # a head
     assert choose_launch(18, 300, rows, torch.float32) is None
