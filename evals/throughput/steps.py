@@ -34,7 +34,12 @@ def fill_cache(cache: KVCache, tokens: int, seed: int) -> None:
     # Host memory that a GPU reads is filled once, by who reserves it.
     for tensor in (*near, *cache.host_tensors()) if cache.device.type == "cpu" else near:
         for part in tensor:
-            part.normal_(generator=generator)
+            if not part.is_floating_point():
+                part.random_(0, 256, generator=generator)  # codes of a quantised cache
+            elif part.itemsize == 1:  # float8 has no generator of its own
+                part.copy_(torch.randn(part.shape, generator=generator, device=part.device))
+            else:
+                part.normal_(generator=generator)
     cache.stand_at(torch.full_like(cache.positions, tokens))
 
 

@@ -109,8 +109,6 @@ def choose_launch(
             return None
         else:
             weight_rows, block_k = 64, 128
-    elif outputs >= 16_384 and narrow and gated:
-        weight_rows, block_k, parts = 32, 512, 4
     elif outputs >= 16_384:
         weight_rows, block_k = 128, 128
     elif narrow and rows > 8 and k >= 4096:
