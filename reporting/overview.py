@@ -265,15 +265,17 @@ def claim_cells(site: Site, row: Any) -> dict[str, Any]:
     """Return one claim as text."""
     unit = "" if wording.missing(row.unit) else str(row.unit)
     word = wording.unit_word(unit)
-    ours = f"{wording.number(row.like_for_like, unit)}{word}" if row.answered else ""
-    best = "" if wording.missing(row.best) else f"{wording.number(row.best, unit)}{word}"
+    published = str(row.published)
+    signed = published[:1] in ("+", wording.MINUS)
+    ours = f"{wording.number(row.like_for_like, unit, signed=signed)}{word}" if row.answered else ""
+    best = "" if wording.missing(row.best) else f"{wording.number(row.best, unit, signed=signed)}{word}"
     return {
         "paper": row.paper,
         "name": site.papers[row.paper].name,
         "claim": row.claim,
         "anchor": row.anchor,
         "run": row.run,
-        "published": f"{row.published}{word}",
+        "published": f"{published}{word}" if any(map(str.isdigit, published)) else published,
         "ours": ours,
         "interval": wording.interval(row.low, row.high, unit) if ours else "",
         "best": best,

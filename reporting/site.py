@@ -93,8 +93,11 @@ class Site:
         return {run.name: smallest_budgets(run) for run in self.current}
 
     def find(self, paper: str, query: Query) -> Found | None:
-        """Return the number of a paper's query from the run named after it, else from the first other that has it."""
-        for run in sorted(self.runs, key=lambda run: run.name != paper):
+        """Return the number of a paper's query from the run named after it, else from the first other that has it.
+
+        A pilot answers only where no other run does.
+        """
+        for run in sorted(self.runs, key=lambda run: (run.name != paper, bool(run.config.get("pilot")))):
             table = run.tables[query.table]
             texts = {k: v for k, v in query.where.items() if isinstance(v, str) and k in table}
             # Whole columns are compared first: a query looks at each value of what is left.

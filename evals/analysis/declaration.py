@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,6 +67,17 @@ class Ours(_Closed):
         return self.query.narrowed(where)
 
 
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """Say what print has of a claim: text, where it was read, unit, digits; no number where print has only words."""
+
+    text: str
+    mark: str
+    unit: str
+    digits: int
+    number: float | None
+
+
 class PrintedTable(_Closed):
     """One table as printed.
 
@@ -76,8 +88,9 @@ class PrintedTable(_Closed):
         what: what its numbers are exactly.
         keys: columns that name a row.
         columns: columns that hold numbers.
-        rows: keys, numbers, ``mark`` (where they were read; ``marks`` where a column differs), ``form`` (how a number
-            is worded in print, such as ``up to``), ``digits`` where a row differs.
+        rows: keys, numbers (or words where print has no number), ``mark`` (where they were read; ``marks`` where a
+            column differs), ``form`` (how a number is worded in print, such as ``up to``), ``digits`` where a row
+            differs.
         ours: which rows of our tables stand beside; left out where none can.
         note: what differs between print and here.
     """
@@ -93,9 +106,9 @@ class PrintedTable(_Closed):
     note: str = ""
 
     def text(self, row: dict[str, Any], column: str) -> str:
-        """Return a number as it is printed; empty where none was found."""
-        if row.get(column) is None:
-            return ""
+        """Return a number or words as printed; empty where none were found."""
+        if row.get(column) is None or isinstance(row[column], str):
+            return row.get(column) or ""
         return f"{row.get('form', '')} {row[column]:,.{row.get('digits', self.digits)}f}".strip()
 
     def mark(self, row: dict[str, Any], column: str) -> str:
@@ -109,6 +122,7 @@ class Claim(_Closed):
     Args:
         claim: the claim in a line.
         published: table and keys of its number in print, and the column.
+        minus: of a difference, the keys in which the row that is taken off differs from that of ``published``.
         direction: whether the claim is of at least so much, or at most.
         no_effect: the value that would say that the claimed effect is absent (1 for times, 0 for differences).
         like: the number under the paper's own conditions.
@@ -123,6 +137,7 @@ class Claim(_Closed):
 
     claim: str
     published: dict[str, str | int | float]
+    minus: dict[str, str | int | float] = {}
     direction: Literal["at_least", "at_most"] = "at_least"
     no_effect: float = 0.0
     like: Query
@@ -164,18 +179,35 @@ class Declaration(_Closed):
     claims: list[Claim] = Field(min_length=1)
     tables: dict[str, PrintedTable]
 
-    def printed(self, claim: Claim) -> tuple[PrintedTable, dict[str, Any], str]:
-        """Return the table, row and column of a claim's number in print.
+    def printed(self, claim: Claim) -> Printed:
+        """Return what print says of a claim; a difference of two printed numbers is taken here, and its mark has both.
 
         Raises:
-            DeclarationError: not one row has it.
+            DeclarationError: not one row has it, or a difference is of words.
         """
-        asked = dict(claim.published)
-        table, column = self.tables[str(asked.pop("table"))], str(asked.pop("column"))
-        rows = [row for row in table.rows if asked.items() <= row.items() and row.get(column) is not None]
-        if len(rows) != 1:
-            raise DeclarationError(f"{claim.claim}: {claim.published} names {len(rows)} rows with a number")
-        return table, rows[0], column
+        table, column = self.tables[str(claim.published["table"])], str(claim.published["column"])
+        asked = {name: value for name, value in claim.published.items() if name not in ("table", "column")}
+        row = _only(claim, table, column, asked)
+        text, mark, digits = table.text(row, column), table.mark(row, column), row.get("digits", table.digits)
+        if isinstance(row[column], str):
+            return Printed(text, mark, table.unit, digits, None)
+        if not claim.minus:
+            return Printed(text, mark, table.unit, digits, float(row[column]))
+        other = _only(claim, table, column, asked | claim.minus)
+        gap = float(row[column]) - float(other[column])
+        marks = dict.fromkeys([*mark.split("; "), *table.mark(other, column).split("; ")])
+        signed = f"{gap:+,.{digits}f}".replace("-", "\u2212")
+        return Printed(
+            signed, f"{'; '.join(marks)}: {text} \u2212 {table.text(other, column)}", table.unit, digits, gap
+        )
+
+
+def _only(claim: Claim, table: PrintedTable, column: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the one row of a printed table that has these keys and a number, or words, in the column."""
+    rows = [row for row in table.rows if asked.items() <= row.items() and row.get(column) is not None]
+    if len(rows) != 1 or (claim.minus and isinstance(rows[0][column], str)):
+        raise DeclarationError(f"{claim.claim}: {dict(asked)} names {len(rows)} rows with a number in {column}")
+    return rows[0]
 
 
 def load_declarations(folder: Path) -> dict[str, Declaration]:
@@ -210,14 +242,14 @@ def claims_table(papers: Mapping[str, Declaration], tables: Tables, profile: str
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def outcome(printed: float, claim: Claim, found: Found | None, digits: int) -> Outcome:
+def outcome(printed: float | None, claim: Claim, found: Found | None, digits: int) -> Outcome:
     """Return what came out of a claim under the paper's own conditions.
 
     At least so much: ``reproduced`` where the interval reaches the printed figure (as rounded there), ``partly`` where
-    it reaches half of the printed effect, ``not reproduced`` where it stays below. At most so much: ``reproduced``
-    where the whole interval lies below, ``not reproduced`` where none of it does. ``cannot tell``: there is no
-    interval, it holds both the printed figure and no effect, or forks of one training each stand behind it. The best
-    variant has no say.
+    it reaches half of the printed effect, ``not reproduced`` where it stays below; of words without a number the sign
+    alone decides. At most so much: ``reproduced`` where the whole interval lies below, ``not reproduced`` where none
+    of it does. ``cannot tell``: there is no interval, it holds no effect as well as half of the printed one, or forks
+    of one training each stand behind it. The best variant has no say.
     """
     if found is None:
         return "not run"
@@ -225,7 +257,8 @@ def outcome(printed: float, claim: Claim, found: Found | None, digits: int) -> O
         return "not comparable"
     if not (math.isfinite(found.low) and math.isfinite(found.high)) or (claim.trainings or 2) < 2:
         return "cannot tell"
-    rounding = 0.5 * 10.0**-digits
+    rounding = 0.0 if printed is None else 0.5 * 10.0**-digits
+    printed = claim.no_effect if printed is None else printed
     if claim.direction == "at_most":
         if found.high <= printed + rounding:
             return "reproduced"
@@ -233,13 +266,15 @@ def outcome(printed: float, claim: Claim, found: Found | None, digits: int) -> O
     sign = 1.0 if printed >= claim.no_effect else -1.0
     least, most = sorted((sign * found.low, sign * found.high))
     goal, nothing = sign * printed, sign * claim.no_effect
-    if most >= goal - rounding:
-        return "cannot tell" if least <= nothing else "reproduced"
-    return "partly" if most >= nothing + MOST_OF_IT * (goal - nothing) else "not reproduced"
+    if most < nothing + MOST_OF_IT * (goal - nothing):
+        return "not reproduced"
+    if least <= nothing:
+        return "cannot tell"
+    return "reproduced" if most >= goal - rounding else "partly"
 
 
 def _row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: bool) -> dict[str, Any]:
-    table, row, column = paper.printed(claim)
+    printed = paper.printed(claim)
     found, best, bound, why = None, None, None, ""
     if answers:
         try:
@@ -251,12 +286,12 @@ def _row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: b
     if found:
         why = claim.why.format(bound=bound.value if bound else math.nan, **found.row)
     return {
-        "paper": name, "claim": claim.claim, "published": table.text(row, column), "conditions": claim.conditions,
+        "paper": name, "claim": claim.claim, "published": printed.text, "conditions": claim.conditions,
         "like_for_like": found and found.value, "low": found and found.low, "high": found and found.high,
-        "unit": found.unit if found else table.unit, "bound": bound and bound.value,
+        "unit": found.unit if found else printed.unit, "bound": bound and bound.value,
         "best_variant": best and _variant(best, found), "best": best and best.value, "why": why,
-        "source": table.mark(row, column), "run": claim.run,
-        "verdict": outcome(float(row[column]), claim, found, row.get("digits", table.digits)),
+        "source": printed.mark, "run": claim.run,
+        "verdict": outcome(printed.number, claim, found, printed.digits),
         "revision": found and found.row.get("revision"),
     }  # fmt: skip
 

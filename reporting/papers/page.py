@@ -131,7 +131,7 @@ def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], co
     text = f"{printed}±{spread}" if spread is not None else printed
     query = table.ours.query_of(dict(row), column) if table.ours else None
     found = site.find(paper, query) if query else None
-    number = float(row[column])
+    number = None if isinstance(row[column], str) else float(row[column])
     if query is None or found is None:
         return Cell(text, number)
     signed = query.table == "comparisons" and not query.side
@@ -217,10 +217,11 @@ def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
             if request.b == "full":
                 continue
             rows = run.comparisons[run.comparisons.a.isin(request.a) & (run.comparisons.b == request.b)]
-            rows = rows[rows.verdict.isin(["within", "worse"])]
             rows = rows[(rows.task == "all") | (rows.groupby("suite").task.transform("nunique") == 1)]
             rows = rows[rows.context == rows.groupby("suite").context.transform("max")]
             rows = rows[rows.budget == rows.groupby(["a", "model", "suite"]).budget.transform(middle)]
+            # Chosen before what the interval says, so that every rival stands at the same budget.
+            rows = rows[rows.verdict.isin(["within", "worse"])]
             for r in rows.pipe(each):
                 out.append(
                     {

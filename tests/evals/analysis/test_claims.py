@@ -95,6 +95,8 @@ def found(value: float, low: float, high: float) -> Found:
         ((1.62, 1.61, 1.63), {}, "not reproduced"),
         ((0.8, 0.7, 0.9), {}, "not reproduced"),
         ((2.0, 0.9, 3.1), {}, "cannot tell"),
+        ((1.5, 0.9, 2.1), {}, "cannot tell"),  # half of the effect or none
+        ((1.2, 0.9, 1.5), {}, "not reproduced"),
         ((0.58, math.nan, math.nan), {}, "cannot tell"),
         ((2.8, 2.7, 2.9), {"trainings": 1}, "cannot tell"),
         ((2.8, 2.7, 2.9), {"comparable": False}, "not comparable"),
@@ -107,9 +109,17 @@ def test_a_claim_of_2_7_times(bounds: tuple[float, float, float] | None, given: 
     assert outcome(2.7, claim(**given), found(*bounds) if bounds else None, 1) == word
 
 
+@pytest.mark.parametrize(
+    ("bounds", "word"),
+    [((0.5, 3.0), "reproduced"), ((-0.5, 3.0), "cannot tell"), ((-3.0, -0.5), "not reproduced")],
+)
+def test_of_words_without_a_number_the_sign_decides(bounds: tuple[float, float], word: str) -> None:
+    assert outcome(None, claim(no_effect=0), found(1.0, *bounds), 0) == word
+
+
 def test_a_claim_that_fits_several_rows_is_not_read_and_says_why() -> None:
     speed = speed_of(*({"op_sizes": size, "ratio": 1.6} for size in ("a", "b")))
-    row = claims_table({"lychee": LYCHEE}, Tables({"speed": speed}), "h200").iloc[0]
+    row = claims_table({"lychee": LYCHEE}, Tables({"speed": speed}), "qwen").iloc[0]
     assert row["verdict"] == "not run" and row["why"] == "Not read: 2 rows of speed.csv fit; they differ in op_sizes."
 
 
@@ -133,7 +143,7 @@ def timed() -> Tables:
 
 
 def test_the_bound_in_a_reason_is_looked_up_and_names_its_context(timed: Tables) -> None:
-    row = claims_table({"lychee": LYCHEE}, timed, "h200").iloc[0]
+    row = claims_table({"lychee": LYCHEE}, timed, "qwen").iloc[0]
     assert (row["like_for_like"], row["bound"], row["verdict"]) == (1.6, 1.826, "not reproduced")
     assert row["why"].startswith("At 131,072 tokens memory traffic allows 1.83 over")
 
@@ -141,11 +151,11 @@ def test_the_bound_in_a_reason_is_looked_up_and_names_its_context(timed: Tables)
 def test_one_committed_run_answers_a_claim_and_a_run_of_ones_own_answers_all(timed: Tables) -> None:
     papers = load_declarations(PAPERS)
     elsewhere = claims_table(papers, timed, "retro").iloc[0]
-    assert (elsewhere["verdict"], elsewhere["why"]) == ("not run", "The run h200 answers it.")
+    assert (elsewhere["verdict"], elsewhere["why"]) == ("not run", "The run qwen answers it.")
     assert claims_table(papers, timed, "mine").iloc[0]["verdict"] == "not reproduced"
 
 
 def test_the_best_variant_says_where_it_is_best() -> None:
     speed = speed_of({"ratio": 1.6}, {"batch": 4, "ratio": 2.79})
-    row = claims_table({"lychee": LYCHEE}, Tables({"speed": speed}), "h200").iloc[0]
+    row = claims_table({"lychee": LYCHEE}, Tables({"speed": speed}), "qwen").iloc[0]
     assert (row["best"], row["best_variant"]) == (2.79, "lychee, batch 4")

@@ -55,8 +55,8 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
 
 def test_numbers_are_worded_as_in_print() -> None:
     paper = PAPERS["lychee"]
-    table, row, column = paper.printed(paper.claims[3])
-    assert (table.text(row, column), table.mark(row, column)) == ("up to 7.0", "digest A; digest B; digest C")
+    printed = paper.printed(paper.claims[3])
+    assert (printed.text, printed.mark, printed.number) == ("up to 7.0", "digest A; digest B; digest C", 7.0)
     longbench = paper.tables["longbench"]
     assert longbench.text(longbench.rows[3], "narrativeqa") == ""  # not found in print
 
@@ -82,9 +82,19 @@ def test_rows_have_their_keys_once_known_columns_and_explained_marks(name: str) 
 def test_claims_have_a_number_in_print_conditions_and_a_reason(name: str) -> None:
     paper = PAPERS[name]
     for claim in paper.claims:
-        table, row, column = paper.printed(claim)
-        assert table.text(row, column) and table.mark(row, column)
+        printed = paper.printed(claim)
+        assert printed.text and printed.mark
         assert claim.conditions and claim.why and claim.run, claim.claim
+
+
+def test_differences_of_printed_numbers_are_taken_and_shown_as_such() -> None:
+    paper = PAPERS["lychee"]
+    printed = {claim.claim: paper.printed(claim) for claim in paper.claims}
+    gain = printed["LongBench over full attention at 4,096 tokens, Llama-3"]
+    assert (gain.text, gain.mark) == ("+0.74", "digest A: 33.07 \u2212 32.33") and gain.number == pytest.approx(0.74)
+    words = printed["Ratio is the best of the four selection strategies at equal sparsity"]
+    assert (words.text, words.number) == ("best of four", None)
+    assert {p.text for p in printed.values()} >= {"+0.46", "+1.72", "+1.01", "+0.94", "+1.9", "+6.7"}
 
 
 def test_a_claim_without_a_number_in_print_is_refused() -> None:
