@@ -45,12 +45,14 @@ class Ours(_Closed):
         column: our column that the printed column's name fills.
         values: by printed key, or ``column``, what a printed value means here; a value that is not listed has no row.
             Several keys that mean something together stand as ``"sampler, penalty"``.
+        beyond_print: also where print's number was not found.
     """
 
     query: Query
     keys: dict[str, str] = {}
     column: str | None = None
     values: dict[str, dict[str | int | float, Where]] = {}
+    beyond_print: bool = False
 
     def query_of(self, row: dict[str, Any], column: str) -> Query | None:
         """Return the query of one printed number; nothing where no row of ours stands for it."""

@@ -123,15 +123,15 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
 
 
 def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], column: str) -> Cell:
-    """Return one cell."""
+    """Return one cell: print, ours, or both."""
     printed = table.text(dict(row), column)
-    if not printed:
+    if not printed and not (table.ours and table.ours.beyond_print):
         return Cell()
     spread = row.get(f"{column}_std")
     text = f"{printed}±{spread}" if spread is not None else printed
     query = table.ours.query_of(dict(row), column) if table.ours else None
     found = site.find(paper, query) if query else None
-    number = None if isinstance(row[column], str) else float(row[column])
+    number = None if not printed or isinstance(row[column], str) else float(row[column])
     if query is None or found is None:
         return Cell(text, number)
     signed = query.table == "comparisons" and not query.side
@@ -223,6 +223,7 @@ def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
             # Chosen before what the interval says, so that every rival stands at the same budget.
             rows = rows[rows.verdict.isin(["within", "worse"])]
             for r in rows.pipe(each):
+                beside = "" if r.b_budget in (r.budget, "full") else f", B {wording.budget(r.b_budget)}"
                 out.append(
                     {
                         "a": run.title(r.a),
@@ -230,7 +231,7 @@ def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
                         "task": wording.task_title(r.suite, r.task),
                         "model": wording.model_title(r.model),
                         "context": wording.tokens(r.context),
-                        "budget": wording.budget(r.budget),
+                        "budget": wording.budget(r.budget) + beside,
                         "n": int(r.n),
                         "unit": r.unit,
                         "difference": wording.number(r.difference, r.unit, signed=True),
