@@ -118,6 +118,20 @@ class PrintedTable(_Closed):
         return str((row.get("marks") or {}).get(column, row["mark"]))
 
 
+class Substitute(_Closed):
+    """A row of another task or metric that stands in a claim's place; it gives no verdict.
+
+    Args:
+        query: the row.
+        conditions: its conditions in words.
+        why: the reason, filled in as a claim's.
+    """
+
+    query: Query
+    conditions: str
+    why: str
+
+
 class Claim(_Closed):
     """One claim of a paper, and where its answers stand.
 
@@ -128,6 +142,7 @@ class Claim(_Closed):
         direction: whether the claim is of at least so much, or at most.
         no_effect: the value that would say that the claimed effect is absent (1 for times, 0 for differences).
         like: the number under the paper's own conditions.
+        instead: what stands there where ``like`` was not run.
         best: the best that any variant of ours reaches.
         conditions: the conditions of ``like`` in words.
         bound: the most that memory traffic allows under those conditions.
@@ -143,6 +158,7 @@ class Claim(_Closed):
     direction: Literal["at_least", "at_most"] = "at_least"
     no_effect: float = 0.0
     like: Query
+    instead: Substitute | None = None
     best: Query | None = None
     bound: Query | None = None
     conditions: str
@@ -281,6 +297,9 @@ def _row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: b
     if answers:
         try:
             found, best, bound = map(tables.find, (claim.like, claim.best, claim.bound))
+            if found is None and claim.instead and (found := tables.find(claim.instead.query)):
+                other = {"comparable": False, "conditions": claim.instead.conditions, "why": claim.instead.why}
+                claim = claim.model_copy(update=other)
         except AmbiguousQueryError as error:
             why = f"Not read: {error}."
     elif claim.run:

@@ -48,6 +48,7 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
             assert any(found), f"{name}: no printed number of the table has a query"
             asked += [query for query in found if query]
     asked += [query for claim in paper.claims for query in (claim.like, claim.best, claim.bound) if query]
+    asked += [claim.instead.query for claim in paper.claims if claim.instead]
     for query in asked:
         assert set(query.where) <= set(known[query.table]), query
         assert query.longest is None or query.longest in known[query.table]
