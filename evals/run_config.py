@@ -16,7 +16,6 @@ from pydantic.json_schema import SkipJsonSchema
 from longdecode.evals import config_values as typed
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
 from longdecode.evals.config_values import merged, read_yaml, unknown_name
-from longdecode.evals.fairness import require_fair, with_tuned_values
 from longdecode.evals.specs import (
     TUNING_SUITE,
     GenerationSpec,
@@ -224,9 +223,14 @@ def build_run_config(values: Any, source: str, *, check_params: bool = True, che
     Raises:
         ConfigError: as for ``load_run_config``.
     """
-    run = typed.read(RunConfig, values, source, {"check_params": check_params})
-    run = with_tuned_values(replace(run, source=source))
+    run = replace(typed.read(RunConfig, values, source, {"check_params": check_params}), source=source)
+    if run.tuning is not None:
+        from longdecode.evals.fairness import with_tuned_values
+
+        run = with_tuned_values(run)
     if check_fairness:
+        from longdecode.evals.fairness import require_fair
+
         require_fair(run)
     return run
 
