@@ -9,7 +9,7 @@ import pandas as pd
 
 from longdecode.reporting import charts, wording
 from longdecode.reporting.choice import NEEDED, PLACE, Choice, choose, fastest
-from longdecode.reporting.runs import Run, each, groups, top
+from longdecode.reporting.runs import REFERENCE, Run, each, groups, top
 from longdecode.reporting.site import Page, Site
 
 _STATES = {
@@ -43,9 +43,9 @@ def place_words(site: Site, place: tuple[Any, ...]) -> str:
 
 
 def default_place(rows: pd.DataFrame) -> tuple[Any, ...]:
-    """Return the place that the Overview opens with: 32K where that was run, the most rows, the larger batch."""
-    sizes = rows.groupby(PLACE).size()
-    return max(sizes.index, key=lambda place: (place[2] == 32768, sizes[place], place[3]))
+    """Return the place that the Overview opens with: where tasks have the most prompts, then the larger batch."""
+    fewest = rows.groupby(PLACE).n.min()
+    return max(fewest.index, key=lambda place: (fewest[place], place[3], place[2]))
 
 
 def _tradeoff(site: Site, page: Page, rows: pd.DataFrame) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _pick_finding(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str
             "text": f"{where}: every faster variant loses more than the margin on some task.",
         }
     row = found.first
-    variant = f"{row.title} with {int(row.budget_tokens):,} tokens"
+    variant = row.title if row.budget == REFERENCE else f"{row.title} with {int(row.budget_tokens):,} tokens"
     speed = f"{variant} decodes {wording.times(row.speed)} times as fast as Full"
     if found.state == "proven":
         return {

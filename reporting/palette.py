@@ -20,6 +20,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "eviction": ("#b4460c", "#ff9d61"),
     "offload": ("#8338a8", "#cc98fb"),
     "speculation": ("#6f6300", "#d9c440"),
+    "quantised": ("#a01a58", "#f58fbd"),
     "reference": ("#5a6371", "#a3adba"),
 }
 """By family: its colour on a light and on a dark ground, each with a contrast of at least 4.5."""
@@ -29,6 +30,7 @@ FAMILY_TITLES: Mapping[str, str] = {
     "eviction": "Eviction",
     "offload": "Offload",
     "speculation": "Speculation",
+    "quantised": "Quantised",
     "reference": "Reference",
 }
 SHAPES: Mapping[str, str] = {
@@ -37,6 +39,7 @@ SHAPES: Mapping[str, str] = {
     "eviction": "triangle-up",
     "offload": "diamond",
     "speculation": "triangle-down",
+    "quantised": "triangle-right",
     "reference": "cross",
 }
 HEAT: Mapping[str, tuple[str, str]] = {
@@ -56,7 +59,9 @@ _OF_CARD = {
     "tokens": "selection",
     "speculative": "speculation",
 }
-_OF_METHOD = {"oracle_topk": "reference", "shadowkv": "offload"}
+_OF_METHOD = {
+    "oracle_topk": "reference", "shadowkv": "offload", "full_fp8": "quantised", "full_int4": "quantised"
+}  # fmt: skip
 
 
 def family(method: str, card_family: str | None) -> str:

@@ -53,9 +53,17 @@ class Run:
         for table in (self.summary, self.speed):
             for row in table.drop_duplicates("variant").pipe(each) if len(table) else ():
                 named.setdefault(row.variant, (row.method, row.params))
-        found = {v: wording.variant_title(v, method, params) for v, (method, params) in named.items()}
+        found = {v: self._at_budgets(v, named) or wording.variant_title(v, *named[v]) for v in named}
         taken = list(found.values())
         return {v: title if taken.count(title) == 1 else f"{title} ({v})" for v, title in found.items()}
+
+    def _at_budgets(self, variant: str, named: dict[str, tuple[str, str]]) -> str:
+        """Return the title of a variant that has its method's own knobs and other budgets; empty of any other."""
+        method, budgets = named[variant][0], (self.config["methods"].get(variant) or {}).get("budgets") or []
+        if variant == method or not budgets or named[variant] != named.get(method):
+            return ""
+        shown = ", ".join(wording.budget(str(budget)).removesuffix(" of the context") for budget in budgets)
+        return f"{wording.method_title(method)} at {shown}"
 
     @cached_property
     def methods(self) -> dict[str, str]:
@@ -198,8 +206,8 @@ def joined(run: Run) -> pd.DataFrame:
     if run.losses.empty or run.steps.empty:
         return pd.DataFrame()
     sizes = run.summary.drop_duplicates(CELL)[[*CELL, "budget_tokens", "kv_tokens_read", "value"]]
-    scored = run.losses.drop(columns=["batch"]).merge(sizes, on=CELL).dropna(subset=["budget_tokens", "loss"])
-    timed = run.steps.rename(columns={"ratio": "speed", "ratio_low": "speed_low", "ratio_high": "speed_high"})
+    scored = _whole(run.losses.drop(columns=["batch"]).merge(sizes, on=CELL)).dropna(subset=["budget_tokens", "loss"])
+    timed = _whole(run.steps).rename(columns={"ratio": "speed", "ratio_low": "speed_low", "ratio_high": "speed_high"})
     timed = timed[
         ["model", "context", "variant", "budget_tokens", "batch", "speed", "speed_low", "speed_high", "median_us"]
     ]
@@ -211,6 +219,11 @@ def joined(run: Run) -> pd.DataFrame:
     return rows.drop_duplicates(["model", "context", "variant", "budget_tokens", "batch", "suite", "task"]).assign(
         title=rows.variant.map(run.title), family=rows.variant.map(run.family), run=run.name
     )
+
+
+def _whole(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give methods without a budget, such as a quantised cache, the tokens that they read: all."""
+    return rows.assign(budget_tokens=rows.budget_tokens.where(rows.budget != REFERENCE, rows.context))
 
 
 def in_order(values: Iterable[Any]) -> list[Any]:

@@ -78,8 +78,9 @@ class Site:
 
     @cached_property
     def joined(self) -> pd.DataFrame:
-        """Quality and speed of all current runs, row by row of the same variant."""
-        found = [rows for rows in map(joined, self.current) if len(rows)]
+        """Quality and speed of current runs, row by row of the same variant; pilots where there is nothing else."""
+        settled = [run for run in self.current if not run.config.get("pilot")]
+        found = [rows for rows in map(joined, settled or self.current) if len(rows)]
         return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
     @cached_property
