@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from longdecode.evals.fairness import SUFFIX as COMMON_WINDOW
 from longdecode.reporting import charts, wording
-from longdecode.reporting.overview import row_anchor
+from longdecode.reporting.overview import default_place, row_anchor
 from longdecode.reporting.runs import REFERENCE, Run, each, in_order
 from longdecode.reporting.site import Figure, Page, Site
 
@@ -22,15 +23,16 @@ def write_compare(site: Site) -> None:
     """Write compare.html."""
     page = Page("compare")
     both: dict[Any, int] = site.joined.groupby(["run", "model"]).size().to_dict() if len(site.joined) else {}
-    # Models with the most rows of both quality and times come first: the page opens with one of them.
+    first = default_place(site.joined)[:2] if both else ()
+    # The Overview's model first, then those with the most rows of both quality and times.
     sections = sorted(
-        (section for run in site.current for section in _sections(run)),
-        key=lambda s: -both.get((s["run"], s["model"]), 0),
+        (section for run in site.settled for section in _sections(run)),
+        key=lambda s: ((s["run"], s["model"]) != first, -both.get((s["run"], s["model"]), 0)),
     )
-    heats = [figure for run in site.current if (figure := _heat(site, page, run))]
-    times = [figure for run in site.current for figure in _times(site, page, run)]
-    memory = [row for run in site.current for row in _memory(run)]
-    kernels = [row for run in site.current for row in _kernels(run)]
+    heats = [figure for run in site.settled if (figure := _heat(site, page, run))]
+    times = [figure for run in site.settled for figure in _times(site, page, run)]
+    memory = [row for run in site.settled for row in _memory(run)]
+    kernels = [row for run in site.settled for row in _kernels(run)]
     site.write(
         page,
         "compare.html",
@@ -58,9 +60,10 @@ def _sections(run: Run) -> Iterator[dict[str, Any]]:
     for model in models:
         scored = _of(run.summary, model)
         losses, steps = _of(run.losses, model), _of(run.steps, model)
-        columns = (
-            [(suite, task) for suite in in_order(scored.suite) for task in run.main_tasks[suite]] if len(scored) else []
-        )
+        told = set(zip(losses.suite, losses.task, strict=True)) if len(losses) else set()
+        told -= {pair for pair in told if not _pair(losses, pair).verdict.astype(bool).any()}
+        columns = [(suite, task) for suite in in_order(scored.suite) for task in run.main_tasks[suite]] if told else []
+        columns = [pair for pair in columns if pair in told]
         batches = sorted(steps.batch.unique()) if len(steps) else []
         rows = list(_rows(run, model, columns, batches, scored, losses, steps))
         if len(rows) > 1:
@@ -70,7 +73,7 @@ def _sections(run: Run) -> Iterator[dict[str, Any]]:
                 "model": model,
                 "title": wording.model_title(model),
                 "columns": columns,
-                "units": [_unit(losses, scored, pair) for pair in columns],
+                "units": [charts.loss_unit(str(_pair(losses, pair).unit.iloc[0])) for pair in columns],
                 "batches": batches,
                 "rows": rows,
             }
@@ -80,10 +83,8 @@ def _of(table: pd.DataFrame, model: str) -> pd.DataFrame:
     return table[table.model == model] if len(table) else table
 
 
-def _unit(losses: pd.DataFrame, scored: pd.DataFrame, pair: tuple[str, str]) -> str:
-    table = losses if len(losses) else scored
-    found = table[(table.suite == pair[0]) & (table.task == pair[1])].unit
-    return charts.loss_unit(str(found.iloc[0])) if len(found) else "points"
+def _pair(table: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
+    return table[(table.suite == pair[0]) & (table.task == pair[1])]
 
 
 def _rows(
@@ -108,7 +109,7 @@ def _rows(
     ):
         speeds = [timed.get((context, variant, _size(row), batch)) for batch in batches]
         lost = [cells.get((context, variant, budget, *pair)) for pair in columns]
-        if variant == REFERENCE or any(speeds) or any(lost):
+        if not variant.endswith(COMMON_WINDOW) and (variant == REFERENCE or any(speeds) or any(lost)):
             yield {
                 "id": row_anchor(run.name, model, context, variant, budget),
                 "title": run.title(variant),

@@ -147,7 +147,7 @@ def card(site: Site, place: tuple[Any, ...], found: Choice) -> dict[str, Any]:
         "front": _front_words(found.rows.front_share.dropna()),
         "title": row.title,
         "family": row.family,
-        "budget": f"{int(row.budget_tokens):,}",
+        "budget": "all" if row.budget == REFERENCE else f"{int(row.budget_tokens):,}",
         "speed": wording.number(row.speed, "times"),
         "speed_interval": wording.interval(row.speed_low, row.speed_high, "times"),
         "step": wording.number(row.median_us / 1000, "ms"),

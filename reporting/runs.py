@@ -59,7 +59,7 @@ class Run:
 
     def _at_budgets(self, variant: str, named: dict[str, tuple[str, str]]) -> str:
         """Return the title of a variant that has its method's own knobs and other budgets; empty of any other."""
-        method, budgets = named[variant][0], (self.config["methods"].get(variant) or {}).get("budgets") or []
+        method, budgets = named[variant][0], (self.config.get("methods", {}).get(variant) or {}).get("budgets") or []
         if variant == method or not budgets or named[variant] != named.get(method):
             return ""
         shown = ", ".join(wording.budget(str(budget)).removesuffix(" of the context") for budget in budgets)

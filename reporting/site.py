@@ -77,10 +77,14 @@ class Site:
         return [run for run in self.runs if not run.older] or list(self.runs)
 
     @cached_property
+    def settled(self) -> list[Run]:
+        """The current runs whose numbers enter verdicts; pilots where there is nothing else."""
+        return [run for run in self.current if not run.config.get("pilot")] or self.current
+
+    @cached_property
     def joined(self) -> pd.DataFrame:
-        """Quality and speed of current runs, row by row of the same variant; pilots where there is nothing else."""
-        settled = [run for run in self.current if not run.config.get("pilot")]
-        found = [rows for rows in map(joined, settled or self.current) if len(rows)]
+        """Quality and speed of settled runs, row by row of the same variant."""
+        found = [rows for rows in map(joined, self.settled) if len(rows)]
         return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
     @cached_property

@@ -41,7 +41,7 @@ def write_trust(site: Site) -> None:
 def _facts(site: Site, run: Run) -> dict[str, Any]:
     """Return what a reader needs to know about where a run's numbers come from."""
     verdicts = [verdict["status"] == "passed" for gate in run.gate for verdict in gate.get("verdicts", ())]
-    checks = [check["outcome"] == "passed" for check in run.checks]
+    checks = [check["outcome"] == "passed" for check in run.checks if check["outcome"] != "not run"]
     timed = run.speed[~run.speed.bench.isin(["ceiling", "kernel"])].model if len(run.speed) else ()
     models = in_order([*(run.summary.model if len(run.summary) else ()), *timed])
     versions = run.gate[0].get("versions", {}) if run.gate else {}

@@ -109,7 +109,7 @@ def test_the_address_restores_filters_views_and_rows(
     found, log = measure(
         browser,
         tmp_path,
-        [compare + state, f"{compare}#{row}", f"{index}#context=8192&batch=1&task=ruler.ruler_niah_multikey_2"],
+        [compare + state, f"{compare}#{row}", f"{index}{state}&task=ruler.ruler_niah_multikey_2"],
         [1400],
     )
     assert complaints(log) == []

@@ -70,11 +70,11 @@ def test_a_row_of_compare_has_loss_and_speed_of_one_variant(
 
 
 def test_every_timed_variant_of_a_scored_model_has_its_row(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:
-    run = committed["pilot"]
+    run = committed["qwen"]
     scored = run.summary[(run.summary.status == "ok") & (run.summary.variant != "full")]
     compared = set(run.losses.variant)
     for r in scored[scored.variant.isin(compared)].drop_duplicates(["context", "variant", "budget"]).itertuples():
-        assert row_anchor("pilot", r.model, r.context, r.variant, r.budget) in pages["compare"].rows
+        assert row_anchor("qwen", r.model, r.context, r.variant, r.budget) in pages["compare"].rows
 
 
 def test_a_paper_s_cell_has_print_and_ours(pages: dict[str, Parsed], committed: dict[str, Run]) -> None:

@@ -123,9 +123,9 @@ def test_colours_can_be_read_in_light_and_dark(name: str) -> None:
 def test_a_family_has_one_colour_and_mark_and_every_card_has_a_family() -> None:
     assert set(palette.FAMILIES) == set(palette.FAMILY_TITLES) == set(palette.SHAPES)
     assert len(set(palette.FAMILIES.values())) == len(palette.FAMILIES)
-    assert [wording.family(m) for m in ("lychee", "quest", "snapkv", "shadowkv", "tokenswift", "full")] == list(
-        palette.FAMILIES
-    )
+    assert [
+        wording.family(m) for m in ("lychee", "quest", "snapkv", "shadowkv", "tokenswift", "full_int4", "full")
+    ] == list(palette.FAMILIES)
 
 
 def test_names_on_the_chart_cover_neither_marks_nor_each_other() -> None:
