@@ -221,12 +221,20 @@ def _version(path: Path) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def _content(path: Path, *version: int) -> str:
-    """Return a hash of a file; of Python, its code as the parser gives it back without docstrings."""
+    """Return a hash of a file; of Python, its code as parsed, without docstrings, alike in every version of Python."""
     if path.suffix != ".py":
         with path.open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
     tree = _WithoutTexts().visit(ast.parse(path.read_bytes(), str(path)))
-    return hash_texts([ast.unparse(tree)])
+    return hash_texts([_told(tree)])
+
+
+def _told(node: object) -> str:
+    """Write a syntax tree; ``ast.dump`` and ``ast.unparse`` write the same tree otherwise in each version of Python."""
+    if isinstance(node, ast.AST):
+        fields = (f"{name}={_told(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
+        return f"{type(node).__name__}({', '.join(fields)})"
+    return f"[{', '.join(map(_told, node))}]" if isinstance(node, list) else repr(node)
 
 
 class _WithoutTexts(ast.NodeTransformer):

@@ -191,3 +191,9 @@ def test_this_projects_closures_hold_what_makes_the_numbers_and_no_page() -> Non
 def test_every_module_at_which_closures_stop_exists() -> None:
     for name in BOOKKEEPING:
         assert (REPOSITORY / Path(*name.split(".")[1:])).with_suffix(".py").is_file(), name
+
+
+def test_the_hash_of_code_does_not_depend_on_the_version_of_python(tmp_path: Path) -> None:
+    """Versions of Python write quotes within a formatted text, and empty fields of a syntax tree, otherwise."""
+    (tmp_path / "code.py").write_text("def f(a, *, b=1.0):\n    return f\"{a['x']!r:>{b}} {', '.join(a)}\"\n")
+    assert hash_files([tmp_path / "code.py"], tmp_path).startswith("842b0623bb4e46f5")
