@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from longdecode.engine.errors import ConfigError
+from longdecode.evals.specs import COMMON_WINDOW
 from longdecode.methods.registry import load_card
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from longdecode.evals.specs import MethodSpec
     from longdecode.evals.tasks.base import Sample
 
-SUFFIX = "+window"
-"""Ends the name of a variant that runs with the sinks and recent tokens that others have too."""
 _OTHERWISE = "or `--config allow_untuned=true` runs it and marks the rows"
 Kind = Literal["tuned", "by hand", "untuned", "nothing to tune", "common window"]
 
@@ -170,7 +169,7 @@ def tuning_status(
     method: str, params: Mapping[str, Any], variant: str, model: str, record: TuningRecord | None
 ) -> TuningStatus:
     """Compare parameters on a model with the model's tuning record, or with the card where there is none."""
-    if variant.endswith(SUFFIX):
+    if variant.endswith(COMMON_WINDOW):
         return TuningStatus(variant, model, "common window", "sinks and recent tokens as every method's")
     knobs, tuned_knobs = load_card(method).knobs, load_card(method).tuned_knobs
     given = {knob.name: params.get(knob.name, knob.default) for knob in knobs}
