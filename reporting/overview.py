@@ -186,7 +186,8 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
                 row = found.first
                 verdict = "" if found.state == "proven" else f" (cannot tell, {found.prompts[1]} prompts)"
                 speed = f"{wording.times(row.speed)}{wording.TIMES}"
-                answer = f"{row.title}, {int(row.budget_tokens):,} tokens: {speed}{verdict}"
+                size = "" if row.budget == REFERENCE else f", {int(row.budget_tokens):,} tokens"
+                answer = f"{row.title}{size}: {speed}{verdict}"
             yield {"need": need, "place": place_words(site, place), "answer": answer}
 
 
