@@ -100,12 +100,13 @@ def _leading(run: Run, rows: pd.DataFrame) -> list[str]:
 
 
 def grid(run: Run, part: pd.DataFrame, column: str, verdicts: dict[Any, Any]) -> dict[str, Any]:
-    """Return one table with the values of ``column`` as heads; Full is a row where those are no budgets."""
-    values = (
-        in_order(part[column])
-        if column != "budget"
-        else [b for b in sorted(set(part.budget), key=budget_order) if b != REFERENCE]
-    )
+    """Return one table with the values of ``column`` as heads; Full is a row where those are no budgets.
+
+    What takes no budget, such as a quantised cache, has a head of its own: all.
+    """
+    values = in_order(part[column])
+    if column == "budget":
+        values = sorted(set(part[part.variant != REFERENCE].budget), key=lambda b: (b == REFERENCE, budget_order(b)))
     cells = {
         (r.variant, getattr(r, column)): _cell(r, verdicts.get((r.model, r.task, r.context, r.variant, r.budget)))
         for r in part.pipe(each)
