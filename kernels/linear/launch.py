@@ -62,8 +62,8 @@ def choose_launch(
     """Choose settings by shape, or ``None`` where torch serves: float32, and more rows than ``MAX_ROWS``.
 
     Of a narrow model's weights up to ``NARROW_ROWS`` are served, all in one tile: its pass is bound by launches, which
-    here overlap. At the 1.5B shape's projections on an H100 each choice was the fastest of eight or more, torch's
-    among them, which has the small ones beyond 32 rows.
+    here overlap. Beyond 16 rows each choice was the fastest tried at the 1.5B shape on one H100; torch, which was tried
+    too, has the small ones beyond 32. At 8 rows smaller tiles won alone and made a step slower on an H200.
 
     Measured on an H200 at the shapes of Llama-3-8B. One row: small programs fill the device to the
     last multiprocessor; larger tiles where the channels are many or the outputs outnumber all programs. More rows:

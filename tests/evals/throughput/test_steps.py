@@ -56,6 +56,13 @@ def tokens_of(block: Case) -> torch.Tensor:
     return block.keep[0].sequences.chosen[:, : STEPS + 1].clone()
 
 
+@pytest.mark.parametrize("name", ["full_fp8", "full_int4"])
+def test_a_quantised_cache_is_filled_with_codes_that_a_step_can_read(seed: int, name: str) -> None:
+    _, cache, block = made(seed, name, None)
+    assert all(len(part.float().unique()) > 1 for tensor in cache.tensors() for part in tensor)
+    assert tokens_of(block).lt(CONFIG.vocab_size).all()
+
+
 def test_a_block_ends_with_a_query_over_the_whole_context(seed: int) -> None:
     _, cache, block = made(seed, "full", None)
     (state,) = states_of(block)
