@@ -15,7 +15,6 @@ from typing import Any
 from longdecode.engine.config_reader import built_model, prompt_files
 from longdecode.engine.disk import FileLock, LockHeldError, writing
 from longdecode.engine.errors import ConfigError, LongDecodeError
-from longdecode.evals.analysis import TABLES
 from longdecode.evals.config_values import unknown_name
 from longdecode.evals.fairness import tuned_variants
 from longdecode.evals.fingerprint import (
@@ -27,7 +26,14 @@ from longdecode.evals.fingerprint import (
     quality_settings,
     speed_code_hash,
 )
-from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, build_run_config, launches_of, record_files
+from longdecode.evals.run_config import (
+    REFERENCE_METHOD,
+    RESULT_TABLES,
+    RunConfig,
+    build_run_config,
+    launches_of,
+    record_files,
+)
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.spec import KERNELS, code_module
 
@@ -123,7 +129,7 @@ class Plan:
         self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.fork_trainings.items()}
         self.locality = [f"{self.results}/locality.csv"] if run.locality else []
         self.declarations = sorted(str(path) for path in (root / "reporting" / "papers").glob("*.yaml"))
-        self.analysis = [f"{self.results}/{name}" for name in TABLES]
+        self.analysis = [f"{self.results}/{name}" for name in RESULT_TABLES]
 
     def hold_profile(self) -> None:
         """Lock the profile for as long as this process lives: two runs of one name would mix their results.

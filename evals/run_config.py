@@ -277,6 +277,10 @@ class RecordFile(NamedTuple):
         return folder / self.model / self.variant / f"{self.suite}{part}.parquet"
 
 
+RESULT_TABLES = ("summary.csv", "speed.csv", "comparisons.csv", "measures.csv", "pareto.csv", "claims.csv")
+"""Tables that the analysis makes of a run's files; one that a run has no data for has no rows."""
+
+
 def record_files(run: RunConfig) -> list[RecordFile]:
     """Return every file of records that a run has."""
     return [

@@ -1,20 +1,18 @@
-"""The analysis stage: read a run's records, make every table, write them and enter them in the manifest."""
+"""Turn the records of a run into the tables that pages, README and claims quote; nothing else computes a statistic."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from longdecode.evals import manifest
-from longdecode.evals.analysis import TABLES
-from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells
+from longdecode.evals.analysis.cells import all_cells, require_alike, scored_cells, summary_table
 from longdecode.evals.analysis.comparisons import comparisons_table, pareto_table
 from longdecode.evals.analysis.declaration import claims_table, load_declarations
 from longdecode.evals.analysis.measures import measures_table
 from longdecode.evals.analysis.query import Tables
-from longdecode.evals.analysis.summary import summary_table
 from longdecode.evals.fingerprint import require_settings
 from longdecode.evals.records import Record, SpeedRecord
-from longdecode.evals.run_config import load_run_config, record_files
+from longdecode.evals.run_config import RESULT_TABLES, load_run_config, record_files
 from longdecode.evals.stats import Spread
 from longdecode.evals.store import read_folder, read_records, write_table
 from longdecode.evals.throughput.summary import speed_table
@@ -25,15 +23,21 @@ PAPERS = Path(__file__).parents[2] / "reporting" / "papers"
 
 
 def write_tables(folder: Path, papers: Path = PAPERS) -> list[Path]:
-    """Write the tables; see :func:`longdecode.evals.analysis.write`.
+    """Write the tables of a run, once, after it; each whole or not at all. Returns their paths.
 
     A pilot's comparisons have no verdict, and it speaks to no claim.
 
     Args:
-        folder: the results of a run.
+        folder: the results of a run: its config.yaml and records, and what else it measured.
         papers: the folder of the papers' declarations.
+
+    Raises:
+        ManifestError: a file changed since it was written.
+        CellError: records that cannot stand in one table.
+        DeclarationError: a paper's declaration contradicts itself.
+        QueryError: a claim names an unknown column.
     """
-    config_path, paths = folder / "config.yaml", [folder / name for name in TABLES]
+    config_path, paths = folder / "config.yaml", [folder / name for name in RESULT_TABLES]
     run = load_run_config(config_path)
     manifest.require(folder, (path for path in manifest.listed(folder) if path.parent != folder or path.name in READ))
     spread = Spread(run.confidence, run.bootstrap_resamples, run.seed)

@@ -237,7 +237,8 @@ def tables(job: Job) -> None:
     import yaml
 
     from longdecode.engine.errors import GateError
-    from longdecode.evals import analysis, manifest
+    from longdecode.evals import manifest
+    from longdecode.evals.analysis.stage import write_tables
     from longdecode.evals.instrument import check_instrument
     from longdecode.evals.run_config import load_run_config
     from longdecode.evals.store import replacing
@@ -247,7 +248,7 @@ def tables(job: Job) -> None:
     with replacing(config, len(text)) as temporary:
         temporary.write_text(text, encoding="utf-8")
     manifest.seal(config.parent, [config])
-    analysis.write(config.parent)
+    write_tables(config.parent)
     with suppress(GateError):  # the report's stage says so and ends the run; these numbers outlive it
         check_instrument(load_run_config(config), config.parent / "records", Path(rule.output.instrument))
 

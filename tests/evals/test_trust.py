@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from longdecode.evals import analysis, manifest
+from longdecode.evals import manifest
+from longdecode.evals.analysis.stage import write_tables
 from longdecode.evals.evaluate import evaluate_suite
 from longdecode.evals.fingerprint import SettingsError, hash_data, narrowed, quality_settings, require_settings
 from longdecode.evals.manifest import ManifestError
@@ -55,7 +56,7 @@ def test_a_run_is_summarised_and_any_change_to_its_files_is_found(finished: Any)
     config, records = finished()
     root = config.parent
     table = root / "summary.csv"
-    analysis.write(root)
+    write_tables(root)
     assert manifest.problems(root) == []
 
     def refuses(message: str, **given: Any) -> None:
@@ -73,7 +74,7 @@ def test_a_run_is_summarised_and_any_change_to_its_files_is_found(finished: Any)
     records[0].unlink()
     refuses(rf"{records[0].name}: missing")
     with pytest.raises(ManifestError, match="missing"):
-        analysis.write(root)
+        write_tables(root)
     records[0].write_bytes(parquet)
     stranger = records[0].with_name("mini_other.parquet")
     stranger.write_bytes(parquet)
@@ -119,7 +120,7 @@ def test_records_of_other_settings_are_refused_with_their_file(finished: Any, va
         config.write_text(yaml.safe_dump(copy.deepcopy(values) | {"dtype": "float32"} | changes))
         manifest.seal(config.parent, [config])
         with pytest.raises(SettingsError, match=r"\.parquet: .* has other settings than .*; run again, ") as caught:
-            analysis.write(config.parent)
+            write_tables(config.parent)
         assert "\n" not in str(caught.value) and not (config.parent / "summary.csv").exists()
     run = build_run_config(yaml.safe_load(config.read_text()), "c")
     older = [r.provenance.model_copy(update={"settings_hash": None}) for r in read_records(records[0], Record)]
@@ -154,7 +155,7 @@ def test_small_jobs_give_the_records_of_large_ones(finished: Any, values: dict[s
     values["profile"] = "small"
     config, small = finished(jobs="cell")
     assert len(small) == 2 * len(large) and scores(small) == together
-    analysis.write(config.parent)
+    write_tables(config.parent)
     assert pd.read_csv(config.parent / "summary.csv")["context"].nunique() == 2
 
 
@@ -183,6 +184,6 @@ def test_a_broken_checkpoint_leaves_other_models_alone(
     statuses = {model: {r.status for r in found if r.model == model} for model in values["models"]}
     assert statuses == {"broken": {"failed_gate"}, "sound": {"ok"}}
     assert all("down_proj.weight holds NaN or inf" in str(r.reason) for r in found if r.model == "broken")
-    analysis.write(config.parent)
+    write_tables(config.parent)
     rows = pd.read_csv(config.parent / "summary.csv")
     assert set(zip(rows["model"], rows["status"], strict=True)) == {("broken", "failed_gate"), ("sound", "ok")}

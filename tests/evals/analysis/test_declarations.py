@@ -32,7 +32,7 @@ def test_averages_of_complete_rows_are_those_in_print() -> None:
 def test_queries_name_columns_that_tables_have(name: str) -> None:
     """A misspelt column would leave every cell grey."""
     from longdecode.evals.analysis import comparisons, measures
-    from longdecode.evals.analysis.summary import COLUMNS as SUMMARY
+    from longdecode.evals.analysis.cells import COLUMNS as SUMMARY
     from longdecode.evals.throughput.summary import COLUMNS as SPEED
 
     known = {

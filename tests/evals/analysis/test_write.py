@@ -9,9 +9,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from longdecode.evals import analysis, manifest
+from longdecode.evals import manifest
+from longdecode.evals.analysis.stage import write_tables
 from longdecode.evals.fingerprint import SettingsError
 from longdecode.evals.records import Record
+from longdecode.evals.run_config import RESULT_TABLES
 from longdecode.evals.store import read_records, write_records
 
 
@@ -38,8 +40,8 @@ def results(tmp_path: Path, make_record: Callable[..., Record]) -> Path:
 
 
 def test_named_variants_are_compared_and_the_tables_are_in_the_manifest(results: Path) -> None:
-    paths = analysis.write(results)
-    assert [path.name for path in paths] == list(analysis.TABLES)
+    paths = write_tables(results)
+    assert [path.name for path in paths] == list(RESULT_TABLES)
     table = {path.stem: pd.read_csv(path) for path in paths}
     assert table["summary"]["variant"].tolist() == ["full", "duo", "duo+window", "quest"]
     assert set(table["comparisons"]["a"]) == {"quest", "duo", "duo+window"}
@@ -51,15 +53,15 @@ def test_named_variants_are_compared_and_the_tables_are_in_the_manifest(results:
 
 
 def test_a_second_time_writes_the_same(results: Path) -> None:
-    first = [path.read_bytes() for path in analysis.write(results)]
-    assert first == [path.read_bytes() for path in analysis.write(results)]
+    first = [path.read_bytes() for path in write_tables(results)]
+    assert first == [path.read_bytes() for path in write_tables(results)]
 
 
 def test_records_that_changed_are_refused(results: Path) -> None:
     path = results / "records" / "tiny" / "quest" / "mini_longgen.parquet"
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(manifest.ManifestError, match="changed since it was written"):
-        analysis.write(results)
+        write_tables(results)
 
 
 def test_records_of_other_settings_are_refused(results: Path) -> None:
@@ -71,13 +73,13 @@ def test_records_of_other_settings_are_refused(results: Path) -> None:
     write_records(path, rows, Record)
     manifest.rewrite(results)
     with pytest.raises(SettingsError, match=r"quest.*other settings"):
-        analysis.write(results)
+        write_tables(results)
 
 
 def test_a_pilot_is_judged_nowhere(results: Path) -> None:
     config = results / "config.yaml"
     config.write_text(config.read_text() + "\npilot: true\n")
     manifest.rewrite(results)
-    table = {path.stem: pd.read_csv(path) for path in analysis.write(results)}
+    table = {path.stem: pd.read_csv(path) for path in write_tables(results)}
     assert table["comparisons"]["difference"].notna().all() and table["comparisons"]["verdict"].isna().all()
     assert table["claims"].empty
