@@ -24,13 +24,41 @@ from longdecode.evals.store import read_records
 from longdecode.evals.tasks.registry import suite_tasks
 from longdecode.methods.card import Card
 
+LAYERS = 8
+"""Layers that are tried first where a knob is a layer, evenly spaced over the depth; then the best one's neighbours."""
+BATCH = 16
+"""Prompts decoded at once: two caches of 16 prompts of 16K tokens leave room for other jobs on a GPU."""
+
 
 def choices_of(card: Card, num_layers: int) -> dict[str, list[Any]]:
-    """Return the values that are tried for each tuned knob of a method, knobs in the card's order."""
+    """Return the values that are tried first for each tuned knob of a method, knobs in the card's order."""
     return {
-        knob.name: list(range(knob.first_layer, num_layers)) if knob.first_layer is not None else list(knob.settings)
+        knob.name: list(range(knob.first_layer, num_layers, max(1, -(-(num_layers - knob.first_layer) // LAYERS))))
+        if knob.first_layer is not None
+        else list(knob.settings)
         for knob in card.tuned_knobs
     }
+
+
+def wider(best: float, tried: Sequence[float], layers: range | None = None) -> list[float]:
+    """Return values to try next, so that the best one is at no end of what was tried.
+
+    Beyond the ends whole numbers double and halve; shares go half the way to 1, and halve. Nothing lies below 0. Of a
+    layer, the best one's neighbours are tried.
+
+    Args:
+        best: the best value so far.
+        tried: all values so far, ``best`` among them.
+        layers: those that are possible, where the knob is a layer.
+    """
+    if layers is not None:
+        return [layer for layer in (best - 1, best + 1) if layer in layers and layer not in tried]
+    whole = isinstance(best, int)
+    if best == max(tried):
+        return [best * 2 if whole else (1 + best) / 2]
+    if best == min(tried) and best > int(whole):
+        return [best // 2 if whole else best / 2]
+    return []
 
 
 def sweep(
@@ -45,7 +73,7 @@ def sweep(
     """
     spec = _spec(config)
     tasks = tasks or spec.tasks or suite_tasks(TUNING_SUITE)
-    suites = {TUNING_SUITE: SuiteSpec(spec.contexts, spec.samples, spec.samples, tuple(tasks))}
+    suites = {TUNING_SUITE: SuiteSpec(spec.contexts, spec.samples, min(spec.samples, BATCH), tuple(tasks))}
     run = replace(
         config, profile=TUNING_SUITE, methods=dict(methods), budgets=(Budget(spec.budget),), seed=spec.seed,
         suites=suites, tuning=None,
@@ -91,30 +119,40 @@ def tune(config: RunConfig, model: str, output: Path, methods: Collection[str] |
 
 
 def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: set[str]) -> Tuned:
-    """Sweep one knob after the other, the others at their best so far.
+    """Sweep one knob after the other, the others at their best so far, and go on where the best is at an end.
 
     The present value is tried first, so that any effort covers it, and stays where no setting differs from it. Of
     settings that score alike otherwise, the smallest is taken: it leaves most of a budget to choose with.
     """
     began, fixed, most = time.monotonic(), spec.own_params(model), _spec(config).settings
     choices = choices_of(spec.card, layers)
+    first_layers = {knob.name: knob.first_layer for knob in spec.card.tuned_knobs if knob.first_layer is not None}
     best = {knob.name: fixed.get(knob.name, knob.default) for knob in spec.card.tuned_knobs}
     trials: list[Trial] = []
     for name, values in choices.items():
-        known = [trial.setting for trial in trials]
-        asked = [best | {name: value} for value in sorted(values, key=lambda value: value != best[name])]
-        tried = [setting for setting in asked if setting not in known][: most - len(trials)]
-        variants = {
-            f"s{place}": replace(spec, params={**fixed, **setting}, by_model={}, suites=None, budgets=None, tuned={})
-            for place, setting in enumerate(tried)
-        }
-        records = sweep(config, model, variants, sorted(kept)) if variants else {}
-        trials += [_trial(setting, records[variant], kept) for setting, variant in zip(tried, variants, strict=True)]
-        ran = [trial for trial in trials if trial.value is not None]
-        if not ran:
-            raise ConfigError(f"tuning {spec.method} on {model}: no setting ran; the first says {trials[0].status!r}")
-        if len({trial.value for trial in ran}) > 1 or best not in [trial.setting for trial in ran]:
-            best = max(ran, key=lambda trial: (trial.value or 0.0, -sum(trial.setting.values()))).setting
+        wanted = values
+        while wanted:
+            known = [trial.setting for trial in trials]
+            asked = [best | {name: value} for value in sorted(wanted, key=lambda value: value != best[name])]
+            tried = [setting for setting in asked if setting not in known][: most - len(trials)]
+            variants = {
+                f"s{place}": replace(
+                    spec, params={**fixed, **setting}, by_model={}, suites=None, budgets=None, tuned={}
+                )
+                for place, setting in enumerate(tried)
+            }
+            records = sweep(config, model, variants, sorted(kept)) if variants else {}
+            trials += [_trial(setting, records[label], kept) for setting, label in zip(tried, variants, strict=True)]
+            ran = [trial for trial in trials if trial.value is not None]
+            if not ran:
+                raise ConfigError(
+                    f"tuning {spec.method} on {model}: no setting ran; the first says {trials[0].status!r}"
+                )
+            if len({trial.value for trial in ran}) > 1 or best not in [trial.setting for trial in ran]:
+                best = max(ran, key=lambda trial: (trial.value or 0.0, -sum(trial.setting.values()))).setting
+            possible = range(first_layers[name], layers) if name in first_layers else None
+            told = [trial.setting[name] for trial in trials]
+            wanted = wider(best[name], told, possible) if tried and best[name] in told else []
     unswept = {name: value for name, value in fixed.items() if name not in choices}
     seconds = round(time.monotonic() - began, 1)
     return Tuned(fixed=unswept, chosen=best, trials=tuple(trials), seconds=seconds)

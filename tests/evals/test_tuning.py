@@ -105,6 +105,32 @@ def test_the_best_setting_wins_knob_by_knob_within_the_effort(monkeypatch: pytes
     assert read_tuning(tmp_path / "t.json") == made and made.prompts == ("a" * 64,)
 
 
+def test_a_grid_goes_on_while_the_best_setting_is_at_its_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(TuningSpec, "settings", 12)
+    worth = {("streaming", 64): 0.5, ("streaming", 128): 0.75, ("streaming", 256): 0.6, ("tidal", 9): 0.9}
+    tried, made = tune_by(worth, monkeypatch, tmp_path)
+    assert [value for method, value in tried if method == "streaming"] == [4, 0, 16, 64, 128, 256]
+    assert made.methods["streaming"].chosen == {"sinks": 128}
+    assert made.methods["tidal"].chosen["reselect_layer"] == 9
+
+
+@pytest.mark.parametrize(
+    ("best", "tried", "layers", "wanted"),
+    [
+        (64, [8, 64], None, [128]), (8, [8, 64], None, [4]), (1, [1, 2], None, []), (0, [0, 4], None, []),
+        (16, [8, 16, 64], None, []), (0.75, [0.25, 0.75], None, [0.875]), (0.25, [0.25, 0.75], None, [0.125]),
+        (7, [4, 7, 10], range(4, 28), [6, 8]), (4, [4, 7], range(4, 28), [5]), (8, [7, 8, 9], range(4, 28), []),
+    ],
+)  # fmt: skip
+def test_values_beyond_a_grid(best: float, tried: list[float], layers: range | None, wanted: list[float]) -> None:
+    assert tuning.wider(best, tried, layers) == wanted
+
+
+def test_a_deep_model_s_layers_are_tried_over_the_whole_depth() -> None:
+    layers = tuning.choices_of(load_card("tidal"), 28)["reselect_layer"]
+    assert layers == [4, 7, 10, 13, 16, 19, 22, 25] and len(tuning.choices_of(load_card("tidal"), 80)) == 3
+
+
 def test_a_knob_without_effect_stays_at_its_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert tune_by({}, monkeypatch, tmp_path)[1].methods["streaming"].chosen == {"sinks": 4}
 
