@@ -25,8 +25,7 @@ from longdecode.engine.generation import Generator, Request
 from longdecode.evals import manifest, provenance
 from longdecode.evals.gate import free_memory, status_of
 from longdecode.evals.generation.job import GenerationJob
-from longdecode.evals.generation.measures import first_difference
-from longdecode.evals.generation.prompts import prompts
+from longdecode.evals.generation.texts import first_difference, prompts
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig, load_run_config
 from longdecode.evals.store import write_table
 

@@ -21,9 +21,7 @@ from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.budgets import FULL_BUDGET, Budget
 from longdecode.evals.fingerprint import code_hash, file_hashes, hash_texts
 from longdecode.evals.gate import Gate, free_memory, status_of
-from longdecode.evals.generation import measures as measured
-from longdecode.evals.generation.prompts import prompts
-from longdecode.evals.generation.run import write_text
+from longdecode.evals.generation import texts
 from longdecode.evals.model_job import ModelJob
 from longdecode.evals.records import Cell, Provenance, Record
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
@@ -33,7 +31,7 @@ SUITE = "generation"
 
 
 def write_texts(config: RunConfig, name: str, output: Path, device: str | None = None) -> None:
-    """Write every text of a run and its records; a killed run goes on at the last mark of the text it was at.
+    """Write every text of a run and its records; a killed run goes on at the text it was at.
 
     Full's texts come first: the others are compared with them.
 
@@ -67,7 +65,7 @@ class GenerationJob(ModelJob):
     def __init__(self, config: RunConfig, name: str, device: torch.device, output: Path):
         if config.generation is None or name not in config.generation.runs:
             raise ConfigError(f"{config.source}: no generation of the name {name!r} is configured (key 'generation')")
-        self.name, self.output = name, output
+        self.name = name
         self.generation, self.spec = config.generation, config.generation.runs[name]
         super().__init__(config, self.spec.model, device)
         self.gate = Gate(config, device, output.parent.parent / "gate")
@@ -128,34 +126,30 @@ class GenerationJob(ModelJob):
         if generator.sampling.history_tokens > cell.context:
             raise UnsupportedCellError(f"{cell.context} tokens are fewer than the penalty window of {cell.task}")
         books = self.config.data.get("pg19")
-        book, prompt = prompts(books, number + 1, cell.context, self.config.seed, self.tokenizer)[number]
+        book, prompt = texts.prompts(books, number + 1, cell.context, self.config.seed, self.tokenizer)[number]
         # The same noise for every variant, so that exact ones write the same text.
         name = f"{SUITE}/{cell.task}/{cell.context}/{number}/{self.config.seed}"
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
         request = Request(prompt, self.spec.tokens, seed=seed)
-        file = self.output.with_name("-".join([self.name, *map(str, cell.key), str(number)]) + ".state")
-        held = hash_texts(map(str, self.origin.fingerprint or ()))
-        ids, measures = write_text(generator, method, request, file, held)
+        ids, measures = texts.write_text(generator, method, request)
         theirs = None if full is None else full.output_ids
         same = theirs is not None and list(ids) == theirs
-        measures |= measured.diversity(ids)
+        measures |= texts.diversity(ids)
         measures["loss_full"] = (
-            full.measures["loss_full"] if same and full else measured.loss_by_full(self.decoder, prompt, ids)
+            full.measures["loss_full"] if same and full else texts.loss_by_full(self.decoder, prompt, ids)
         )
         if theirs is not None:
-            parted = measured.first_difference(ids, theirs)
+            parted = texts.first_difference(ids, theirs)
             measures |= {"identical": float(same), "same_tokens": float(len(ids) if parted is None else parted)}
         if method.name == "tokenswift" and method.draft is not None and method.draft.rule == "exact":
-            looked_at = islice(measured.steps_of(generator, method, request), measured.LAW_STEPS)
-            measures |= measured.law_measures(looked_at, self.config.seed, self.config.confidence)
-        record = self._record(
+            looked_at = islice(texts.steps_of(generator, method, request), texts.LAW_STEPS)
+            measures |= texts.law_measures(looked_at, self.config.seed, self.config.confidence)
+        return self._record(
             cell, measures, sample_index=number, status="ok", score=measures["tokens_per_step"],
             prompt_sha256=hash_texts([book, *map(str, prompt)]), finish_reason="length",
             # A text that is Full's, token for token, is stored once.
             output_ids=None if same else list(ids), output_text=None if same else self.tokenizer.decode(ids),
         )  # fmt: skip
-        file.unlink(missing_ok=True)
-        return record
 
     def _record(self, cell: Cell, measures: dict[str, float], **result: Any) -> Record:
         spec, real = self.config.methods[cell.variant], not self.tokenizer.byte_level

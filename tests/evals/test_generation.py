@@ -22,8 +22,7 @@ from longdecode.engine.speculation import DraftTree, PlacedTree
 from longdecode.engine.weights import random_decoder
 from longdecode.evals import exact_texts
 from longdecode.evals.generation import job as jobs
-from longdecode.evals.generation import run as runs
-from longdecode.evals.generation.measures import (
+from longdecode.evals.generation.texts import (
     distinct,
     diversity,
     first_difference,
@@ -31,6 +30,7 @@ from longdecode.evals.generation.measures import (
     loss_by_full,
     printed_bias,
     steps_of,
+    write_text,
 )
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import build_run_config
@@ -58,41 +58,18 @@ def build(name: str) -> Any:
     return get_method(name).from_budget(budget, SMALL, **params)
 
 
-def kill_marks(monkeypatch: pytest.MonkeyPatch, *marks: int) -> None:
-    """Kill the process at these marks, before their totals are noted."""
-    totals, calls = runs._totals, []
-
-    def killed(state: runs.State) -> dict[str, float]:
-        calls.append(1)
-        if len(calls) in marks:
-            raise KeyboardInterrupt
-        return totals(state)
-
-    monkeypatch.setattr(runs, "SAVE_SECONDS", 0)
-    monkeypatch.setattr(runs, "_totals", killed)
-
-
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_killed_text_goes_on_at_its_last_mark(
-    generator: Generator, name: str, tmp_path: Path, random_ids: Callable, monkeypatch: pytest.MonkeyPatch
+def test_a_text_is_that_of_the_engine_with_totals_at_its_marks(
+    generator: Generator, name: str, random_ids: Callable
 ) -> None:
-    """Caches that drop tokens and rewritten ones cannot be computed again from the text: the state itself is kept."""
-    request, file = Request(random_ids(90, 64), 70, seed=4), tmp_path / "state"
+    request = Request(random_ids(90, 64), 70, seed=4)
     (want,) = generator.run([request], build(name))
-    kill_marks(monkeypatch, 4, 8)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            runs.write_text(generator, build(name), request, file, "a")
-    prefill, fills = generator.prefill_for, []
-    monkeypatch.setattr(generator, "prefill_for", lambda *given: fills.append(1) or prefill(*given))
-    ids, measures = runs.write_text(generator, build(name), request, file, "a")
-    assert not fills and ids == want.output_ids and measures["decode_steps"] == want.decode_steps
+    ids, measures = write_text(generator, build(name), request)
+    assert ids == want.output_ids and measures["decode_steps"] == want.decode_steps
     places = [7, 14, 21, 28, 35, 42, 49, 56, 63, 70]
     assert [at for at in range(80) if f"at_{at}_steps" in measures] == places
     assert all(measures[f"at_{at}_tokens"] >= at for at in places)
     assert measures["at_70_steps"] == want.decode_steps and measures["tokens_per_step"] == 69 / want.decode_steps
-    runs.write_text(generator, build(name), request, file, "other settings")
-    assert len(fills) == 1
 
 
 def test_texts_are_measured_as_by_hand() -> None:
@@ -172,7 +149,7 @@ def config_with(config_values: dict[str, Any], **changes: Any) -> dict[str, Any]
     return config_values | {"methods": methods, "budgets": [48], "generation": generation}
 
 
-def test_a_job_killed_between_and_inside_texts_writes_the_same_records(
+def test_a_job_killed_at_a_text_goes_on_there_and_writes_the_same_records(
     config_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs.Gate, "refusal", lambda *_: None)
@@ -193,11 +170,20 @@ def test_a_job_killed_between_and_inside_texts_writes_the_same_records(
         assert ("tv_27" in record.measures) == (variant == "swift") and record.measures["at_40_tokens"] >= 40
     assert seen["streaming", "drawn"].measures["same_tokens"] < 72
     assert 0 <= seen["swift", "drawn"].measures["tv_27_low"] <= seen["swift", "drawn"].measures["tv_47"]
-    kill_marks(monkeypatch, 15, 39)
+    written = list[int]()
+
+    def killed(*given: Any) -> Any:
+        written.append(1)
+        if len(written) in (3, 7):
+            raise KeyboardInterrupt
+        return write_text(*given)
+
+    monkeypatch.setattr(jobs.texts, "write_text", killed)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             jobs.write_texts(run, "short", cut)
     jobs.write_texts(run, "short", cut)
+    assert len(written) == 8 + 2
     resumed = {(r.variant, r.task): r for r in read_records(cut, Record)}
     assert {key: (r.output_ids, r.score) for key, r in resumed.items()} == {
         key: (r.output_ids, r.score) for key, r in seen.items()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longdecode.evals.datasets.reader import SOURCES
-from longdecode.evals.generation.prompts import BOOKS
+from longdecode.evals.generation.texts import BOOKS
 from longdecode.evals.generators.prose import sentence
 from longdecode.evals.tasks.continuation import UNSEEN
 from longdecode.evals.tasks.longbench import ENGLISH_EIGHT

@@ -116,7 +116,7 @@ rule retrospection:
 
 
 rule write_texts:
-    """Write the texts of one long generation; a killed one goes on at the last mark of the text it was at."""
+    """Write the texts of one long generation; a killed one goes on at the text it was at."""
     input:
         model=lambda wildcards: PLAN.model_files(
             RUN.generation.runs[wildcards.writing].model
