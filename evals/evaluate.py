@@ -198,7 +198,7 @@ class _Evaluation:
 
 def _tuning_guard(job: QualityJob) -> TuningGuard | None:
     """Return the guard of a run that takes tuned values; a run that takes none does not import it."""
-    if job.config.tuning is None:
+    if not job.config.tuning.records:
         return None
     from longdecode.evals.fairness import TuningGuard
 

@@ -120,8 +120,7 @@ class TuningStatus:
 
 def tuning_records(config: RunConfig) -> dict[str, TuningRecord]:
     """Return the tuning records of the run's models that are on hand."""
-    paths = config.tuning.records if config.tuning else {}
-    return {model: read_tuning(path) for model, path in paths.items() if Path(path).is_file()}
+    return {model: read_tuning(path) for model, path in config.tuning.records.items() if Path(path).is_file()}
 
 
 def tuned_variants(config: RunConfig) -> dict[str, str]:
@@ -210,7 +209,7 @@ def require_fair(config: RunConfig) -> None:
     def refuse(key: str, why: str) -> NoReturn:
         raise ConfigError(f"{config.source}: {key}: {why}, {_OTHERWISE}")
 
-    paths, known = config.tuning.records if config.tuning else {}, tuning_records(config)
+    paths, known = config.tuning.records, tuning_records(config)
     for model in (model for model in paths if model in config.models):
         key, record = f"tuning.records.{model}", known.get(model)
         if record is None:

@@ -111,21 +111,17 @@ class Plan:
         }
         self.record_files = record_files(run)
         self.records = [str(file.path(Path(self.results) / "records")) for file in self.record_files]
-        self.speed_jobs = run.throughput.jobs if run.throughput else ()
+        self.speed_jobs = run.throughput.jobs
         self.speed_records = [f"{self.results}/speed/{job}.parquet" for job in self.speed_jobs]
         self.role_files = [
             f"{self.results}/identification/{spec.model}/{name}/roles.json" for name, spec in run.role_trainings.items()
         ]
         self.tuning_files = [f"{self.results}/tuning/{model}.json" for model in run.models]
         self.tuned_methods = tuned_variants(run) or {REFERENCE_METHOD: REFERENCE_METHOD}
-        self.tuned_on = sorted(
-            {path for m, path in run.tuning.records.items() if m in run.models} if run.tuning else ()
-        )
+        self.tuned_on = sorted(set(run.tuning.records.values()))
         self.overlap = [f"{self.results}/overlap.csv"] if run.overlap else []
-        looked_at = run.retrospection.models if run.retrospection else ()
-        self.retrospection = [f"{self.results}/retrospection/{model}.parquet" for model in looked_at]
-        writing = run.generation.runs if run.generation else ()
-        self.generation = [f"{self.results}/generation/{name}.parquet" for name in writing]
+        self.retrospection = [f"{self.results}/retrospection/{model}.parquet" for model in run.retrospection.models]
+        self.generation = [f"{self.results}/generation/{name}.parquet" for name in run.generation.runs]
         self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.fork_trainings.items()}
         self.locality = [f"{self.results}/locality.csv"] if run.locality else []
         self.declarations = sorted(str(path) for path in (root / "reporting" / "papers").glob("*.yaml"))
@@ -228,27 +224,13 @@ class Plan:
 
     def timed_files(self, job: str) -> list[str]:
         """Return the files of every model that a throughput job times, and those that its variants' parameters name."""
-        models = self.run.throughput.models_of(job) if self.run.throughput else ()
-        variants = self.timed_variants(job)
+        models, variants = self.run.throughput.models_of(job), self.run.throughput.variants_of(job)
         return sorted({path for m in models for path in (*self.model_files(m), *self.method_files(variants, m))})
-
-    def timed_variants(self, job: str) -> tuple[str, ...]:
-        """Return the variants of a throughput job."""
-        return self.run.throughput.variants_of(job) if self.run.throughput else ()
-
-    @property
-    def corrected_variants(self) -> tuple[str, ...]:
-        """Variants whose corrections are measured."""
-        return self.run.retrospection.variants if self.run.retrospection else ()
 
     @property
     def head_files(self) -> list[str]:
         """Draft heads of every model of the run."""
         return [f"{self.results}/heads/{model}/{made}/heads.json" for model in self.run.models for made in HEADS]
-
-    def texts_variants(self, name: str) -> tuple[str, ...]:
-        """Return the variants that a run of long generation needs."""
-        return self.run.generation.runs[name].named if self.run.generation else ()
 
     def depends(self, stage: str, **names: Any) -> str:
         """Return all settings and the code that the files of a job depend on, and no others.
@@ -285,7 +267,7 @@ class Plan:
         return hash_texts(quality_code_hash(method, task) for method in methods for task in tasks)
 
     def _throughput(self, job: str) -> dict[str, Any]:
-        grids = self.run.throughput.grids_of(job) if self.run.throughput else ()
+        grids = self.run.throughput.grids_of(job)
         timed = {name: model for grid in grids for name, model in grid.timed_on.items() if name in self.run.methods}
         methods = {name: self._methods([name], model)[name] for name, model in timed.items()}
         named = () if job == KERNELS else {"full", *(method for method, _ in methods.values())}
@@ -295,7 +277,7 @@ class Plan:
     def _tune_model(self, model: str) -> dict[str, Any]:
         known = {name: variant for name, variant in self.tuned_methods.items() if variant in self.run.methods}
         methods = {name: [variant, self.run.methods[variant].own_params(model)] for name, variant in known.items()}
-        spec = asdict(replace(self.run.tuning, records={})) if self.run.tuning else None
+        spec = asdict(replace(self.run.tuning, records={}))
         return {"model": asdict(self.run.models[model]), "methods": methods, "tuning": spec}
 
     def _train_roles(self, role_run: str, **_: str) -> dict[str, Any]:
@@ -322,14 +304,12 @@ class Plan:
         spec = self.run.retrospection
         return {
             "data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr((spec, self.run.budgets)),
-            "methods": self._methods(self.corrected_variants, model),
+            "methods": self._methods(spec.variants, model),
             "code": self.folder_hash("evals/retrospection", "engine", "methods", "kernels"),
         }  # fmt: skip
 
     def _write_texts(self, writing: str) -> dict[str, Any]:
-        spec = self.run.generation
-        assert spec is not None
-        run = spec.runs[writing]
+        spec, run = self.run.generation, self.run.generation.runs[writing]
         return {
             "data": self.run.data, "model": asdict(self.run.models[run.model]), "run": repr((run, spec.samplers)),
             "methods": self._methods(run.named, run.model),

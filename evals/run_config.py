@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -14,22 +14,12 @@ from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from longdecode.evals import config_values as typed
+from longdecode.evals import specs
 from longdecode.evals.budgets import FULL_BUDGET, Budget, Budgets
 from longdecode.evals.config_values import merged, read_yaml, unknown_name
-from longdecode.evals.specs import (
-    TUNING_SUITE,
-    GenerationSpec,
-    InstrumentSpec,
-    MethodSpec,
-    ModelSpec,
-    RetrospectionSpec,
-    SuiteSpec,
-    TuningSpec,
-    with_protocols,
-)
 from longdecode.evals.tasks.registry import SUITES, data_names, default_tasks, suite_names, suite_tasks
+from longdecode.evals.throughput import spec as speed
 from longdecode.evals.throughput.shapes import shape_names
-from longdecode.evals.throughput.spec import EQUAL_MEMORY, MAX_BATCH, OWN_CHOICES, Throughput, with_variants
 from longdecode.evals.training_spec import ForkTraining, RoleTraining, TrainingSpec
 
 REFERENCE_METHOD = "full"
@@ -45,16 +35,16 @@ class RunConfig:
     bootstrap_resamples: ClassVar[int] = 10_000
 
     profile: Annotated[typed.Name, Field(description="Names results/<profile> and reports/<profile>.")]
-    models: Annotated[Mapping[typed.Name, ModelSpec], Field(min_length=1)]
-    methods: Annotated[Mapping[typed.Name, Annotated[MethodSpec, typed.OrNull()]], Field(min_length=1)]
+    models: Annotated[Mapping[typed.Name, specs.ModelSpec], Field(min_length=1)]
+    methods: Annotated[Mapping[typed.Name, Annotated[specs.MethodSpec, typed.OrNull()]], Field(min_length=1)]
     budgets: Budgets
     suites: Annotated[
-        Mapping[Annotated[typed.Name, typed.entry_of(SUITES, suite_names)], SuiteSpec], Field(min_length=1)
+        Mapping[Annotated[typed.Name, typed.entry_of(SUITES, suite_names)], specs.SuiteSpec], Field(min_length=1)
     ]
     device: Annotated[str, Field(strict=True, pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: typed.Whole = 0
-    instrument: Annotated[InstrumentSpec, typed.OrNull()] = field(default_factory=InstrumentSpec)
+    instrument: Annotated[specs.InstrumentSpec, typed.OrNull()] = field(default_factory=specs.InstrumentSpec)
     jobs: Annotated[
         Literal["suite", "context", "cell"],
         Field(description="One job a model and suite, or one more a context, or one more a context and variant."),
@@ -62,9 +52,15 @@ class RunConfig:
     data: Annotated[
         Mapping[Annotated[str, typed.known("data set", data_names)], typed.Folder | None], typed.OrNull()
     ] = field(default_factory=dict)
-    throughput: Throughput | None = None
-    retrospection: RetrospectionSpec | None = None
-    generation: GenerationSpec | None = None
+    throughput: Annotated[speed.Throughput, typed.OrNull(speed.ThroughputSpec)] = field(
+        default_factory=speed.ThroughputSpec
+    )
+    retrospection: Annotated[specs.RetrospectionSpec, typed.OrNull(specs.NO_RETROSPECTION)] = field(
+        default_factory=specs.NO_RETROSPECTION
+    )
+    generation: Annotated[specs.GenerationSpec, typed.OrNull(specs.NO_GENERATION)] = field(
+        default_factory=specs.NO_GENERATION
+    )
     training: Annotated[Mapping[typed.Name, TrainingSpec], typed.OrNull()] = field(default_factory=dict)
     overlap: Annotated[
         Mapping[typed.Text, typed.Contexts],
@@ -76,7 +72,7 @@ class RunConfig:
         typed.OrNull(),
         Field(description="Models by variant on which consecutive steps are compared."),
     ] = field(default_factory=dict)
-    tuning: TuningSpec | None = None
+    tuning: Annotated[specs.TuningSpec, typed.OrNull()] = field(default_factory=specs.TuningSpec)
     allow_untuned: typed.Flag = False
     pilot: Annotated[
         typed.Flag, Field(description="Few prompts, nothing tuned: pages say so, and no number enters a verdict.")
@@ -109,11 +105,10 @@ class RunConfig:
 
     def gated_params(self, variant: str) -> list[dict[str, Any]]:
         """Return the sets of parameters that the gate checks for a variant: one a model it runs on, each once."""
-        timed = self.throughput.timed_on() if self.throughput else {}
         models = [
             *(m for m in (self.models if self.suites_of(variant) else ()) if self.methods[variant].runs_on(m)),
-            *(m for m, variants in timed.items() if variant in variants),
-            *(self.generation.models_of(variant) if self.generation else ()),
+            *(m for m, variants in self.throughput.timed_on().items() if variant in variants),
+            *(text.model for text in self.generation.runs.values() if variant in text.named),
         ]
         found: list[dict[str, Any]] = []
         for params in map(self.methods[variant].portable, models):
@@ -141,7 +136,7 @@ class RunConfig:
         for variant, entry in methods.items() if isinstance(methods, Mapping) else ():
             if isinstance(entry, Mapping) and "tuned" in entry:
                 raise typed.wrong("is written by tuning.records alone", f"methods.{variant}.tuned")
-        values = filled = with_protocols(values)
+        values = filled = specs.with_protocols(values)
         if isinstance(methods := values.get("methods"), Mapping):
             filled["methods"] = {variant: _over({"method": variant}, entry) for variant, entry in methods.items()}
         if isinstance(suites := values.get("suites"), Mapping):
@@ -150,35 +145,44 @@ class RunConfig:
                 for name, entry in suites.items()
             }
         if "throughput" in values:
-            filled["throughput"] = with_variants(values["throughput"], methods if isinstance(methods, Mapping) else ())
+            timed = methods if isinstance(methods, Mapping) else ()
+            filled["throughput"] = speed.with_variants(values["throughput"], timed)
         return filled
+
+    def _references(self) -> Iterator[tuple[str, Iterable[str], Iterable[str], str]]:
+        """Yield every name of a part of the configuration: its kind, the names, the valid ones, and the key."""
+        models = (*self.models, *shape_names())
+        for variant, spec in self.methods.items():
+            yield "model", spec.by_model, models, f"methods.{variant}.by_model"
+            yield "suite of this run", spec.suites or (), self.suites, f"methods.{variant}.suites"
+            yield "model", spec.models or (), self.models, f"methods.{variant}.models"
+        for name, suite in self.suites.items():
+            yield f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks"
+        for number, grid in enumerate(self.throughput.grids):
+            timed = self.models if grid.bench == speed.OWN_CHOICES else models
+            yield "model", dict.fromkeys(grid.timed_on.values()), timed, f"throughput.grids.{number}.model"
+            yield "variant", grid.variants, self.methods, f"throughput.grids.{number}.variants"
+        yield "model", self.retrospection.models, self.models, "retrospection.models"
+        yield "variant", self.retrospection.variants, self.methods, "retrospection.variants"
+        for name, text in self.generation.runs.items():
+            yield "model", [text.model], self.models, f"generation.runs.{name}.model"
+            yield "variant", text.named, self.methods, f"generation.runs.{name}.variants"
+        for name, training in self.training.items():
+            yield "model", [training.model], self.models, f"training.{name}.model"
+        yield "model", self.overlap, self.models, "overlap"
+        yield "variant", self.locality, self.methods, "locality"
+        yield "model", self.locality.values(), self.models, "locality"
+        yield "model", self.tuning.records, self.models, "tuning.records"
 
     @model_validator(mode="after")
     def _check_names(self) -> RunConfig:
         """Refuse names of models, variants, suites and tasks that no other part of the configuration has."""
-        models = (*self.models, *shape_names())
-        for variant, spec in self.methods.items():
-            typed.require_known("model", spec.by_model, models, f"methods.{variant}.by_model")
-            typed.require_known("suite of this run", spec.suites or (), self.suites, f"methods.{variant}.suites")
-            typed.require_known("model", spec.models or (), self.models, f"methods.{variant}.models")
-        for name, suite in self.suites.items():
-            typed.require_known(f"task of {name}", suite.tasks, suite_tasks(name), f"suites.{name}.tasks")
-        if self.throughput is not None:
-            self.throughput.check_names(self.methods, self.models)
-        for part in (self.retrospection, self.generation):
-            if part is not None:
-                part.check_names(self.models, self.methods)
-        for name, training in self.training.items():
-            typed.require_known("model", [training.model], self.models, f"training.{name}.model")
-        typed.require_known("model", self.overlap, self.models, "overlap")
-        typed.require_known("variant", self.locality, self.methods, "locality")
-        typed.require_known("model", self.locality.values(), self.models, "locality")
-        if TUNING_SUITE in self.suites:
+        for reference in self._references():
+            typed.require_known(*reference)
+        if specs.TUNING_SUITE in self.suites:
             raise typed.wrong(
                 "holds the prompts that knobs are tuned on; its scores stand in no table", "suites.tuning"
             )
-        if self.tuning is not None:
-            typed.require_known("model", self.tuning.records, self.models, "tuning.records")
         if any(map(self.suites_of, self.methods)) and all(s.method != REFERENCE_METHOD for s in self.methods.values()):
             raise typed.wrong(
                 f"none of {', '.join(self.methods)} is {REFERENCE_METHOD!r}, the baseline of every difference; add "
@@ -224,7 +228,7 @@ def build_run_config(values: Any, source: str, *, check_params: bool = True, che
         ConfigError: as for ``load_run_config``.
     """
     run = replace(typed.read(RunConfig, values, source, {"check_params": check_params}), source=source)
-    if run.tuning is not None:
+    if run.tuning.records:
         from longdecode.evals.fairness import with_tuned_values
 
         run = with_tuned_values(run)
@@ -325,14 +329,14 @@ def _sizes(run: RunConfig, variant: str) -> Iterator[tuple[str, int, int, tuple[
     for model in filter(spec.runs_on, run.models if suites else ()):
         context = max(max(suite.contexts) for suite in suites)
         yield model, context, max(min(suite.batch, suite.samples) for suite in suites), budgets
-    for texts in run.generation.runs.values() if run.generation else ():
+    for texts in run.generation.runs.values():
         if variant in texts.named:
             yield texts.model, max(texts.prompts) + texts.tokens, 1, budgets
-    for grid in run.throughput.grids if run.throughput else ():
+    for grid in run.throughput.grids:
         if variant in grid.timed_on and grid.contexts:
             batch = max(grid.batches)
-            if grid.bench in (EQUAL_MEMORY, OWN_CHOICES):
-                batch = MAX_BATCH if spec.takes_budget else grid.sequences
+            if grid.bench in (speed.EQUAL_MEMORY, speed.OWN_CHOICES):
+                batch = speed.MAX_BATCH if spec.takes_budget else grid.sequences
             timed = grid.budgets if spec.takes_budget else (FULL_BUDGET,)
             yield grid.timed_on[variant], max(grid.contexts), batch, timed
 

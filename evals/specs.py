@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
@@ -280,17 +280,6 @@ class GenerationSpec:
 
         return Sampling(**dict[str, Any](self.samplers[name].items()))
 
-    def check_names(self, models: Iterable[str], variants: Iterable[str]) -> None:
-        """Refuse models and variants that the configuration does not have."""
-        models, variants = tuple(models), tuple(variants)
-        for name, run in self.runs.items():
-            typed.require_known("model", [run.model], models, f"generation.runs.{name}.model")
-            typed.require_known("variant", run.named, variants, f"generation.runs.{name}.variants")
-
-    def models_of(self, variant: str) -> Iterator[str]:
-        """Yield the models on which some run needs a variant."""
-        yield from (run.model for run in self.runs.values() if variant in run.named)
-
 
 @dataclass(frozen=True, slots=True)
 class RetrospectionSpec:
@@ -306,7 +295,6 @@ class RetrospectionSpec:
     contexts: typed.Contexts
     steps: typed.Rounds = 256
 
-    def check_names(self, models: Iterable[str], variants: Iterable[str]) -> None:
-        """Refuse models and variants that the configuration does not have."""
-        typed.require_known("model", self.models, models, "retrospection.models")
-        typed.require_known("variant", self.variants, variants, "retrospection.variants")
+
+NO_GENERATION, NO_RETROSPECTION = partial(GenerationSpec, {}), partial(RetrospectionSpec, {}, (), ())
+"""Make the parts of a configuration that asks for neither."""

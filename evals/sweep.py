@@ -139,7 +139,7 @@ def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
         own = {"suite": (), "context": (str(file.context),), "cell": (str(file.context), file.variant)}[run.jobs]
         groups.add((file.model, file.suite, *own))
         cost.add(_samples_cost(run, file, sizes, times))
-    for text in run.generation.runs.values() if run.generation else ():
+    for text in run.generation.runs.values():
         cost.add(_texts_cost(run, text, sizes, times))
     heads = {path for model in run.models for path in plan.method_files(run.methods, model)} & set(plan.head_files)
     trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
@@ -155,10 +155,8 @@ def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
     for name, place in run.data.items():
         if place is not None and not place.expanduser().is_dir():
             cost.downloads[f"data: {name}"] = (sizes.get("data") or {}).get(name, 0.0)
-    tuned = run.tuning.records.values() if run.tuning else ()
-    cost.missing += [
-        f"no tuning record {path}: run the target tune first" for path in tuned if not Path(path).is_file()
-    ]
+    tuned = (path for path in run.tuning.records.values() if not Path(path).is_file())
+    cost.missing += [f"no tuning record {path}: run the target tune first" for path in tuned]
     return cost
 
 

@@ -71,12 +71,12 @@ def sweep(
     Args:
         tasks: those that are asked; the configuration's, or all, where left out.
     """
-    spec = _spec(config)
+    spec = config.tuning
     tasks = tasks or spec.tasks or suite_tasks(TUNING_SUITE)
     suites = {TUNING_SUITE: SuiteSpec(spec.contexts, spec.samples, min(spec.samples, BATCH), tuple(tasks))}
     run = replace(
         config, profile=TUNING_SUITE, methods=dict(methods), budgets=(Budget(spec.budget),), seed=spec.seed,
-        suites=suites, tuning=None,
+        suites=suites, tuning=TuningSpec(),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         outputs = {variant: Path(folder) / f"{variant}.parquet" for variant in methods}
@@ -90,7 +90,7 @@ def tune(config: RunConfig, model: str, output: Path, methods: Collection[str] |
     Raises:
         ConfigError: Full solves none of the tuning tasks, so that a score would choose nothing.
     """
-    spec = _spec(config)
+    spec = config.tuning
     folder = resolve_checkpoint(config.models[model].path, config.models[model].revision)
     layers = read_config(folder).num_layers
     full = sweep(config, model, {REFERENCE_METHOD: MethodSpec(REFERENCE_METHOD)})[REFERENCE_METHOD]
@@ -124,7 +124,7 @@ def _tuned(config: RunConfig, model: str, spec: MethodSpec, layers: int, kept: s
     The present value is tried first, so that any effort covers it, and stays where no setting differs from it. Of
     settings that score alike otherwise, the smallest is taken: it leaves most of a budget to choose with.
     """
-    began, fixed, most = time.monotonic(), spec.own_params(model), _spec(config).settings
+    began, fixed, most = time.monotonic(), spec.own_params(model), config.tuning.settings
     choices = choices_of(spec.card, layers)
     first_layers = {knob.name: knob.first_layer for knob in spec.card.tuned_knobs if knob.first_layer is not None}
     best = {knob.name: fixed.get(knob.name, knob.default) for knob in spec.card.tuned_knobs}
@@ -172,7 +172,3 @@ def _by_task(records: Sequence[Record]) -> dict[str, float]:
         if record.score is not None:
             scores.setdefault(record.task, []).append(record.score)
     return {task: round(fmean(found), 6) for task, found in sorted(scores.items())}
-
-
-def _spec(config: RunConfig) -> TuningSpec:
-    return config.tuning or TuningSpec()

@@ -63,7 +63,7 @@ class GenerationJob(ModelJob):
     """
 
     def __init__(self, config: RunConfig, name: str, device: torch.device, output: Path):
-        if config.generation is None or name not in config.generation.runs:
+        if name not in config.generation.runs:
             raise ConfigError(f"{config.source}: no generation of the name {name!r} is configured (key 'generation')")
         self.name = name
         self.generation, self.spec = config.generation, config.generation.runs[name]

@@ -49,8 +49,8 @@ def measure_retrospection(config: RunConfig, model: str, output: Path, device: s
         LongDecodeError: the model cannot be loaded, or a task does not fit it.
     """
     spec = config.retrospection
-    if spec is None:
-        raise ConfigError(f"{config.source}: nothing is configured (key 'retrospection')")
+    if model not in spec.models:
+        raise ConfigError(f"{config.source}: retrospection.models has no {model!r}")
     rows: list[tuple[object, ...]] = []
     spread = Spread(config.confidence, RESAMPLES, config.seed)
     with lease_gpu(resolve_device(device or config.device)) as target:

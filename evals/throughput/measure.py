@@ -52,8 +52,6 @@ def measure_speed(
         DeviceBusyError: the device did not come to rest.
         LockHeldError: another process runs this job.
     """
-    if run.throughput is None:
-        raise ConfigError(f"{run.source}: no throughput tests are configured (key 'throughput')")
     if name not in run.throughput.jobs:
         raise ConfigError(f"{run.source}: throughput: {unknown_name('job', name, run.throughput.jobs)}")
     with lease_gpu(resolve_device(run.device), alone=True) as device:
@@ -102,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = load_run_config(asked.config)
         folder, fresh = asked.output or Path("results") / run.profile / "speed", []
-        for name in asked.jobs or (run.throughput.jobs if run.throughput else ()):
+        for name in asked.jobs or run.throughput.jobs:
             fresh += measure_speed(run, name, folder / f"{name}.parquet", choose=chosen)
         print(shown(speed_table(fresh)))
     except LongDecodeError as error:

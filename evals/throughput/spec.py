@@ -146,6 +146,8 @@ class Grid:
     @model_validator(mode="after")
     def _check(self) -> Grid:
         typed.require_known("variant", self.hits, self.variants, "hits")
+        if self.bench not in SHARED_JOBS and self.model in SHARED_JOBS:
+            raise typed.wrong(f"a model cannot be named {self.model!r} here; a job has that name", "model")
         if self.bench == KERNELS:
             typed.require_known("shape", [self.model], shape_names(), "model")
         decoded = {"decode": self.steps, EQUAL_MEMORY: self.steps, OWN_CHOICES: self.forced_tokens}.get(self.bench, 0)
@@ -189,16 +191,6 @@ class ThroughputSpec:
         """Return by model the variants that are timed on it."""
         pairs = [(model, variant) for grid in self.grids for variant, model in grid.timed_on.items()]
         return {model: tuple(dict.fromkeys(v for m, v in pairs if m == model)) for model, _ in pairs}
-
-    def check_names(self, variants: Collection[str], models: Collection[str]) -> None:
-        """Refuse variants and models that the run does not have, as a validator does."""
-        for number, grid in enumerate(self.grids):
-            key = f"throughput.grids.{number}"
-            if grid.bench not in SHARED_JOBS and grid.model in SHARED_JOBS:
-                raise typed.wrong(f"a model cannot be named {grid.model!r} here; a job has that name", f"{key}.model")
-            known = models if grid.bench == OWN_CHOICES else (*models, *shape_names())
-            typed.require_known("model", dict.fromkeys(grid.timed_on.values()), known, f"{key}.model")
-            typed.require_known("variant", grid.variants, variants, f"{key}.variants")
 
 
 def with_variants(grids: Any, variants: Collection[str]) -> Any:

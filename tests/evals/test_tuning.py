@@ -306,7 +306,7 @@ def test_the_configurations_are_fair(name: str, monkeypatch: pytest.MonkeyPatch)
     run = build_run_config(config, name, check_fairness=True)
     known = read_tuning(SHIPPED)
     for name in ("tidal", "lychee", "duo", "streaming"):
-        if run.tuning and name in run.methods and "miniature" in run.tuning.records:
+        if name in run.methods and "miniature" in run.tuning.records:
             chosen = known.methods[name].chosen
             assert run.methods[name].params_of("miniature").items() >= chosen.items()
 

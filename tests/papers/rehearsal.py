@@ -147,9 +147,7 @@ class Rehearsal:
     def _records(self, config: RunConfig) -> list[Record]:
         folder = self.place / "results" / config.profile
         files = [file.path(folder / "records") for file in record_files(config)]
-        files += [
-            folder / "generation" / f"{run}.parquet" for run in (config.generation.runs if config.generation else ())
-        ]
+        files += [folder / "generation" / f"{run}.parquet" for run in config.generation.runs]
         return [record for file in files for record in read_records(file, Record)]
 
     def _train_heads(self, config: RunConfig) -> None:

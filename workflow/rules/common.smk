@@ -105,4 +105,4 @@ wildcard_constraints:
     model=one_of(RUN.models),
     role_run=one_of(RUN.role_trainings),
     fork=one_of(RUN.fork_trainings),
-    writing=one_of(RUN.generation.runs if RUN.generation else ()),
+    writing=one_of(RUN.generation.runs),

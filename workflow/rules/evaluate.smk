@@ -72,7 +72,7 @@ rule throughput:
     """Time one model, or the kernels and the device itself; nothing else may run on the machine meanwhile."""
     input:
         models=lambda wildcards: PLAN.timed_files(wildcards.job),
-        gates=lambda wildcards: PLAN.gate_files(PLAN.timed_variants(wildcards.job)),
+        gates=lambda wildcards: PLAN.gate_files(RUN.throughput.variants_of(wildcards.job)),
     output:
         f"{RESULTS}/speed/{{job}}.parquet",
     log:
@@ -95,9 +95,9 @@ rule retrospection:
     """Measure what selections share along a text, and how near corrected states come to Full's."""
     input:
         model=lambda wildcards: PLAN.model_files(wildcards.model),
-        gates=PLAN.gate_files(PLAN.corrected_variants),
+        gates=PLAN.gate_files(RUN.retrospection.variants),
         methods=lambda wildcards: PLAN.method_files(
-            PLAN.corrected_variants, wildcards.model
+            RUN.retrospection.variants, wildcards.model
         ),
     output:
         f"{RESULTS}/retrospection/{{model}}.parquet",
@@ -121,9 +121,9 @@ rule write_texts:
         model=lambda wildcards: PLAN.model_files(
             RUN.generation.runs[wildcards.writing].model
         ),
-        gates=lambda wildcards: PLAN.gate_files(PLAN.texts_variants(wildcards.writing)),
+        gates=lambda wildcards: PLAN.gate_files(RUN.generation.runs[wildcards.writing].named),
         methods=lambda wildcards: PLAN.method_files(
-            PLAN.texts_variants(wildcards.writing),
+            RUN.generation.runs[wildcards.writing].named,
             RUN.generation.runs[wildcards.writing].model,
         ),
     output:

@@ -56,7 +56,6 @@ def run_of(*grids: dict[str, Any]) -> RunConfig:
 
 
 def spec_of(run: RunConfig) -> Grid:
-    assert run.throughput is not None
     return run.throughput.grids[0]
 
 

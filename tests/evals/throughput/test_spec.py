@@ -67,7 +67,8 @@ def test_floors_of_a_model_bring_the_kernels_job(grids: tuple[dict[str, Any], ..
 
 
 def test_absent_means_no_throughput_tests() -> None:
-    assert build_run_config(VALUES, "c").throughput is None
+    assert build_run_config(VALUES, "c").throughput.jobs == ()
+    assert build_run_config(VALUES | {"throughput": None}, "c").throughput.jobs == ()
 
 
 def test_times_do_not_depend_on_where_data_lies() -> None:
