@@ -18,6 +18,7 @@ from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals.config_values import unknown_name
 from longdecode.evals.fairness import tuned_variants
 from longdecode.evals.fingerprint import (
+    code_hash,
     gate_code_hash,
     hash_files,
     hash_texts,
@@ -304,17 +305,18 @@ class Plan:
         spec = self.run.retrospection
         return {
             "data": self.run.data, "model": asdict(self.run.models[model]), "spec": repr((spec, self.run.budgets)),
-            "methods": self._methods(spec.variants, model),
-            "code": self.folder_hash("evals/retrospection", "engine", "methods", "kernels"),
+            "methods": self._methods(spec.variants, model), "code": self._job_code("retrospection"),
         }  # fmt: skip
 
     def _write_texts(self, writing: str) -> dict[str, Any]:
         spec, run = self.run.generation, self.run.generation.runs[writing]
         return {
             "data": self.run.data, "model": asdict(self.run.models[run.model]), "run": repr((run, spec.samplers)),
-            "methods": self._methods(run.named, run.model),
-            "code": self.folder_hash("evals/generation", "engine", "methods", "kernels"),
+            "methods": self._methods(run.named, run.model), "code": self._job_code("generation.job"),
         }  # fmt: skip
+
+    def _job_code(self, module: str) -> str:
+        return code_hash([f"longdecode.evals.{module}"], ()) + self.folder_hash("methods")
 
     @functools.cache  # noqa: B019
     def folder_hash(self, *folders: str) -> str:

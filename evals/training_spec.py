@@ -110,14 +110,8 @@ FORK_RECIPES: Mapping[str, Mapping[str, str]] = {
     "nosa_s_dma_head": {"attention": "nosa", "head": "s_dma"},
 }
 """Dense training on the same documents, each kind of attention, and two other forms of NOSA's importance."""
-Recipe = Literal[
-    "hardkuma", "hardkuma_released", "hard_concrete", "direct", "duo",
-    "full", "infllm2", "dma", "nosa", "nosa_dma_head", "nosa_s_dma_head",
-]  # fmt: skip
 Data = Literal["mini_passkey", "mini_two_hop", "passkey", "passkey_books", "hotpotqa", "books", "miniature"]
 FORK_DATA: tuple[Data, ...] = ("books", "miniature")
-_CALLED = {"heads": "target_heads"}
-_CALLED_OF_FORKS = {"batch": "rows"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +123,7 @@ class TrainingSpec:
     Several ``seeds`` are as many trainings: ``NAME0``, ``NAME1`` and so on; without any, ``NAME`` with seed 0.
     """
 
-    recipe: Recipe
+    recipe: Annotated[typed.Text, typed.known("recipe", lambda: (*ROLE_RECIPES, *FORK_RECIPES))]
     model: typed.Text
     seeds: Annotated[tuple[typed.Whole, ...], typed.Distinct] = ()
     steps: typed.Count | None = None
@@ -151,20 +145,20 @@ class TrainingSpec:
         one = self._fork(name) if self.is_fork else self._roles(name)
         return {f"{name}{seed}": replace(one, name=f"{name}{seed}", seed=seed) for seed in self.seeds} or {name: one}
 
-    def _given(self, *left_out: str, called: Mapping[str, str]) -> dict[str, Any]:
-        """Return what the entry says under the names that the training has for it."""
-        names = [item.name for item in fields(self) if item.name not in ("recipe", "seeds", *left_out)]
+    def _given(self, **called: str) -> dict[str, Any]:
+        """Return what the entry says, sizes aside, under the names that the training has for it."""
+        names = [item.name for item in fields(self) if item.name not in ("recipe", "seeds", "contexts", "window")]
         return {called.get(name, name): value for name in names if (value := getattr(self, name)) is not None}
 
     def _roles(self, name: str) -> RoleTraining:
-        given = self._given("window", "contexts", called=_CALLED)
+        given = self._given(heads="target_heads")
         shortest, *longer = self.contexts or ()
         sizes = {"sink": self.window[0], "recent": self.window[1]} if self.window else {}
         ends = (shortest, longer[0] if longer else shortest)
         return RoleTraining(name=name, contexts=ends, **{**ROLE_RECIPES[self.recipe], **given, **sizes})
 
     def _fork(self, name: str) -> ForkTraining:
-        given = self._given("contexts", called=_CALLED_OF_FORKS)
+        given = self._given(batch="rows")
         length = self.contexts[0] if self.contexts else FORK_LENGTH
         steps = given.get("steps", FORK_STEPS)
         sizes = {"length": length, "budget": length // 4, "log_every": max(1, steps // 10)}

@@ -98,7 +98,7 @@ def throughput(job: Job) -> None:
 @stage
 def retrospection(job: Job) -> None:
     """Measure overlapping selections and the distance of corrected states from Full's."""
-    from longdecode.evals.retrospection.job import measure_retrospection
+    from longdecode.evals.retrospection import measure_retrospection
 
     measure_retrospection(job.run, job.named("model"), job.outputs[0])
 

@@ -13,9 +13,18 @@ from torch import Tensor
 from longdecode.engine.attention import Selection
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator
-from longdecode.evals.retrospection import traces
-from longdecode.evals.retrospection.job import ALL_LAYERS, COLUMNS, MINUS, SAMPLES, measure_retrospection, measured
-from longdecode.evals.retrospection.traces import PageChoices, chosen_and_next, record
+from longdecode.evals import retrospection as traces
+from longdecode.evals.retrospection import (
+    ALL_LAYERS,
+    COLUMNS,
+    MINUS,
+    SAMPLES,
+    PageChoices,
+    chosen_and_next,
+    measure_retrospection,
+    measured,
+    record,
+)
 from longdecode.evals.run_config import build_run_config
 from longdecode.methods.conformance_bench import make_inputs
 from longdecode.methods.conformance_model import CONFIG
