@@ -1,9 +1,9 @@
-"""Is the miniature a working instrument? Checks on a run's own records, with their numbers, before its tables count."""
+"""Checks that tell whether the miniature is a working instrument: on a run's records, before its tables count."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,9 +24,7 @@ from longdecode.evals.tasks.registry import folder_of
 LOOKUP_SUITES = ("mini_recall", "mini_longgen")
 SOLVED_SUITES = (*LOOKUP_SUITES, "mini_reason")
 STREAMING_MAX, RISE_TOLERANCE = 0.15, 0.02
-FALL_BUDGET_MAX, FALL_TASK = 0.05, "mini_longgen_45"
-LOSS_TASK = "mini_book_loss"
-_COLUMNS = ["suite", "task", "context", "variant", "budget", "unit", "status", "reason", "score", "parts"]
+_COLUMNS = ["suite", "task", "context", "variant", "budget", "unit", "status", "reason", "score"]
 
 Outcome = Literal["passed", "failed", "not run"]
 
@@ -82,8 +80,6 @@ def run_checks(spec: InstrumentSpec, records: Sequence[Record]) -> list[Check]:
         *_full_solves(spec, by_variant["full"]),
         *_streaming_fails(spec.streaming_budget, by_variant["streaming"]),
         *_quest_rises(quest[quest["suite"] == "mini_longgen"]),
-        _quest_falls_along(quest[quest["task"] == FALL_TASK]),
-        _loss_falls_with_context(by_variant["full"]),
     ]
 
 
@@ -130,53 +126,21 @@ def _quest_rises(quest: pd.DataFrame) -> Iterator[Check]:
     """A larger budget helps a selecting method: no step down at any context, and a gain over all of them."""
     requires = f"quest never falls by more than {RISE_TOLERANCE} from one budget to the next"
     gains = "quest scores more at the largest budget than at the smallest, over all contexts"
-    curve = _means(quest, "share")
+    curve = _by_share(quest)
     if len(curve) < 2:
-        yield _check("quest_rises", requires, None)
-    for context, cells in quest.groupby("context") if len(curve) > 1 else ():
-        scores = _means(cells, "share")
+        yield from (_check("quest_rises", requires, None), _check("quest_gains", gains, None))
+        return
+    for context, cells in quest.groupby("context"):
+        scores = _by_share(cells)
         steady = all(later >= earlier - RISE_TOLERANCE for earlier, later in pairwise(scores.values()))
         yield _check(f"quest_rises/{context}", requires, steady, by_budget=scores)
-    yield _check("quest_gains", gains, _last_over_first(curve), by_budget=curve)
+    first, *_, last = curve.values()
+    yield _check("quest_gains", gains, last > first, by_budget=curve)
 
 
-def _quest_falls_along(quest: pd.DataFrame) -> Check:
-    """At a tight budget errors grow along the generation, which is what long generation is there to show."""
-    marked = quest[quest["parts"].map(bool) & (quest["share"] <= FALL_BUDGET_MAX)]
-    thirds = {
-        str(share): [fmean(third) for third in zip(*map(_thirds, cells["parts"]), strict=True)]
-        for share, cells in marked.groupby("share")
-    }
-    return _check(
-        "quest_falls_along_the_generation",
-        f"at some budget up to {FALL_BUDGET_MAX}, quest on {FALL_TASK} answers the first third of the questions better "
-        "than the last",
-        any(first > last for first, _, last in thirds.values()) if thirds else None,
-        by_thirds=thirds,
-    )
-
-
-def _loss_falls_with_context(full: pd.DataFrame) -> Check:
-    """The later in a narrative, the more of its facts have been told: a model that uses its context loses less."""
-    requires = f"full's loss on {LOSS_TASK} is lower after the longest context than after the shortest"
-    losses = _means(full[full["task"] == LOSS_TASK], "context")
-    fallen = _last_over_first({context: -loss for context, loss in losses.items()})
-    return _check("loss_falls_with_position", requires, fallen, by_context=losses)
-
-
-def _means(cells: pd.DataFrame, by: str) -> dict[str, float]:
-    """Mean score by budget or context, smallest first."""
-    return {str(key): float(mean) for key, mean in cells.groupby(by)["score"].mean().dropna().items()}
-
-
-def _last_over_first(means: Mapping[str, float]) -> bool | None:
-    values = [*means.values()]
-    return values[-1] > values[0] if len(values) > 1 else None
-
-
-def _thirds(parts: Sequence[float]) -> list[float]:
-    cuts = [len(parts) * place // 3 for place in range(4)]
-    return [fmean(parts[start:end]) for start, end in pairwise(cuts)]
+def _by_share(cells: pd.DataFrame) -> dict[str, float]:
+    """Mean score by budget, smallest first."""
+    return {str(key): float(mean) for key, mean in cells.groupby("share")["score"].mean().dropna().items()}
 
 
 def _check(name: str, requires: str, holds: bool | None, **numbers: Any) -> Check:
