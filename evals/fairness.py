@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from longdecode.engine.errors import ConfigError
+from longdecode.evals.records import Stored
 from longdecode.evals.specs import COMMON_WINDOW
 from longdecode.methods.registry import load_card
 
@@ -22,11 +23,7 @@ _OTHERWISE = "or `--config allow_untuned=true` runs it and marks the rows"
 Kind = Literal["tuned", "by hand", "untuned", "nothing to tune", "common window"]
 
 
-class _Stored(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Trial(_Stored):
+class Trial(Stored):
     """One setting of a method: the knobs' values, the mean score over the tasks that count, and each task's."""
 
     setting: dict[str, Any]
@@ -35,7 +32,7 @@ class Trial(_Stored):
     status: str = "ok"
 
 
-class Tuned(_Stored):
+class Tuned(Stored):
     """A method's curve and choice: ``fixed`` are the parameters that were not tuned, ``seconds`` the time it took."""
 
     fixed: dict[str, Any]
@@ -44,7 +41,7 @@ class Tuned(_Stored):
     seconds: float
 
 
-class TuningRecord(_Stored):
+class TuningRecord(Stored):
     """All that was tuned on one model, with what it was tuned on; ``prompts`` are the SHA-256 of every prompt."""
 
     format: int = Field(default=1, ge=1, le=1)
@@ -89,14 +86,6 @@ def read_tuning(path: Path | str) -> TuningRecord:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
         raise ConfigError(f"{path}: {faults}") from error
-
-
-def write_tuning(path: Path, record: TuningRecord) -> None:
-    """Write a tuning record, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
 
 
 @dataclass(frozen=True, slots=True)

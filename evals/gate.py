@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from longdecode.engine.device import device_name, resolve_dtype
 from longdecode.engine.errors import (
@@ -27,17 +27,15 @@ from longdecode.engine.errors import (
 from longdecode.evals import provenance
 from longdecode.evals.fingerprint import gate_code_hash
 from longdecode.evals.manifest import seal
-from longdecode.evals.records import Status
+from longdecode.evals.records import Status, Stored
 from longdecode.evals.run_config import Launches, RunConfig, budget_at, launches_of, model_shape
 from longdecode.evals.store import replacing, results_root
 
 _REFUSALS: Mapping[str, type[LongDecodeError]] = {"failed_gate": GateError, "unsupported": UnsupportedCellError}
 
 
-class Verdict(BaseModel):
+class Verdict(Stored):
     """Outcome for one set of parameters on one model; ``checked`` names launches (tokens x rows at a budget)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
     params: dict[str, Any]
@@ -51,10 +49,8 @@ class Verdict(BaseModel):
         return _REFUSALS[self.status](self.message) if self.status in _REFUSALS else None
 
 
-class GateFile(BaseModel):
+class GateFile(Stored):
     """The verdicts on all variants that share a gate, and what they hold for."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: str
     device: str

@@ -52,8 +52,7 @@ def read(root: Path) -> dict[str, str]:
     """
     path, entries = root / NAME, dict[str, str]()
     for number, line in enumerate(path.read_text("utf-8").splitlines() if path.is_file() else (), 1):
-        digest, _, rest = line.partition(" ")
-        name = rest.split(" ", 2)[-1] if rest[:1].isdigit() else rest[1:]  # earlier: size and settings, then the path
+        digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name:
             raise ManifestError(f"{path}:{number}: not a line of a manifest: {line[:60]!r}")
         entries[name] = digest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import os
 import platform
 import shutil
 import subprocess
@@ -28,22 +27,14 @@ IMAGE_REVISION = ".revision"
 _PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-@functools.cache
 def revision() -> str:
-    """Return the commit of this checkout; without one ``LONGDECODE_REVISION``, an image's, or ``unknown``."""
-    return _git("rev-parse", "HEAD") or os.environ.get("LONGDECODE_REVISION") or _of_image()[0]
+    """Return the commit of this checkout, or of the image that holds the code; ``unknown`` where neither says."""
+    return _code()[0]
 
 
-@functools.cache
 def is_dirty() -> bool:
-    """Return whether tracked files may differ from the revision that records name.
-
-    Where git has no commit to compare with, ``LONGDECODE_DIRTY`` of 0 or false vouches for the files, or the build of
-    the image that holds them; without it they count as changed.
-    """
-    if _git("rev-parse", "HEAD") is None:
-        return os.environ.get("LONGDECODE_DIRTY", _of_image()[1]).lower() not in ("0", "false")
-    return bool(_git("status", "--porcelain", "--untracked-files=no"))
+    """Return whether tracked files may differ from the revision that records name."""
+    return _code()[1]
 
 
 def checkpoint_hash(folder: Path) -> str:
@@ -79,13 +70,16 @@ def collect(
     )  # fmt: skip
 
 
-def _of_image() -> tuple[str, str]:
-    """Return what the build of an image says of the code in it; of a checkout it knows nothing."""
+@functools.cache
+def _code() -> tuple[str, bool]:
+    """Return the commit and whether files may differ from it; of a checkout git tells, elsewhere an image's build."""
+    if (commit := _git("rev-parse", "HEAD")) is not None:
+        return commit, bool(_git("status", "--porcelain", "--untracked-files=no"))
     path = REPOSITORY / IMAGE_REVISION
     if (REPOSITORY / ".git").exists() or not path.is_file():
-        return "unknown", "1"
+        return "unknown", True
     commit, dirty = path.read_text().split()
-    return commit, dirty
+    return commit, dirty != "0"
 
 
 def _git(*arguments: str) -> str | None:

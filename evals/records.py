@@ -48,7 +48,7 @@ def op_sizes_text(bench: str, params: Mapping[str, Any]) -> str | None:
     return " ".join(f"{name}={value}" for name, value in op_sizes(bench, params).items()) or None
 
 
-class _Stored(BaseModel):
+class Stored(BaseModel):
     """A closed, frozen model whose numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -68,7 +68,7 @@ class Fingerprint(NamedTuple):
     data: str
 
 
-class Provenance(_Stored):
+class Provenance(Stored):
     """Revision, hashes, device and versions behind a number."""
 
     revision: str
@@ -96,7 +96,7 @@ class Provenance(_Stored):
         return self.revision[:12] + ("+dirty" if self.dirty else "")
 
 
-class BaseRecord(_Stored):
+class BaseRecord(Stored):
     """Fields common to all records.
 
     ``measures`` is open: a suite or bench adds a number under a name of its own. A record carries a result exactly
@@ -227,7 +227,7 @@ class Record(BaseRecord):
         return self.score is not None and self.sample_index >= 0
 
 
-class SpeedSample(_Stored):
+class SpeedSample(Stored):
     """One time, beside the reference's time in the same round.
 
     A round runs A B B A: the reference, the variant twice, the reference again; ``us`` and ``reference_us`` are the

@@ -167,7 +167,7 @@ def with_protocols(values: Mapping[str, Any]) -> dict[str, Any]:
 
     def renamed(entry: Any) -> Any:
         named = entry.get("suites") if isinstance(entry, Mapping) else None
-        if not isinstance(named, Sequence) or isinstance(named, str):
+        if not isinstance(named, list | tuple):
             return entry
         return {**entry, "suites": [name for suite in named for name in _names(found, suite)]}
 
@@ -203,12 +203,8 @@ def _protocols(suite: Any, entry: Any) -> dict[Any, Any]:
         except ConfigError as error:
             raise typed.wrong(str(error), f"{key}.question") from None
         found[name] = {**entry, "question": question}
-        if (
-            (tasks := entry.get("tasks"))
-            and name != suite
-            and isinstance(tasks, Sequence)
-            and not isinstance(tasks, str)
-        ):
+        tasks = entry.get("tasks")
+        if name != suite and isinstance(tasks, list | tuple):
             typed.require_known(f"task of {suite}", tasks, suite_tasks(suite), f"{key}.tasks")
             found[name]["tasks"] = [f"{task}_{question}" for task in tasks]
     return found

@@ -1,8 +1,7 @@
 """Plan runs before they start: jobs, GPU hours, memory a job, disk, downloads, and what is missing.
 
-A step's time follows the bytes that it reads: a line through the steps of ``speed.csv``, all methods and contexts of
-the 8B shape on one H200. A prefill's time follows its operations, at the mean rate of the prefills measured there. A
-method is taken to read its budget and an eighth of the context, for choosing.
+A step's time follows the bytes that it reads, a prefill's its operations, at the rates of ``config/papers/sizes.yaml``.
+A method is taken to read its budget and an eighth of the context, for choosing.
 """
 
 from __future__ import annotations
@@ -10,22 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from longdecode.engine.config_reader import built_model, read_config
-from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
 from longdecode.evals.run_config import RecordFile, RunConfig, load_run_config
 from longdecode.evals.tasks.registry import folder_of, get_task
 
-MEASURED_MODEL, MEASURED_BYTES = "llama3-8b", 15.0e9  # weights that a step reads, of 16.1 GB with the embedding
+MEASURED_BYTES = 15.0e9  # weights of the 8B shape that a step reads, of 16.1 GB with the embedding
 ATTENTION_OPERATIONS = 2 * 32 * 32 * 128
 """Of a causal prefill, a squared token: layers, heads, head width. Weights take as many a token as they have bytes."""
 CHOOSING_SHARE = 1 / 8
@@ -37,25 +32,8 @@ NEW_TOKENS = 64
 """Tokens that a sample of a suite generates where the sizes do not say: those of generated look-ups."""
 RUNTIME_GB = 2.0
 """Memory of a job beside weights and caches: CUDA, kernels, activations of a prefill chunk."""
-SIZES = REPOSITORY / "config" / "papers" / "sizes.yaml"
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Seconds of a step by bytes read, and of a prefill by operations, on the measured device."""
-
-    step_seconds: float
-    seconds_per_byte: float
-    seconds_per_operation: float
-    device: str
-
-    def step(self, read_bytes: float, weight_share: float) -> float:
-        """Return the seconds of one decoding step; what is fixed of it follows the model's size, as in ``prefill``."""
-        return self.step_seconds * weight_share + self.seconds_per_byte * read_bytes
-
-    def prefill(self, tokens: int, weight_share: float) -> float:
-        """Return the seconds of one row's prompt; ``weight_share`` is the model's size over the measured one's."""
-        return self.seconds_per_operation * _operations(tokens) * weight_share
+SIZES: Mapping[str, Any] = read_yaml(REPOSITORY / "config" / "papers" / "sizes.yaml")
+_TIMES = SIZES["times"]
 
 
 @dataclass(slots=True)
@@ -85,28 +63,20 @@ class Cost:
         return f"{name:<24}{self.jobs:>6,}{self.gpu_hours:>12,.1f}" + "".join(f"{cell:>14,.1f}" for cell in cells)
 
 
-@cache
-def measured_times(speed_csv: Path) -> StepTimes:
-    """Fit a line to measured steps, and a rate to measured prefills; what was disturbed throughout has no time.
+def step_seconds(read_bytes: float, weight_share: float) -> float:
+    """Return the seconds of one decoding step on the measured device.
 
-    Raises:
-        ConfigError: the table has too few steps, or no prefill.
+    Args:
+        read_bytes: weights, keys and values that it reads.
+        weight_share: the model's size over the measured one's, which what is fixed of a step follows.
     """
-    frame = pd.read_csv(speed_csv, low_memory=False)
-    rows = frame[(frame["bench"] == "decode") & (frame["model"] == MEASURED_MODEL) & (frame["status"] == "ok")]
-    rows = rows.dropna(subset=["median_us"])
-    steps, prefills = rows[rows["stage"] == "step"].dropna(subset=["bytes_min"]), rows[rows["stage"] == "prefill"]
-    prefills = prefills[(prefills["variant"] == "full") & (prefills["batch"] == 1)]
-    if len(steps) < 3 or prefills.empty:
-        raise ConfigError(f"{speed_csv}: no steps and prefills of {MEASURED_MODEL} to plan with")
-    slope, start = np.polyfit(steps["bytes_min"], steps["median_us"] * 1e-6, 1)
-    rate = prefills["median_us"].sum() * 1e-6 / sum(map(_operations, prefills["context"].astype(float)))
-    return StepTimes(max(0.0, float(start)), float(slope), float(rate), str(steps["device"].iloc[0]))
+    return float(_TIMES["step_seconds"] * weight_share + _TIMES["seconds_per_byte"] * read_bytes)
 
 
-def _operations(tokens: float) -> float:
-    """Return the operations of the measured model's prefill."""
-    return MEASURED_BYTES * tokens + ATTENTION_OPERATIONS * tokens**2
+def prefill_seconds(tokens: int, weight_share: float) -> float:
+    """Return the seconds of one row's prompt; ``weight_share`` as in ``step_seconds``."""
+    operations = MEASURED_BYTES * tokens + ATTENTION_OPERATIONS * tokens**2
+    return float(_TIMES["seconds_per_operation"] * operations * weight_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +88,9 @@ class Size:
     gated: bool = False
 
 
-def size_of(path: str, sizes: Mapping[str, Any]) -> Size | None:
+def size_of(path: str) -> Size | None:
     """Return the size of a checkpoint: as listed, or of the files that are here; ``None`` where neither says."""
-    if known := (sizes.get("checkpoints") or {}).get(path):
+    if known := SIZES["checkpoints"].get(path):
         return Size(known["bytes"], 4.0 * known["layers"] * known["kv_heads"] * known["head_dim"], "gated" in known)
     folder = built_model(path) or Path(path).expanduser()
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -131,68 +101,68 @@ def size_of(path: str, sizes: Mapping[str, Any]) -> Size | None:
     return Size(weights, 4.0 * config.num_layers * config.num_kv_heads * config.head_dim) if config else None
 
 
-def cost_of(run: RunConfig, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
+def cost_of(run: RunConfig) -> Cost:
     """Add up the jobs of a run's samples and texts; throughput tests count by their own times."""
     plan, cost = Plan(run, Path()), Cost()
     groups = set[tuple[str, ...]]()
     for file in plan.record_files:
         own = {"suite": (), "context": (str(file.context),), "cell": (str(file.context), file.variant)}[run.jobs]
         groups.add((file.model, file.suite, *own))
-        cost.add(_samples_cost(run, file, sizes, times))
+        cost.add(_samples_cost(run, file))
     for text in run.generation.runs.values():
-        cost.add(_texts_cost(run, text, sizes, times))
+        cost.add(_texts_cost(run, text))
     heads = {path for model in run.models for path in plan.method_files(run.methods, model)} & set(plan.head_files)
     trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
     cost.jobs = 1 + len(groups) + len(plan.speed_jobs) + len(plan.generation) + len(plan.forks) + sum(trained.values())
-    hours = sizes.get("training_hours") or {}
-    cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600 + sum(n * hours.get(kind, 0) for kind, n in trained.items())
+    cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
+    cost.gpu_hours += sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
     for model in run.models.values():
-        size, here = size_of(model.path, sizes), built_model(model.path) or Path(model.path).expanduser().is_dir()
+        size, here = size_of(model.path), built_model(model.path) or Path(model.path).expanduser().is_dir()
         if size is None and model.path not in (f"{fork}/model" for fork in plan.forks.values()):
             cost.missing.append(f"the size of {model.path} is not known: hours and memory leave it out")
         if size and not here:
             cost.downloads[model.path] = size.weights
     for name, place in run.data.items():
         if place is not None and not place.expanduser().is_dir():
-            cost.downloads[f"data: {name}"] = (sizes.get("data") or {}).get(name, 0.0)
+            cost.downloads[f"data: {name}"] = SIZES["data"].get(name, 0.0)
     tuned = (path for path in run.tuning.records.values() if not Path(path).is_file())
     cost.missing += [f"no tuning record {path}: run the target tune first" for path in tuned]
     return cost
 
 
-def _samples_cost(run: RunConfig, file: RecordFile, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
-    spec, size = run.suites[file.suite], size_of(run.models[file.model].path, sizes)
+def _samples_cost(run: RunConfig, file: RecordFile) -> Cost:
+    spec, size = run.suites[file.suite], size_of(run.models[file.model].path)
     if size is None:
         return Cost()
     share = size.weights / 16.1e9
-    new = (sizes.get("new_tokens") or {}).get(folder_of(file.suite)[0], NEW_TOKENS)
+    new = SIZES["new_tokens"].get(folder_of(file.suite)[0], NEW_TOKENS)
     seconds = samples = 0.0
     contexts = spec.contexts if file.context is None else (file.context,)
     for context in contexts:
         for task in (get_task(name, run.data) for name in spec.tasks):
-            count = min(spec.samples, (sizes.get("problems") or {}).get(task.name, math.inf)) * task.samples_per_problem
+            count = min(spec.samples, SIZES["problems"].get(task.name, math.inf)) * task.samples_per_problem
             for budget in run.budgets_of(file.variant):
                 chosen = budget.tokens(context) if not budget.of_bytes else math.ceil((budget.value or 1) * context)
                 read = context if chosen is None else min(context, chosen + CHOOSING_SHARE * context)
                 steps = math.ceil(count / spec.batch) * min(new, context // 2)
                 kept = min(count, spec.batch) * size.kv_bytes * read
-                seconds += steps * times.step(MEASURED_BYTES * share + kept, share)
+                seconds += steps * step_seconds(MEASURED_BYTES * share + kept, share)
                 samples += count
             # One prefill serves all budgets of a job.
-            seconds += count * times.prefill(context, share)
+            seconds += count * prefill_seconds(context, share)
     memory = size.weights + RUNTIME_GB * 1e9 + spec.batch * max(contexts) * size.kv_bytes
     return Cost(0, seconds / 3600, memory, samples * (RECORD_BYTES + TOKEN_BYTES * new))
 
 
-def _texts_cost(run: RunConfig, text: Any, sizes: Mapping[str, Any], times: StepTimes) -> Cost:
+def _texts_cost(run: RunConfig, text: Any) -> Cost:
     """Price long texts as if every variant took a step of Full for each token: drafting can only be faster."""
-    size = size_of(run.models[text.model].path, sizes)
+    size = size_of(run.models[text.model].path)
     if size is None:
         return Cost()
     share, count = size.weights / 16.1e9, len(text.named) * len(text.samplers) * text.books
     seconds = sum(
-        times.prefill(prompt, share)
-        + text.tokens * times.step(MEASURED_BYTES * share + size.kv_bytes * (prompt + text.tokens / 2), share)
+        prefill_seconds(prompt, share)
+        + text.tokens * step_seconds(MEASURED_BYTES * share + size.kv_bytes * (prompt + text.tokens / 2), share)
         for prompt in text.prompts
     )
     memory = size.weights + RUNTIME_GB * 1e9 + (max(text.prompts) + text.tokens) * size.kv_bytes
@@ -206,26 +176,25 @@ def lines(files: Sequence[Path]) -> Iterator[str]:
     Raises:
         ConfigError: a configuration is wrong.
     """
-    sizes, times = read_yaml(SIZES), measured_times(REPOSITORY / "results" / "h200" / "speed.csv")
     runs = [load_run_config(path) for path in files]
-    yield f"hours of one {times.device} by measured step times, scaled by bytes; jobs may run side by side"
+    yield f"hours of one {_TIMES['device']} by measured step times, scaled by bytes; jobs may run side by side"
     yield f"{'run':<24}{'jobs':>6}{'GPU hours':>12}{'GB a job':>14}{'disk GB':>14}{'download GB':>14}"
     total = Cost()
     for run in runs:
-        cost = cost_of(run, sizes, times)
+        cost = cost_of(run)
         yield cost.row(run.profile)
         total.add(cost)
     if len(runs) > 1:
         yield total.row("all")
     yield from dict.fromkeys(f"missing: {what}" for what in total.missing)
     for path in sorted({model.path for run in runs for model in run.models.values()}):
-        if (size := size_of(path, sizes)) and size.gated:
+        if (size := size_of(path)) and size.gated:
             yield f"gated: https://huggingface.co/{path} (accept its licence there, then `hf auth login`)"
 
 
 def stated(run: RunConfig) -> Iterator[str]:
     """Yield a run's cost in a line or two, as `longdecode run` says it before it starts."""
-    cost = cost_of(run, read_yaml(SIZES), measured_times(REPOSITORY / "results" / "h200" / "speed.csv"))
+    cost = cost_of(run)
     loaded = sum(cost.downloads.values()) / 1e9
     on_gpu = f"about {cost.gpu_hours:,.1f} hours of an H200, " if run.device.startswith("cuda") else ""
     yield (

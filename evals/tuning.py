@@ -16,11 +16,11 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals import provenance
 from longdecode.evals.budgets import Budget
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.fairness import Trial, Tuned, TuningRecord, tuned_variants, write_tuning
+from longdecode.evals.fairness import Trial, Tuned, TuningRecord, tuned_variants
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import REFERENCE_METHOD, RunConfig
 from longdecode.evals.specs import TUNING_SUITE, MethodSpec, SuiteSpec, TuningSpec
-from longdecode.evals.store import read_records
+from longdecode.evals.store import read_records, replacing
 from longdecode.evals.tasks.registry import suite_tasks
 from longdecode.methods.card import Card
 
@@ -114,7 +114,8 @@ def tune(config: RunConfig, model: str, output: Path, methods: Collection[str] |
         left_out=tuple(sorted({r.task for r in full} - kept)),
         prompts=tuple(sorted({r.prompt_sha256 for r in full if r.prompt_sha256})),
     )  # fmt: skip
-    write_tuning(output, record)
+    with replacing(output) as temporary:
+        temporary.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return record
 
 

@@ -71,30 +71,14 @@ def test_what_is_collected_names_device_dtype_and_versions() -> None:
     assert found.versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
-def test_the_revision_can_be_given_where_there_is_no_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
-    provenance.revision.cache_clear()
-    try:
-        monkeypatch.delenv("LONGDECODE_REVISION", raising=False)
-        assert provenance.revision() == "unknown"
-        provenance.revision.cache_clear()
-        monkeypatch.setenv("LONGDECODE_REVISION", "abc123")
-        assert provenance.revision() == "abc123"
-    finally:
-        provenance.revision.cache_clear()
-
-
 def test_an_image_vouches_for_its_own_code_and_not_for_a_checkout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def said() -> tuple[str, bool]:
-        provenance.revision.cache_clear()
-        provenance.is_dirty.cache_clear()
+        provenance._code.cache_clear()
         return provenance.revision(), provenance.is_dirty()
 
     monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
-    for name in ("LONGDECODE_REVISION", "LONGDECODE_DIRTY"):
-        monkeypatch.delenv(name, raising=False)
     (tmp_path / provenance.IMAGE_REVISION).write_text("abc123 0\n")
     try:
         assert said() == ("abc123", False)
@@ -104,8 +88,7 @@ def test_an_image_vouches_for_its_own_code_and_not_for_a_checkout(
         (tmp_path / provenance.IMAGE_REVISION).write_text("abc123 1\n")
         assert said() == ("abc123", True)
     finally:
-        provenance.revision.cache_clear()
-        provenance.is_dirty.cache_clear()
+        provenance._code.cache_clear()
 
 
 def test_a_checkout_of_another_user_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -116,39 +99,35 @@ def test_a_checkout_of_another_user_is_read(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True).returncode != 0  # git refuses by itself
-    provenance.revision.cache_clear()
+    provenance._code.cache_clear()
     try:
         assert provenance.revision() == wanted
     finally:
-        provenance.revision.cache_clear()
+        provenance._code.cache_clear()
 
 
-def test_only_a_clean_commit_or_the_user_vouches_for_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_clean_commit_vouches_for_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
         subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
 
     def dirty() -> bool:
-        provenance.is_dirty.cache_clear()
+        provenance._code.cache_clear()
         return provenance.is_dirty()
 
     monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
-    monkeypatch.delenv("LONGDECODE_DIRTY", raising=False)
     try:
         assert dirty(), "no git"
         git("init")
         assert dirty(), "a repository without a commit"
-        for word in ("0", "false"):
-            monkeypatch.setenv("LONGDECODE_DIRTY", word)
-            assert not dirty(), "the user vouches"
         (tmp_path / "code.py").write_text("a = 1")
         git("add", ".")
         git("commit", "-m", "a")
         assert not dirty()
         (tmp_path / "code.py").write_text("a = 2")
-        assert dirty(), "changed since the commit, whatever the variable says"
+        assert dirty(), "changed since the commit"
     finally:
-        provenance.is_dirty.cache_clear()
+        provenance._code.cache_clear()
 
 
 def test_a_job_waits_for_the_files_that_its_hash_covers(config_values: dict[str, Any], tmp_path: Path) -> None:

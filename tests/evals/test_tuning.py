@@ -21,7 +21,6 @@ from longdecode.evals.fairness import (
     require_fair,
     tuning_status,
     tuning_statuses,
-    write_tuning,
 )
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.specs import TuningSpec
@@ -68,7 +67,7 @@ TIDAL = {"reselect_layer": 7, "sink_tokens": 0, "recent_tokens": 32}
 
 
 def run_with(path: Path, found: TuningRecord, **more: Any) -> RunConfig:
-    write_tuning(path, found)
+    path.write_text(found.model_dump_json())
     return build_run_config(values(tuning={"records": {"miniature": str(path)}}, **more), "run.yaml")
 
 
@@ -147,10 +146,10 @@ def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(
     run = build_run_config(shared, "run.yaml")
     evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "a.parquet"}, gated=False)
     stolen = made.model_copy(update={"prompts": (*made.prompts, _prompt(run))})
-    write_tuning(path, stolen)
+    path.write_text(stolen.model_dump_json())
     with pytest.raises(ConfigError, match="sample 0: knobs were tuned on this prompt"):
         evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "b.parquet"}, gated=False)
-    write_tuning(path, made.model_copy(update={"model_hash": "another"}))
+    path.write_text(made.model_copy(update={"model_hash": "another"}).model_dump_json())
     with pytest.raises(ConfigError, match="tuned on another checkpoint"):
         evaluate_suite(run, "miniature", "mini_recall", {"full": tmp_path / "records" / "c.parquet"}, gated=False)
 
@@ -214,7 +213,9 @@ def test_a_choice_that_no_trial_made_is_no_record(tmp_path: Path) -> None:
         (streaming.model_copy(update={"chosen": {"sinks": 1000}}), "is no best trial"),
         (streaming.model_copy(update={"trials": streaming.trials * 4}), r"16, over settings = 12"),
     ):
-        write_tuning(tmp_path / "t.json", good.model_copy(update={"methods": good.methods | {"streaming": wrong}}))
+        (tmp_path / "t.json").write_text(
+            good.model_copy(update={"methods": good.methods | {"streaming": wrong}}).model_dump_json()
+        )
         with pytest.raises(ConfigError, match=says):
             read_tuning(tmp_path / "t.json")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -16,7 +16,7 @@ from longdecode.engine.device import resolve_device
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.plan import CLUSTER_THREADS, Plan
 from longdecode.evals.run_config import build_run_config, granted
-from longdecode.evals.sweep import MEASURED_MODEL, measured_times
+from longdecode.evals.sweep import prefill_seconds, step_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,17 +58,16 @@ def test_a_profile_has_one_run_at_a_time(snakemake: Any, write_config: Any, tmp_
     assert not (folder / "config.yaml").exists()
 
 
-def test_a_sweep_is_priced_without_what_was_disturbed_throughout(tmp_path: Path) -> None:
-    measured, speed = ROOT / "results" / "h200" / "speed.csv", tmp_path / "speed.csv"
-    table = pd.read_csv(measured, low_memory=False)
-    prefills = (table["stage"] == "prefill") & (table["model"] == MEASURED_MODEL) & table["median_us"].notna()
-    lost = table[prefills].assign(context=65536, n=0, median_us=math.nan)
-    pd.concat([table, lost]).to_csv(speed, index=False)
-    assert measured_times(speed) == measured_times(measured)
-    without = tmp_path / "without.csv"
-    table[~prefills].to_csv(without, index=False)
-    with pytest.raises(ConfigError, match=f"no steps and prefills of {MEASURED_MODEL}"):
-        measured_times(without)
+def test_a_plan_is_priced_by_the_steps_and_prefills_that_were_measured() -> None:
+    table = pd.read_csv(ROOT / "results" / "h200" / "speed.csv", low_memory=False).dropna(subset=["median_us"])
+    table = table[(table["bench"] == "decode") & (table["model"] == "llama3-8b")]
+    steps = table[table["stage"] == "step"].dropna(subset=["bytes_min"])
+    prefills = table[(table["stage"] == "prefill") & (table["variant"] == "full") & (table["batch"] == 1)]
+    slope, start = np.polyfit(steps["bytes_min"], steps["median_us"] * 1e-6, 1)
+    assert step_seconds(0, 1) == pytest.approx(start, rel=1e-3)
+    assert step_seconds(1e12, 0) == pytest.approx(slope * 1e12, rel=1e-3)
+    total = sum(prefill_seconds(int(context), 1) for context in prefills["context"])
+    assert total == pytest.approx(prefills["median_us"].sum() * 1e-6, rel=1e-3)
 
 
 def test_the_container_is_built_from_the_lock_and_copies_nothing_a_run_makes() -> None:
