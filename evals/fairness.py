@@ -166,10 +166,10 @@ def tuning_status(
         return TuningStatus(variant, model, "nothing to tune")
     unlearned = [f"{knob.name} = {knob.default!r}, not learned" for knob in roles if given[knob.name] == knob.default]
     made_up = bool(unlearned) if roles else None
-    if record is None:
-        moved = [knob.name for knob in tuned_knobs if given[knob.name] != knob.default]
+    tuned = record.methods.get(method) if record else None
+    moved = [knob.name for knob in tuned_knobs if given[knob.name] != knob.default]
+    if record is None or (tuned is None and moved):
         return TuningStatus(variant, model, "by hand" if moved else "untuned", ", ".join(moved), made_up)
-    tuned = record.methods.get(method)
     chosen, fixed = (tuned.chosen, tuned.fixed) if tuned else ({}, None)
     off: list[str] = []
     beside: list[str] = []
