@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import struct
 import time
@@ -208,6 +209,16 @@ def test_bad_values(place: Path) -> None:
 
 def test_bad_texts(place: Path) -> None:
     assert not [f"{name}{said}" for name, text in TEXTS.items() if (said := fault(place, text))]
+
+
+def test_texts_damaged_anywhere_are_read_or_refused_in_one_line(place: Path, seed: int) -> None:
+    generator, raw = random.Random(seed), BASE.encode()
+    for at in generator.sample(range(len(raw)), 30):
+        for damaged in (raw[:at], raw[:at] + raw[at + 9 :], raw[:at] + bytes([raw[at] ^ 1 << at % 7]) + raw[at + 1 :]):
+            try:
+                build_run_config(parse_yaml(damaged.decode(), "run.yaml"), "run.yaml")
+            except LongDecodeError as error:
+                assert "\n" not in str(error), damaged
 
 
 def test_bad_config_json(place: Path) -> None:

@@ -203,10 +203,7 @@ def test_the_prompt_of_a_real_row_is_the_one_seen_elsewhere(shared_data: Path, t
 
 @pytest.mark.parametrize(
     ("dataset", "file", "rows"),
-    [
-        ("qmsum", "rebuilt/qmsum.first40.jsonl", 40),
-        ("multi_news", "genuine_jsonl/multi_news.first40.jsonl", 40),
-    ],
+    [("qmsum", "rebuilt/qmsum.first40.jsonl", 40), ("multi_news", "genuine_jsonl/multi_news.first40.jsonl", 40)],
 )
 def test_real_rows_become_samples_that_fit(
     dataset: str, file: str, rows: int, shared_data: Path, tmp_path: Path, tokenizer: TextTokenizer

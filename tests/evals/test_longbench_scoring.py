@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from longdecode.engine.errors import DataUnavailableError
-from longdecode.evals.scoring.longbench import (
-    METRICS,
-    first_line,
-    longest_common_subsequence,
-    rouge_l,
-    score_answers,
-)
+from longdecode.evals.scoring.longbench import METRICS, first_line, longest_common_subsequence, rouge_l, score_answers
 from longdecode.evals.tasks.base import Sample
 from longdecode.evals.tasks.longbench import ENGLISH_EIGHT, PROTOCOLS, LongBench
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -193,6 +194,19 @@ def test_what_does_not_end_is_given_up_and_the_next_is_marked() -> None:
             assert time.monotonic() - began < 20
         assert impatient.equal("2", "\\sqrt{4}")
         assert not impatient.equal("2", "3")
+
+
+def test_an_answer_is_read_and_never_run(tmp_path: Path) -> None:
+    checker, mark = MathChecker(deadline_seconds=0.5), tmp_path / "mark"
+    for answer in (
+        f"__import__('os').system('touch {mark}')", f"open('{mark}', 'w')", f"exec(\"open('{mark}', 'w')\")",
+        f"\\input{{{mark}}}", f"\\write18{{touch {mark}}}", f"`touch {mark}`", "lambda: 7", "\ud800", "\\boxed{" * 999,
+        "[1]*10**10", "10^{10^{10}}!", "\x00\x1b[2J", "{" * 5000 + "}" * 5000,
+    ):  # fmt: skip
+        with contextlib.suppress(ScoreTimeoutError):
+            assert not checker.equal("7", answer)
+    checker.close()
+    assert not mark.exists()
 
 
 def worker_of(checker: MathChecker) -> int:

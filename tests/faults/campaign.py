@@ -1,7 +1,7 @@
-"""The fault campaign: kills, double starts, damage, full disks, power cuts, hostile input; a table of what survived.
+"""The fault campaign: kills, full disks and power cuts at random moments; a table of what survived.
 
-``make faults`` runs it for half an hour, the tests for a minute. Each fault is planted at random, by a seed, into the
-code that runs use; what is counted as changed would have been a wrong number without a word.
+``make faults`` runs it for half an hour, the tests for a minute. What is counted as changed would have been a wrong
+number without a word. Damaged files, double starts, bad configurations and hostile answers have tests of their own.
 """
 
 from __future__ import annotations
@@ -18,31 +18,105 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 import typer
 import yaml
-from tally import CONFIG, Row, opened, traced
 
-from longdecode.engine.disk import LockHeldError
-from longdecode.engine.errors import LongDecodeError, ScoreTimeoutError
-from longdecode.evals import manifest, provenance
-from longdecode.evals.config_values import parse_yaml
+from longdecode.engine.errors import LongDecodeError
+from longdecode.evals import provenance
 from longdecode.evals.evaluate import evaluate_suite
-from longdecode.evals.plan import Plan
-from longdecode.evals.preflight import look
-from longdecode.evals.records import Record
+from longdecode.evals.records import Key, Record
 from longdecode.evals.run_config import build_run_config
-from longdecode.evals.scoring.math_checker import MathChecker
-from longdecode.evals.store import Store, journal_path, read_records, results_root
+from longdecode.evals.store import Store, journal_path, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = "results/faults/summary.csv"
 _PATIENCE = 1000
 """Times what the job takes undisturbed: after so long it hangs."""
+CONFIG = {
+    "profile": "faults",
+    "device": "cpu",
+    "models": {"random": {"path": "checkpoint"}},
+    "methods": {"full": {}, "quest": {}},
+    "budgets": [0.25, 0.5],
+    "suites": {"mini_recall": {"contexts": [512], "samples": 12, "batch": 1, "tasks": ["mini_recall_single"]}},
+}
+"""The campaign's configuration: a job of seconds."""
+
+
+@dataclass
+class Row:
+    """Figures of one kind of fault; ``changed`` ended in a wrong result."""
+
+    name: str
+    tried: int = 0
+    survived: int = 0
+    lost: int = 0
+    doubled: int = 0
+    changed: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """True where nothing was lost, doubled or changed, and every fault was survived."""
+        return not (self.lost or self.doubled or self.changed) and self.tried == self.survived
+
+    def count(self, found: list[Record], wanted: list[Record]) -> None:
+        """Compare the records of a run with those of an undisturbed one."""
+        self.tried += 1
+        ours, theirs = [identity_of(record) for record in found], [identity_of(record) for record in wanted]
+        keys = [identity[:3] for identity in ours]
+        self.lost += len({identity[:3] for identity in theirs} - set(keys))
+        self.doubled += len(keys) - len(set(keys))
+        self.changed += len(set(ours) - set(theirs))
+        self.survived += sorted(map(repr, ours)) == sorted(map(repr, theirs))
+
+
+def identity_of(record: Record) -> tuple[Any, ...]:
+    return record.variant, record.key, record.index, tuple(record.output_ids or ()), record.score, record.status
+
+
+@dataclass(frozen=True)
+class KnownCell:
+    """A cell by its key alone."""
+
+    key: Key
+
+
+def opened(output: Path, records: list[Record]) -> Store[KnownCell, Record]:
+    """Return the store of some records of one job, each of which holds."""
+    today = {r.key: r.provenance.fingerprint for r in records}
+    cells = {r.key: KnownCell(r.key) for r in records}
+    return Store(output, Record, list(cells.values()), lambda cell: today[cell.key], samples=lambda cell: 10**6)
+
+
+def traced(output: Path, records: list[Record]) -> list[tuple[bytes, bytes]]:
+    """Fill a store and note at every system call what is on disk for certain and what is written."""
+    calls: list[tuple[bytes, bytes]] = [(b"", b"")]
+    fsync, synced = os.fsync, b""
+
+    def noted(handle: int) -> None:
+        nonlocal synced
+        content = journal_path(output).read_bytes()
+        calls.append((synced, content))  # before: written, and nothing promised
+        fsync(handle)
+        synced = content
+        calls.append((synced, content))
+
+    os.fsync = noted
+    try:
+        with opened(output, records) as store:
+            for record in records:
+                store.add(record)
+    finally:
+        os.fsync = fsync
+    return calls
 
 
 class Campaign:
@@ -74,7 +148,6 @@ class Campaign:
             self._job()
             self.seconds = time.monotonic() - began
         self.truth = self._records()
-        self.journals = {variant: self._journal(variant) for variant in self.outputs}
 
     def kills_of_a_job(self, count: int) -> Row:
         """Kill the process of a job at random moments, over and over until it ends, and begin anew."""
@@ -91,64 +164,12 @@ class Campaign:
         row.tried, row.survived = kills, kills if row.is_good else row.survived
         return row
 
-    def double_starts(self, count: int) -> Row:
-        """Start a job twice at once: one works, the other is told who does."""
-        row = Row("double starts of a job")
-        for _ in range(count):
-            self._clear()
-            first = self._fork()
-            journal = journal_path(next(iter(self.outputs.values())))
-            lock = journal.with_name(f"{journal.name}.lock")
-            while not (lock.exists() and lock.read_bytes()) and os.waitpid(first, os.WNOHANG)[0] == 0:
-                time.sleep(0.001)
-            try:
-                with Store(self.outputs["full"], Record, [], lambda cell: None):
-                    row.changed += not self.outputs["full"].exists()
-            except LockHeldError as error:
-                row.refused += f"process {first}" in str(error)
-                row.tried += 1
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(first, 0)
-            self._clear()
-        return row
-
-    def damaged_journals(self, count: int) -> Row:
-        """Damage a journal at a random place and run on: the same records."""
-        row = Row("damaged journals")
-        for _ in range(count):
-            self._clear()
-            label = self.random.choice(list(self.journals))
-            journal = journal_path(self.outputs[label])
-            journal.parent.mkdir(parents=True, exist_ok=True)
-            journal.write_bytes(self._damaged(self.journals[label]))
-            self._ends(row, self._job, lambda: row.count(self._records(), self.truth))
-        return row
-
-    def damaged_records(self, count: int) -> Row:
-        """Damage a parquet file: it is read as it was, or refused; and the manifest knows."""
-        row = Row("damaged records")
-        self._clear()
-        self._job()
-        output = self.outputs["quest"]
-        whole = output.read_bytes()
-        wanted = read_records(output, Record)
-        root = results_root(output)
-        for _ in range(count):
-            damaged = self._damaged(whole)
-            output.write_bytes(damaged)
-            row.changed += damaged != whole and not manifest.problems(root)
-            self._ends(
-                row, lambda: read_records(output, Record), lambda: row.count(read_records(output, Record), wanted)
-            )
-        output.write_bytes(whole)
-        return row
-
     def full_disks(self, count: int) -> Row:
         """Let every file of a job end at a random size; then give it room: one line first, the same records after."""
-        row = Row("full disks")
+        row, journal = Row("full disks"), self._journal("quest")
         for _ in range(count):
             self._clear()
-            limit = self.random.randrange(200, max(map(len, self.journals.values())))
+            limit = self.random.randrange(200, len(journal))
             said = self.place / "said.txt"
             os.waitpid(self._fork(limit, said), 0)
             lines = said.read_text().splitlines()
@@ -182,45 +203,6 @@ class Campaign:
                 row.changed += not all(record in truth for record in found)
                 row.survived += found[: len(promised)] == promised
             journal_path(output).unlink()
-        return row
-
-    def bad_configurations(self, count: int) -> Row:
-        """Change a configuration's text at random: it is read, or refused in one line."""
-        row = Row("bad configurations")
-        text = (self.place / "run.yaml").read_text()
-        before = sorted(self.place.rglob("*"))
-        for _ in range(count):
-            damaged = self._damaged(text.encode()).decode("utf-8", errors="replace")
-
-            def read(damaged: str = damaged) -> None:
-                run = build_run_config(parse_yaml(damaged, "run.yaml"), "run.yaml")
-                look(run, Plan(run, ROOT).made)
-
-            self._ends(row, read)
-        row.changed += sorted(self.place.rglob("*")) != before
-        return row
-
-    def hostile_answers(self, count: int) -> Row:
-        """Let the maths checker read answers that would run code, take all memory or never end."""
-        row = Row("hostile answers")
-        planted = self.place / "planted"
-        payloads = (
-            f"__import__('os').system('touch {planted}')", f"open('{planted}', 'w')", f"\\input{{{planted}}}",
-            f"\\write18{{touch {planted}}}", f"exec(\"open('{planted}','w')\")", f"`touch {planted}`", "lambda: 0",
-            f"().__class__.__base__.__subclasses__()[0]('{planted}')", "9" * 9999, "\\frac{" * 300, "\x00\x1b[2J",
-            "2^{2^{2^{2^{9}}}}", "\\sum_{n=1}^{10^{9}} n^{-3.1}", "(" * 3000, "<script>alert(1)</script>", "\\int" * 90,
-            "10^{10^{10}}!", "{" * 5000 + "}" * 5000, "\ud800", "\\boxed{" * 999, "x=" * 2000, "[1]*10**10",
-        )  # fmt: skip
-        with MathChecker(deadline_seconds=0.5, wall_seconds=30) as checker:
-            for number in range(count):
-                answer = payloads[number % len(payloads)] + " " * (number // len(payloads))
-                row.tried += 1
-                try:
-                    row.changed += checker.equal("7", answer)
-                    row.survived += 1
-                except ScoreTimeoutError:
-                    row.refused += 1
-        row.changed += planted.exists()
         return row
 
     def kills_of_the_tree(self, count: int, seconds: float) -> Row:
@@ -316,60 +298,14 @@ class Campaign:
         os.waitpid(pid, 0)
         return False
 
-    def _damaged(self, content: bytes) -> bytes:
-        """Change content in one of the ways in which disks, editors and copies do."""
-        at, raw = self.random.randrange(len(content)), bytearray(content)
-        match self.random.randrange(7):
-            case 0:
-                raw[at] ^= 1 << self.random.randrange(8)
-            case 1:
-                del raw[at:]
-            case 2:
-                del raw[at : at + self.random.randint(1, 200)]
-            case 3:
-                raw[at:at] = raw[at : at + self.random.randint(1, 200)]
-            case 4:
-                end = min(len(raw), at + 512)
-                raw[at:end] = bytes(end - at)
-            case 5:
-                lines = content.split(b"\n")
-                self.random.shuffle(lines)
-                raw = bytearray(b"\n".join(lines))
-            case _:
-                raw = bytearray(content.replace(b"0", b"1", 1 + at % 5))
-        return bytes(raw)
-
-    def _ends(self, row: Row, act: Callable[[], object], survived: Callable[[], None] | None = None) -> None:
-        """Count an act as survived, as refused by one line of ours, or as a crash."""
-        try:
-            act()
-        except LongDecodeError as error:
-            row.tried += 1
-            row.refused += "\n" not in str(error)
-            return
-        except Exception as error:
-            row.tried += 1
-            row.notes.append(f"{type(error).__name__}: {str(error)[:200]}")
-            return
-        if survived is not None:
-            survived()
-            return
-        row.tried += 1
-        row.survived += 1
-
 
 def run(
     campaign: Campaign, size: float, tree_kills: int, tree_seconds: float, kills: int | None = None
 ) -> Iterator[Row]:
     """Yield the rows of a campaign; ``size`` 1 is half an hour on two processors."""
     yield campaign.kills_of_a_job(kills or max(6, int(100 * size)))
-    yield campaign.double_starts(max(3, int(50 * size)))
-    yield campaign.damaged_journals(max(20, int(400 * size)))
-    yield campaign.damaged_records(max(20, int(400 * size)))
     yield campaign.full_disks(max(4, int(60 * size)))
     yield campaign.power_cuts(max(50, int(1000 * size)))
-    yield campaign.bad_configurations(max(50, int(1000 * size)))
-    yield campaign.hostile_answers(max(22, int(110 * size)))
     if tree_kills:
         yield campaign.kills_of_the_tree(tree_kills, tree_seconds)
 
@@ -382,12 +318,12 @@ def main(
     began = time.monotonic()
     state = f"{provenance.revision()[:12]}{' and changes' if provenance.is_dirty() else ''}"
     print(f"seed {seed}, revision {state}, {datetime.date.today()}\n")
-    print("| fault | tried | survived | refused | lost | doubled | changed |\n|---|---|---|---|---|---|---|")
+    print("| fault | tried | survived | lost | doubled | changed |\n|---|---|---|---|---|---|")
     good = True
     with tempfile.TemporaryDirectory() as place:
         campaign = Campaign(Path(place), seed)
         for row in run(campaign, size, tree_kills, 60 * minutes, kills):
-            cells = (row.name, row.tried, row.survived, row.refused, row.lost, row.doubled, row.changed)
+            cells = (row.name, row.tried, row.survived, row.lost, row.doubled, row.changed)
             print(f"| {' | '.join(map(str, cells))} |", *([] if row.is_good else row.notes[:5]), sep="\n", flush=True)
             good = good and row.is_good
         os.chdir(ROOT)

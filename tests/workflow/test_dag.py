@@ -55,11 +55,7 @@ def test_roles_and_gates_come_before_what_reads_them(snakemake: Any, write_confi
     }
     path = str(
         write_config(
-            methods=methods,
-            training={"kuma": run, "other": run},
-            device="cuda",
-            throughput=DECODE,
-            allow_untuned=True,
+            methods=methods, training={"kuma": run, "other": run}, device="cuda", throughput=DECODE, allow_untuned=True
         )
     )
     targets = ["results/trial/records/random/lychee/mini_recall.parquet", "results/trial/speed/random.parquet"]

@@ -110,8 +110,7 @@ def test_a_claim_of_2_7_times(bounds: tuple[float, float, float] | None, given: 
 
 
 @pytest.mark.parametrize(
-    ("bounds", "word"),
-    [((0.5, 3.0), "reproduced"), ((-0.5, 3.0), "cannot tell"), ((-3.0, -0.5), "not reproduced")],
+    ("bounds", "word"), [((0.5, 3.0), "reproduced"), ((-0.5, 3.0), "cannot tell"), ((-3.0, -0.5), "not reproduced")]
 )
 def test_of_words_without_a_number_the_sign_decides(bounds: tuple[float, float], word: str) -> None:
     assert outcome(None, claim(no_effect=0), found(1.0, *bounds), 0) == word

@@ -13,12 +13,7 @@ from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.kv_cache import DenseCache, KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.weights import random_decoder
-from longdecode.evals.throughput.steps import (
-    fill_cache,
-    rows_case,
-    setup_case,
-    step_case,
-)
+from longdecode.evals.throughput.steps import fill_cache, rows_case, setup_case, step_case
 from longdecode.evals.throughput.timing import Case
 from longdecode.methods.registry import get_method
 
