@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,11 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt
 from longdecode.engine.token_block import BlockHeads, TokenBlock
 from longdecode.engine.weights import random_decoder
+from longdecode.methods import conformance_rules
+from longdecode.methods.conformance_bench import make_bench
+from longdecode.methods.conformance_model import Shape
 from longdecode.methods.offloaded import Offloadable
+from longdecode.methods.registry import get_method
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """A step's queries, keys and values of one layer, ``[B, heads, 1, D]``."""
@@ -74,3 +79,14 @@ def run_step(method: AttentionMethod, state: DecodeState, heads: Sequence[Heads]
 def kept(n: int, budget: int, sinks: int) -> list[int]:
     """Tokens of ``n`` that a ring of ``budget`` holds: sinks and the latest."""
     return [p for p in range(n) if p < sinks or p >= n - (budget - sinks)]
+
+
+def reads_follow_the_rule(name: str, params: Mapping[str, Any], shape: Shape | None = None) -> None:
+    """Hold what a method reads, with any parameters, against the rule that it states: a search in float64."""
+    method, bench = get_method(name), make_bench(name, "cpu", {}, dtype=torch.float64, seed=0, shape=shape)
+    given = {**bench.card.conformance.params, **params}
+
+    def build(budget: int) -> AttentionMethod:
+        return method.from_budget(budget, bench.config, **given)
+
+    conformance_rules.reads_follow_the_rule(replace(bench, params=method.Params(**given), build=build))

@@ -1,4 +1,4 @@
-"""Draws of tokens and walks of draft trees: plain torch against loops, Triton against plain torch."""
+"""The argmax, draws of tokens and walks of draft trees: plain torch against loops, Triton against plain torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from kernel_inputs import DEVICE
 from longdecode.engine.speculation import DraftTree, PlacedTree
+from longdecode.kernels.argmax.gpu import argmax_gpu
+from longdecode.kernels.argmax.naive import argmax
 from longdecode.kernels.draw import DrawRule, Noise
 from longdecode.kernels.draw.gpu import draw_gpu
 from longdecode.kernels.draw.naive import draw
@@ -120,3 +122,32 @@ def test_the_path_that_carries_the_chosen_tokens_is_walked(
         assert rows[one, len(want) :].tolist() == want[-1:] * (tree.depth + 1 - len(want))
         lengths.add(len(want))
     assert len(lengths) > 2
+
+
+ARGMAX = pytest.mark.parametrize("op", [argmax, argmax_gpu])
+
+
+@ARGMAX
+@pytest.mark.parametrize("shape", [(1, 1), (3, 63), (2, 4096), (1, 4097), (2, 9001)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_largest_value_is_found(rng: torch.Generator, op, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = torch.randn(shape, generator=rng).to(dtype)
+    got = op(x.to(DEVICE)).cpu()
+    assert got.dtype == torch.int64
+    for row, index in enumerate(got.tolist()):
+        assert x[row, index] == x[row].max() and not (x[row, :index] == x[row].max()).any()
+
+
+@ARGMAX
+def test_of_equal_values_the_first_wins(op) -> None:
+    x = torch.full((2, 5000), -2.0)
+    x[0, [4321, 4322]] = 0.0
+    x[0, 4321] = -0.0
+    assert op(x.to(DEVICE)).tolist() == [4321, 0]
+
+
+@ARGMAX
+def test_infinities_and_any_strides(rng: torch.Generator, op) -> None:
+    x = torch.randn(100, 2, generator=rng)
+    x[7, 0], x[:, 1] = math.inf, -math.inf
+    assert op(x.to(DEVICE).T).tolist() == [7, 0]

@@ -1,8 +1,7 @@
-"""A decode driven layer by layer with random vectors, against softmax over brute-force token sets in float64."""
+"""A decode driven layer by layer with random vectors."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -15,9 +14,6 @@ from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt
 from longdecode.engine.token_block import BlockHeads, TokenBlock
-
-Choose = Callable[[int, int, int, Tensor, Tensor], list[int]]
-"""(layer, row, query head, the row's queries ``[Hq, D]``, its KV head's keys ``[n, D]``) -> the tokens it reads."""
 
 
 @pytest.fixture
@@ -55,44 +51,5 @@ def begin() -> Callable[[AttentionMethod, DecodeState], None]:
     def run(method: AttentionMethod, state: DecodeState) -> None:
         positions = state.cache.positions[:, None]
         state.begin(TokenBlock(torch.zeros_like(positions), positions), method)
-
-    return run
-
-
-@pytest.fixture
-def decode_against(
-    rng: torch.Generator,
-    begin: Callable[[AttentionMethod, DecodeState], None],
-    attend: Callable[..., Tensor],
-    config: ModelConfig,
-    prompt_cache: Callable[[list[int], int], Prompt],
-) -> Callable[..., DecodeState]:
-    """A function that decodes with a method and compares every output with attention over the sets ``choose`` names."""
-
-    def run(method: AttentionMethod, choose: Choose, lengths: list[int], steps: int) -> DecodeState:
-        prompt = prompt_cache(lengths, max(lengths) + steps)
-        state = method.start(prompt)
-        keys, values = prompt.cache.k, prompt.cache.v  # grows as an ordinary cache beside the method's own
-        group = config.group_size
-        for step in range(steps):
-            begin(method, state)
-            for layer in range(config.num_layers):
-                q, k, v = (
-                    torch.randn(len(lengths), heads, 1, config.head_dim, generator=rng, dtype=torch.float64)
-                    for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-                )
-                out = attend(method, layer, q, k, v, state)
-                for row, length in enumerate(lengths):
-                    n = length + step + 1
-                    keys[layer, row, :, n - 1], values[layer, row, :, n - 1] = k[row, :, 0], v[row, :, 0]
-                    for head in range(config.num_heads):
-                        seen = keys[layer, row, head // group, :n]
-                        tokens = choose(layer, row, head, q[row, :, 0], seen)
-                        weights = (seen[tokens] @ q[row, head, 0] / math.sqrt(config.head_dim)).softmax(0)
-                        want = weights @ values[layer, row, head // group, tokens]
-                        torch.testing.assert_close(out[row, head, 0], want, msg=f"{step=} {layer=} {row=} {head=}")
-            state.end(method)
-            state.accept()
-        return state
 
     return run

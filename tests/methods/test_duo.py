@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding import kept
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.model_config import ModelConfig
@@ -42,27 +41,6 @@ def role_file(tmp_path: Path) -> str:
     roles = RoleFile(model="test", layers=5, kv_heads=5, kind="duo", scores=scores, roles=ROLES)
     write_role_file(tmp_path / "roles.json", roles)
     return str(tmp_path / "roles.json")
-
-
-@pytest.mark.parametrize(
-    ("budget", "sink_tokens", "sinks"), [(1, 64, 0), (20, 64, 5), (20, 2, 2), (34, 0, 0), (99, 9, 9)]
-)
-def test_heads_read_by_their_roles(
-    decode_against: Callable, config: ModelConfig, role_file: str, budget: int, sink_tokens: int, sinks: int
-) -> None:
-    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
-        retrieval = ROLES[layer][head // config.group_size]
-        return list(range(len(keys))) if retrieval else kept(len(keys), budget, sinks)
-
-    method = get_method("duo").from_budget(budget, config, roles=role_file, retrieval_heads=12, sink_tokens=sink_tokens)
-    state = decode_against(method, choose, LENGTHS, 25)
-    assert method.dense_heads() == tuple(frozenset(h for h in range(5) if row[h]) for row in ROLES)
-    for row, length in enumerate(LENGTHS):
-        visible = [length + step + 1 for step in range(25)]
-        for layer, roles in enumerate(ROLES):
-            want = sum(n if role else min(n, budget) for n in visible for role in roles) / 5
-            assert state.kv_tokens_per_head[layer, row].item() == pytest.approx(want)
-    assert state.cache.positions.tolist() == [n + 25 for n in LENGTHS]
 
 
 @pytest.mark.parametrize("heads", [0, 5, 24])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from decoding import reads_follow_the_rule
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.correction import Correction
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
@@ -25,10 +24,6 @@ from longdecode.methods.lychee.plan import default_retrieval_heads, layer_plans
 from longdecode.methods.lychee.strategies import kept_always_by_row, share_of, shares_of
 from longdecode.methods.registry import get_method
 from longdecode.methods.windows import kept_always
-
-LENGTHS = [33, 5, 62, 1]
-STEPS = 5
-"""With blocks of 4, the first and the third row begin a new block on the way."""
 
 # By layer, the roles of the two KV heads of the tests' model.
 ROLE_MAPS = {
@@ -45,150 +40,43 @@ def roles(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.fixture
-def build(tmp_path: Path, config: ModelConfig) -> Callable[..., AttentionMethod]:
-    """A function of budget, role map and knobs."""
+def role_file(tmp_path: Path) -> Callable[..., str]:
+    """A function that writes a role map and returns the file's name."""
 
-    def make(budget: int, roles: list[str], **knobs: Any) -> AttentionMethod:
+    def write(roles: list[str]) -> str:
         table = [[int(role) for role in row] for row in roles]
         scores = [[float(role) for role in row] for row in table]
         file = RoleFile(model="t", layers=7, kv_heads=2, kind="test", scores=scores, roles=table)
         write_role_file(tmp_path / "roles.json", file)
-        return get_method("lychee").from_budget(budget, config, roles=str(tmp_path / "roles.json"), **knobs)
+        return str(tmp_path / "roles.json")
 
-    return make
-
-
-def best(scores: list[float], k: int, first: int, last: int) -> set[int]:
-    """The first and last entries, and the best of the others until there are ``k``."""
-    n = len(scores)
-    kept = {i for i in range(n) if i < first or i >= n - last}
-    rivals = sorted(set(range(n)) - kept, key=lambda i: (-scores[i], i))
-    return kept | set(rivals[: min(k, n) - len(kept)])
+    return write
 
 
-def hybrid(
-    config: ModelConfig, roles: list[str], pick: Callable[[list[float]], set[int]]
-) -> Callable[[int, int, int, Tensor, Tensor], list[int]]:
-    """A search by hand: ``pick`` names the tokens of a retrieval head's choice from their group-mean logits."""
-    handed_down: dict[tuple[int, int], list[int]] = {}
-    group = config.group_size
-
-    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
-        kv_head = head // group
-        if roles[layer][kv_head] == "0":
-            return handed_down[row, kv_head]
-        means = []
-        for key in keys:
-            logits = [float(q[h] @ key) / math.sqrt(len(key)) for h in range(kv_head * group, (kv_head + 1) * group)]
-            means.append(sum(logits) / group)
-        handed_down[row, kv_head] = sorted(pick(means))
-        return list(range(len(keys)))
-
-    return choose
+@pytest.fixture
+def build(role_file: Callable[..., str], config: ModelConfig) -> Callable[..., AttentionMethod]:
+    """A function of budget, role map and knobs."""
+    return lambda budget, roles, **knobs: get_method("lychee").from_budget(
+        budget, config, roles=role_file(roles), **knobs
+    )
 
 
-def blocks_of(means: list[float], size: int) -> list[float]:
-    return [max(means[i : i + size]) for i in range(0, len(means), size)]
+KNOBS: list[dict[str, Any]] = [
+    {"block_size": 4, "sink_tokens": 8, "recent_tokens": 8}, {"block_size": 4, "sink_tokens": 40, "recent_tokens": 90},
+    {"mode": "token", "sink_tokens": 3, "recent_tokens": 5},
+    {"block_size": 2, "strategy": "ratio", "ratio": 0.8, "sink_tokens": 6, "recent_tokens": 12},
+    {"mode": "token", "strategy": "ratio", "ratio": 0.1, "sink_tokens": 6, "recent_tokens": 12},
+    {"mode": "token", "strategy": "ratio", "ratio": 0.9, "sink_tokens": 8, "recent_tokens": 4},
+    *({"mode": "token", "sink_tokens": sinks, "recent_tokens": recent, "strategy": name, name: value}
+      for sinks, recent in ((0, 0), (2, 5))
+      for name, value in (("top_p", 0.6), ("top_p", 1.0), ("threshold", 0.03), ("threshold", 0.9))),
+]  # fmt: skip
 
 
-# Budget, then how many sink and recent blocks of 4 a list keeps when 8 sink and 8 recent tokens are asked for: the
-# block of the current token is among the recent ones, and both shrink where they would fill more than half.
-@pytest.mark.parametrize(("budget", "first", "last"), [(51, 2, 3), (19, 1, 1), (4, 0, 1), (200, 2, 3)])
-def test_blocks(
-    build: Callable, decode_against: Callable, config: ModelConfig, roles: list[str], budget: int, first: int, last: int
-) -> None:
-    def pick(means: list[float]) -> set[int]:
-        chosen = best(blocks_of(means, 4), budget // 4, first, last)
-        return {i for i in range(len(means)) if i // 4 in chosen}
-
-    method = build(budget, roles, block_size=4, sink_tokens=8, recent_tokens=8)
-    state = decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
-    heads = [sum(role == "1" for role in row) for row in roles]
-    for row, length in enumerate(LENGTHS):
-        want = [0.0] * len(roles)
-        for n in range(length + 1, length + STEPS + 1):
-            left = max(0, math.ceil(n / 4) - budget // 4)
-            want = [w + (full * n + (2 - full) * (n - 4 * left)) / 2 for w, full in zip(want, heads, strict=True)]
-        assert state.kv_tokens_per_head[:, row].tolist() == want
-
-
-@pytest.mark.parametrize(("budget", "first", "last"), [(20, 3, 5), (7, 1, 2), (1, 0, 0)])
-def test_tokens(
-    build: Callable, decode_against: Callable, config: ModelConfig, roles: list[str], budget: int, first: int, last: int
-) -> None:
-    method = build(budget, roles, mode="token", sink_tokens=3, recent_tokens=5)
-    pick = lambda means: best(means, budget, first, last)  # noqa: E731
-    decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
-
-
-@pytest.mark.parametrize("mode", ["block", "token"])
-def test_ratio(build: Callable, decode_against: Callable, config: ModelConfig, mode: str) -> None:
-    """A tenth of a row is left out; rows that fit the budget are read whole, and no list is longer than it."""
-    size, current = (2, 1) if mode == "block" else (1, 0)
-    cap, roles = 40 // size, ROLE_MAPS["staggered"]
-
-    def pick(means: list[float]) -> set[int]:
-        scores = blocks_of(means, size)
-        if len(scores) <= cap:
-            return set(range(len(means)))
-        k = min(cap, int(len(scores) * 9 // 10))
-        first, last = 6 // size, 12 // size + current
-        assert first + last <= k // 2
-        chosen = best(scores, k, first, last)
-        return {i for i in range(len(means)) if i // size in chosen}
-
-    method = build(
-        40, roles, mode=mode, block_size=2, strategy="ratio", ratio=0.1, sink_tokens=6, recent_tokens=12
-    )  # fmt: skip
-    decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
-
-
-def test_ratio_shrinks_what_is_kept_row_by_row(build: Callable, decode_against: Callable, config: ModelConfig) -> None:
-    """A fifth of a row of 35 tokens is 7: room for 3, of which 8 sinks and 4 recent tokens get 2 and 1; and so on."""
-    roles = ROLE_MAPS["in_a_row_and_last"]
-    kept = {6: (2, 1), 7: (2, 1), 12: (4, 2), 13: (4, 2)}
-
-    def pick(means: list[float]) -> set[int]:
-        k = len(means) // 5
-        return set(range(len(means))) if len(means) <= 20 else best(means, k, *kept[k])
-
-    method = build(20, roles, mode="token", strategy="ratio", ratio=0.8, sink_tokens=8, recent_tokens=4)
-    decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [{"strategy": "top_p", "top_p": 0.6}, {"strategy": "top_p", "top_p": 1.0},
-     {"strategy": "threshold", "threshold": 0.03}, {"strategy": "threshold", "threshold": 0.9}],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize(("sinks", "recent"), [(0, 0), (2, 5)])
-def test_by_probability(
-    build: Callable, decode_against: Callable, config: ModelConfig, knobs: dict, sinks: int, recent: int
-) -> None:
-    """Without sinks and recent tokens it is the released code's rule; with them they come first and count."""
-    cap, roles = 25, ROLE_MAPS["staggered"]
-    sizes: set[int] = set()
-
-    def pick(means: list[float]) -> set[int]:
-        if len(means) <= cap:
-            return set(range(len(means)))
-        weights = torch.tensor(means, dtype=torch.float64).softmax(0).tolist()
-        chosen = {i for i in range(len(means)) if i < sinks or i >= len(means) - recent}
-        ordered = sorted(set(range(len(means))) - chosen, key=lambda i: (-weights[i], i))
-        held = sum(weights[i] for i in chosen)
-        for i in ordered:
-            if (held > knobs["top_p"]) if "top_p" in knobs else (weights[i] <= knobs["threshold"]):
-                break
-            if len(chosen) < cap:
-                chosen.add(i)
-            held += weights[i]
-        sizes.add(len(chosen))
-        return chosen or set(ordered[:1])
-
-    method = build(cap, roles, mode="token", sink_tokens=sinks, recent_tokens=recent, **knobs)
-    decode_against(method, hybrid(config, roles, pick), LENGTHS, STEPS)
-    assert len(sizes) > 1 or knobs in ({"strategy": "threshold", "threshold": 0.9}, {"strategy": "top_p", "top_p": 1.0})
+@pytest.mark.parametrize("knobs", KNOBS, ids=str)
+def test_reads_are_those_of_the_rule(role_file: Callable[..., str], roles: list[str], knobs: dict[str, Any]) -> None:
+    """Against a search by hand in float64, whose lists are as long as the strategy, sinks and recent tokens say."""
+    reads_follow_the_rule("lychee", {"roles": role_file(roles), **knobs})
 
 
 @pytest.mark.parametrize(("first", "last", "at_least"), [(2, 5, 1), (128, 256, 0), (8, 1, 1), (0, 3, 0), (0, 0, 0)])

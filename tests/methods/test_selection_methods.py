@@ -1,116 +1,39 @@
-"""oracle_topk, quest and tidal read exactly the tokens that a brute-force search names."""
+"""oracle_topk, quest and tidal read exactly the tokens that a brute-force search names; tidal corrects its cache."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from decoding import reads_follow_the_rule
+from longdecode.engine.correction import Correction
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
+from longdecode.engine.generation import Completion, Generator, Request
 from longdecode.engine.kv_cache import CacheShape
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.prefill import Seen
 from longdecode.methods import prefill_scores
+from longdecode.methods.conformance_bench import make_bench
+from longdecode.methods.conformance_model import CONFIG, OTHER_SHAPES, Shape
 from longdecode.methods.registry import get_method
 
-LENGTHS = [33, 5, 64, 1]
+KNOBS: list[tuple[str, dict[str, Any]]] = [
+    ("oracle_topk", {"dense_layers": 0}), ("streaming", {"sinks": 0}), ("streaming", {"sinks": 1}),
+    *(("quest", {"page_size": 4, "group_score": how}) for how in ("sum", "mean")),
+    ("quest", {"page_size": 4, "dense_layers": 1, "variant": "accuracy_script"}),
+    *(("tidal", {"selection": lists, "reselect_layer": at}) for lists in ("kv_head", "query_head") for at in (3, 5)),
+    ("duo", {"sink_tokens": 2}), ("duo", {"sink_tokens": 0}),
+]  # fmt: skip
+"""Parameters that no variant of a card stands for."""
 
 
-def best(scores: list[float], k: int) -> list[int]:
-    return sorted(sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k])
-
-
-def group_of(head: int, config: ModelConfig) -> range:
-    first = head // config.group_size * config.group_size
-    return range(first, first + config.group_size)
-
-
-@pytest.mark.parametrize("budget", [1, 7, 40])
-@pytest.mark.parametrize("dense", [0, 2])
-def test_oracle_topk(decode_against: Callable, config: ModelConfig, budget: int, dense: int) -> None:
-    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
-        if layer < dense:
-            return list(range(len(keys)))
-        mean = [0.0] * len(keys)
-        for h in group_of(head, config):
-            weights = [math.exp(float(q[h] @ key) / math.sqrt(len(key))) for key in keys]
-            mean = [m + w / sum(weights) / config.group_size for m, w in zip(mean, weights, strict=True)]
-        return sorted({*best(mean[:-1], budget - 1), len(keys) - 1})
-
-    method = get_method("oracle_topk").from_budget(budget, config, dense_layers=dense)
-    state = decode_against(method, choose, LENGTHS, 4)
-    want = sum(min(33 + step + 1, budget) for step in range(4))
-    assert state.kv_tokens_per_head[dense:, 0].tolist() == [want] * (7 - dense)
-
-
-def page_bounds(q: Tensor, keys: Tensor, page: int) -> list[float]:
-    scores = []
-    for start in range(0, len(keys), page):
-        inside = keys[start : start + page]
-        channels = zip(q.tolist(), inside.min(0).values.tolist(), inside.max(0).values.tolist(), strict=True)
-        scores.append(sum(max(x * low, x * high) for x, low, high in channels))
-    return scores
-
-
-def tokens_of(pages: list[int], page: int, n: int) -> list[int]:
-    return [i for j in pages for i in range(j * page, min((j + 1) * page, n))]
-
-
-@pytest.mark.parametrize("how", ["max", "sum", "mean"])
-@pytest.mark.parametrize(("budget", "page"), [(12, 4), (23, 4), (32, 16), (100, 16)])
-def test_quest_kernel(decode_against: Callable, config: ModelConfig, budget: int, page: int, how: str) -> None:
-    reduce = {"max": max, "sum": sum, "mean": lambda x: sum(x) / len(x)}[how]
-
-    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
-        n = len(keys)
-        if layer < 2:
-            return list(range(n))
-        bounds = [page_bounds(q[h], keys, page) for h in group_of(head, config)]
-        scores = [reduce(column) for column in zip(*bounds, strict=True)]
-        others = best(scores[:-1], budget // page - 1)
-        return tokens_of([*others, len(scores) - 1], page, n)
-
-    method = get_method("quest").from_budget(budget, config, page_size=page, group_score=how)
-    decode_against(method, choose, LENGTHS, 6)
-
-
-@pytest.mark.parametrize("budget", [12, 23, 100])
-def test_quest_accuracy_script(decode_against: Callable, config: ModelConfig, budget: int) -> None:
-    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
-        if layer < 1:
-            return list(range(len(keys)))
-        return tokens_of(best(page_bounds(q[head], keys, 4), budget // 4), 4, len(keys))
-
-    method = get_method("quest").from_budget(
-        budget, config, page_size=4, dense_layers=1, variant="accuracy_script"
-    )  # fmt: skip
-    decode_against(method, choose, LENGTHS, 6)
-
-
-@pytest.mark.parametrize("selection", ["kv_head", "query_head"])
-@pytest.mark.parametrize("budget", [1, 9, 100])
-@pytest.mark.parametrize("reselect", [None, 3, 5])
-def test_tidal(
-    decode_against: Callable, config: ModelConfig, budget: int, selection: str, reselect: int | None
-) -> None:
-    chosen: dict[tuple[int, int], list[int]] = {}
-
-    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
-        everything = list(range(len(keys)))
-        if layer in (2, 4 if reselect is None else reselect):
-            if selection == "query_head":
-                chosen[row, head] = best((keys @ q[head]).tolist(), budget)
-            else:
-                mean = torch.stack([q[h] for h in group_of(head, config)]).mean(0)
-                chosen[row, head] = [*best((keys[:-1] @ mean).tolist(), budget - 1), len(keys) - 1]
-            return everything
-        return everything if layer < 2 else chosen[row, head]
-
-    method = get_method("tidal").from_budget(budget, config, selection=selection, reselect_layer=reselect)
-    decode_against(method, choose, LENGTHS, 4)
+@pytest.mark.parametrize(("name", "params"), KNOBS, ids=str)
+@pytest.mark.parametrize("shape", [None, OTHER_SHAPES[2]], ids=str)
+def test_reads_are_those_of_the_rule(name: str, params: dict[str, Any], shape: Shape | None) -> None:
+    """Against a search by hand in float64, row by row: around the budget, and much shorter."""
+    reads_follow_the_rule(name, params, shape)
 
 
 @pytest.mark.parametrize(("layers", "want"), [(32, 13), (28, 11), (12, 5), (36, 15), (8, 4), (6, 4)])
@@ -235,3 +158,63 @@ def test_snapkv_refuses_an_even_pooling_kernel(size: int, config: ModelConfig) -
     ):
         get_method("snapkv").from_budget(64, config, kernel_size=size)
     get_method("snapkv").from_budget(64, config, kernel_size=size + 1)
+
+
+BUDGET = 8
+
+
+@pytest.fixture
+def decode(seed: int):
+    """A function of a method's name, budget and parameters: what it makes of two prompts of ragged lengths."""
+    bench = make_bench("tidal", "cpu", {}, dtype=torch.float64, seed=seed % 2**31)
+    prompts = [bench.prompts[0][:length] for length in (80, 30)]
+    fed = [tuple(bench.prompts[1][first : first + 12].tolist()) for first in (0, 12)]
+
+    def run(name: str, budget: int | None, **params: object) -> list[Completion]:
+        method = get_method(name).from_budget(budget, CONFIG, **params)
+        requests = [Request(tuple(p.tolist()), 3, f) for p, f in zip(prompts, fed, strict=True)]
+        return Generator(bench.decoder).run(requests, method)
+
+    return run
+
+
+def test_parameters_become_a_correction() -> None:
+    tidal = get_method("tidal")
+    assert tidal.from_budget(BUDGET, CONFIG).correction is None
+    assert tidal.from_budget(BUDGET, CONFIG, correction="rewrite").correction == Correction("rewrite", 32)
+    corrected = tidal.from_budget(BUDGET, CONFIG, correction="dense_step", correction_period=5)
+    assert corrected.correction == Correction("dense_step", 5)
+    for wrong in ({"correction": "always"}, {"correction_period": 0}):
+        with pytest.raises(ConfigError, match="tidal: correction"):
+            tidal.from_budget(BUDGET, CONFIG, **wrong)
+
+
+def test_dense_steps_every_step_are_full_attention(decode) -> None:
+    full, tidal = decode("full", None), decode("tidal", BUDGET, correction="dense_step", correction_period=1)
+    assert [(c.output_ids, c.forced_logprobs) for c in tidal] == [(c.output_ids, c.forced_logprobs) for c in full]
+
+
+@pytest.mark.parametrize("selection", ["kv_head", "query_head"])
+def test_a_rewrite_brings_the_cache_back_to_what_full_attention_stores(decode, selection: str) -> None:
+    """With a rewrite after every step each one starts from full attention's cache, so that errors do not add up."""
+    full = decode("full", None)
+    params = {"selection": selection}
+    plain = decode("tidal", BUDGET, **params)
+    corrected = decode("tidal", BUDGET, correction="rewrite", correction_period=1, **params)
+    for row in range(2):
+        assert corrected[row].forced_logprobs[:2] == plain[row].forced_logprobs[:2]
+        assert corrected[row].forced_logprobs[2:] != plain[row].forced_logprobs[2:]
+        assert corrected[row].forced_logprobs != full[row].forced_logprobs
+        # 14 steps, and a rewrite of all visible tokens after each but the last.
+        visible = [[80, 30][row] + step for step in range(1, 15)]
+        steps = plain[row].decode_steps
+        extra = corrected[row].read_tokens_sparse - plain[row].read_tokens_sparse
+        assert steps == 14 and extra * steps == pytest.approx(sum(visible[:-1]))
+
+
+def test_a_correction_that_is_never_due_changes_nothing(decode) -> None:
+    plain = decode("tidal", BUDGET)
+    for mode in ("rewrite", "dense_step"):
+        late = decode("tidal", BUDGET, correction=mode)
+        assert [c.forced_logprobs for c in late] == [c.forced_logprobs for c in plain]
+        assert [c.read_tokens_mean for c in late] == [c.read_tokens_mean for c in plain]

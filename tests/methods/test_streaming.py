@@ -19,20 +19,6 @@ from longdecode.methods.registry import get_method
 LENGTHS = [33, 3, 20, 1]
 
 
-@pytest.mark.parametrize(("budget", "sinks"), [(5, 4), (20, 4), (21, 0), (34, 1), (200, 4)])
-def test_reads_sinks_and_window(decode_against: Callable, config: ModelConfig, budget: int, sinks: int) -> None:
-    def choose(layer: int, row: int, head: int, q: Tensor, keys: Tensor) -> list[int]:
-        return kept(len(keys), budget, sinks)
-
-    method = get_method("streaming").from_budget(budget, config, sinks=sinks)
-    state = decode_against(method, choose, LENGTHS, 25)
-    assert state.cache.capacity == min(budget, 33 + 25)
-    for row, length in enumerate(LENGTHS):
-        want = sum(min(length + step + 1, budget) for step in range(25))
-        assert state.kv_tokens_per_head[:, row].tolist() == [want] * config.num_layers
-    assert state.cache.positions.tolist() == [n + 25 for n in LENGTHS]
-
-
 def turn(x: Tensor, position: int, base: float) -> Tensor:
     """Rotary embedding of one vector, pair by pair."""
     half = len(x) // 2

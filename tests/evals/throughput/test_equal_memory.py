@@ -1,4 +1,4 @@
-"""Throughput at equal memory: batches from bytes, selections of a wanted hit rate, and a whole job on a CPU."""
+"""Throughput at equal memory and on real text: batches from bytes, wanted hit rates, texts in windows, whole jobs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ import torch
 import yaml
 
 from longdecode.engine.errors import ConfigError
-from longdecode.engine.weights import random_decoder
+from longdecode.engine.generation import Generator
+from longdecode.engine.weights import load_decoder, random_decoder
 from longdecode.evals import gate
+from longdecode.evals.plan import Plan
+from longdecode.evals.preflight import look
 from longdecode.evals.records import SpeedRecord
-from longdecode.evals.run_config import RunConfig, build_run_config
+from longdecode.evals.run_config import RunConfig, build_run_config, launches_of
 from longdecode.evals.store import read_records
 from longdecode.evals.throughput import equal_memory, harness
-from longdecode.evals.throughput.equal_memory import EqualMemoryBench, footprint
+from longdecode.evals.throughput.equal_memory import EqualMemoryBench, OwnChoicesBench, footprint
 from longdecode.evals.throughput.forced_selection import draw_selections, share_kept
 from longdecode.evals.throughput.harness import shape_config
 from longdecode.evals.throughput.measure import measure_speed
+from longdecode.evals.throughput.spec import Grid
+from longdecode.evals.throughput.summary import speed_table
+from longdecode.methods.registry import get_method
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[3]
@@ -141,3 +147,163 @@ def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monke
     full, far = found["full", None], found["far", 0.8]
     assert full.batch == 2 and far.batch == 3 and far.bytes_min is not None and full.bytes_min is not None
     assert far.bytes_min < full.bytes_min
+
+
+BLOCKS = {"block_size": 8}
+OWN_METHODS = {
+    "full": {},
+    "near": {"method": "nosa", "params": {**BLOCKS, "heads": "random:1"}},
+    "far": {"method": "nosa", "params": {**BLOCKS, "heads": "random:1", "offload": True}},
+    "spare": {"method": "nosa", "params": {**BLOCKS, "heads": "random:1", "offload": True, "spare_slots": 4}},
+    "shadow": {"method": "shadowkv", "params": {"offload": True}},
+}
+
+
+def grid_of(**changes: Any) -> dict[str, Any]:
+    grid = {
+        "bench": "own_choices", "models": dict.fromkeys(OWN_METHODS, "miniature"), "contexts": [384], "budgets": [64],
+        "prompts": "own", "sequences": 2, "host_gib": 1, "rounds": 2, "steps": 5,
+    }  # fmt: skip
+    return grid | changes
+
+
+def run_of_own(*grids: dict[str, Any]) -> RunConfig:
+    values = {
+        "profile": "own", "device": "cpu", "dtype": "float32", "seed": 1, "budgets": [64], "methods": OWN_METHODS,
+        "models": {"miniature": {"path": str(ROOT / "models/miniature/weights")}},
+        "suites": {"mini_recall": {"contexts": [256], "samples": 1}}, "throughput": list(grids) or [grid_of()],
+    }  # fmt: skip
+    return build_run_config(values, "test")
+
+
+def spec_of(run: RunConfig) -> Grid:
+    return run.throughput.grids[0]
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SpeedRecord]:
+    """A whole job."""
+    return whole_job(run_of_own(), tmp_path_factory.mktemp("own"))
+
+
+def whole_job(run: RunConfig, folder: Path) -> dict[str, SpeedRecord]:
+    """Time every cell and return the records by label."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "check_method", lambda *args, **kwargs: None)
+        patch.setattr(equal_memory, "MAX_BATCH", 2)
+        measure_speed(run, "own_choices", folder / "speed.parquet")
+    records = read_records(folder / "speed.parquet", SpeedRecord)
+    assert {r.status for r in records} == {"ok"}, [r.reason for r in records if r.status != "ok"]
+    return {r.variant: r for r in records}
+
+
+def own_bench(run: RunConfig) -> OwnChoicesBench:
+    return OwnChoicesBench(run, "own_choices", CPU)
+
+
+def test_a_prompt_leaves_as_many_tokens_as_are_decoded() -> None:
+    grid = spec_of(run_of_own())
+    assert grid.scored_tokens == 1 + (2 + 2 * 2) * 5
+    for request in own_bench(run_of_own()).requests(grid, 384, 3):
+        assert len(request.prompt_ids) + len(request.forced_ids) == 384
+        assert len(request.forced_ids) == grid.forced_tokens
+
+
+def test_rows_are_windows_of_text_that_do_not_depend_on_the_batch() -> None:
+    bench = own_bench(run_of_own())
+    few, many = (bench.requests(bench.grids[0], 384, rows) for rows in (2, 9))
+    assert many[:2] == few and len({request.prompt_ids for request in many}) == 9
+    assert bench.ids
+    joined = [" ".join(map(str, ids)) for ids in bench.ids]
+    for request in many:
+        wanted = " ".join(map(str, (*request.prompt_ids, *request.forced_ids)))
+        assert sum(wanted in text for text in joined) == 1
+
+
+def test_losses_are_those_of_plain_decoding(timed: dict[str, SpeedRecord]) -> None:
+    """Steps timed in blocks are one generation: every label's loss is the engine's on the same words."""
+    bench = own_bench(run_of_own())
+    decoder = load_decoder(ROOT / "models/miniature/weights", device=CPU, dtype=torch.float32)
+    scored = spec_of(run_of_own()).scored_tokens
+    for label, spec in run_of_own().methods.items():
+        budget = 64 if spec.takes_budget else None
+        method = get_method(spec.method).from_budget(budget, decoder.config, **spec.params_of("miniature"))
+        rows = timed[label].batch
+        found = Generator(decoder).run(bench.requests(bench.grids[0], 384, rows), method)
+        loss = -sum(sum(one.forced_logprobs[:scored]) for one in found) / (rows * scored)
+        assert timed[label].params["loss"] == pytest.approx(loss, abs=1e-6), label
+    assert timed["far"].params["full_loss"] == timed["full"].params["loss"] != timed["far"].params["loss"]
+    assert timed["near"].batch == 1 and timed["near"].params["full_loss"] != timed["full"].params["loss"]
+
+
+def test_where_the_cache_lies_changes_bytes_and_no_loss(timed: dict[str, SpeedRecord], tmp_path: Path) -> None:
+    run = run_of_own(grid_of(sequences=3, models=dict.fromkeys(("full", "near", "far"), "miniature")))
+    alone = whole_job(run, tmp_path)
+    assert alone["near"].batch == alone["far"].batch == 2
+    assert alone["near"].params["loss"] == alone["far"].params["loss"] == timed["far"].params["loss"]
+    near, far, spare = (timed[label] for label in ("near", "far", "spare"))
+    assert far.params["loss"] == spare.params["loss"]
+    assert near.params["fetched_bytes"] == 0 and near.params["miss_rate"] is None
+    assert 0 < spare.params["miss_rate"] < far.params["miss_rate"] < 1
+    assert 0 < timed["shadow"].params["miss_rate"] < 1
+    block, lists = 2 * 8 * 32 * 4, 12 * 4
+    assert far.params["fetched_bytes"] == pytest.approx(far.params["miss_rate"] * 8 * lists * block)
+    assert all(r.reference == "full" and len(r.samples) == 2 and r.weights == "checkpoint" for r in timed.values())
+
+
+def test_prompts_that_are_read_whole_leave_the_steps_choices(timed: dict[str, SpeedRecord], tmp_path: Path) -> None:
+    models = {"full": "miniature", "far": "miniature"}
+    whole = whole_job(run_of_own(grid_of(prompts="whole", models=models)), tmp_path)
+    far, own = whole["far"], timed["far"]
+    assert far.params["prompts"] == "whole" and far.key != own.key
+    assert 0 < far.params["miss_rate"] < 1 and far.params["loss"] != own.params["loss"]
+    # The same prompt read by full attention, then NOSA's steps on it.
+    bench = own_bench(run_of_own())
+    decoder = load_decoder(ROOT / "models/miniature/weights", device=CPU, dtype=torch.float32)
+    method = get_method("nosa").from_budget(64, decoder.config, block_size=8, heads="random:1")
+    generator, requests = Generator(decoder), bench.requests(bench.grids[0], 384, 2)
+    scored = spec_of(run_of_own()).scored_tokens
+    prompt = replace(generator.prefill(requests, [method]), maker=method)
+    found = generator.decode(prompt, method)
+    loss = -sum(sum(one.forced_logprobs[:scored]) for one in found) / (2 * scored)
+    assert far.params["loss"] == pytest.approx(loss, abs=1e-6)
+
+
+def test_the_table_has_tokens_a_second(timed: dict[str, SpeedRecord]) -> None:
+    table = speed_table(timed.values(), 0.95, 100).set_index("variant")
+    assert set(table.index) == set(timed)
+    assert table["tokens_per_s"].to_numpy() == pytest.approx(1e6 / table["median_us"].to_numpy())
+
+
+def test_grids_say_what_is_timed_where() -> None:
+    near = {"full": "miniature", "near": "miniature"}
+    run = run_of_own(
+        grid_of(prompts="whole"),
+        grid_of(prompts="whole", contexts=[512], budgets=[96], models={"full": "miniature", "far": "miniature"}),
+        grid_of(budgets=[128], models=near),
+    )
+    cells = list({cell.key: cell for cell in own_bench(run).cells()}.values())
+    found = [(c.context, c.variant, c.budget.text) for c in cells]
+    first = [(384, variant, "full" if variant == "full" else "64") for variant in OWN_METHODS]
+    assert found == [*first, (512, "full", "full"), (512, "far", "96"), (384, "near", "128")]
+    assert {c.params["prompts"] for c in cells if c.budget.text != "128"} == {"whole"}
+    assert [budget.text for budget in launches_of(run, "near")[0].budgets] == ["64", "128"]
+
+
+def test_a_fork_that_another_run_is_to_train_is_asked_for_by_the_jobs_that_need_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The committed run plans its other jobs and its pages without; a path that is no fork's is refused at once."""
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "config/offload.yaml").read_text(encoding="utf-8")
+    values = yaml.safe_load(text.replace("results/nosa/", "results/absent/"))
+    run = build_run_config(values | {"device": "cpu"}, "test")
+    plan = Plan(run, ROOT)
+    gone = {path for path in plan.timed_files("own_choices") if path.startswith("results/absent/forks/")}
+    assert {Path(path).parts[4] for path in gone} == {"full_long", "infllm2_long", "nosa_long"}
+    assert not plan.timed_files("equal_memory") and gone <= set(plan.made)
+    look(run, plan.made)
+    values["models"]["fork-nosa"] = {"path": "results/absent/fork/nosa/model"}
+    wrong = build_run_config(values | {"device": "cpu"}, "test")
+    with pytest.raises(ConfigError, match="no checkpoint folder at results/absent/fork/nosa/model"):
+        look(wrong, Plan(wrong, ROOT).made)

@@ -1,4 +1,4 @@
-"""The shipped checkpoint: small, loadable by ``transformers``, and what the trainer's own forward pass computes."""
+"""The shipped checkpoint, loadable by ``transformers``, and the role files beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from longdecode.engine.config_reader import read_config
+from longdecode.methods.head_roles import read_role_file, resolve_roles
 from longdecode.training.miniature.model import Miniature, MiniatureShape
 from longdecode.training.miniature.tokenizer import END_OF_TEXT_ID, byte_tokenizer
 
@@ -53,3 +55,24 @@ def test_tokens_are_bytes(text: str) -> None:
         assert tokenizer.encode(text).ids == list(text.encode())
         assert tokenizer.decode(list(text.encode())) == text
         assert tokenizer.token_to_id("<|endoftext|>") == END_OF_TEXT_ID
+
+
+ROOT = Path(__file__).parents[3]
+RUNS = ROOT / "results" / "h200" / "identification" / "miniature"
+SHIPPED = {"hardkuma": "hardkuma0", "hard_concrete": "hard_concrete0", "direct": "direct0", "duo": "duo"}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_map_is_that_of_its_training_and_fits_the_model(name: str) -> None:
+    path = ROOT / "models" / "miniature" / "roles" / f"{name}.json"
+    assert path.read_bytes() == (RUNS / SHIPPED[name] / "roles.json").read_bytes()
+    file, layer0 = read_role_file(path), name != "duo"
+    config = read_config(ROOT / "models" / "miniature" / "weights")
+    stored = resolve_roles(str(path), None, 0, config, layer0=layer0)
+    count = sum(map(sum, stored))
+    assert count == (16 if layer0 else 24) and file.kind == name
+    assert resolve_roles(str(path), count, 0, config, layer0=layer0) == stored
+
+
+def test_every_shipped_map_is_known() -> None:
+    assert {path.stem for path in (ROOT / "models" / "miniature" / "roles").glob("*.json")} == set(SHIPPED)
