@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.attention import AttentionMethod, Selection
+from longdecode.engine.correction import Correction
 from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder
+from longdecode.engine.generation import Completion
 from longdecode.engine.kv_cache import CacheShape, DenseCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt
@@ -90,3 +93,55 @@ def reads_follow_the_rule(name: str, params: Mapping[str, Any], shape: Shape | N
         return method.from_budget(budget, bench.config, **given)
 
     conformance_rules.reads_follow_the_rule(replace(bench, params=method.Params(**given), build=build))
+
+
+def results(completions: list[Completion]) -> list[tuple[Any, ...]]:
+    """All but the times."""
+    return [
+        (c.output_ids, c.forced_logprobs, c.finish_reason, c.read_tokens_mean, c.read_tokens_sparse, c.decode_steps)
+        for c in completions
+    ]
+
+
+def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
+    """Equal up to the rounding that another batch shape brings to log-probabilities."""
+    for left, right in zip(ours, theirs, strict=True):
+        assert left.forced_logprobs == pytest.approx(right.forced_logprobs, abs=2e-6)
+        assert results([replace(left, forced_logprobs=())]) == results([replace(right, forced_logprobs=())])
+
+
+WINDOW = 3
+
+
+@dataclass(frozen=True)
+class WindowParams:
+    """The correction, and whether anything is left out at all."""
+
+    correction: Correction | None = None
+    sparse: bool = True
+
+
+class Window(AttentionMethod):
+    """Layer 0 reads everything, the others the latest three tokens."""
+
+    name = "window"
+    Params = WindowParams
+
+    @classmethod
+    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> Window:
+        return cls(WindowParams(**overrides), config)
+
+    @property
+    def correction(self) -> Correction | None:
+        return self.params.correction
+
+    def dense_layers(self) -> frozenset[int]:
+        return frozenset({0})
+
+    def select(self, layer: int, q: torch.Tensor, state: DecodeState) -> Selection | None:
+        if layer == 0 or not self.params.sparse:
+            return None
+        shape = (q.shape[0], self.config.num_kv_heads)
+        newest_first = state.kv_lengths[:, None] - 1 - torch.arange(WINDOW, device=q.device)
+        counts = state.kv_lengths.clamp(max=WINDOW)[:, None].expand(shape)
+        return Selection(newest_first.clamp(min=0)[:, None].expand(*shape, WINDOW), counts, 1)

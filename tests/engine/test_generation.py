@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from longdecode.engine.attention import AttentionMethod, Selection
-from longdecode.engine.decode_state import DecodeState
+from decoding import WINDOW, Window, WindowParams, assert_same, results
+from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, ContextLimitError, DeviceMemoryError
-from longdecode.engine.generation import Completion, Generator, Request, Sampling
+from longdecode.engine.generation import Generator, Request, Sampling
 from longdecode.engine.weights import load_decoder
 
 VOCAB = 97
@@ -22,21 +22,6 @@ VOCAB = 97
 @pytest.fixture
 def method(decoder: Decoder, dense: Callable) -> AttentionMethod:
     return dense(decoder.config)
-
-
-def results(completions: list[Completion]) -> list[tuple[Any, ...]]:
-    """All but the times."""
-    return [
-        (c.output_ids, c.forced_logprobs, c.finish_reason, c.read_tokens_mean, c.read_tokens_sparse, c.decode_steps)
-        for c in completions
-    ]
-
-
-def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
-    """Equal up to the rounding that another batch shape brings to log-probabilities."""
-    for left, right in zip(ours, theirs, strict=True):
-        assert left.forced_logprobs == pytest.approx(right.forced_logprobs, abs=2e-6)
-        assert results([replace(left, forced_logprobs=())]) == results([replace(right, forced_logprobs=())])
 
 
 def assert_same_but_for_ties(ours: list[int], theirs: list[int], prompt: tuple[int, ...], model: Any) -> None:
@@ -87,17 +72,6 @@ def test_a_ragged_batch_equals_single_runs(
     alone = [generator.run([request], method)[0] for request in requests]
     assert_same(together, alone)
     assert [c.decode_steps for c in together] == [max(0, r.continuation_tokens - 1) for r in requests]
-
-
-def test_permuting_the_batch_permutes_the_results(
-    decoder: Decoder, method: AttentionMethod, random_ids: Callable
-) -> None:
-    requests = ragged(random_ids)
-    generator = Generator(decoder, Sampling(1.0))
-    order = [3, 0, 6, 5, 1, 4, 2]
-    permuted = generator.run([requests[index] for index in order], method)
-    together = generator.run(requests, method)
-    assert_same(permuted, [together[index] for index in order])
 
 
 def test_forced_logprobs_equal_transformers(
@@ -162,38 +136,14 @@ def test_one_prompt_serves_many_runs_and_nothing_leaks(
     assert torch.equal(prompt.cache.k.transpose(2, 3)[:, stored], keys) and torch.equal(prompt.cache.lengths, lengths)
 
 
-class FirstLayerDense(AttentionMethod):
-    """Layer 0 reads all, the others the first two blocks of four tokens."""
-
-    name = "first_layer_dense"
-    Params = object
-
-    @classmethod
-    def from_budget(cls, budget_tokens: int | None, config: Any, **overrides: Any) -> FirstLayerDense:
-        return cls(None, config)
-
-    def dense_layers(self) -> frozenset[int]:
-        return frozenset({0})
-
-    def select(self, layer: int, q: torch.Tensor, state: DecodeState) -> Selection | None:
-        if layer == 0:
-            return None
-        shape = (q.shape[0], self.config.num_kv_heads)
-        return Selection(torch.arange(2).expand(*shape, 2), torch.full(shape, 2), 4)
-
-
-def test_reads_are_means_over_steps_and_layers(decoder: Decoder, random_ids: Callable) -> None:
+def test_reads_are_means_over_steps_and_layers(decoder: Decoder, dense: Callable, random_ids: Callable) -> None:
     requests = [Request(random_ids(20, VOCAB), 5), Request(random_ids(33, VOCAB), 3)]
-    for completion, full in zip(
-        Generator(decoder).run(requests, FirstLayerDense(None, decoder.config)), (22.5, 34.5), strict=True
-    ):
-        assert completion.read_tokens_sparse == 8
-        assert completion.read_tokens_mean == pytest.approx((full + 2 * 8) / 3)
-
-
-def test_reads_of_a_dense_method(decoder: Decoder, method: AttentionMethod, random_ids: Callable) -> None:
-    completion = Generator(decoder).run([Request(random_ids(20, VOCAB), 5)], method)[0]
-    assert completion.read_tokens_mean == completion.read_tokens_sparse == 22.5
+    generator, window = Generator(decoder), Window(WindowParams(), decoder.config)
+    for completion, full in zip(generator.run(requests, window), (22.5, 34.5), strict=True):
+        assert completion.read_tokens_sparse == WINDOW
+        assert completion.read_tokens_mean == pytest.approx((full + 2 * WINDOW) / 3)
+    for completion, full in zip(generator.run(requests, dense(decoder.config)), (22.5, 34.5), strict=True):
+        assert completion.read_tokens_mean == completion.read_tokens_sparse == full
 
 
 def test_requests_that_do_not_fit_are_refused(decoder: Decoder, random_ids: Callable) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from decoding import moved
+from decoding import WINDOW, Window, WindowParams, assert_same, moved, results
 from longdecode.engine import kv_cache
-from longdecode.engine.attention import AttentionMethod, Selection
 from longdecode.engine.correction import Correction
-from longdecode.engine.decode_state import DecodeState
 from longdecode.engine.decoder import Decoder, DecoderWeights, LayerWeights
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
-from longdecode.engine.generation import Completion, Generator, Request, Sampling
+from longdecode.engine.generation import Generator, Request, Sampling
 from longdecode.engine.kv_cache import CacheShape, KVCache
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.steppers import CorrectedStepper, Stepper, make_stepper
@@ -25,48 +23,13 @@ from longdecode.kernels.decode_attention import naive
 from longdecode.methods.ring_cache import RingCache
 
 VOCAB = 97
-WINDOW = 3
-
-
-@dataclass(frozen=True)
-class Params:
-    """The correction, and whether anything is left out at all."""
-
-    correction: Correction | None = None
-    sparse: bool = True
-
-
-class Window(AttentionMethod):
-    """Layer 0 reads everything, the others the latest three tokens."""
-
-    name = "window"
-    Params = Params
-
-    @classmethod
-    def from_budget(cls, budget_tokens: int | None, config: ModelConfig, **overrides: Any) -> Window:
-        return cls(Params(**overrides), config)
-
-    @property
-    def correction(self) -> Correction | None:
-        return self.params.correction
-
-    def dense_layers(self) -> frozenset[int]:
-        return frozenset({0})
-
-    def select(self, layer: int, q: torch.Tensor, state: DecodeState) -> Selection | None:
-        if layer == 0 or not self.params.sparse:
-            return None
-        shape = (q.shape[0], self.config.num_kv_heads)
-        newest_first = state.kv_lengths[:, None] - 1 - torch.arange(WINDOW, device=q.device)
-        counts = state.kv_lengths.clamp(max=WINDOW)[:, None].expand(shape)
-        return Selection(newest_first.clamp(min=0)[:, None].expand(*shape, WINDOW), counts, 1)
 
 
 @pytest.fixture
 def window(decoder: Decoder) -> Callable[..., Window]:
     """Maker of the window method."""
     return lambda mode=None, period=4, sparse=True: Window(
-        Params(mode and Correction(mode, period), sparse), decoder.config
+        WindowParams(mode and Correction(mode, period), sparse), decoder.config
     )
 
 
@@ -78,17 +41,6 @@ def requests(random_ids: Callable) -> list[Request]:
         Request(random_ids(prompt, VOCAB), new, random_ids(forced, VOCAB) if forced else (), seed=row)
         for row, (prompt, forced, new) in enumerate(shapes)
     ]
-
-
-def outcome(completions: list[Completion]) -> list[tuple[Any, ...]]:
-    """Tokens and counts, without times and log-probabilities."""
-    return [(c.output_ids, c.finish_reason, c.read_tokens_mean, c.decode_steps) for c in completions]
-
-
-def assert_same(ours: list[Completion], theirs: list[Completion]) -> None:
-    for left, right in zip(ours, theirs, strict=True):
-        assert left.forced_logprobs == pytest.approx(right.forced_logprobs, abs=2e-6)
-    assert outcome(ours) == outcome(theirs)
 
 
 def corrected_row_by_row(stepper: Stepper, steps: int, period: int) -> Iterator[int]:
@@ -219,8 +171,7 @@ def test_dense_steps_every_step_are_full_attention(
     generator = Generator(decoder)
     ours = generator.run(requests, window("dense_step", 1))
     theirs = generator.run(requests, dense(decoder.config))
-    assert [c.forced_logprobs for c in ours] == [c.forced_logprobs for c in theirs]
-    assert outcome(ours) == outcome(theirs)
+    assert results(ours) == results(theirs)
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("rewrite", 9), ("rewrite", 8), ("dense_step", 9), ("dense_step", 8)])
@@ -250,7 +201,7 @@ class Dropping(Window):
 
 @pytest.mark.parametrize("mode", ["rewrite", "dense_step"])
 def test_a_cache_that_drops_tokens_is_refused(decoder: Decoder, random_ids: Callable, mode: str) -> None:
-    method = Dropping(Params(Correction(mode)), decoder.config)
+    method = Dropping(WindowParams(Correction(mode)), decoder.config)
     with pytest.raises(UnsupportedCellError, match=f"window: correction = {mode} needs.* RingCache"):
         Generator(decoder).run([Request(random_ids(5, VOCAB), 3)], method)
 
@@ -271,7 +222,7 @@ def test_a_rewrite_never_waits_for_the_host_and_writes_in_place() -> None:
     assert isinstance(weights.layers[0], LayerWeights)
     decoder = Decoder(config, moved(weights, "meta"), torch.device("meta"), torch.float32)
     prompt = Generator(decoder).prefill([Request((1, 2, 3), 9), Request((9,), 7)])
-    run = make_stepper(decoder, Sampling(), prompt, Window(Params(Correction("rewrite", 4)), config))
+    run = make_stepper(decoder, Sampling(), prompt, Window(WindowParams(Correction("rewrite", 4)), config))
     assert isinstance(run, CorrectedStepper)
     owners = (run.sequences, run.state, run.state.cache)
     before = [(owner, name, value) for owner in owners for name, value in vars(owner).items() if torch.is_tensor(value)]
@@ -285,7 +236,7 @@ def test_a_rewrite_never_waits_for_the_host_and_writes_in_place() -> None:
 @pytest.mark.parametrize("period", [1, 4])
 def test_graph_replay_equals_eager(mode: str, period: int, tiny_checkpoint: Callable, requests: list[Request]) -> None:
     decoder = load_decoder(tiny_checkpoint("qwen3"), device="cuda", dtype=torch.float32)
-    method = Window(Params(Correction(mode, period)), decoder.config)
+    method = Window(WindowParams(Correction(mode, period)), decoder.config)
     eager, graph = (Generator(decoder, cuda_graph=on) for on in (False, True))
     prompt = eager.prefill([replace(request, stop_ids=frozenset({3, 50})) for request in requests])
     want = eager.decode(prompt, method)

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
-from longdecode.engine.generation import Generator, Request
 from longdecode.engine.model_config import ModelConfig
 from longdecode.engine.request import Prompt
 from longdecode.kernels import dispatch
 from longdecode.kernels.dispatch import VARIABLE
-from longdecode.methods.conformance_bench import make_bench
 from longdecode.methods.head_roles import RoleFile, write_role_file
 from longdecode.methods.registry import get_method
 
@@ -95,20 +93,6 @@ def test_bad_roles_are_refused(config: ModelConfig, tmp_path: Path) -> None:
         duo.from_budget(8, config, retrieval_heads=26)
     with pytest.raises(UnsupportedCellError, match="5 layers dense"):
         duo.from_budget(8, config, retrieval_heads=25)
-
-
-def test_generation_with_rings_equals_single_runs(seed: int) -> None:
-    """Rows that outgrow their rings during the generation, and rows that stop early."""
-    bench = make_bench("duo", "cpu", {}, dtype=torch.float64, seed=seed % 2**31)
-    requests = [
-        Request(tuple(prompt.tolist())[:length], new, seed=row)
-        for row, (prompt, length, new) in enumerate(zip(bench.prompts, (90, 5, 18), (4, 30, 12), strict=True))
-    ]
-    method, generator = bench.build(20), Generator(bench.decoder)
-    together = generator.run(requests, method)
-    for request, row in zip(requests, together, strict=True):
-        alone = generator.run([request], method)[0]
-        assert (alone.output_ids, alone.read_tokens_mean) == (row.output_ids, row.read_tokens_mean)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, so CPU tensors cannot run them")

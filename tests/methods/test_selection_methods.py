@@ -189,11 +189,6 @@ def test_parameters_become_a_correction() -> None:
             tidal.from_budget(BUDGET, CONFIG, **wrong)
 
 
-def test_dense_steps_every_step_are_full_attention(decode) -> None:
-    full, tidal = decode("full", None), decode("tidal", BUDGET, correction="dense_step", correction_period=1)
-    assert [(c.output_ids, c.forced_logprobs) for c in tidal] == [(c.output_ids, c.forced_logprobs) for c in full]
-
-
 @pytest.mark.parametrize("selection", ["kv_head", "query_head"])
 def test_a_rewrite_brings_the_cache_back_to_what_full_attention_stores(decode, selection: str) -> None:
     """With a rewrite after every step each one starts from full attention's cache, so that errors do not add up."""
