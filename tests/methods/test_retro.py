@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +14,7 @@ from longdecode.engine.sampling import Sampling
 from longdecode.methods.conformance_bench import Inputs, make_inputs
 from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import get_method
+from retro_reference import Reference
 
 BUDGET = 64
 STEPS = 20
@@ -27,16 +25,6 @@ CPU = torch.device("cpu")
 def inputs() -> Inputs:
     """A tiny model, three ragged prompts, and more steps than a page has tokens."""
     return make_inputs(CPU, torch.float64, 3, BUDGET, STEPS)
-
-
-@pytest.fixture(scope="module")
-def loops() -> ModuleType:
-    """The module beside this one that states the method in loops."""
-    spec = importlib.util.spec_from_file_location("retro_reference", Path(__file__).with_name("retro_reference.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def build(name: str, budget: int = BUDGET, **params: Any) -> AttentionMethod:
@@ -59,13 +47,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_step_is_that_of_the_loops(inputs: Inputs, loops: ModuleType, case: str) -> None:
+def test_every_step_is_that_of_the_loops(inputs: Inputs, case: str) -> None:
     params, wanted = CASES[case]
     rows = [1, 2]  # the shortest prompt is read whole, its window begins in the page that its prompt ends in
     got = inputs.trace(build("retro", **params), rows)
     page = wanted.get("page", 16)
     for at, row in enumerate(rows):
-        reference = loops.Reference(inputs.decoder, pages=BUDGET // page, **wanted)
+        reference = Reference(inputs.decoder, pages=BUDGET // page, **wanted)
         reference.prefill(inputs.prompts[row].tolist())
         for step, token in enumerate(inputs.fed[row].tolist()):
             logits = reference.step(token)  # the engine hands out logits in float32

@@ -48,11 +48,11 @@ METHODS = {
 }
 
 
-def run_of(**changes: Any) -> RunConfig:
+def run_of(*grids: dict[str, Any], methods: dict[str, Any] = METHODS) -> RunConfig:
     values = {
-        "profile": "shared", "device": "cpu", "dtype": "float32", "seed": 1, "budgets": [64], "methods": METHODS,
-        "models": {"none": {"path": "none"}}, "suites": {"mini_recall": {"contexts": [256], "samples": 1}},
-        "throughput": [GRID | changes],
+        "profile": "shared", "device": "cpu", "dtype": "float32", "seed": 1, "budgets": [64], "methods": methods,
+        "models": {"miniature": {"path": str(ROOT / "models/miniature/weights")}},
+        "suites": {"mini_recall": {"contexts": [256], "samples": 1}}, "throughput": list(grids),
     }  # fmt: skip
     return build_run_config(values, "test")
 
@@ -85,7 +85,7 @@ def test_refuses_what_cannot_be_drawn() -> None:
 
 
 def test_batches_follow_from_the_bytes_of_a_sequence() -> None:
-    cells = {(cell.variant, cell.context): cell for cell in bench_of(run_of()).cells()}
+    cells = {(cell.variant, cell.context): cell for cell in bench_of(run_of(GRID)).cells()}
     token = 2 * 12 * 4 * 32 * 4
     for context in (320, 400):
         memory = 2 * context * token
@@ -123,7 +123,9 @@ def test_the_bytes_of_a_sequence_are_those_of_the_cache_that_is_timed(monkeypatc
 def test_a_job_times_every_cell_and_counts_what_it_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "check_method", lambda *args, **kwargs: None)
     monkeypatch.setattr(equal_memory, "MAX_BATCH", 3)
-    run = run_of(contexts=[320], variants=[*GRID["variants"], "ahead"], hits=GRID["hits"] | {"ahead": [0.8]})
+    run = run_of(
+        GRID | {"contexts": [320], "variants": [*GRID["variants"], "ahead"], "hits": GRID["hits"] | {"ahead": [0.8]}}
+    )
     measure_speed(run, "equal_memory", tmp_path / "speed.parquet")
     records = read_records(tmp_path / "speed.parquet", SpeedRecord)
     found = {(r.variant, r.params.get("hit_rate")): r for r in records}
@@ -168,12 +170,7 @@ def grid_of(**changes: Any) -> dict[str, Any]:
 
 
 def run_of_own(*grids: dict[str, Any]) -> RunConfig:
-    values = {
-        "profile": "own", "device": "cpu", "dtype": "float32", "seed": 1, "budgets": [64], "methods": OWN_METHODS,
-        "models": {"miniature": {"path": str(ROOT / "models/miniature/weights")}},
-        "suites": {"mini_recall": {"contexts": [256], "samples": 1}}, "throughput": list(grids) or [grid_of()],
-    }  # fmt: skip
-    return build_run_config(values, "test")
+    return run_of(*(grids or [grid_of()]), methods=OWN_METHODS)
 
 
 def spec_of(run: RunConfig) -> Grid:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +43,6 @@ def rows(tiny_checkpoint: Callable[..., Path], seed: int) -> Callable[..., Rows]
         return Rows(decoder, tokens, start, cache)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def student_reference() -> Callable[..., Tensor]:
-    """``reference.student_reference``; tests of this project are no package that it could be imported from."""
-    spec = importlib.util.spec_from_file_location("student_reference", Path(__file__).with_name("reference.py"))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.student_reference
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import torch
 
 from longdecode.training.roles.gated_model import GatedModel
 from longdecode.training.roles.token_sets import SparseBranch, causal_mask, chosen_sets, streaming_mask
+from student_reference import student_reference
 
 SMALL = {"ratio": 0.35, "sink": 2, "recent": 3}
 
@@ -31,7 +32,7 @@ BRANCHES = {
 
 @pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
 @pytest.mark.parametrize("name", ["llama3", "qwen3"])
-def test_student_equals_the_reference(name: str, branch: SparseBranch, rows, student_reference, seed: int) -> None:
+def test_student_equals_the_reference(name: str, branch: SparseBranch, rows, seed: int) -> None:
     made = rows(name)
     config = made.decoder.config
     generator = torch.Generator().manual_seed(seed + 1)
@@ -55,7 +56,7 @@ def test_open_gates_are_the_teacher_and_closed_ones_are_not(branch: SparseBranch
     assert (closed - teacher).abs().max() > 0.05
 
 
-def test_gradients_equal_finite_differences_and_no_weight_has_one(rows, student_reference, seed: int) -> None:
+def test_gradients_equal_finite_differences_and_no_weight_has_one(rows, seed: int) -> None:
     made = rows("llama3")
     config = made.decoder.config
     generator = torch.Generator().manual_seed(seed + 2)
