@@ -183,4 +183,6 @@ def test_the_kernels_compute_what_their_definitions_do(monkeypatch: pytest.Monke
     monkeypatch.setattr(dispatch, "kernel_path", path)
     monkeypatch.setattr(conformance_bench, "STEPS", 1)
     monkeypatch.setattr(conformance_bench, "prompt_lengths", lambda budget: (90,))
-    fast_path_equals_naive(make_bench("lychee", "cpu", {"block_size": 16}, dtype=torch.float32, seed=0))
+    fast_path_equals_naive(
+        make_bench("lychee", "cpu", {"block_size": 16}, dtype=torch.float32, seed=9)
+    )  # inputs are kept by seed
