@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import ValidationError
 
+from longdecode.engine import errors
 from longdecode.engine.device import device_name, resolve_dtype
-from longdecode.engine.errors import (
-    CheckpointError,
-    DataUnavailableError,
-    DeviceMemoryError,
-    GateError,
-    LongDecodeError,
-    UnsupportedCellError,
-)
 from longdecode.evals import provenance
 from longdecode.evals.fingerprint import gate_code_hash
 from longdecode.evals.manifest import seal
@@ -31,7 +23,7 @@ from longdecode.evals.records import Status, Stored
 from longdecode.evals.run_config import Launches, RunConfig, budget_at, launches_of, model_shape
 from longdecode.evals.store import replacing, results_root
 
-_REFUSALS: Mapping[str, type[LongDecodeError]] = {"failed_gate": GateError, "unsupported": UnsupportedCellError}
+_REFUSALS = {"failed_gate": errors.GateError, "unsupported": errors.UnsupportedCellError}
 
 
 class Verdict(Stored):
@@ -103,7 +95,7 @@ class Gate:
             for verdict in file.verdicts if (file := read(gated)) else ():
                 if (verdict.model, verdict.params) == (model, params):
                     return verdict.refusal
-        return GateError(f"{variant} is neither scored nor timed on {model}: its gate has no verdict")
+        return errors.GateError(f"{variant} is neither scored nor timed on {model}: its gate has no verdict")
 
     def _read(self, variant: str) -> GateFile | None:
         """Return a variant's file where it holds for this device and code."""
@@ -118,7 +110,7 @@ class Gate:
         passed = Verdict(model=launches.model, params=dict(launches.params))
         try:
             check_method(method, self.device, passed.params)
-        except (GateError, UnsupportedCellError) as error:
+        except (errors.GateError, errors.UnsupportedCellError) as error:
             return passed.model_copy(update={"status": status_of(error), "message": str(error)})
         return passed
 
@@ -139,7 +131,7 @@ class Gate:
         free_memory(self.device, problem)
         if problem is None:
             return passed.model_copy(update={"checked": tuple(checked)})
-        absent = isinstance(problem, LongDecodeError) and not isinstance(problem, GateError)
+        absent = isinstance(problem, errors.LongDecodeError) and not isinstance(problem, errors.GateError)
         status = "passed" if absent or status_of(problem) == "oom" else "failed_gate"
         message = f"on {launches.model}: {type(problem).__name__}: {problem}"
         return passed.model_copy(update={"status": status, "message": message, "checked": tuple(checked)})
@@ -159,15 +151,16 @@ def gate_folder(output: Path) -> Path:
 
 def status_of(error: Exception) -> Status | None:
     """Return the status an error gives its cell, or ``None`` for an error that is no cell's own."""
-    if isinstance(error, DeviceMemoryError | torch.cuda.OutOfMemoryError | MemoryError):
+    if isinstance(error, errors.DeviceMemoryError | torch.cuda.OutOfMemoryError | MemoryError):
         return "oom"
     if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):
         return "oom"
-    if isinstance(error, UnsupportedCellError):
+    if isinstance(error, errors.UnsupportedCellError):
         return "unsupported"
-    if isinstance(error, GateError | CheckpointError):  # a damaged checkpoint ends its own cells, not the run
+    # A damaged checkpoint ends its own cells, not the run.
+    if isinstance(error, errors.GateError | errors.CheckpointError):
         return "failed_gate"
-    return "data_unavailable" if isinstance(error, DataUnavailableError) else None
+    return "data_unavailable" if isinstance(error, errors.DataUnavailableError) else None
 
 
 def free_memory(device: torch.device, error: BaseException | None = None) -> None:

@@ -15,26 +15,11 @@ from typing import Any
 from longdecode.engine.config_reader import built_model, prompt_files
 from longdecode.engine.disk import FileLock, LockHeldError, writing
 from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.evals import fingerprint, run_config
 from longdecode.evals.config_values import unknown_name
 from longdecode.evals.fairness import tuned_variants
-from longdecode.evals.fingerprint import (
-    code_hash,
-    gate_code_hash,
-    hash_files,
-    hash_texts,
-    narrowed,
-    quality_code_hash,
-    quality_settings,
-    speed_code_hash,
-)
-from longdecode.evals.run_config import (
-    REFERENCE_METHOD,
-    RESULT_TABLES,
-    RunConfig,
-    build_run_config,
-    launches_of,
-    record_files,
-)
+from longdecode.evals.fingerprint import hash_files, hash_texts, narrowed, quality_settings
+from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.spec import KERNELS, code_module
 
@@ -79,7 +64,7 @@ def checked(
     given = ", ".join(key for key in keys if key != "profile")
     source = ", ".join(os.path.relpath(path) for path in files) + (f" with --config {given}" if given else "")
     try:
-        return build_run_config(values, source, check_params=check_params, check_fairness=check_fairness)
+        return run_config.build_run_config(values, source, check_params=check_params, check_fairness=check_fairness)
     except ConfigError as error:
         raise SystemExit(f"ConfigError: {error}") from None
 
@@ -110,7 +95,7 @@ class Plan:
             for suite in run.suites
             if (variants := [variant for variant in run.methods if suite in run.suites_of(variant)])
         }
-        self.record_files = record_files(run)
+        self.record_files = run_config.record_files(run)
         self.records = [str(file.path(Path(self.results) / "records")) for file in self.record_files]
         self.speed_jobs = run.throughput.jobs
         self.speed_records = [f"{self.results}/speed/{job}.parquet" for job in self.speed_jobs]
@@ -118,7 +103,7 @@ class Plan:
             f"{self.results}/identification/{spec.model}/{name}/roles.json" for name, spec in run.role_trainings.items()
         ]
         self.tuning_files = [f"{self.results}/tuning/{model}.json" for model in run.models]
-        self.tuned_methods = tuned_variants(run) or {REFERENCE_METHOD: REFERENCE_METHOD}
+        self.tuned_methods = tuned_variants(run) or {run_config.REFERENCE_METHOD: run_config.REFERENCE_METHOD}
         self.tuned_on = sorted(set(run.tuning.records.values()))
         self.overlap = [f"{self.results}/overlap.csv"] if run.overlap else []
         self.retrospection = [f"{self.results}/retrospection/{model}.parquet" for model in run.retrospection.models]
@@ -126,7 +111,7 @@ class Plan:
         self.forks = {name: f"{self.results}/forks/{spec.model}/{name}" for name, spec in run.fork_trainings.items()}
         self.locality = [f"{self.results}/locality.csv"] if run.locality else []
         self.declarations = sorted(str(path) for path in (root / "reporting" / "papers").glob("*.yaml"))
-        self.analysis = [f"{self.results}/{name}" for name in RESULT_TABLES]
+        self.analysis = [f"{self.results}/{name}" for name in run_config.RESULT_TABLES]
 
     def hold_profile(self) -> None:
         """Lock the profile for as long as this process lives: two runs of one name would mix their results.
@@ -220,7 +205,7 @@ class Plan:
     @property
     def gate_models(self) -> list[str]:
         """Return the files of the models whose heads the gate needs to know."""
-        models = {at.model for variant in self.gated for at in launches_of(self.run, variant)}
+        models = {at.model for variant in self.gated for at in run_config.launches_of(self.run, variant)}
         return sorted({path for model in models for path in self.model_files(model)})
 
     def timed_files(self, job: str) -> list[str]:
@@ -248,8 +233,8 @@ class Plan:
         return {
             "methods": methods,
             "params": {variant: self.run.gated_params(variant) for variant in methods},
-            "launches": {variant: repr(launches_of(self.run, variant)) for variant in methods},
-            "code": {method: gate_code_hash(method) for method in set(methods.values())},
+            "launches": {variant: repr(run_config.launches_of(self.run, variant)) for variant in methods},
+            "code": {method: fingerprint.gate_code_hash(method) for method in set(methods.values())},
         }
 
     def _evaluate(
@@ -265,14 +250,14 @@ class Plan:
     @functools.cache  # noqa: B019
     def _suite_code(self, suite: str, methods: tuple[str, ...]) -> str:
         tasks = sorted({get_task(name, suite=suite).code_module for name in self.run.suites[suite].tasks})
-        return hash_texts(quality_code_hash(method, task) for method in methods for task in tasks)
+        return hash_texts(fingerprint.quality_code_hash(method, task) for method in methods for task in tasks)
 
     def _throughput(self, job: str) -> dict[str, Any]:
         grids = self.run.throughput.grids_of(job)
         timed = {name: model for grid in grids for name, model in grid.timed_on.items() if name in self.run.methods}
         methods = {name: self._methods([name], model)[name] for name, model in timed.items()}
         named = () if job == KERNELS else {"full", *(method for method, _ in methods.values())}
-        code = speed_code_hash(code_module(job), named)
+        code = fingerprint.speed_code_hash(code_module(job), named)
         return {"job": repr(grids), "methods": methods, "code": code}
 
     def _tune_model(self, model: str) -> dict[str, Any]:
@@ -316,7 +301,7 @@ class Plan:
         }  # fmt: skip
 
     def _job_code(self, module: str) -> str:
-        return code_hash([f"longdecode.evals.{module}"], ()) + self.folder_hash("methods")
+        return fingerprint.code_hash([f"longdecode.evals.{module}"], ()) + self.folder_hash("methods")
 
     @functools.cache  # noqa: B019
     def folder_hash(self, *folders: str) -> str:

@@ -15,15 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from longdecode.engine import errors
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.decoder import Decoder
-from longdecode.engine.errors import (
-    ConfigError,
-    DataUnavailableError,
-    DeviceMemoryError,
-    LongDecodeError,
-    UnsupportedCellError,
-)
 from longdecode.engine.generation import Generator
 from longdecode.engine.host_memory import HostBuffer
 from longdecode.engine.kv_cache import CacheShape, DenseCache, KVCache
@@ -80,7 +74,7 @@ class EqualMemoryBench(Bench):
         shape = CacheShape(config, 1, cell.context, torch.device("meta"), self.dtype, grid.cached_tokens)
         try:
             device, host = footprint(self.method(cell), shape)
-        except LongDecodeError:
+        except errors.LongDecodeError:
             device, host = 0, 0  # timing the cell will meet the same error and record it
         most = min(MAX_BATCH, memory // max(1, device), (grid.host_gib << 30) // max(1, host))
         setting = {"prompts": grid.prompts} if grid.bench == OWN_CHOICES else {"hit_rate": None}
@@ -129,7 +123,7 @@ class EqualMemoryBench(Bench):
         """
         one, memory = cell.params["device_bytes_per_sequence"], cell.params["memory_bytes"]
         if one > memory:
-            raise DeviceMemoryError(f"one sequence of {cell.variant} needs {one:,} bytes; {memory:,} are for all")
+            raise errors.DeviceMemoryError(f"one {cell.variant} sequence needs {one:,} bytes; {memory:,} are for all")
         case = self.reference(cell) if cell.variant == FULL else self.prepare(cell)
         weights = self.decoder(cell).weights.nbytes() // cell.batch
         read = weights + self.method(cell).traffic(cell.context, self.dtype.itemsize).total_bytes
@@ -174,7 +168,7 @@ class EqualMemoryBench(Bench):
         if rate is None:
             return None
         if not isinstance(method, Offloadable) or method.looks_ahead:
-            raise UnsupportedCellError(f"{cell.variant} reads no listed blocks, or guesses them a layer early")
+            raise errors.UnsupportedCellError(f"{cell.variant} reads no listed blocks, or guesses them a layer early")
         lists = (steps, method.config.num_layers, cell.batch, method.config.num_kv_heads, method.listed_blocks)
         drawn = draw_selections(lists, method.block_tokens, cell.context - steps, rate, self.device, self.run.seed)
         return ForcedSelection(method, drawn)
@@ -195,7 +189,7 @@ class OwnChoicesBench(EqualMemoryBench):
         configs = [config_of(run, model) for model in self.models]
         shapes = {(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.vocab_size) for c in configs}
         if len(shapes) > 1:
-            raise ConfigError(f"{run.source}: own_choices: {', '.join(self.models)} are models of several shapes")
+            raise errors.ConfigError(f"{run.source}: own_choices: {', '.join(self.models)} are of several shapes")
         texts, self.missing_texts = attempt(self._texts)
         self.texts = texts or ()
         self.ids: list[list[int]] = []
@@ -260,7 +254,7 @@ class OwnChoicesBench(EqualMemoryBench):
             self.ids = [list(tokenizer.encode(text)) for text in self.texts]
         long = [ids for ids in self.ids if len(ids) >= context]
         if not long:
-            raise DataUnavailableError(f"no text of the {len(self.ids)} has {context:,} tokens")
+            raise errors.DataUnavailableError(f"no text of the {len(self.ids)} has {context:,} tokens")
         cut, found = context - grid.forced_tokens, []
         for row in range(batch):
             ids, turn = long[row % len(long)], row // len(long)
