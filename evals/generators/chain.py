@@ -9,9 +9,8 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from longdecode.evals.generators.lookup import record_count
+from longdecode.evals.generators.lookup import BYTES, Wording, record_count, wording_of
 from longdecode.evals.generators.prose import Episode, distinct, hide
-from longdecode.evals.generators.wording import BYTES, Wording, wording_of
 
 
 def chain(rng: random.Random, steps: int, total_chars: int, wording: Wording = BYTES) -> Episode:

@@ -9,8 +9,8 @@ from typing import Any
 from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.generators import chain, lookup
+from longdecode.evals.generators.lookup import BYTES, WORDS
 from longdecode.evals.generators.prose import Episode
-from longdecode.evals.generators.wording import BYTES, WORDS
 from longdecode.evals.tasks.base import Data, Question, Sample, Score, Suite, Task
 from longdecode.evals.tasks.fitting import fill_context
 

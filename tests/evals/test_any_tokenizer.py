@@ -13,7 +13,7 @@ from longdecode.engine.errors import UnsupportedCellError
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.generators import chain, lookup, prose
-from longdecode.evals.generators.wording import WORDS
+from longdecode.evals.generators.lookup import WORDS
 from longdecode.evals.tasks.fitting import has_tokens, window
 from longdecode.evals.tasks.registry import get_task
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from longdecode.engine.tokenizer import TextTokenizer
-from longdecode.evals.generators.lookup import records_of
+from longdecode.evals.generators.lookup import WORDS, records_of, two_words
 from longdecode.evals.generators.prose import distinct, filler
-from longdecode.evals.generators.wording import WORDS, two_words
 
 KINDS = "mark number fee page berth lot sum weight rank toll".split()
 _RECORDS = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from longdecode.evals.generators import chain, lookup, narrative, prose
-from longdecode.evals.generators.wording import BYTES, letters
+from longdecode.evals.generators.lookup import BYTES, letters
 
 HELD_OUT_BOOKS = ("12204", "860")
 _TEXT_WEIGHT = 0.2
