@@ -10,13 +10,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import resolve_device
+from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Completion, Generator, Prompt, Request
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals.config_values import refuse_unknown
+from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.gate import Gate, free_memory, gate_folder, status_of
 from longdecode.evals.manifest import seal
 from longdecode.evals.quality_job import QualityJob, Variant
@@ -25,9 +27,6 @@ from longdecode.evals.run_config import RunConfig
 from longdecode.evals.store import results_root
 from longdecode.evals.tasks.base import Sample, Task
 from longdecode.methods.registry import get_method
-
-if TYPE_CHECKING:
-    from longdecode.evals.fairness import TuningGuard
 
 T = TypeVar("T")
 
@@ -81,7 +80,11 @@ class _Evaluation:
 
     def __init__(self, job: QualityJob, variants: Mapping[str, Variant]):
         self.job, self.variants = job, variants
-        self.guard = _tuning_guard(job)
+        self.tuned_on = frozenset[str]()
+        if job.config.tuning.records:  # a run that takes no tuned values does not import this
+            from longdecode.evals.fairness import tuned_prompts
+
+            self.tuned_on = tuned_prompts(job.config, job.model, job.model_hash)
         self.cells = [cell for variant in variants.values() for cell in variant.store.open(variant.store.cells)]
         self.where = f"{job.model}/{job.suite}"
         self.started, self.finished = time.monotonic(), 0
@@ -100,8 +103,12 @@ class _Evaluation:
     def _task(self, task: Task, context: int, cells: Sequence[Cell]) -> None:
         """Close what cannot run at all, then take the samples batch by batch."""
         samples = self._attempt(cells, lambda: self.job.samples(task, context)) or []
-        if self.guard is not None:
-            self.guard.check(task.name, context, samples)
+        for sample in samples if self.tuned_on else ():
+            if hash_texts([sample.prompt, sample.forced]) in self.tuned_on:
+                raise ConfigError(
+                    f"{task.name} at {context} tokens, sample {sample.index}: knobs were tuned on this prompt, so its "
+                    "score would flatter them; choose another tuning.seed or other tuning.contexts"
+                )
         for cell in cells if samples else ():
             if (refusal := self.variants[cell.variant].refusal) is not None:
                 self._close([cell], refusal)
@@ -194,15 +201,6 @@ class _Evaluation:
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self.started
-
-
-def _tuning_guard(job: QualityJob) -> TuningGuard | None:
-    """Return the guard of a run that takes tuned values; a run that takes none does not import it."""
-    if not job.config.tuning.records:
-        return None
-    from longdecode.evals.fairness import TuningGuard
-
-    return TuningGuard(job.config, job.model, job.model_hash)
 
 
 def _prefilled(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -17,7 +17,6 @@ from longdecode.methods.registry import load_card
 if TYPE_CHECKING:
     from longdecode.evals.run_config import RunConfig
     from longdecode.evals.specs import MethodSpec
-    from longdecode.evals.tasks.base import Sample
 
 _OTHERWISE = "or `--config allow_untuned=true` runs it and marks the rows"
 Kind = Literal["tuned", "by hand", "untuned", "nothing to tune", "common window"]
@@ -230,8 +229,8 @@ def _is_checkpoint(path: str, model_hash: str) -> bool:
     return Path(path).is_dir() and checkpoint_hash(Path(path)) == model_hash
 
 
-class TuningGuard:
-    """Refuses prompts that a knob was tuned on, and values that were tuned on another checkpoint.
+def tuned_prompts(config: RunConfig, model: str, model_hash: str) -> frozenset[str]:
+    """Return the hashes of the prompts that a model's knobs were tuned on, which no table may ask.
 
     Args:
         config: the run.
@@ -241,32 +240,10 @@ class TuningGuard:
     Raises:
         ConfigError: the model's record was made with another checkpoint.
     """
-
-    def __init__(self, config: RunConfig, model: str, model_hash: str):
-        record = tuning_records(config).get(model)
-        self.prompts = frozenset(record.prompts) if record else frozenset()
-        if record and record.model_hash != model_hash and not config.allow_untuned:
-            raise ConfigError(
-                f"{config.source}: tuning.records.{model}: tuned on another checkpoint ({record.model_hash[:12]}) than "
-                f"{model}'s ({model_hash[:12]}); run `snakemake tune` again, {_OTHERWISE}"
-            )
-
-    def check(self, task: str, context: int, samples: Iterable[Sample]) -> None:
-        """Refuse samples whose prompt is among those tuned on.
-
-        Raises:
-            ConfigError: a prompt is.
-        """
-        for sample in samples:
-            if self.prompts and prompt_hash(sample) in self.prompts:
-                raise ConfigError(
-                    f"{task} at {context} tokens, sample {sample.index}: knobs were tuned on this prompt, so its score "
-                    "would flatter them; choose another tuning.seed or other tuning.contexts"
-                )
-
-
-def prompt_hash(sample: Sample) -> str:
-    """Hash a prompt as records do."""
-    from longdecode.evals.fingerprint import hash_texts
-
-    return hash_texts([sample.prompt, sample.forced])
+    record = tuning_records(config).get(model)
+    if record and record.model_hash != model_hash and not config.allow_untuned:
+        raise ConfigError(
+            f"{config.source}: tuning.records.{model}: tuned on another checkpoint ({record.model_hash[:12]}) than "
+            f"{model}'s ({model_hash[:12]}); run `snakemake tune` again, {_OTHERWISE}"
+        )
+    return frozenset(record.prompts) if record else frozenset()

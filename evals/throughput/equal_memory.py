@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -190,8 +191,8 @@ class OwnChoicesBench(EqualMemoryBench):
         shapes = {(c.num_layers, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.vocab_size) for c in configs}
         if len(shapes) > 1:
             raise errors.ConfigError(f"{run.source}: own_choices: {', '.join(self.models)} are of several shapes")
-        texts, self.missing_texts = attempt(self._texts)
-        self.texts = texts or ()
+        with suppress(errors.DataUnavailableError):  # the cells that need them will say so
+            self.texts = self._texts()
         self.ids: list[list[int]] = []
 
     def decoder(self, cell: SpeedCell) -> Decoder:
@@ -247,11 +248,9 @@ class OwnChoicesBench(EqualMemoryBench):
         Raises:
             DataUnavailableError: there are no texts, or none is long enough.
         """
-        if self.missing_texts is not None:
-            raise self.missing_texts
         if not self.ids:
             tokenizer = load_tokenizer(checkpoint_folder(self.run, grid.model))
-            self.ids = [list(tokenizer.encode(text)) for text in self.texts]
+            self.ids = [list(tokenizer.encode(text)) for text in self.texts or self._texts()]
         long = [ids for ids in self.ids if len(ids) >= context]
         if not long:
             raise errors.DataUnavailableError(f"no text of the {len(self.ids)} has {context:,} tokens")

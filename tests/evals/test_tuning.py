@@ -22,6 +22,7 @@ from longdecode.evals.fairness import (
     tuning_status,
     tuning_statuses,
 )
+from longdecode.evals.fingerprint import hash_texts
 from longdecode.evals.run_config import RunConfig, build_run_config
 from longdecode.evals.specs import TuningSpec
 from longdecode.evals.tasks.continuation import HELD_OUT, TUNING_BOOKS, UNSEEN
@@ -155,10 +156,10 @@ def test_tuning_scores_its_own_prompts_and_a_run_that_has_one_is_refused(
 
 
 def _prompt(run: RunConfig) -> str:
-    from longdecode.evals.fairness import prompt_hash
 
     tokenizer = load_tokenizer(ROOT / "models" / "miniature" / "weights")
-    return prompt_hash(get_task("mini_recall_single").samples(256, 1, run.seed, tokenizer)[0])
+    sample = get_task("mini_recall_single").samples(256, 1, run.seed, tokenizer)[0]
+    return hash_texts([sample.prompt, sample.forced])
 
 
 def test_a_variant_takes_the_tuned_values_and_its_own_override_them(tmp_path: Path) -> None:
