@@ -41,7 +41,7 @@ def look(run: RunConfig, made: Collection[str] = ()) -> None:
                     wanted = f"{path}: {what}, and no rule of this run makes it"
                     raise ConfigError(f"{run.source}: methods.{variant}: {wanted}")
     for name, place in run.data.items():
-        if place is not None and not place.exists() and not _may_be_hub_data(place):
+        if place is not None and not (place.exists() or str(place) == "hub" or _may_be_hub_id(str(place))):
             raise ConfigError(f"{run.source}: data.{name}: no such folder: {place}")
 
 
@@ -92,22 +92,19 @@ def _local_models(run: RunConfig, made: Collection[str]) -> Iterator[tuple[str, 
     """Yield the models whose folder is named or found here; not those that a rule builds or the hub has."""
     for model, spec in run.models.items():
         path = Path(spec.path).expanduser()
-        if built_model(spec.path) or any(Path(name).is_relative_to(path) for name in made):
-            continue
-        parts = path.parts
-        beside = len(parts) > 1 and Path(parts[0]).is_dir()
-        if _is_path(spec.path) or path.exists() or path.is_symlink() or beside or len(parts) > 2:
+        is_made = built_model(spec.path) or any(Path(name).is_relative_to(path) for name in made)
+        if not is_made and (path.exists() or path.is_symlink() or not _may_be_hub_id(spec.path)):
             yield model, path
 
 
 def _misspelt(path: str) -> str | None:
     """Return the folder beside which a path of two parts, as hub ids have, differs by a slip of the pen."""
-    parts = Path(path).parts
-    if len(parts) != 2 or Path(parts[0]).is_dir():
+    if not _may_be_hub_id(path):
         return None
-    beside = [folder.name for folder in Path().iterdir() if (folder / parts[1]).is_dir()]
-    near = difflib.get_close_matches(parts[0], beside, n=1, cutoff=0.85)
-    return f"{near[0]}/{parts[1]}" if near else None
+    first, second = Path(path).parts
+    beside = [folder.name for folder in Path().iterdir() if (folder / second).is_dir()]
+    near = difflib.get_close_matches(first, beside, n=1, cutoff=0.85)
+    return f"{near[0]}/{second}" if near else None
 
 
 def _one_unknown_word(path: str) -> bool:
@@ -134,11 +131,7 @@ def _blamed(run: RunConfig, key: str, act: Callable[[], object]) -> None:
         raise ConfigError(text if text.startswith(f"{run.source}: ") else f"{run.source}: {key}: {text}") from None
 
 
-def _is_path(text: str) -> bool:
-    return text.startswith((os.sep, ".", "~"))
-
-
-def _may_be_hub_data(place: Path) -> bool:
-    """Return whether a missing folder may name data on the hub: ``hub``, or ``org/name``."""
-    org_and_name = len(place.parts) == 2 and not place.is_absolute() and not Path(place.parts[0]).is_dir()
-    return str(place) == "hub" or org_and_name
+def _may_be_hub_id(text: str) -> bool:
+    """Return whether a path may be the hub's ``org/name``: two parts, the first no folder here."""
+    parts = Path(text).parts
+    return len(parts) == 2 and not text.startswith((os.sep, ".", "~")) and not Path(parts[0]).is_dir()
