@@ -14,7 +14,7 @@ from typing import Any
 
 from longdecode.engine.config_reader import built_model, prompt_files
 from longdecode.engine.disk import FileLock, LockHeldError, writing
-from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.engine.errors import ConfigError
 from longdecode.evals import fingerprint, run_config
 from longdecode.evals.config_values import unknown_name
 from longdecode.evals.fairness import tuned_variants
@@ -33,11 +33,11 @@ def config_path(root: Path, profile: str) -> Path:
     """Return the configuration file of a profile.
 
     Raises:
-        SystemExit: there is no such profile; the message gives the nearest name.
+        ConfigError: there is no such profile; the message gives the nearest name.
     """
     profiles = [path.stem for path in (root / "config").glob("*.yaml")]
     if profile not in profiles:
-        raise SystemExit(f"--config profile={profile}: {unknown_name('profile', profile, profiles)}")
+        raise ConfigError(f"--config profile={profile}: {unknown_name('profile', profile, profiles)}")
     return root / "config" / f"{profile}.yaml"
 
 
@@ -45,7 +45,6 @@ def checked(
     values: Any,
     files: Iterable[str | Path],
     keys: Iterable[str],
-    *,
     check_params: bool = True,
     check_fairness: bool = True,
 ) -> RunConfig:
@@ -59,14 +58,11 @@ def checked(
         check_fairness: likewise; tuning itself does without.
 
     Raises:
-        SystemExit: a value is wrong; its message is all that the user sees.
+        ConfigError: a value is wrong; the message gives file, key, value and the nearest valid name.
     """
     given = ", ".join(key for key in keys if key != "profile")
     source = ", ".join(os.path.relpath(path) for path in files) + (f" with --config {given}" if given else "")
-    try:
-        return run_config.build_run_config(values, source, check_params=check_params, check_fairness=check_fairness)
-    except ConfigError as error:
-        raise SystemExit(f"ConfigError: {error}") from None
+    return run_config.build_run_config(values, source, check_params=check_params, check_fairness=check_fairness)
 
 
 class Plan:
@@ -83,7 +79,7 @@ class Plan:
         self, run: RunConfig, root: Path, cores: int | None = None, on_cluster: Callable[[], bool] = lambda: False
     ):
         if cores is not None and cores < 1:
-            raise SystemExit(f"--cores {cores}: no job could run; give 1 or more, or `all`")
+            raise ConfigError(f"--cores {cores}: no job could run; give 1 or more, or `all`")
         self._on_cluster = on_cluster
         self.run = run
         self.root = root
@@ -117,30 +113,29 @@ class Plan:
         """Lock the profile for as long as this process lives: two runs of one name would mix their results.
 
         Raises:
-            SystemExit: another run holds it; the message says who, where and since when.
+            ConfigError: another run holds it; the message says who, where and since when.
+            StorageError: the folder cannot be written.
         """
         folder = Path(self.results)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / ".lock")
         try:
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(folder / ".lock")
             self._lock.acquire(" ".join(sys.argv[1:])[:200])
         except LockHeldError as error:
-            raise SystemExit(
-                f"LockHeldError: profile {self.run.profile!r} is being run by {error.holder}; wait "
-                "until it ends, or give this run a name of its own: --config profile=NAME"
+            raise ConfigError(
+                f"profile {self.run.profile!r} is being run by {error.holder}; wait until it ends, or give this run a "
+                "name of its own: --config profile=NAME"
             ) from None
-        except LongDecodeError as error:
-            raise SystemExit(f"{type(error).__name__}: {error}") from None
 
     def require_gpu_limit(self, resources: Iterable[str]) -> None:
         """Require a limit on jobs that share a GPU: without one, Snakemake starts them all at once.
 
         Raises:
-            SystemExit: jobs use a GPU and ``gpu`` is not among the limited resources.
+            ConfigError: jobs use a GPU and ``gpu`` is not among the limited resources.
         """
         if self._has_gpu and "gpu" not in resources:
-            raise SystemExit(
+            raise ConfigError(
                 f"{self.run.source}: device {self.run.device!r} needs a GPU limit: add --resources gpu=1 (a "
                 "--resources option replaces the one in profiles/default/config.yaml)"
             )

@@ -107,7 +107,7 @@ class RunConfig:
         """Return the sets of parameters that the gate checks for a variant: one a model it runs on, each once."""
         models = [
             *(m for m in (self.models if self.suites_of(variant) else ()) if self.methods[variant].runs_on(m)),
-            *(m for m, variants in self.throughput.timed_on().items() if variant in variants),
+            *(grid.timed_on[variant] for grid in self.throughput.grids if variant in grid.timed_on),
             *(text.model for text in self.generation.runs.values() if variant in text.named),
         ]
         found: list[dict[str, Any]] = []

@@ -187,11 +187,6 @@ class ThroughputSpec:
         """Return the models or shapes that a job times; none of kernels."""
         return tuple(dict.fromkeys(model for grid in self.grids_of(job) for model in grid.timed_on.values()))
 
-    def timed_on(self) -> dict[str, tuple[str, ...]]:
-        """Return by model the variants that are timed on it."""
-        pairs = [(model, variant) for grid in self.grids for variant, model in grid.timed_on.items()]
-        return {model: tuple(dict.fromkeys(v for m, v in pairs if m == model)) for model, _ in pairs}
-
 
 def with_variants(grids: Any, variants: Collection[str]) -> Any:
     """Return the grids of a file, each with the variants that it leaves out: all of the run."""

@@ -112,7 +112,7 @@ def test_plan_prices_what_is_not_here_and_says_what_is_missing(tmp_path: Path) -
     own = tmp_path / "own.yaml"
     said("init", "--model", "org/unheard-of", "--out", str(own))
     assert "missing: the size of org/unheard-of is not known" in said("plan", str(own))
-    with pytest.raises(SystemExit, match="nearest valid name: 'demo'"):
+    with pytest.raises(ConfigError, match="nearest valid name: 'demo'"):
         said("plan", "demmo") and running.config_path(ROOT, "demmo")
 
 

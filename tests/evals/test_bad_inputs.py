@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from longdecode.engine.errors import LongDecodeError
+from longdecode.engine.errors import LongDecodeError, StorageError
 from longdecode.evals import preflight
 from longdecode.evals.config_values import parse_yaml, read_yaml
 from longdecode.evals.plan import Plan
@@ -309,5 +309,5 @@ def test_a_read_only_place_is_named(place: Path) -> None:
         (place / "results").rmdir()
         (place / "results").write_text("a file")
     plan = Plan(build_run_config(parse_yaml(BASE, "run.yaml"), "run.yaml"), Path())
-    with pytest.raises(SystemExit, match=r"results/trial could not be written: "):
+    with pytest.raises(StorageError, match=r"results/trial could not be written: "):
         plan.hold_profile()

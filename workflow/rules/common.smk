@@ -18,10 +18,10 @@ from longdecode.evals.preflight import check, look
 from longdecode.evals.config_values import read_yaml, retyped
 
 
-def refusing(act, *given, **named) -> None:
-    """Do a check whose error is all that the user sees."""
+def refusing(act, *given, **named):
+    """Do what may be refused; the error is all that the user sees."""
     try:
-        act(*given, **named)
+        return act(*given, **named)
     except LongDecodeError as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
 
@@ -33,7 +33,7 @@ if image := os.environ.get("LONGDECODE_CONTAINER"):
 
 if not workflow.configfiles:
 
-    configfile: str(config_path(ROOT, config.get("profile", "demo")))
+    configfile: str(refusing(config_path, ROOT, config.get("profile", "demo")))
 
 
 GIVEN = dict(workflow.config_settings.config)
@@ -46,12 +46,14 @@ update_config(config, retyped(GIVEN))
 # Snakemake tells targets after parsing only; tuning makes what the check asks for.
 TUNING = "tune" in sys.argv[1:]
 CHECKS = {"check_params": FIRST, "check_fairness": FIRST and not TUNING}
-RUN = checked(config, workflow.configfiles, GIVEN, **CHECKS)
+RUN = refusing(checked, config, workflow.configfiles, GIVEN, **CHECKS)
 # None on a cluster, where `workflow.cores` would refuse.
 CORES = workflow.resource_settings.cores
-PLAN = Plan(RUN, ROOT, CORES, lambda: workflow.non_local_exec or workflow.remote_exec)
+PLAN = refusing(
+    Plan, RUN, ROOT, CORES, lambda: workflow.non_local_exec or workflow.remote_exec
+)
 if FIRST:
-    PLAN.require_gpu_limit(workflow.global_resources)
+    refusing(PLAN.require_gpu_limit, workflow.global_resources)
     refusing(look, RUN, PLAN.made)
 
 
@@ -59,7 +61,7 @@ onstart:
     """Look closely at what the jobs will need, then hold the profile while this workflow lives."""
     on_gpu = any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs())
     refusing(check, RUN, PLAN.made, device=workflow.local_exec and on_gpu)
-    PLAN.hold_profile()
+    refusing(PLAN.hold_profile)
 
 
 RESULTS, REPORT = PLAN.results, PLAN.report
