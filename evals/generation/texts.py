@@ -25,7 +25,7 @@ from longdecode.engine.device import Timer
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import STOP_CHECK_STEPS, Generator, memory_guard
 from longdecode.engine.prefill import WholePrompt
-from longdecode.engine.request import Prompt, Request
+from longdecode.engine.request import Request
 from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.tokenizer import TextTokenizer
@@ -94,12 +94,12 @@ def write_text(
     every, calls, ms = -(-total // MARKS), 0, 0.0
     marks = dict[int, dict[str, float]]()
     with memory_guard(device, 1, request.total_tokens):
-        prompt, stepper = _begin(generator, method, request)
+        stepper, prefill_ms = _begin(generator, method, request)
         graph = generator.wants_graph(total - 1)
         if graph:
             _warm_up(stepper, total)
-            del prompt, stepper  # what was warmed up on has moved on
-            prompt, stepper = _begin(generator, method, request)
+            del stepper  # what was warmed up on has moved on
+            stepper, prefill_ms = _begin(generator, method, request)
         works = stepper.works(total - 1)
         advance = stepper.plan(tuple(capture(work, device) for work in works) if graph else works, total - 1)
         counts = stepper.sequences.counts
@@ -114,7 +114,7 @@ def write_text(
             ms += timer.ms
             marks[until] = _totals(stepper, ms)
         ids = tuple(stepper.sequences.chosen[0, : int(counts[0])].tolist())
-    return ids, measures_of(marks, method) | {"prefill_ms": prompt.prefill_ms}
+    return ids, measures_of(marks, method) | {"prefill_ms": prefill_ms}
 
 
 def measures_of(marks: Mapping[int, Mapping[str, float]], method: AttentionMethod) -> dict[str, float]:
@@ -143,9 +143,11 @@ def measures_of(marks: Mapping[int, Mapping[str, float]], method: AttentionMetho
     return found | {f"at_{at}_{name}": value for at, totals in marks.items() for name, value in totals.items()}
 
 
-def _begin(generator: Generator, method: AttentionMethod, request: Request) -> tuple[Prompt, Stepper]:
+def _begin(generator: Generator, method: AttentionMethod, request: Request) -> tuple[Stepper, float]:
+    """Read a prompt; its cache lives on where the stepper has taken it over, and nowhere else."""
     prompt = generator.prefill_for([request], method)
-    return prompt, make_stepper(generator.decoder, generator.sampling, prompt, method, keep_prompt=False)
+    stepper = make_stepper(generator.decoder, generator.sampling, prompt, method, keep_prompt=False)
+    return stepper, prompt.prefill_ms
 
 
 def _totals(stepper: Stepper, ms: float) -> dict[str, float]:
@@ -219,7 +221,7 @@ def steps_of(generator: Generator, method: AttentionMethod, request: Request) ->
     Raises:
         ConfigError: the method does not verify by the exact rule.
     """
-    _, stepper = _begin(generator, method, request)
+    stepper, _ = _begin(generator, method, request)
     if not isinstance(stepper, SpeculativeStepper) or stepper.rule != "exact":
         raise ConfigError(f"{method.name}: the law is measured along a text of mode exact")
     proposer, sequences = stepper.proposer, stepper.sequences
