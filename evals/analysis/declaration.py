@@ -119,17 +119,19 @@ class PrintedTable(_Closed):
 
 
 class Substitute(_Closed):
-    """A row of another task or metric that stands in a claim's place; it gives no verdict.
+    """A row that stands in a claim's place where the paper's own was not run.
 
     Args:
         query: the row.
         conditions: its conditions in words.
         why: the reason, filled in as a claim's.
+        comparable: true where it is the claim's own task and metric, on another model; others give no verdict.
     """
 
     query: Query
     conditions: str
     why: str
+    comparable: bool = False
 
 
 class Claim(_Closed):
@@ -298,7 +300,7 @@ def _row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: b
         try:
             found, best, bound = map(tables.find, (claim.like, claim.best, claim.bound))
             if found is None and claim.instead and (found := tables.find(claim.instead.query)):
-                other = {"comparable": False, "conditions": claim.instead.conditions, "why": claim.instead.why}
+                other = claim.instead.model_dump(include={"comparable", "conditions", "why"})
                 claim = claim.model_copy(update=other)
         except AmbiguousQueryError as error:
             why = f"Not read: {error}."
