@@ -118,7 +118,9 @@ def grid(run: Run, part: pd.DataFrame, column: str, verdicts: dict[Any, Any]) ->
         if v != REFERENCE or column != "budget"
     ]
     heads = [wording.budget(v) if column == "budget" else v for v in values]
-    return {"heads": heads, "lines": lines, "full": cells.get((REFERENCE, REFERENCE), empty), "n": int(part.n.max())}
+    few, most = int(part.n.min()), int(part.n.max())
+    prompts = f"{most}" if few == most else f"{few} to {most}"
+    return {"heads": heads, "lines": lines, "full": cells.get((REFERENCE, REFERENCE), empty), "n": prompts}
 
 
 def _cell(row: Any, loss: Any) -> dict[str, str]:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 RESULT = re.compile(r"(?<![\w.])[-+−]?(\d+(?:\.\d+)?)(?= ?(?:%|×|times\b|points?\b|nats\b|ms\b|us\b))")
 NOTES = sorted((ROOT / "results").glob("*/README.md"))
 SAID = {
-    "offload": {"13", "19.5", "70"},  # withdrawn ratios; another author's hit rate
+    "offload": {"70"},  # another author's hit rate
     "nosa-fresh": {"6", "17", "5"},  # expectations, written before the run
     "tokenswift": {"4"},  # spread of Full between jobs
 }
