@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +46,12 @@ _LOSS_AXES: Mapping[str, tuple[tuple[float, float], list[float], str, str]] = {
     "nats": ((-0.01, 0.6), [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5], "Nats lost against Full", ".3f"),
 }
 """By unit: domain, ticks, title and format of a loss."""
+
+
+_TALL, _LINE = 320, 16
+"""Height in px of a plot of lines, and of a line of its text."""
+_PHONE = "width < 420"
+"""Vega expression: the plot stands on a phone."""
 
 
 def family_colour(name: str = "family:N") -> alt.Color:
@@ -91,6 +99,7 @@ def tradeoff(unit: str) -> Spec:
     hover = alt.selection_point(name="hover", fields=["title"], on="pointerover", clear="pointerout", empty=True)
     dim = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0.18))
 
+    # Each layer states the scales: Vega-Lite would widen them to what a layer without them holds, and to zero.
     def of(name: str) -> alt.Chart:
         return alt.Chart(alt.NamedData(name=name))
 
@@ -100,11 +109,11 @@ def tradeoff(unit: str) -> Spec:
         .mark_text(align="right", baseline="top", y=7, dx=-6, x="width", color=LIGHT["selection"])
         .encode(text="words:N")
     )
-    one = of("one").mark_rule(strokeDash=[5, 4], color=LIGHT["muted"]).encode(x="x:Q")
+    one = of("one").mark_rule(strokeDash=[5, 4], color=LIGHT["muted"]).encode(x=x)
     one_words = (
         of("one")
         .mark_text(align="center", baseline="bottom", y=-5, color=LIGHT["muted"], text="1\u00d7 = speed of Full")
-        .encode(x="x:Q")
+        .encode(x=x)
     )
     steps = (
         of("front")
@@ -128,7 +137,7 @@ def tradeoff(unit: str) -> Spec:
         .mark_rule(strokeWidth=1.5, clip=True)
         .encode(
             x=x,
-            y=alt.Y("low:Q"),
+            y=alt.Y("low:Q", **style),
             y2="high:Q",
             color=family_colour(),
             opacity=alt.when(hover).then(alt.value(0.4)).otherwise(alt.value(0.08)),
@@ -162,7 +171,7 @@ def tradeoff(unit: str) -> Spec:
             dx=alt.expr("datum.dx"),
             dy=alt.expr("datum.dy"),
         )
-        .encode(x="x:Q", y="y:Q", text="text:N", color=family_colour(), opacity=dim)
+        .encode(x=x, y=y, text="text:N", color=family_colour(), opacity=dim)
     )
     ring = of("chosen").mark_point(size=420, strokeWidth=2, color=LIGHT["ink"]).encode(x=x, y=y)
     return _finished(alt.layer(band, words, one, one_words, steps, spread, lines, ring, marks, names), 430)
@@ -237,6 +246,7 @@ def filled(spec: Spec, view: Spec, size: str = "wide") -> Spec:
 def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     """Published (grey) against measured: columns ``name``, ``print``, ``ours``, ``low``, ``high`` and ``family``."""
     rows = rows.assign(bottom=rows.low.fillna(rows.ours), top=rows.high.fillna(rows.ours))
+    rows["wrapped"] = [textwrap.wrap(name, 46) for name in rows.name]
     base = alt.Chart(rows)
     y = alt.Y("name:N", sort=None, title=None, axis=None)
     scale = alt.Scale(type="log", nice=True) if log else alt.Scale(zero=False, nice=True)
@@ -254,10 +264,15 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     ours = base.mark_point(filled=True, size=110, opacity=1).encode(
         y=y, x=alt.X("ours:Q"), color=family_colour(), tooltip=tips
     )
-    # Names stand above their rows, so that the plot keeps the width of a phone.
-    names = base.mark_text(align="left", baseline="bottom", dy=-9, color=LIGHT["ink"]).encode(
-        y=y, x=alt.value(0), text="name:N"
-    )
+    # Names stand above their rows, so that the plot keeps the width of a phone; there they take two lines.
+    names = base.mark_text(
+        align="left",
+        baseline="bottom",
+        lineHeight=_LINE,
+        color=LIGHT["ink"],
+        text=alt.expr(f"{_PHONE} ? datum.wrapped : datum.name"),
+        dy=alt.expr(f"{_PHONE} ? -9 - {_LINE} * (length(datum.wrapped) - 1) : -9"),
+    ).encode(y=y, x=alt.value(0))
     left = rows.head(1).assign(
         side=lambda row: row.ours < row.print, edge=lambda row: row.bottom.where(row.ours < row.print, row.top)
     )
@@ -275,8 +290,15 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     return _finished(alt.layer(link, spread, printed, ours, names, grey, beside), 46 * len(rows))
 
 
-def lines(rows: pd.DataFrame, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip], *, zero: bool = False) -> Spec:
+def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequence[alt.Tooltip]) -> Spec:
     """Lines by ``name``, each named at its last point; columns ``x``, ``y``, ``family`` and ``dash``; print is grey."""
+    domain = (low, max(rows.y.max(), low + 1e-3))
+    ends = _named_ends(rows, domain)
+    room, wrapped = (
+        max(map(labels.text_width, names)) + 12 for names in (ends.name, itertools.chain(*ends.wrapped))
+    )
+    x["scale"]["range"] = [0, {"expr": f"width - ({_PHONE} ? {wrapped:.0f} : {room:.0f})"}]
+    y = alt.Y("y:Q", title=title, scale=alt.Scale(domain=domain, nice=False))
     base = alt.Chart(rows)
     dash = alt.StrokeDash("dash:N", legend=None, scale=alt.Scale(domain=["solid", "dashed"], range=[[1, 0], [6, 4]]))
     line = base.mark_line(strokeWidth=2.2).encode(x=x, y=y, color=family_colour(), strokeDash=dash, detail="name:N")
@@ -284,48 +306,62 @@ def lines(rows: pd.DataFrame, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip]
         x=x, y=y, color=family_colour(), tooltip=list(tooltip)
     )
     names = (
-        alt.Chart(_spread_ends(rows, zero=zero))
-        .mark_text(align="left", dx=8, baseline="middle", fontWeight=600, dy=alt.expr("datum.dy"))
-        .encode(x=x, y=y, text="name:N", color=family_colour())
+        alt.Chart(ends)
+        .mark_text(
+            align="left",
+            dx=8,
+            baseline="middle",
+            fontWeight=600,
+            lineHeight=_LINE,
+            text=alt.expr(f"{_PHONE} ? datum.wrapped : datum.name"),
+            dy=alt.expr(f"{_PHONE} ? datum.dy_wrapped : datum.dy"),
+        )
+        .encode(x=x, y=y, color=family_colour())
     )
-    return _finished(alt.layer(line, marks, names), 320)
+    return _finished(alt.layer(line, marks, names), _TALL)
 
 
-def _spread_ends(rows: pd.DataFrame, *, zero: bool) -> pd.DataFrame:
-    """Return the last point of each line, moved apart so that names do not cover each other."""
+def _named_ends(rows: pd.DataFrame, y: Sequence[float]) -> pd.DataFrame:
+    """Return the last point of each line, with its name in one line and wrapped, moved apart inside the plot."""
     ends = rows.sort_values("x").groupby("name", sort=False).tail(1).sort_values("y", ascending=False)
-    low, high = 0.0 if zero else rows.y.min(), rows.y.max()
-    span, taken, moved = (high - low) or 1.0, -math.inf, []
-    for value in ends.y:
-        at = (high - value) / span * 270
-        taken = max(at, taken + 16)
-        moved.append(taken - at)
-    return ends.assign(dy=moved)
+    ends = ends.assign(wrapped=[textwrap.wrap(name, 16) for name in ends.name])
+    at = [(y[1] - value) / (y[1] - y[0]) * _TALL for value in ends.y]
+    return ends.assign(dy=_apart(at, [1] * len(at)), dy_wrapped=_apart(at, [len(name) for name in ends.wrapped]))
+
+
+def _apart(at: Sequence[float], lines: Sequence[int]) -> list[float]:
+    """Return how far down to move the first line of each name, from the top, so that none covers another."""
+    tops, taken = [], -_LINE / 2
+    for place, count in zip(at, lines, strict=True):
+        tops.append(max(taken, place - count * _LINE / 2))
+        taken = tops[-1] + count * _LINE
+    bottom = _TALL + _LINE / 2
+    for i in reversed(range(len(tops))):
+        tops[i] = bottom = min(tops[i], bottom - lines[i] * _LINE)
+    return [top + _LINE / 2 - place for top, place in zip(tops, at, strict=True)]
 
 
 def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:
     """Milliseconds a step against context, with the bandwidth bound of full attention dashed."""
     ticks = sorted(set(rows.x))
-    room = ticks[-1] * (ticks[-1] / ticks[0]) ** 0.5 if len(ticks) > 1 else ticks[-1] * 1.5
     x = alt.X(
         "x:Q",
         title=f"Context, tokens (batch {batch})",
-        scale=alt.Scale(type="log", base=2, domain=[ticks[0], room], nice=False),
+        scale=alt.Scale(type="log", base=2, domain=[ticks[0], ticks[-1]], nice=False),
         axis=alt.Axis(
             values=ticks, grid=False, labelExpr="datum.value >= 1024 ? round(datum.value / 1024) + 'K' : datum.label"
         ),
     )
-    y = alt.Y("y:Q", title="Milliseconds a step (down is faster)", scale=alt.Scale(zero=True))
     return lines(
         rows,
         x,
-        y,
+        "Milliseconds a step (down is faster)",
+        0.0,
         [
             alt.Tooltip("name:N", title="Variant"),
             alt.Tooltip("x:Q", title="Context", format=","),
             alt.Tooltip("y:Q", title="ms", format=".3f"),
         ],
-        zero=True,
     )
 
 
@@ -335,10 +371,9 @@ def along_lines(rows: pd.DataFrame, bins: int, what: str, unit: str) -> Spec:
     x = alt.X(
         "x:Q",
         title=what,
-        scale=alt.Scale(domain=[1, last * 1.22], nice=False),
+        scale=alt.Scale(domain=[1, last], nice=False),
         axis=alt.Axis(grid=False, values=sorted({1, round(last / 2), last})),
     )
-    y = alt.Y("y:Q", title=unit, scale=alt.Scale(zero=False))
     size = max(1, math.ceil(last / bins))
     drawn = (
         rows.assign(group=(rows.x - 1) // size)
@@ -349,7 +384,8 @@ def along_lines(rows: pd.DataFrame, bins: int, what: str, unit: str) -> Spec:
     return lines(
         drawn,
         x,
-        y,
+        unit,
+        drawn.y.min(),
         [
             alt.Tooltip("name:N", title="Variant"),
             alt.Tooltip("x:Q", title="Around place"),
