@@ -246,7 +246,7 @@ def filled(spec: Spec, view: Spec, size: str = "wide") -> Spec:
 def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     """Published (grey) against measured: columns ``name``, ``print``, ``ours``, ``low``, ``high`` and ``family``."""
     rows = rows.assign(bottom=rows.low.fillna(rows.ours), top=rows.high.fillna(rows.ours))
-    rows["wrapped"] = [textwrap.wrap(name, 46) for name in rows.name]
+    rows["wrapped"] = [textwrap.wrap(name, 48) for name in rows.name]
     base = alt.Chart(rows)
     y = alt.Y("name:N", sort=None, title=None, axis=None)
     scale = alt.Scale(type="log", nice=True) if log else alt.Scale(zero=False, nice=True)
@@ -268,10 +268,10 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     names = base.mark_text(
         align="left",
         baseline="bottom",
-        lineHeight=_LINE,
+        lineHeight=14,
         color=LIGHT["ink"],
         text=alt.expr(f"{_PHONE} ? datum.wrapped : datum.name"),
-        dy=alt.expr(f"{_PHONE} ? -9 - {_LINE} * (length(datum.wrapped) - 1) : -9"),
+        dy=alt.expr(f"{_PHONE} ? -9 - 14 * (length(datum.wrapped) - 1) : -9"),
     ).encode(y=y, x=alt.value(0))
     left = rows.head(1).assign(
         side=lambda row: row.ours < row.print, edge=lambda row: row.bottom.where(row.ours < row.print, row.top)
@@ -287,16 +287,14 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     ]
     grey = words[0].encode(y=y, x=x, text=alt.value("print"), color=alt.value(LIGHT["print"]))
     beside = words[1].encode(y=y, x=alt.X("edge:Q"), text=alt.value("here"), color=family_colour())
-    return _finished(alt.layer(link, spread, printed, ours, names, grey, beside), 46 * len(rows))
+    return _finished(alt.layer(link, spread, printed, ours, names, grey, beside), 50 * len(rows))
 
 
 def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequence[alt.Tooltip]) -> Spec:
     """Lines by ``name``, each named at its last point; columns ``x``, ``y``, ``family`` and ``dash``; print is grey."""
     domain = (low, max(rows.y.max(), low + 1e-3))
     ends = _named_ends(rows, domain)
-    room, wrapped = (
-        max(map(labels.text_width, names)) + 12 for names in (ends.name, itertools.chain(*ends.wrapped))
-    )
+    room, wrapped = (max(map(labels.text_width, names)) + 12 for names in (ends.name, itertools.chain(*ends.wrapped)))
     x["scale"]["range"] = [0, {"expr": f"width - ({_PHONE} ? {wrapped:.0f} : {room:.0f})"}]
     y = alt.Y("y:Q", title=title, scale=alt.Scale(domain=domain, nice=False))
     base = alt.Chart(rows)
@@ -324,7 +322,7 @@ def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequenc
 def _named_ends(rows: pd.DataFrame, y: Sequence[float]) -> pd.DataFrame:
     """Return the last point of each line, with its name in one line and wrapped, moved apart inside the plot."""
     ends = rows.sort_values("x").groupby("name", sort=False).tail(1).sort_values("y", ascending=False)
-    ends = ends.assign(wrapped=[textwrap.wrap(name, 16) for name in ends.name])
+    ends["wrapped"] = [textwrap.wrap(name, 16) for name in ends.name]
     at = [(y[1] - value) / (y[1] - y[0]) * _TALL for value in ends.y]
     return ends.assign(dy=_apart(at, [1] * len(at)), dy_wrapped=_apart(at, [len(name) for name in ends.wrapped]))
 

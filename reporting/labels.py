@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
-SIZES = {"wide": (800, 430), "narrow": (290, 430)}
-"""Plot areas in px that names are placed for: a desk and a phone."""
+SIZES = {"wide": (800, 430), "middle": (490, 430), "narrow": (260, 430)}
+"""Plot areas in px that names are placed for: a desk, a tablet and a phone; the smallest of those drawn."""
 _BESIDE = [
     (dx * r, dy * r, align)
     for r in (1.0, 1.7, 2.6)
@@ -44,7 +44,7 @@ class Canvas:
     """The plot area with what is on it already.
 
     Args:
-        size: ``wide`` or ``narrow``.
+        size: a key of ``SIZES``.
         x: domain of the speeds, linear.
         y: domain of the losses, by square root, the smallest at the top.
         paths: lines on the chart as points (speed, loss); their ends and corners are marks.
@@ -67,13 +67,16 @@ class Canvas:
     def place(self, text: str, anchors: Sequence[Point]) -> dict[str, float | str] | None:
         """Return the best place beside any anchor, the first ones preferred; none where all would cover something."""
         wide = text_width(text) + 3
+        own = np.array([self.at(anchor) for anchor in anchors])
+        others = self.marks[(self.marks[:, None] != own).any(axis=2).all(axis=1)]
         best: tuple[float, Box, dict[str, float | str]] | None = None
         for order, anchor in enumerate(anchors):
             x, y = self.at(anchor)
             for rank, (dx, dy, align) in enumerate(_BESIDE):
                 left = x + dx - {"left": 0.0, "right": wide, "center": wide / 2}[align]
                 box = (left, y + dy - _HEIGHT, left + wide, y + dy + _HEIGHT)
-                cost = self._cost(box) + 0.5 * rank + 3 * order
+                astray = _gap(others, box) + 2 < _gap(own, box)
+                cost = self._cost(box) + _TOO_MUCH * astray + 0.5 * rank + 3 * order
                 if best is None or cost < best[0]:
                     best = (cost, box, {"x": anchor[0], "y": anchor[1], "dx": dx, "dy": dy, "align": align})
         if best is None or best[0] >= _TOO_MUCH:
@@ -88,6 +91,13 @@ class Canvas:
         on_marks = _inside(self.marks, (left - 9, top - 4, right + 9, bottom + 4))
         on_lines = _inside(self.lines, box)
         return 1000 * outside + 300 * on_text + 60 * on_marks + 6 * on_lines
+
+
+def _gap(points: npt.NDArray[np.float64], box: Box) -> float:
+    """Return the distance in px from a box to the nearest point."""
+    corners = np.array(box).reshape(2, 2)
+    away = np.maximum(0, np.maximum(corners[0] - points, points - corners[1]))
+    return float(np.hypot(*away.T).min(initial=math.inf))
 
 
 def _inside(points: npt.NDArray[np.float64], box: Box) -> int:

@@ -39,6 +39,14 @@ const ready = frame => {
   return [...page.querySelectorAll(".chart")].every(c => c.classList.contains("vega-embed") && c.querySelector("svg"));
 };
 const wait = tries => tries > 0 && !frames.every(ready) ? setTimeout(wait, 250, tries - 1) : report();
+const covered = svg => {
+  const edge = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll("text")].filter(e => e.textContent.trim());
+  const boxes = texts.map(e => e.getBoundingClientRect());
+  const hit = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1.5
+    && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 7;
+  return texts.filter((_, i) => boxes[i].left < edge.left - 1 || boxes[i].right > edge.right + 1
+    || boxes.some((other, j) => j < i && hit(other, boxes[i]))).map(e => e.textContent);
+};
 const report = () => {
   const found = frames.map(frame => {
     const root = inside(frame).documentElement, shown = e => e.offsetParent !== null;
@@ -49,6 +57,7 @@ const report = () => {
       drawn: inside(frame).querySelectorAll(".chart.vega-embed svg").length,
       wide: [...inside(frame).querySelectorAll("main *")].filter(e => !e.closest(".scroll, .chart, pre, svg, .hide")
         && e.getBoundingClientRect().right > root.clientWidth + 1).map(e => e.tagName + "." + e.className),
+      covered: [...inside(frame).querySelectorAll(".chart svg")].flatMap(covered),
       rows: [...inside(frame).querySelectorAll("tr[data-context]")].filter(shown).map(r => [r.dataset.context, r.id]),
       target: inside(frame).querySelector("tr.target")?.id ?? "",
       title: inside(frame).getElementById("view-title")?.textContent ?? "",
@@ -98,6 +107,7 @@ def test_every_kind_opens_draws_and_fits(browser: str, site: Path, tmp_path: Pat
     for page in found:
         assert page["drawn"] == page["charts"], page
         assert page["scroll"] <= page["client"] and page["wide"] == [], page
+        assert page["covered"] == [], page
 
 
 def test_the_address_restores_filters_views_and_rows(
