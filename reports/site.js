@@ -65,7 +65,7 @@ function overview(state) {
   const view = page.overview.views[left[0].key];
   const box = document.getElementById("view");
   const spec = structuredClone(page.overview.specs[view.unit]);
-  spec.datasets = { ...view.data, labels: view.labels[box.clientWidth < 560 ? "narrow" : "wide"] };
+  spec.datasets = { ...view.data, labels: view.labels[box.clientWidth < 560 ? "narrow" : box.clientWidth < 860 ? "middle" : "wide"] };
   for (const layer of spec.layer) if (layer.encoding?.x?.scale) layer.encoding.x.scale.domain = view.x;
   document.getElementById("view-title").textContent = view.title;
   for (const card of all("[data-card]")) card.hidden = card.dataset.card !== left[0].key.split("|").slice(0, 4).join("|");

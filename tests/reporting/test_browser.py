@@ -110,19 +110,15 @@ def test_the_address_restores_filters_views_and_rows(
     row = next(name for name in pages["compare"].rows if name.startswith("real-smollm2-long-8192-quest"))
     compare, index = (site / "compare.html").as_uri(), (site / "index.html").as_uri()
     state = "#model=real%7Csmollm2-long&context=8192&batch=1&faster=yes"
-    found, log = measure(
-        browser,
-        tmp_path,
-        [compare + state, f"{compare}#{row}", f"{index}{state}&task=ruler.ruler_niah_multikey_2"],
-        [1400],
-    )
+    addresses = [compare + state, f"{compare}#{row}", f"{index}{state}&task=passkey.passkey_depth_0"]
+    found, log = measure(browser, tmp_path, addresses, [1400])
     assert complaints(log) == []
     filtered, linked, view = found
     assert filtered["rows"] and {context for context, _ in filtered["rows"]} == {"8192"}
     assert all(name.startswith("real-smollm2-long-8192") for _, name in filtered["rows"])
     assert linked["target"] == row
     assert (
-        "RULER" in view["title"]
+        "Passkey" in view["title"]
         and "8K tokens, batch 1" in view["title"]
         and view["card"] == ["real|smollm2-long|8192|1"]
     )

@@ -92,7 +92,10 @@ def test_a_task_s_score_is_that_of_the_summary(pages: dict[str, Parsed], committ
     row = matching(committed["qwen-lychee"].summary, **scored).iloc[0]
     start = f"{100 * row.value:.1f} [{100 * row.low:.1f}, {100 * row.high:.1f}]"
     assert any(
-        cell.startswith(start) for shown in pages["task-longbench"].all_rows if shown[:1] == ["SnapKV"] for cell in shown
+        cell.startswith(start)
+        for shown in pages["task-longbench"].all_rows
+        if shown[:1] == ["SnapKV"]
+        for cell in shown
     )
 
 
