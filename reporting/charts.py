@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import textwrap
@@ -46,12 +45,6 @@ _LOSS_AXES: Mapping[str, tuple[tuple[float, float], list[float], str, str]] = {
     "nats": ((-0.01, 0.6), [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5], "Nats lost against Full", ".3f"),
 }
 """By unit: domain, ticks, title and format of a loss."""
-
-
-_TALL, _LINE = 320, 16
-"""Height in px of a plot of lines, and of a line of its text."""
-_PHONE = "width < 420"
-"""Vega expression: the plot stands on a phone."""
 
 
 def family_colour(name: str = "family:N") -> alt.Color:
@@ -270,8 +263,8 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
         baseline="bottom",
         lineHeight=14,
         color=LIGHT["ink"],
-        text=alt.expr(f"{_PHONE} ? datum.wrapped : datum.name"),
-        dy=alt.expr(f"{_PHONE} ? -9 - 14 * (length(datum.wrapped) - 1) : -9"),
+        text=alt.expr(f"{labels.PHONE} ? datum.wrapped : datum.name"),
+        dy=alt.expr(f"{labels.PHONE} ? -9 - 14 * (length(datum.wrapped) - 1) : -9"),
     ).encode(y=y, x=alt.value(0))
     left = rows.head(1).assign(
         side=lambda row: row.ours < row.print, edge=lambda row: row.bottom.where(row.ours < row.print, row.top)
@@ -293,9 +286,8 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
 def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequence[alt.Tooltip]) -> Spec:
     """Lines by ``name``, each named at its last point; columns ``x``, ``y``, ``family`` and ``dash``; print is grey."""
     domain = (low, max(rows.y.max(), low + 1e-3))
-    ends = _named_ends(rows, domain)
-    room, wrapped = (max(map(labels.text_width, names)) + 12 for names in (ends.name, itertools.chain(*ends.wrapped)))
-    x["scale"]["range"] = [0, {"expr": f"width - ({_PHONE} ? {wrapped:.0f} : {room:.0f})"}]
+    ends, room, wrapped = labels.named_ends(rows, domain)
+    x["scale"]["range"] = [0, {"expr": f"width - ({labels.PHONE} ? {wrapped:.0f} : {room:.0f})"}]
     y = alt.Y("y:Q", title=title, scale=alt.Scale(domain=domain, nice=False))
     base = alt.Chart(rows)
     dash = alt.StrokeDash("dash:N", legend=None, scale=alt.Scale(domain=["solid", "dashed"], range=[[1, 0], [6, 4]]))
@@ -310,33 +302,13 @@ def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequenc
             dx=8,
             baseline="middle",
             fontWeight=600,
-            lineHeight=_LINE,
-            text=alt.expr(f"{_PHONE} ? datum.wrapped : datum.name"),
-            dy=alt.expr(f"{_PHONE} ? datum.dy_wrapped : datum.dy"),
+            lineHeight=labels.LINE,
+            text=alt.expr(f"{labels.PHONE} ? datum.wrapped : datum.name"),
+            dy=alt.expr(f"{labels.PHONE} ? datum.dy_wrapped : datum.dy"),
         )
         .encode(x=x, y=y, color=family_colour())
     )
-    return _finished(alt.layer(line, marks, names), _TALL)
-
-
-def _named_ends(rows: pd.DataFrame, y: Sequence[float]) -> pd.DataFrame:
-    """Return the last point of each line, with its name in one line and wrapped, moved apart inside the plot."""
-    ends = rows.sort_values("x").groupby("name", sort=False).tail(1).sort_values("y", ascending=False)
-    ends["wrapped"] = [textwrap.wrap(name, 16) for name in ends.name]
-    at = [(y[1] - value) / (y[1] - y[0]) * _TALL for value in ends.y]
-    return ends.assign(dy=_apart(at, [1] * len(at)), dy_wrapped=_apart(at, [len(name) for name in ends.wrapped]))
-
-
-def _apart(at: Sequence[float], lines: Sequence[int]) -> list[float]:
-    """Return how far down to move the first line of each name, from the top, so that none covers another."""
-    tops, taken = [], -_LINE / 2
-    for place, count in zip(at, lines, strict=True):
-        tops.append(max(taken, place - count * _LINE / 2))
-        taken = tops[-1] + count * _LINE
-    bottom = _TALL + _LINE / 2
-    for i in reversed(range(len(tops))):
-        tops[i] = bottom = min(tops[i], bottom - lines[i] * _LINE)
-    return [top + _LINE / 2 - place for top, place in zip(tops, at, strict=True)]
+    return _finished(alt.layer(line, marks, names), labels.TALL)
 
 
 def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:

@@ -1,13 +1,15 @@
-"""Place names on the trade-off chart when the page is built, so that they cover no mark, line or other name."""
+"""Place names on charts when the page is built, so that they cover no mark, line or other name."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
@@ -28,6 +30,10 @@ _BESIDE = [
     )
 ]
 _HEIGHT, _TOO_MUCH = 8, 60
+TALL, LINE = 320, 16
+"""Height in px of a plot of lines, and of a line of its text."""
+PHONE = "width < 420"
+"""Vega expression: the plot stands on a phone."""
 
 
 def root(value: float) -> float:
@@ -103,3 +109,28 @@ def _gap(points: npt.NDArray[np.float64], box: Box) -> float:
 def _inside(points: npt.NDArray[np.float64], box: Box) -> int:
     x, y = points[:, 0], points[:, 1]
     return int(((x > box[0]) & (x < box[2]) & (y > box[1]) & (y < box[3])).sum())
+
+
+def named_ends(rows: pd.DataFrame, y: Sequence[float]) -> tuple[pd.DataFrame, float, float]:
+    """Return the last point of each line, with its name in one line and wrapped, moved apart inside the plot.
+
+    The two numbers are the px that names take beside the plot, in one line and wrapped.
+    """
+    ends = rows.sort_values("x").groupby("name", sort=False).tail(1).sort_values("y", ascending=False)
+    ends["wrapped"] = [textwrap.wrap(name, 16) for name in ends.name]
+    at = [(y[1] - value) / (y[1] - y[0]) * TALL for value in ends.y]
+    ends = ends.assign(dy=_apart(at, [1] * len(at)), dy_wrapped=_apart(at, [len(name) for name in ends.wrapped]))
+    room, wrapped = (max(map(text_width, names)) + 12 for names in (ends.name, chain(*ends.wrapped)))
+    return ends, room, wrapped
+
+
+def _apart(at: Sequence[float], lines: Sequence[int]) -> list[float]:
+    """Return how far down to move the first line of each name, from the top, so that none covers another."""
+    tops, taken = [], -LINE / 2
+    for place, count in zip(at, lines, strict=True):
+        tops.append(max(taken, place - count * LINE / 2))
+        taken = tops[-1] + count * LINE
+    bottom = TALL + LINE / 2
+    for i in reversed(range(len(tops))):
+        tops[i] = bottom = min(tops[i], bottom - lines[i] * LINE)
+    return [top + LINE / 2 - place for top, place in zip(tops, at, strict=True)]

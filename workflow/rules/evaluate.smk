@@ -72,7 +72,9 @@ rule throughput:
     """Time one model, or the kernels and the device itself; nothing else may run on the machine meanwhile."""
     input:
         models=lambda wildcards: PLAN.timed_files(wildcards.job),
-        gates=lambda wildcards: PLAN.gate_files(RUN.throughput.variants_of(wildcards.job)),
+        gates=lambda wildcards: PLAN.gate_files(
+            RUN.throughput.variants_of(wildcards.job)
+        ),
     output:
         f"{RESULTS}/speed/{{job}}.parquet",
     log:
@@ -121,7 +123,9 @@ rule write_texts:
         model=lambda wildcards: PLAN.model_files(
             RUN.generation.runs[wildcards.writing].model
         ),
-        gates=lambda wildcards: PLAN.gate_files(RUN.generation.runs[wildcards.writing].named),
+        gates=lambda wildcards: PLAN.gate_files(
+            RUN.generation.runs[wildcards.writing].named
+        ),
         methods=lambda wildcards: PLAN.method_files(
             RUN.generation.runs[wildcards.writing].named,
             RUN.generation.runs[wildcards.writing].model,
