@@ -39,7 +39,7 @@ class Told:
 
     cells: Mapping[str, float]
     total: float
-    steps: tuple[int, int] = (0, 0)
+    steps: str = "0/0"
     scored: float = 0
     rule: str = ""
     refused: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Told:
             self.rule = found[1]
             self.scored += self.cells.get(found[1], 0)
         elif found := STEPS.match(line):
-            self.steps = int(found[1]), int(found[2])
+            self.steps = f"{found[1]}/{found[2]}"
             return self.line()
         elif found := REFUSED.match(line):
             self.refused.append(found[1])
@@ -64,9 +64,8 @@ class Told:
 
     def line(self) -> str:
         """Say the job that ended, cells done, time taken and time left."""
-        done, of = self.steps
         cells = f"  cells {self.scored:,.0f}/{self.total:,.0f}" if self.total else ""
-        return f"[{done}/{of}] {self.rule:<24}{clock(self.seconds)}{cells}{self.left()}"
+        return f"[{self.steps}] {self.rule:<24}{clock(self.seconds)}{cells}{self.left()}"
 
     def left(self) -> str:
         """Estimate the time left from the cells scored so far, nothing before the first."""

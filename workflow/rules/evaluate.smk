@@ -23,6 +23,7 @@ rule gate:
 # has one prefill for all variants, and `jobs: cell` one of each variant and context.
 # Earlier outputs are updated, because what still holds in them is not run again.
 # A rule for each suite: which variants run on a suite, and so which files its job writes, cannot follow from a wildcard.
+# Suites start in the order of the configuration: one that takes long and comes last would leave the other processors idle.
 for SUITE, VARIANTS in PLAN.suite_variants.items():
 
     rule:
@@ -50,6 +51,7 @@ for SUITE, VARIANTS in PLAN.suite_variants.items():
             f"{RESULTS}/logs/evaluate/{PART.format(suite=SUITE)}.log",
         benchmark:
             f"{RESULTS}/benchmarks/evaluate/{PART.format(suite=SUITE)}.tsv"
+        priority: len(RUN.suites) - list(RUN.suites).index(SUITE)
         conda:
             "../envs/longdecode.yaml"
         threads: PLAN.threads[0]
