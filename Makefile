@@ -39,7 +39,6 @@ lint: $(STAMP) ## Formatting and lint of Python and of the workflow
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/snakefmt --check Snakefile workflow
-	$(BIN)/python -m snakemake --lint
 
 format: $(STAMP) ## Format and mend what can be mended
 	$(BIN)/ruff check --fix

@@ -30,7 +30,7 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 SEED = int(os.environ.get("LONGDECODE_TEST_SEED", "0"))
 
 TINY = yaml.safe_load(Path(__file__).with_name("tiny_models.yaml").read_text(encoding="utf-8"))
-TOGETHER = ("tests/reporting/papers/", "tests/reporting/", "tests/workflow/")
+TOGETHER = ("tests/reporting/", "tests/workflow/", "tests/evals/throughput/test_equal_memory.py")
 """Tests whose fixtures take seconds to make: with ``--dist loadgroup`` one worker has all tests of such a place."""
 
 

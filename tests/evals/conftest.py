@@ -35,7 +35,7 @@ def config_values(byte_checkpoint: Path) -> dict[str, Any]:
         "suites": {
             "mini_recall": {
                 "contexts": [256, 320],
-                "samples": 5,
+                "samples": 3,
                 "batch": 2,
                 "tasks": ["mini_recall_single", "mini_recall_two_hop"],
             },

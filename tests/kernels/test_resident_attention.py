@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_inputs import ATTENTION_TOLERANCE, DEVICE, HALF_AND_SINGLE, NAN, captured
+from kernel_inputs import ATTENTION_TOLERANCE, DEVICE, NAN, captured
 from longdecode.kernels.block_residency import Arrivals, BlockQueue
 from longdecode.kernels.host_fetch.gpu import BESIDE_ATTENTION, copy_blocks_gpu
 from longdecode.kernels.resident_attention import naive
@@ -136,12 +136,12 @@ def check(one: Case, found: Found) -> None:
     assert found[2].equal(read)
 
 
-@pytest.mark.parametrize("dtype", HALF_AND_SINGLE, ids=str)
 @pytest.mark.parametrize(
-    ("size", "share", "each", "splits"),
-    [(16, 160, 2, 1), (16, 96, 1, 2), (16, 32, 2, 3), (24, 64, 4, 1), (7, 16, 4, 2), (64, 32, 8, 3)],
+    ("size", "share", "each", "splits", "dtype"),
+    [(16, 160, 2, 1, torch.float32), (16, 96, 1, 2, torch.bfloat16), (16, 32, 2, 3, torch.float16),
+     (24, 64, 4, 1, torch.bfloat16), (7, 16, 4, 2, torch.float16), (64, 32, 8, 3, torch.float32)],
     ids=["whole", "halves", "blocks", "straddling", "small blocks", "parts of blocks"],
-)
+)  # fmt: skip
 def test_no_bit_depends_on_what_is_late(
     rng: torch.Generator, size: int, share: int, each: int, splits: int, dtype: torch.dtype
 ) -> None:

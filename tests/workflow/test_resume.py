@@ -17,7 +17,7 @@ from longdecode.training.miniature.checkpoint import save_checkpoint
 from longdecode.training.miniature.model import Miniature, MiniatureShape
 
 pytestmark = pytest.mark.slow
-SUMMARY = "results/trial/summary.csv"
+NUMBERS = ["variant", "budget", "sample_index", "prompt_sha256", "output_sha256", "score"]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_twice_killed_run_ends_with_the_same_numbers(
     log_path = tmp_path / "killed.log"
     for lines, kill in ((1, os.killpg), (3, os.kill)):
         with log_path.open("wb") as log:
-            arguments = command("--configfile", path, "--", SUMMARY)
+            arguments = command("--configfile", path, "--", "scores")
             process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment, start_new_session=True)
             deadline = time.monotonic() + 300
             while journal_lines(journals) < lines:
@@ -51,14 +51,14 @@ def test_twice_killed_run_ends_with_the_same_numbers(
                 time.sleep(0.02)
             kill(process.pid, signal.SIGKILL)
             process.wait()
-        assert not (tmp_path / SUMMARY).exists()
+        assert not list(tmp_path.rglob("records/**/*.parquet"))
 
-    snakemake("--configfile", path, "--", SUMMARY, check=True)
-    resumed = pd.read_csv(tmp_path / SUMMARY)
-    assert resumed["n"].max() == 4
-    assert "Nothing to be done" in snakemake("--configfile", path, "--", SUMMARY, check=True).stdout
-
+    snakemake("--configfile", path, "--", "scores", check=True)
+    assert "Nothing to be done" in snakemake("--configfile", path, "--", "scores", check=True).stdout
     shutil.copytree(tmp_path / "results" / "trial" / "gate", tmp_path / "results" / "undisturbed" / "gate")
-    undisturbed = SUMMARY.replace("trial", "undisturbed")
-    snakemake("--configfile", path, "--config", "profile=undisturbed", "--", undisturbed, check=True)
-    pd.testing.assert_frame_equal(resumed, pd.read_csv(tmp_path / undisturbed))
+    snakemake("--configfile", path, "--config", "profile=undisturbed", "--", "scores", check=True)
+    resumed, whole = (
+        pd.read_parquet(tmp_path / "results" / name / "records", columns=NUMBERS) for name in ("trial", "undisturbed")
+    )
+    assert len(resumed) == 8
+    pd.testing.assert_frame_equal(resumed, whole)

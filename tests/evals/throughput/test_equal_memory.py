@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[3]
 GRID = {
     "bench": "equal_memory", "model": "miniature-shape", "contexts": [320, 400], "budgets": [64],
     "variants": ["near", "far", "beside", "dma", "shadow"], "sequences": 2, "host_gib": 1,
-    "hits": {"near": [0.8], "far": [0.8, 0.9], "beside": [0.8]}, "rounds": 2, "steps": 4,
+    "hits": {"near": [0.8], "far": [0.8, 0.9], "beside": [0.8]}, "rounds": 2, "steps": 2,
 }  # fmt: skip
 METHODS = {
     "full": {},
@@ -164,7 +164,7 @@ OWN_METHODS = {
 def grid_of(**changes: Any) -> dict[str, Any]:
     grid = {
         "bench": "own_choices", "models": dict.fromkeys(OWN_METHODS, "miniature"), "contexts": [384], "budgets": [64],
-        "prompts": "own", "sequences": 2, "host_gib": 1, "rounds": 2, "steps": 5,
+        "prompts": "own", "sequences": 2, "host_gib": 1, "rounds": 2, "steps": 3,
     }  # fmt: skip
     return grid | changes
 
@@ -200,7 +200,7 @@ def own_bench(run: RunConfig) -> OwnChoicesBench:
 
 def test_a_prompt_leaves_as_many_tokens_as_are_decoded() -> None:
     grid = spec_of(run_of_own())
-    assert grid.scored_tokens == 1 + (2 + 2 * 2) * 5
+    assert grid.scored_tokens == 1 + (2 + 2 * 2) * 3
     for request in own_bench(run_of_own()).requests(grid, 384, 3):
         assert len(request.prompt_ids) + len(request.forced_ids) == 384
         assert len(request.forced_ids) == grid.forced_tokens
