@@ -68,7 +68,7 @@ KNOBS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("roles", "knobs"), zip(itertools.cycle(ROLE_MAPS), KNOBS, strict=False), ids=str)
+@pytest.mark.parametrize(("roles", "knobs"), [*zip(itertools.cycle(ROLE_MAPS), KNOBS, strict=False)], ids=str)
 def test_reads_are_those_of_the_rule(role_file: Callable[..., str], roles: str, knobs: dict[str, Any]) -> None:
     """Against a search by hand in float64, whose lists are as long as the strategy, sinks and recent tokens say.
 

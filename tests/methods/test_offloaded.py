@@ -191,7 +191,7 @@ def test_blocks_that_come_during_attention_leave_no_trace(
         monkeypatch.setattr(module, "use_triton", lambda x: True)
     rule = functools.partial(ResidentLaunch, 16, 16, 16, 2, 4, 2)
     monkeypatch.setattr("longdecode.kernels.resident_attention.gpu.choose_launch", lambda *args: rule())
-    told, steps = 0, 12
+    told, steps = 0, 6
 
     def copy(source: Any, target: Any, queue: BlockQueue, arrivals: Arrivals | None = None) -> None:
         nonlocal told

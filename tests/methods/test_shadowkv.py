@@ -161,7 +161,7 @@ def test_kernels_compute_what_their_definitions_do(
     truth, *methods = build(False), build(True), build(False)
     states = [method.start(prompt) for method in (truth, *methods)]
     before = [torch.randn(len(LENGTHS), SMALL.num_heads, 1, DIM, generator=rng) for _ in range(SMALL.num_layers)]
-    for _ in range(6):
+    for _ in range(4):
         heads = [tuple(x.to(dtype) for x in layer) for layer in drifting_heads(rng, before)]
         want = run_step(truth, states[0], heads)  # type: ignore[arg-type]
         with monkeypatch.context() as patch:

@@ -146,7 +146,7 @@ def dense_texts(ragged: list[Request]) -> Callable[[Decoder, Sampling], list[Any
 
 
 @pytest.mark.parametrize(
-    ("number", "drafter"), enumerate(name for name in method_names() if load_card(name).kind == "attention")
+    ("number", "drafter"), [*enumerate(name for name in method_names() if load_card(name).kind == "attention")]
 )
 def test_a_ragged_batch_is_that_of_dense_decoding_for_short_and_long_drafts(
     number: int, drafter: str, decoder: Decoder, shallow: Decoder, ragged: list[Request], dense_texts: Callable
