@@ -70,7 +70,7 @@ for SUITE, VARIANTS in PLAN.suite_variants.items():
             "../scripts/stage.py"
 
 
-rule throughput:
+use rule gate as throughput with:
     """Time one model, or the kernels and the device itself; nothing else may run on the machine meanwhile."""
     input:
         models=lambda wildcards: PLAN.timed_files(wildcards.job),
@@ -81,8 +81,6 @@ rule throughput:
         f"{RESULTS}/speed/{{job}}.parquet",
     log:
         f"{RESULTS}/logs/throughput/{{job}}.log",
-    conda:
-        "../envs/longdecode.yaml"
     threads: PLAN.speed_threads[0]
     resources:
         gpu=PLAN.gpus,
@@ -91,11 +89,9 @@ rule throughput:
         ),
     params:
         depends=lambda wildcards: PLAN.depends("throughput", **wildcards),
-    script:
-        "../scripts/stage.py"
 
 
-rule retrospection:
+use rule gate as retrospection with:
     """Measure what selections share along a text, and how near corrected states come to Full's."""
     input:
         model=lambda wildcards: PLAN.model_files(wildcards.model),
@@ -107,19 +103,11 @@ rule retrospection:
         f"{RESULTS}/retrospection/{{model}}.parquet",
     log:
         f"{RESULTS}/logs/retrospection/{{model}}.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: PLAN.threads[0]
-    resources:
-        gpu=PLAN.gpus,
-        torch_threads=torch_threads,
     params:
         depends=lambda wildcards: PLAN.depends("retrospection", **wildcards),
-    script:
-        "../scripts/stage.py"
 
 
-rule write_texts:
+use rule gate as write_texts with:
     """Write the texts of one long generation; a killed one goes on at the text it was at."""
     input:
         model=lambda wildcards: PLAN.model_files(
@@ -136,19 +124,11 @@ rule write_texts:
         f"{RESULTS}/generation/{{writing}}.parquet",
     log:
         f"{RESULTS}/logs/generation/{{writing}}.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: PLAN.threads[0]
-    resources:
-        gpu=PLAN.gpus,
-        torch_threads=torch_threads,
     params:
         depends=lambda wildcards: PLAN.depends("write_texts", **wildcards),
-    script:
-        "../scripts/stage.py"
 
 
-rule tune_model:
+use rule gate as tune_model with:
     """Choose every method's per-model knobs on one model, with the same effort for each, on prompts that no table uses."""
     input:
         model=lambda wildcards: PLAN.model_files(wildcards.model),
@@ -159,13 +139,5 @@ rule tune_model:
         f"{RESULTS}/tuning/{{model}}.json",
     log:
         f"{RESULTS}/logs/tuning/{{model}}.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: PLAN.threads[0]
-    resources:
-        gpu=PLAN.gpus,
-        torch_threads=torch_threads,
     params:
         depends=lambda wildcards: PLAN.depends("tune_model", **wildcards),
-    script:
-        "../scripts/stage.py"

@@ -32,7 +32,7 @@ rule tables:
         "../scripts/stage.py"
 
 
-rule report:
+use rule tables as report with:
     """Build static pages, readable offline, with the data beside each figure; a failed instrument check ends the run."""
     input:
         config=f"{RESULTS}/config.yaml",
@@ -50,9 +50,5 @@ rule report:
         ),
     log:
         f"{RESULTS}/logs/report.log",
-    conda:
-        "../envs/longdecode.yaml"
     params:
         depends=PLAN.folder_hash("reporting", "methods"),
-    script:
-        "../scripts/stage.py"

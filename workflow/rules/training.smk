@@ -36,7 +36,7 @@ rule built_model:
         "../scripts/stage.py"
 
 
-rule train_roles:
+use rule gate as train_roles with:
     """Train one set of head roles, with the history of its training."""
     input:
         lambda wildcards: PLAN.model_files(wildcards.model),
@@ -47,19 +47,11 @@ rule train_roles:
         about=f"{RESULTS}/identification/{{model}}/{{role_run}}/run.json",
     log:
         f"{RESULTS}/logs/identification/{{model}}/{{role_run}}.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: PLAN.threads[0]
-    resources:
-        gpu=PLAN.gpus,
-        torch_threads=torch_threads,
     params:
         depends=lambda wildcards: PLAN.depends("train_roles", **wildcards),
-    script:
-        "../scripts/stage.py"
 
 
-rule train_fork:
+use rule gate as train_fork with:
     """Continue a checkpoint with one kind of attention; a killed run goes on from its last state."""
     input:
         lambda wildcards: PLAN.model_files(wildcards.model),
@@ -70,19 +62,11 @@ rule train_fork:
         about=f"{RESULTS}/forks/{{model}}/{{fork}}/run.json",
     log:
         f"{RESULTS}/logs/forks/{{model}}/{{fork}}.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: PLAN.threads[0]
-    resources:
-        gpu=PLAN.gpus,
-        torch_threads=torch_threads,
     params:
         depends=lambda wildcards: PLAN.depends("train_fork", **wildcards),
-    script:
-        "../scripts/stage.py"
 
 
-rule train_heads:
+use rule gate as train_heads with:
     """Train a model's sets of draft heads, all from one pass of the model over the books. A killed run goes on."""
     input:
         lambda wildcards: PLAN.model_files(wildcards.model),
@@ -94,19 +78,11 @@ rule train_heads:
         ),
     log:
         f"{RESULTS}/logs/heads/{{model}}.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: PLAN.threads[0]
-    resources:
-        gpu=PLAN.gpus,
-        torch_threads=torch_threads,
     params:
         depends=lambda wildcards: PLAN.depends("train_heads", **wildcards),
-    script:
-        "../scripts/stage.py"
 
 
-rule ship_heads:
+use rule built_model as ship_heads with:
     """Copy a model's TokenSwift heads to models/draft_heads, in bfloat16 and with a card; what is there already stays."""
     input:
         f"{RESULTS}/heads/{{model}}/chained/zero/heads.json",
@@ -118,13 +94,9 @@ rule ship_heads:
         f"{RESULTS}/logs/heads/{{model}}-shipped.log",
     wildcard_constraints:
         model=one_of(UNSHIPPED),
-    conda:
-        "../envs/longdecode.yaml"
-    script:
-        "../scripts/stage.py"
 
 
-rule overlap:
+use rule gate as overlap with:
     """Overlap of adjacent layers' top tokens, head by head."""
     input:
         [path for model in RUN.overlap for path in PLAN.model_files(model)],
@@ -132,19 +104,11 @@ rule overlap:
         f"{RESULTS}/overlap.csv",
     log:
         f"{RESULTS}/logs/overlap.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: PLAN.threads[0]
-    resources:
-        gpu=PLAN.gpus,
-        torch_threads=torch_threads,
     params:
         depends=PLAN.depends("overlap"),
-    script:
-        "../scripts/stage.py"
 
 
-rule nosa_locality:
+use rule gate as nosa_locality with:
     """Overlap of consecutive steps by layer and head over forced text, and traces that the host cache can replay."""
     input:
         sorted(
@@ -157,36 +121,26 @@ rule nosa_locality:
         traces=[f"{RESULTS}/traces/{variant}.npz" for variant in RUN.locality],
     log:
         f"{RESULTS}/logs/locality.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: PLAN.threads[0]
-    resources:
-        gpu=PLAN.gpus,
-        torch_threads=torch_threads,
     params:
         depends=PLAN.depends("locality"),
-    script:
-        "../scripts/stage.py"
 
 
-rule miniature_train:
+use rule built_model as miniature_train with:
     """Train the reference model anew (a GPU; seven minutes on an H200); a killed run goes on from its last checkpoint."""
+    input:
+        [],
     output:
         "results/miniature/weights/model.safetensors",
     log:
         "results/miniature/logs/train.log",
-    conda:
-        "../envs/longdecode.yaml"
     threads: CORES or 8
     resources:
         gpu=1,
     params:
         depends=PLAN.folder_hash("training/miniature"),
-    script:
-        "../scripts/stage.py"
 
 
-rule miniature_seed:
+use rule miniature_train as miniature_seed with:
     """Train one more miniature from another seed, to 8,192 tokens (a GPU; some two minutes on an H200): a model `{path: miniature-seed1}` asks for it."""
     input:
         plan=str(ROOT / "training" / "miniature" / "curriculum-8k.yaml"),
@@ -194,18 +148,9 @@ rule miniature_seed:
         f"{cache_root()}/miniature-seed{{seed,[0-9]+}}/model.safetensors",
     log:
         "results/miniature/logs/seed{seed}.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: 8
-    resources:
-        gpu=1,
-    params:
-        depends=PLAN.folder_hash("training/miniature"),
-    script:
-        "../scripts/stage.py"
 
 
-rule smollm2_train:
+use rule miniature_train as smollm2_train with:
     """Train the long-context adaptor anew (six minutes of an H200, 90 GB); a killed run goes on from its last checkpoint."""
     input:
         model=f"{cache_root()}/smollm2/model.safetensors",
@@ -213,12 +158,5 @@ rule smollm2_train:
         [str(TRAINED / Path(name).name) for name in ADAPTOR],
     log:
         "results/smollm2/logs/train.log",
-    conda:
-        "../envs/longdecode.yaml"
-    threads: CORES or 8
-    resources:
-        gpu=1,
     params:
         depends=PLAN.folder_hash("training/long_context"),
-    script:
-        "../scripts/stage.py"
