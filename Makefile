@@ -87,7 +87,7 @@ plan: $(STAMP) ## Jobs, GPU hours, disk and downloads of the sweep in config/PRO
 	@$(BIN)/python -m longdecode plan $(PROFILE)
 
 rehearse: $(STAMP) ## The papers' runs on a CPU with tiny random checkpoints (ARGS="retro --place build/rehearsal" for one, kept)
-	$(BIN)/python tests/papers/rehearsal.py --cores $(WORKERS) $(ARGS)
+	PYTHONPATH=$(PYTHONPATH):$(CURDIR)/tests $(BIN)/python tests/papers/rehearsal.py --cores $(WORKERS) $(ARGS)
 
 faults: $(STAMP) ## The fault campaign: half an hour on two processors (ARGS="--size 0.1 --minutes 3" for less)
 	$(BIN)/python tests/faults/campaign.py $(ARGS)

@@ -6,11 +6,11 @@ revisions. It prints a row for each cell and ends with 1 where a cell is not the
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
+import typer
 
 from longdecode.evals.records import Record, hash_output
 from longdecode.evals.store import read_folder, read_records
@@ -45,18 +45,15 @@ def _frame(records: Iterable[Record]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).astype({"score": float})
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(first: Path, second: Path) -> None:
     """Print how two runs compare."""
-    parser = argparse.ArgumentParser(prog="python -m longdecode.evals.compare", description=__doc__)
-    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN")
-    runs = parser.parse_args(arguments).runs
-    found = [read_folder(path, Record) if path.is_dir() else read_records(path, Record) for path in runs]
+    found = [read_folder(path, Record) if path.is_dir() else read_records(path, Record) for path in (first, second)]
     table = compare_runs(*found)
     print(table.to_string(index=False, float_format="{:.4f}".format))
-    same = (table[_SAME] == 1).all(axis=None)
-    print(f"{len(table)} cells: {'the same in both' if same and len(table) else 'not the same'}")
-    return int(not same or table.empty)
+    same = bool((table[_SAME] == 1).all(axis=None)) and not table.empty
+    print(f"{len(table)} cells: {'the same in both' if same else 'not the same'}")
+    raise typer.Exit(not same)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    typer.run(main)

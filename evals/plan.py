@@ -148,8 +148,7 @@ class Plan:
     def made(self) -> list[str]:
         """Files that rules of this run make and that its configuration names, and forks that another is to train."""
         forks = (f"{path}/model.safetensors" for path in sorted(self._forks))
-        shipped = (f"models/draft_heads/{model}/heads.json" for model in self.run.models)
-        return [*self.role_files, *forks, *self.head_files, *shipped]
+        return [*self.role_files, *forks, *self.head_files]
 
     @cached_property
     def _forks(self) -> frozenset[str]:

@@ -11,7 +11,11 @@ from pathlib import Path
 from longdecode.engine.config_reader import BUILT_MODELS, built_model, read_config, resolve_checkpoint
 from longdecode.engine.errors import CheckpointError, ConfigError, LongDecodeError, StorageError, UnsupportedCellError
 from longdecode.evals.config_values import unknown_name
+from longdecode.evals.datasets.reader import FROM_HUB, SOURCES
 from longdecode.evals.run_config import RunConfig
+
+DATA_FOLDER = "data"
+"""Folder of the layout in which `longdecode data fetch` puts all sets."""
 
 
 def look(run: RunConfig, made: Collection[str] = ()) -> None:
@@ -41,8 +45,18 @@ def look(run: RunConfig, made: Collection[str] = ()) -> None:
                     wanted = f"{path}: {what}, and no rule of this run makes it"
                     raise ConfigError(f"{run.source}: methods.{variant}: {wanted}")
     for name, place in run.data.items():
-        if place is not None and not (place.exists() or str(place) == "hub" or _may_be_hub_id(str(place))):
-            raise ConfigError(f"{run.source}: data.{name}: no such folder: {place}")
+        if place is not None and (fault := data_fault(name, place)):
+            raise ConfigError(f"{run.source}: data.{name}: {fault}")
+
+
+def data_fault(name: str, place: Path) -> str | None:
+    """Say that the place of a data set is neither here nor on the hub; folders of ``data`` are never hub ids."""
+    sets = [data for data in SOURCES.values() if data.key == name]
+    hub = str(place) == FROM_HUB and any(data.hub_id for data in sets)
+    copy = any(data.copies for data in sets) and _may_be_hub_id(str(place)) and place.parts[0] != DATA_FOLDER
+    if place.expanduser().exists() or hub or copy:
+        return None
+    return f"no such folder: {place}; `longdecode data fetch SUITE --to {DATA_FOLDER}` makes {DATA_FOLDER}/{name}"
 
 
 def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) -> None:
@@ -63,12 +77,12 @@ def check(run: RunConfig, made: Collection[str] = (), *, device: bool = True) ->
     if device:
         _blamed(run, "device", partial(resolve_device, run.device))
 
-    def check_tokenizer(folder: Path) -> None:
+    def check_files(folder: Path) -> None:
+        check_checkpoint(folder)
         eos_ids(folder, load_tokenizer(folder))
 
     for model, folder in _local_models(run, made):
-        for act in (check_checkpoint, check_tokenizer):
-            _blamed(run, f"models.{model}", partial(act, folder))
+        _blamed(run, f"models.{model}", partial(check_files, folder))
         for variant in run.methods:
             if not {str(path) for path in run.methods[variant].files_of(model)} & set(made):
                 _blamed(run, f"methods.{variant}", partial(_build, run, model, variant))

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+
 from longdecode.engine.config_reader import built_model, read_config
 from longdecode.engine.errors import LongDecodeError
+from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
-from longdecode.evals.run_config import RecordFile, RunConfig, load_run_config
+from longdecode.evals.run_config import RecordFile, RunConfig
 from longdecode.evals.tasks.registry import folder_of, get_task
 
 MEASURED_BYTES = 15.0e9  # weights of the 8B shape that a step reads, of 16.1 GB with the embedding
@@ -89,16 +92,24 @@ class Size:
 
 
 def size_of(path: str) -> Size | None:
-    """Return the size of a checkpoint: as listed, or of the files that are here; ``None`` where neither says."""
+    """Return the size of a checkpoint: as listed, or by its files or config.json here; ``None`` where none says."""
     if known := SIZES["checkpoints"].get(path):
         return Size(known["bytes"], 4.0 * known["layers"] * known["kv_heads"] * known["head_dim"], "gated" in known)
     folder = built_model(path) or Path(path).expanduser()
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     try:
-        config = read_config(folder) if weights else None
-    except LongDecodeError:
+        if not folder.is_dir() and isinstance(cached := try_to_load_from_cache(path, "config.json"), str):
+            folder = Path(cached).parent
+        config = read_config(folder)
+    except (LongDecodeError, ValueError):  # no checkpoint, no name of the hub
         return None
-    return Size(weights, 4.0 * config.num_layers * config.num_kv_heads * config.head_dim) if config else None
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) or 2.0 * parameters(config)
+    return Size(weights, 4.0 * config.num_layers * config.num_kv_heads * config.head_dim)
+
+
+def parameters(config: ModelConfig) -> int:
+    """Return how many numbers a checkpoint's matrices hold."""
+    layer = 2 * config.head_dim * (config.num_heads + config.num_kv_heads) + 3 * config.intermediate_size
+    return config.hidden_size * (config.num_layers * layer + config.vocab_size * (2 - config.tie_embeddings))
 
 
 def cost_of(run: RunConfig) -> Cost:
@@ -170,13 +181,8 @@ def _texts_cost(run: RunConfig, text: Any) -> Cost:
     return Cost(0, count * seconds / 3600, memory, stored)
 
 
-def lines(files: Sequence[Path]) -> Iterator[str]:
-    """Yield the table of some configurations, a row each and one for all, then what is missing or gated.
-
-    Raises:
-        ConfigError: a configuration is wrong.
-    """
-    runs = [load_run_config(path) for path in files]
+def lines(runs: Sequence[RunConfig]) -> Iterator[str]:
+    """Yield the table of some runs, a row each and one for all, then what is missing or gated."""
     yield f"hours of one {_TIMES['device']} by measured step times, scaled by bytes; jobs may run side by side"
     yield f"{'run':<24}{'jobs':>6}{'GPU hours':>12}{'GB a job':>14}{'disk GB':>14}{'download GB':>14}"
     total = Cost()
@@ -190,15 +196,3 @@ def lines(files: Sequence[Path]) -> Iterator[str]:
     for path in sorted({model.path for run in runs for model in run.models.values()}):
         if (size := size_of(path)) and size.gated:
             yield f"gated: https://huggingface.co/{path} (accept its licence there, then `hf auth login`)"
-
-
-def stated(run: RunConfig) -> Iterator[str]:
-    """Yield a run's cost in a line or two, as `longdecode run` says it before it starts."""
-    cost = cost_of(run)
-    loaded = sum(cost.downloads.values()) / 1e9
-    on_gpu = f"about {cost.gpu_hours:,.1f} hours of an H200, " if run.device.startswith("cuda") else ""
-    yield (
-        f"{run.profile}: {cost.jobs} jobs, {on_gpu}{cost.memory_bytes / 1e9:,.1f} GB a job, "
-        f"{cost.records_bytes / 1e9 + loaded:,.1f} GB of disk, {loaded:,.1f} GB to download"
-    )
-    yield from dict.fromkeys(f"missing: {what}" for what in cost.missing)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from longdecode.reporting.compare import write_compare
@@ -29,6 +30,30 @@ def build(results: Path, out: Path) -> Path:
         ReportError: the folder holds no table of results.
     """
     return _build([read_run(Path(results))], Path(out))
+
+
+def build_checked(results: Path, out: Path, inputs: Iterable[Path]) -> None:
+    """Build the site of a run from files that are as they were written, and write its manifest.
+
+    Args:
+        inputs: files that the pages rest on; those outside the run's folder ship with the project.
+
+    Raises:
+        GateError: a check of the instrument failed.
+        ManifestError: a file of the run changed since it was written.
+    """
+    from longdecode.engine.errors import GateError
+    from longdecode.evals import manifest
+
+    instrument = results / "instrument.json"
+    checks = json.loads(instrument.read_text(encoding="utf-8"))["checks"]
+    if failed := [check for check in checks if check["outcome"] == "failed"]:
+        said = "".join(f"\n  {check['name']}: {check['requires']}; got {check['numbers']}" for check in failed)
+        raise GateError(f"{len(failed)} of {len(checks)} instrument checks failed ({instrument}):{said}")
+    # What ships with the project, such as a tuning record, is no result of the run and in no manifest.
+    manifest.require(results, {path for path in inputs if path.is_relative_to(results)} | manifest.listed(results))
+    build(results, out)
+    manifest.rewrite(out)
 
 
 def build_all(results_root: Path, out: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -27,15 +28,23 @@ def pieces() -> TextTokenizer:
     return TextTokenizer(inner)
 
 
-def subwords(first: bool = False) -> TextTokenizer:
-    """Return a byte-level BPE of 500 subwords learned from generated prose; ``first`` puts ``<s>`` before a text."""
+def byte_level(text: str, size: int, special: Sequence[str]) -> Tokenizer:
+    """Return a byte-level BPE of so many tokens, learned from a text, whose digits stand apart."""
     inner = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
     inner.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, special_tokens=["<s>"] * first)
-    inner.train_from_iterator([prose.filler(random.Random(0), 40_000)], trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, special_tokens=list(special), show_progress=False
+    )
+    inner.train_from_iterator([text], trainer)
+    return inner
+
+
+def subwords(first: bool = False) -> TextTokenizer:
+    """Return 500 subwords learned from generated prose; ``first`` puts ``<s>`` before a text."""
+    inner = byte_level(prose.filler(random.Random(0), 40_000), 500, ["<s>"] * first)
     if first:
         inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return TextTokenizer(inner)

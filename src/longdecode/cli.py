@@ -6,24 +6,68 @@ import os
 import shutil
 import sys
 import webbrowser
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from longdecode.engine.errors import ConfigError, LongDecodeError
+from longdecode.evals.fingerprint import REPOSITORY
+from longdecode.reporting.terminal import show
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 methods_app = typer.Typer(help="List the methods, or start one of your own.")
+data_app = typer.Typer(help="List the suites and their data, fetch it, check it.")
 app.add_typer(methods_app, name="methods")
+app.add_typer(data_app, name="data")
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
 
 CORES = os.cpu_count() or 1
 Profile = Annotated[str, typer.Argument(help="A configuration file, or a profile of config/.")]
 Cores = Annotated[int, typer.Option(help="Cores that jobs may use.")]
+
+
+def tokens_of(text: str) -> int:
+    """Return a context in tokens: ``32k`` and ``32768`` are the same."""
+    number = text.lower().removesuffix("k")
+    if not number.isdigit():
+        raise ConfigError(f"--context {text}: a number of tokens is needed, such as 32k or 32768")
+    return int(number) * (1024 if text.lower().endswith("k") else 1)
+
+
+def budget_of(text: str) -> float | int:
+    """Return a budget: ``10%`` and ``0.1`` are a share of the context, ``1024`` tokens."""
+    try:
+        return int(text) if text.isdigit() else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise ConfigError(f"--budget {text}: a share such as 10%, or a number of tokens, is needed") from None
+
+
+def place_of(text: str) -> tuple[str, str]:
+    """Return a data set and its folder."""
+    key, equals, folder = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--data {text}: SUITE=FOLDER is needed")
+    return key, folder
+
+
+def listed(kind: Callable[[str], Any], words: str, help_: str) -> Any:
+    """Return an option whose value is a list with commas between its entries."""
+    return typer.Option(parser=lambda text: [kind(part) for part in text.split(",")], metavar=words, help=help_)
+
+
+Model = Annotated[str, typer.Option(help="A checkpoint's folder or hub id.")]
+Out = Annotated[Path | None, typer.Option(help="The configuration that is written; named after the model if left out.")]
+Methods = Annotated[Any, listed(str, "NAMES", "Methods beside full.")]
+Suites = Annotated[Any, listed(str, "NAMES", "Suites; longbench_prompt is one under its other protocol.")]
+Contexts = Annotated[Any, listed(tokens_of, "TOKENS", "Contexts, such as 8k,32k.")]
+Budgets = Annotated[Any, listed(budget_of, "BUDGETS", "Shares of the context such as 10%, or tokens.")]
+Samples = Annotated[int, typer.Option(help="Prompts a task and context.")]
+Places = Annotated[Any, listed(place_of, "SUITE=FOLDER", "A suite's data, where it is not in data/.")]
+Force = Annotated[bool, typer.Option(help="Write over a configuration that is there.")]
+METHODS, SUITES = "streaming,snapkv,quest,shadowkv", "passkey,json_kv,mini_longgen"
 
 
 def main() -> None:
@@ -48,7 +92,7 @@ def methods(context: typer.Context) -> None:
         budget = card.limits.min_budget_tokens
         paper = f"{card.paper.venue} {card.paper.year}" if card.paper else "-"
         rows.append((name, card.title, card.family, "reads all" if budget is None else f"{budget}", paper))
-    show(("method", "title", "family", "least budget", "paper"), rows)
+    show(console, ("method", "title", "family", "least budget", "paper"), rows)
 
 
 @methods_app.command("new")
@@ -61,27 +105,26 @@ def new_method(
 
     folder = write_method(name, into)
     console.print(f"{folder}: method.py, card.yaml, rule.py")
-    if into.resolve() != (_root() / "methods").resolve():
+    if into.resolve() != (REPOSITORY / "methods").resolve():
         console.print(f"export LONGDECODE_METHOD_PATH={into.resolve()}")
     console.print(f"longdecode check {name}")
 
 
 @app.command()
 def init(
-    model: Annotated[str, typer.Option(help="A checkpoint's folder or hub id.")],
-    out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("my.yaml"),
-    context: Annotated[str, typer.Option(help="Longest context, such as 32k.")] = "32k",
-    force: Annotated[bool, typer.Option(help="Write over a file that is there.")] = False,
+    model: Model,
+    out: Out = None,
+    methods: Methods = METHODS,
+    suite: Suites = SUITES,
+    context: Contexts = "8k,32k",
+    budget: Budgets = "1024,4096",
+    samples: Samples = 32,
+    data: Places = None,
+    force: Force = False,
 ) -> None:
-    """Write a configuration for a checkpoint of your own, on tasks that need no data set."""
-    from longdecode.evals.run_config import load_run_config
-    from longdecode.starting import starting_config
-
-    if out.exists() and not force:
-        raise ConfigError(f"{out} is there already; --force writes over it, --out names another")
-    out.write_text(starting_config(model, out.stem, tokens_of(context)), encoding="utf-8")
-    load_run_config(out)
-    console.print(f"{out}: methods, budgets and tasks to start from; longdecode run {out}")
+    """Write a configuration for a checkpoint of your own: what fits it and this machine."""
+    written = _written(out, force, model, methods, suite, context, budget, samples, dict(data or ()))
+    console.print(f"{written}: longdecode run {written}")
 
 
 @app.command()
@@ -90,10 +133,24 @@ def run(
     cores: Cores = CORES,
     target: Annotated[str, typer.Option(help="A target of the workflow: gates, scores, times, tune, all.")] = "all",
     config: Annotated[list[str] | None, typer.Option(help="KEY=VALUE over the file's, as snakemake --config.")] = None,
+    model: Model = "",
+    out: Out = None,
+    methods: Methods = METHODS,
+    suite: Suites = SUITES,
+    context: Contexts = "8k,32k",
+    budget: Budgets = "1024,4096",
+    samples: Samples = 32,
+    data: Places = None,
+    force: Force = False,
 ) -> None:
-    """Print the cost, run the workflow with one progress bar, and end with answer, warnings and path."""
+    """Print the cost, run the workflow with one progress bar, and end with a table and the page.
+
+    With --model no configuration is needed: the one that `longdecode init` writes for the same options is run.
+    """
     from longdecode.running import run_workflow
 
+    if model:
+        profile = str(_written(out, force, model, methods, suite, context, budget, samples, dict(data or ())))
     raise typer.Exit(run_workflow(profile, cores, target, config or [], console))
 
 
@@ -102,9 +159,10 @@ def plan(
     profile: Annotated[str, typer.Argument(help="A configuration, a profile, or a folder of configurations.")] = "demo",
 ) -> None:
     """Print jobs, GPU hours, memory a job, disk, downloads, and missing data. Nothing runs."""
+    from longdecode.evals.run_config import load_run_config
     from longdecode.evals.sweep import lines
 
-    for line in lines(_files_of(profile)):
+    for line in lines([load_run_config(path) for path in _files_of(profile)]):
         console.print(line, markup=False)
 
 
@@ -121,9 +179,8 @@ def check(
     card, target = load_card(method), resolve_device(device)
     conformance.check_method(method, target)
     rows = [(check.__name__.replace("_", " "), "passed") for check in conformance.CHECKS]
-    show((f"{method} on {target}", ""), rows)
-    cases = len(card.variants)
-    console.print(f"{method} passed the gate: {len(rows)} checks, with defaults and {cases} variants of its card")
+    show(console, (f"{method} on {target}", ""), rows)
+    console.print(f"{method} passed the gate: {len(rows)} checks, with defaults and {len(card.variants)} variants")
 
 
 @app.command()
@@ -134,11 +191,11 @@ def compare(
     profile: Annotated[str | None, typer.Option(help="One run; all of results/ if left out.")] = None,
 ) -> None:
     """Print what two variants scored on the same prompts, and how fast they decode, from the tables of results/."""
-    from longdecode.comparing import compared
+    from longdecode.reporting.terminal import compared
 
     quality, speed = compared(Path("results"), a, b, tokens_of(context) if context else None, profile)
-    show(("run", "task", "context", "budget", "n", a, b, "difference", "verdict"), quality)
-    show(("run", "model", "context", "batch", "budget", f"{a}, times Full", f"{b}, times Full"), speed)
+    show(console, ("run", "task", "context", "budget", "n", a, b, "difference", "verdict"), quality)
+    show(console, ("run", "model", "context", "batch", "budget", f"{a}, times Full", f"{b}, times Full"), speed)
     if not quality and not speed:
         raise ConfigError(f"no table of results/ has {a} and {b} in one cell")
 
@@ -179,14 +236,36 @@ def verify(profiles: Annotated[list[str] | None, typer.Argument(help="Runs; all 
     raise typer.Exit(bool(wrong))
 
 
-@app.command()
-def data(profile: Annotated[str, typer.Argument(help="A configuration, whose data folders are checked.")] = "") -> None:
-    """List the suites: what they ask, where their data comes from, its licence, and whether it is here."""
-    from longdecode.data_list import data_rows
-    from longdecode.evals.run_config import load_run_config
+@data_app.callback(invoke_without_command=True)
+def data(context: typer.Context) -> None:
+    """List the suites: what they ask, where their data comes from, its licence and megabytes."""
+    if context.invoked_subcommand:
+        return
+    from longdecode.data_sets import data_rows
 
-    run_config = load_run_config(_files_of(profile)[0]) if profile else None
-    show(("suite", "asks", "data", "source", "licence", "here"), data_rows(run_config))
+    show(console, ("suite", "asks", "data", "source", "licence", "MB"), data_rows())
+
+
+@data_app.command("fetch")
+def fetch_data(
+    suite: Annotated[str, typer.Argument(help="A suite, such as ruler.")],
+    to: Annotated[Path, typer.Option(help="Folder of all data; the suite's goes to one inside.")] = Path("data"),
+) -> None:
+    """Fetch a suite's data in the layout that configurations name."""
+    from longdecode.data_sets import fetch
+
+    for line in fetch(suite, to):
+        console.print(line, markup=False)
+
+
+@data_app.command("check")
+def check_data(folder: Annotated[Path, typer.Argument(help="Folder of all data.")] = Path("data")) -> None:
+    """Read a prompt of every task whose data lies in a folder, and compare hashes."""
+    from longdecode.data_sets import check
+
+    rows = list(check(folder))
+    show(console, ("suite", "tasks read", "MB", "first fault"), rows)
+    raise typer.Exit(any(row[-1] != "ok" for row in rows))
 
 
 @app.command()
@@ -218,21 +297,11 @@ def add_results(folder: Annotated[Path, typer.Argument(help="A folder of results
     console.print(f"{target}: {len(manifest.listed(target))} files")
 
 
-def show(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print a table, nothing where it has no row."""
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    if table.row_count:
-        console.print(table)
+def _written(out: Path | None, force: bool, *choices: Any) -> Path:
+    """Write the configuration that options ask for, say what was found, and return its path."""
+    from longdecode.starting import Choices, write_config
 
-
-def tokens_of(text: str) -> int:
-    """Return a context in tokens: ``32k`` and ``32768`` are the same."""
-    number = text.lower().removesuffix("k")
-    if not number.isdigit():
-        raise ConfigError(f"--context {text}: a number of tokens is needed, such as 32k or 32768")
-    return int(number) * (1024 if text.lower().endswith("k") else 1)
+    return write_config(Choices(*choices), out, force, lambda note: console.print(note, markup=False))
 
 
 def name_of(profile: str) -> str:
@@ -246,13 +315,7 @@ def _files_of(profile: str) -> list[Path]:
     """Return the configurations that a file, a folder (here or of config/) or a profile names."""
     from longdecode.evals.plan import config_path
 
-    for folder in (Path(profile), _root() / "config" / profile):
+    for folder in (Path(profile), REPOSITORY / "config" / profile):
         if folder.is_dir():
             return sorted(path for path in folder.glob("*.yaml") if path.name != "sizes.yaml")
-    return [Path(profile)] if profile.endswith((".yaml", ".yml")) else [config_path(_root(), profile)]
-
-
-def _root() -> Path:
-    from longdecode.evals.fingerprint import REPOSITORY
-
-    return REPOSITORY
+    return [Path(profile)] if profile.endswith((".yaml", ".yml")) else [config_path(REPOSITORY, profile)]

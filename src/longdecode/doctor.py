@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 NEEDED = ("torch", "transformers", "numpy", "pandas", "pyarrow", "pydantic", "scipy", "filelock")
 FOR_RUNS = ("snakemake", "datasets", "lm_eval", "altair", "vl_convert", "jinja2")
@@ -21,11 +22,9 @@ def examined() -> Iterator[tuple[str, bool, str]]:
     """Yield what was looked at, whether it is as wanted, and what was found or what to do."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield "python", sys.version_info >= (3, 11), f"{version}; 3.11 or later is needed"
-    missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
-    yield "packages", not missing, f"missing: {', '.join(missing)}" if missing else "all that the library needs"
-    lacking = [name for name in FOR_RUNS if not importlib.util.find_spec(name)]
-    advice = f"missing: {', '.join(lacking)}; pip install 'longdecode[bench,report]'"
-    yield "for runs", not lacking, advice if lacking else "snakemake, data sets, charts"
+    for title, names, advice in (("packages", NEEDED, ""), ("for runs", FOR_RUNS, "[bench,report]")):
+        missing = ", ".join(name for name in names if not importlib.util.find_spec(name))
+        yield title, not missing, f"missing: {missing}; pip install 'longdecode{advice}'" if missing else "all here"
     yield from _torch()
     yield "bubblewrap", bool(shutil.which("bwrap")), _sandbox()
     free = shutil.disk_usage(Path.cwd()).free / 1e9
@@ -34,7 +33,8 @@ def examined() -> Iterator[tuple[str, bool, str]]:
     while not cache.exists():
         cache = cache.parent
     yield "cache", os.access(cache, os.W_OK), f"{cache}; XDG_CACHE_HOME names another"
-    yield _network()
+    refusal = reached()
+    yield "network", not refusal, f"{refusal}; the demo needs none" if refusal else "the hub can be reached"
 
 
 def _torch() -> Iterator[tuple[str, bool, str]]:
@@ -64,9 +64,11 @@ def _sandbox() -> str:
     return "works" if works else "here, but this machine forbids namespaces; suite code stays `unsupported`"
 
 
-def _network() -> tuple[str, bool, str]:
+def reached() -> str:
+    """Say that the hub cannot be reached, and why; nothing where it can."""
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
     try:
-        socket.create_connection(("huggingface.co", 443), timeout=3).close()
+        socket.create_connection((host, 443), timeout=3).close()
     except OSError as error:
-        return "network", False, f"huggingface.co cannot be reached ({error}); the demo needs none"
-    return "network", True, "huggingface.co can be reached"
+        return f"{host} cannot be reached ({error})"
+    return ""

@@ -8,11 +8,10 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pandas as pd
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -20,11 +19,11 @@ from longdecode.engine.errors import ConfigError
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import config_path
 from longdecode.evals.run_config import RunConfig, load_run_config
-from longdecode.evals.sweep import stated
+from longdecode.evals.sweep import lines
+from longdecode.reporting import terminal
 
 FINISHED = re.compile(r"^Finished jobid: \d+ \(Rule: (\w+)\)")
 STEPS = re.compile(r"^(\d+) of (\d+) steps")
-REFUSED = re.compile(r"^(\S+) \((failed_gate|unsupported)\), its cells stay empty")
 SAID = re.compile(r"^(\w+Error|MissingInputException|WorkflowError)\b")
 
 
@@ -42,7 +41,6 @@ class Told:
     steps: str = "0/0"
     scored: float = 0
     rule: str = ""
-    refused: list[str] = field(default_factory=list)
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=5))
     began: float = field(default_factory=time.monotonic)
 
@@ -54,8 +52,6 @@ class Told:
         elif found := STEPS.match(line):
             self.steps = f"{found[1]}/{found[2]}"
             return self.line()
-        elif found := REFUSED.match(line):
-            self.refused.append(found[1])
         elif line.startswith("Nothing to be done"):
             return "nothing to do: all is up to date"
         elif SAID.match(line) and line not in self.errors:
@@ -63,15 +59,11 @@ class Told:
         return None
 
     def line(self) -> str:
-        """Say the job that ended, cells done, time taken and time left."""
+        """Say the job that ended, cells done, time taken, and time left by the cells scored so far."""
         cells = f"  cells {self.scored:,.0f}/{self.total:,.0f}" if self.total else ""
-        return f"[{self.steps}] {self.rule:<24}{clock(self.seconds)}{cells}{self.left()}"
-
-    def left(self) -> str:
-        """Estimate the time left from the cells scored so far, nothing before the first."""
-        if not self.scored or self.scored >= self.total:
-            return ""
-        return f"  about {clock(self.seconds * (self.total - self.scored) / self.scored)} left"
+        rest = self.total - self.scored
+        left = f"  about {clock(self.seconds * rest / self.scored)} left" if self.scored and rest else ""
+        return f"[{self.steps}] {self.rule:<24}{clock(self.seconds)}{cells}{left}"
 
     @property
     def seconds(self) -> float:
@@ -91,14 +83,11 @@ def run_workflow(profile: str, cores: int, target: str, given: Sequence[str], co
     """
     if not (REPOSITORY / "Snakefile").is_file():
         raise ConfigError("runs need a checkout of the project: git clone it, then make setup")
-    try:
-        path = Path(profile) if profile.endswith((".yaml", ".yml")) else config_path(REPOSITORY, profile)
-    except SystemExit as error:
-        raise ConfigError(str(error).partition(": ")[2]) from None
+    path = Path(profile) if profile.endswith((".yaml", ".yml")) else config_path(REPOSITORY, profile)
     run = load_run_config(path)
     name = dict(item.split("=", 1) for item in given if "=" in item).get("profile", run.profile)
     results, page = Path("results") / name, Path("reports") / name / "index.html"
-    for line in stated(run):
+    for line in lines([run]):
         console.print(line, markup=False)
     log = results / "run.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -158,42 +147,17 @@ def _follow(command: list[str], log: Path, told: Told, console: Console) -> int:
 
 
 def _end(run: RunConfig, told: Told, status: int, results: Path, page: Path, log: Path, console: Console) -> None:
-    """Print the three last lines: answer, warnings, path; or what went wrong and the log."""
+    """Print the table and three last lines: answer, warnings, path; or what went wrong and the log."""
     if status:
         for line in told.errors:
             console.print(line, markup=False)
         console.print(f"failed after {clock(told.seconds)}: {log}")
         return
-    console.print(f"answer: {answer(results)}", markup=False)
-    console.print(f"warnings: {'; '.join(_warnings(run, told, results)) or 'none'}", markup=False)
+    terminal.show(console, terminal.ENDED, terminal.ended(results))
+    console.print(f"answer: {terminal.answer(results)}", markup=False)
+    warnings = [*(["not every method is tuned"] if run.allow_untuned else []), *terminal.statuses(results)]
+    console.print(f"warnings: {'; '.join(warnings) or 'none'}", markup=False)
     console.print(str(page), markup=False)
-
-
-def answer(results: Path) -> str:
-    """Say which variants stay within the margin of full attention, from comparisons.csv alone."""
-    path = results / "comparisons.csv"
-    table = pd.read_csv(path) if path.is_file() else pd.DataFrame()
-    if table.empty:
-        return f"no comparison yet; {results} has what was made"
-    beside = table[(table["b"] == "full") & table["verdict"].notna()]
-    if beside.empty:
-        return "nothing was compared with full attention"
-    verdicts = {f"{a} at {budget}": set(rows["verdict"]) for (a, budget), rows in beside.groupby(["a", "budget"])}
-    whole = [name for name, found in verdicts.items() if found == {"within"}]
-    worse = sum("worse" in found for found in verdicts.values())
-    said = f"within the margin of Full on every task: {', '.join(whole)}" if whole else "none is shown to equal Full"
-    return f"{said}; {worse} of {len(verdicts)} variants and budgets are worse on some task"
-
-
-def _warnings(run: RunConfig, told: Told, results: Path) -> Iterable[str]:
-    if told.refused:
-        yield f"refused by the gate: {', '.join(dict.fromkeys(told.refused))}"
-    if run.allow_untuned:
-        yield "not every method is tuned"
-    path = results / "summary.csv"
-    statuses = pd.read_csv(path, low_memory=False)["status"] if path.is_file() else pd.Series(dtype=str)
-    for status, count in statuses[statuses != "ok"].value_counts().items():
-        yield f"{count} cells {status}"
 
 
 def clock(seconds: float) -> str:

@@ -9,9 +9,10 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,7 +21,21 @@ if TYPE_CHECKING:
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 Stage = Callable[["Job"], object]
-STAGES: dict[str, Stage] = {}
+CALLS: Mapping[str, tuple[str, str, str | None, int]] = {
+    "throughput": ("evals.throughput.measure", "measure_speed", "job", 0),
+    "retrospection": ("evals.retrospection", "measure_retrospection", "model", 0),
+    "write_texts": ("evals.generation.job", "write_texts", "writing", 0),
+    "tune_model": ("evals.tuning", "tune", "model", 0),
+    "train_roles": ("training.roles.train", "run_planned", "role_run", 1),
+    "train_fork": ("training.forks.train", "run_planned", "fork", 2),
+    "train_heads": ("training.draft_heads.train", "run_planned", "model", 3),
+    "overlap": ("training.roles.overlap", "measure_overlap", None, 0),
+    "nosa_locality": ("training.forks.locality", "measure_locality", None, 0),
+}
+"""Stages that are one call of a function with the run, a wildcard's value if one is named, and the first output.
+
+Of a stage that writes a folder, the number says how many levels above the first output it is.
+"""
 EVALUATE = "evaluate"
 """Rules of this stage are named ``evaluate_<suite>``."""
 
@@ -54,13 +69,14 @@ class Job:
         return granted(run, self.rule.resources.get("gpu", 0))
 
 
-def stage(function: Stage) -> Stage:
-    """Register a stage under its rule's name."""
-    STAGES[function.__name__] = function
-    return function
+def call(job: Job) -> None:
+    """Run a stage of ``CALLS``; a killed one goes on at its next record or state."""
+    module, function, wildcard, level = CALLS[job.rule.rule]
+    act = getattr(import_module(f"longdecode.{module}"), function)
+    output = (job.outputs[0], *job.outputs[0].parents)[level]
+    _waiting(lambda: act(job.run, *([job.named(wildcard)] if wildcard else []), output))
 
 
-@stage
 def gate(job: Job) -> None:
     """Check each variant's method and its launches and write the outcomes, whatever they are; say what is refused."""
     from longdecode.engine.device import resolve_device
@@ -75,7 +91,6 @@ def gate(job: Job) -> None:
                     print(f"{path.stem} on {verdict.model} ({verdict.status}), no cells: {verdict.refusal}")
 
 
-@stage
 def evaluate(job: Job) -> None:
     """Score a suite on one model with all its variants; a killed job goes on at its next batch."""
     from longdecode.evals.evaluate import evaluate_suite
@@ -87,39 +102,6 @@ def evaluate(job: Job) -> None:
     _waiting(lambda: evaluate_suite(run, job.named("model"), suite, outputs))
 
 
-@stage
-def throughput(job: Job) -> None:
-    """Run one throughput job; a killed one goes on at its next record."""
-    from longdecode.evals.throughput.measure import measure_speed
-
-    _waiting(lambda: measure_speed(job.run, job.named("job"), job.outputs[0]))
-
-
-@stage
-def retrospection(job: Job) -> None:
-    """Measure overlapping selections and the distance of corrected states from Full's."""
-    from longdecode.evals.retrospection import measure_retrospection
-
-    measure_retrospection(job.run, job.named("model"), job.outputs[0])
-
-
-@stage
-def write_texts(job: Job) -> None:
-    """Write the long texts of one run of the configuration."""
-    from longdecode.evals.generation.job import write_texts
-
-    write_texts(job.run, job.named("writing"), job.outputs[0])
-
-
-@stage
-def tune_model(job: Job) -> None:
-    """Choose the per-model knobs of every method on tuning prompts."""
-    from longdecode.evals.tuning import tune
-
-    tune(job.run, job.named("model"), job.outputs[0])
-
-
-@stage
 def built_model(job: Job) -> None:
     """Build a model from its GGUF file, with the adaptor that the rule names merged."""
     from longdecode.models.build import build
@@ -129,67 +111,11 @@ def built_model(job: Job) -> None:
     build(model, job.outputs[0].parent, adaptor=job.inputs[0].parent if model.adaptor else None)
 
 
-@stage
-def train_roles(job: Job) -> None:
-    """Train one set of head roles; its files are written at the end, roles.json last."""
-    from longdecode.training.roles.train import run_planned
-
-    run_planned(job.run, job.named("role_run"), job.outputs[0].parent)
-
-
-@stage
-def train_fork(job: Job) -> None:
-    """Train one fork; its merged checkpoint is written last."""
-    from longdecode.training.forks.train import run_planned
-
-    run_planned(job.run, job.named("fork"), job.outputs[0].parents[1])
-
-
-@stage
-def train_heads(job: Job) -> None:
-    """Train the sets of draft heads of one model."""
-    from longdecode.engine.config_reader import resolve_checkpoint
-    from longdecode.training.draft_heads.recipe import STARTS, load_recipe
-    from longdecode.training.draft_heads.train import train_heads
-
-    run, name = job.run, job.named("model")
-    folder = resolve_checkpoint(run.models[name].path, run.models[name].revision)
-    books = str(run.data["pg19"]) if run.data.get("pg19") else None
-    starts, output = list(STARTS.values()), job.outputs[0].parents[2]
-    train_heads(folder, name, books, load_recipe(name), starts, output, run.device)
-
-
-@stage
-def ship_heads(job: Job) -> None:
-    """Copy trained draft heads to where a release has them."""
-    from longdecode.training.draft_heads.ship import ship
-
-    ship(job.inputs[0], job.outputs[0].parent)
-
-
-@stage
-def overlap(job: Job) -> None:
-    """Measure how much the top tokens of adjacent layers overlap."""
-    from longdecode.training.roles.overlap import measure_overlap
-
-    measure_overlap(job.run, job.outputs[0])
-
-
-@stage
-def nosa_locality(job: Job) -> None:
-    """Measure the overlap of consecutive steps, and keep the traces."""
-    from longdecode.training.forks.locality import measure_locality
-
-    measure_locality(job.run, job.outputs[0])
-
-
-@stage
 def miniature_train(job: Job) -> None:
     """Train the miniature; a killed run goes on from its last checkpoint."""
     _train_miniature(job, job.outputs[0].parents[1])
 
 
-@stage
 def miniature_seed(job: Job) -> None:
     """Train a miniature from another seed, and put it where built models lie."""
     folder = Path("results", "miniature", f"seed{job.named('seed')}")
@@ -205,33 +131,13 @@ def _train_miniature(job: Job, folder: Path, **more: Any) -> None:
     run(folder, str(books), "cuda", **more)
 
 
-@stage
 def smollm2_train(job: Job) -> None:
     """Train the long-context adaptor; a killed run goes on from its last checkpoint."""
-    import torch
+    from longdecode.training.long_context.train import run_planned
 
-    from longdecode.engine.errors import ConfigError, DataUnavailableError
-    from longdecode.training.long_context.books import tokenise
-    from longdecode.training.long_context.train import run
-
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            "training the long-context adaptor needs a CUDA device; train it elsewhere and put the folder "
-            "results/smollm2/adaptor at models/smollm2-long, or name the model smollm2 (8,192 tokens), which needs none"
-        )
-    books = job.run.data.get("pg19")
-    if not books:
-        raise DataUnavailableError(
-            "data.pg19 names no folder of books; training/long_context/books.yaml lists those needed"
-        )
-    model, output = job.inputs[0].parent, job.outputs[0].parents[1]
-    ids = output / "books.npz"
-    if not ids.is_file():
-        tokenise(books, model, ids)
-    run(model, ids, output, device="cuda")
+    run_planned(job.run, job.inputs[0].parent, job.outputs[0].parents[1])
 
 
-@stage
 def tables(job: Job) -> None:
     """Write the configuration as it was run, then every table from the records, then the instrument's checks."""
     import yaml
@@ -253,24 +159,18 @@ def tables(job: Job) -> None:
         check_instrument(load_run_config(config), config.parent / "records", Path(rule.output.instrument))
 
 
-@stage
 def report(job: Job) -> None:
     """Build the pages from what was written, all of it unchanged; end the run where an instrument check failed."""
-    from longdecode.engine.errors import GateError
-    from longdecode.evals import manifest
-    from longdecode.reporting.build import build
+    from longdecode.reporting.build import build_checked
 
-    config, pages = Path(job.rule.input.config), job.outputs[0].parent
-    instrument = config.parent / "instrument.json"
-    checks = json.loads(instrument.read_text(encoding="utf-8"))["checks"]
-    if failed := [check for check in checks if check["outcome"] == "failed"]:
-        said = "".join(f"\n  {check['name']}: {check['requires']}; got {check['numbers']}" for check in failed)
-        raise GateError(f"{len(failed)} of {len(checks)} instrument checks failed ({instrument}):{said}")
-    # What ships with the project, such as a tuning record, is no result of the run and in no manifest.
-    results = {path for path in job.inputs if path.is_relative_to(config.parent)}
-    manifest.require(config.parent, results | manifest.listed(config.parent))
-    build(config.parent, pages)
-    manifest.rewrite(pages)
+    build_checked(Path(job.rule.input.config).parent, job.outputs[0].parent, job.inputs)
+
+
+STAGES: Mapping[str, Stage] = {
+    stage.__name__: stage
+    for stage in (gate, evaluate, built_model, miniature_train, miniature_seed, smollm2_train, tables, report)
+}
+"""Stages by the names of their rules."""
 
 
 def run_stage(rule: Any) -> None:
@@ -286,7 +186,7 @@ def run_stage(rule: Any) -> None:
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads))  # before torch is imported
     name = EVALUATE if rule.rule.startswith(f"{EVALUATE}_") else rule.rule
     with logged(Path(rule.log[0])):
-        STAGES[name](Job(rule))
+        STAGES.get(name, call)(Job(rule))
         _seal(rule)
 
 

@@ -22,6 +22,7 @@ from longdecode.evals.throughput.spec import OPS
 from longdecode.methods.conformance import check_method
 from longdecode.methods.conformance_model import CONFIG
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, get_method, load_card, method_names
+from longdecode.new_method import write_method
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "adding-a-method.md"
@@ -30,13 +31,7 @@ PAGE = ROOT / "docs" / "adding-a-method.md"
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's example, written to a folder that the registry searches; returns the method's name."""
-    text = PAGE.read_text(encoding="utf-8")
-    for file, language in (("method.py", "python"), ("rule.py", "python"), ("card.yaml", "yaml")):
-        block = re.search(rf"`recent_only/{file}`:\n\n```{language}\n(.*?)```", text, re.DOTALL)
-        assert block, f"the page shows no {file}"
-        target = tmp_path / "recent_only" / file
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(block.group(1), encoding="utf-8")
+    write_method("recent_only", tmp_path)
     monkeypatch.setenv(METHOD_PATH_VARIABLE, str(tmp_path))
     return "recent_only"
 

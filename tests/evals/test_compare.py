@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from longdecode.evals.compare import compare_runs, main
 from longdecode.evals.records import Record, hash_output
@@ -53,9 +54,9 @@ def test_the_command_compares_files_and_folders(
     write_records(tmp_path / "a" / "m" / "r.parquet", run, Record)
     write_records(tmp_path / "b.parquet", run, Record)
     write_records(tmp_path / "c.parquet", [*run[:3], run[3].model_copy(update={"score": 0.5})], Record)
-    assert main([str(tmp_path / "a"), str(tmp_path / "b.parquet")]) == 0
-    shown = capsys.readouterr().out
-    assert "1 cells: the same in both" in shown and "same_output" in shown
-    assert main([str(tmp_path / "a"), str(tmp_path / "c.parquet")]) == 1
     (tmp_path / "empty").mkdir()
-    assert main([str(tmp_path / "empty"), str(tmp_path / "empty")]) == 1
+    for other, status in (("b.parquet", 0), ("c.parquet", 1), ("empty", 1)):
+        with pytest.raises(typer.Exit) as ended:
+            main(tmp_path / "a", tmp_path / other)
+        shown = capsys.readouterr().out
+        assert ended.value.exit_code == status and ("1 cells: the same in both" in shown) == (status == 0)

@@ -18,7 +18,6 @@ from longdecode.evals.tasks.needles import PLACES, QUESTION, ask, passkey_text
 from longdecode.evals.tasks.registry import get_task, suite_tasks
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-PAIR_CHARS = 2 * 36 + len('"": "",\n')
 
 
 @pytest.fixture(params=["bytes", "pieces"])

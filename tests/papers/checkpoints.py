@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, processors
 
 WIDTH, HEAD_DIM, VOCAB, POSITIONS = 64, 8, 1024, 8192
+SPECIAL = ("<|begin|>", "<|end|>")
 EOS_EVERY = 12
 """Every twelfth token ends a generation: random models would else write to every limit."""
 LLAMA31_ROPE = {
@@ -24,6 +25,7 @@ ARCHITECTURES: Mapping[str, tuple[str, int, Mapping[str, Any]]] = {
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": ("llama", 32, {"rope_parameters": LLAMA31_ROPE}),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": ("qwen2", 28, {"rope_theta": 1e4}),
     "Qwen/Qwen2.5-7B": ("qwen2", 28, {"rope_theta": 1e6}),
+    "mistralai/Mistral-7B-Instruct-v0.3": ("mistral", 32, {"rope_theta": 1e6, "sliding_window": None}),
 }
 """Family, query heads and rotary embedding of each checkpoint, as its config.json has them."""
 CHAT = (
@@ -41,7 +43,7 @@ def write_checkpoint(hub: Path, name: str, size: Mapping[str, int], tokenizer: T
         hub: the hub's cache folder (``HF_HUB_CACHE``).
         name: hub id, a key of ``ARCHITECTURES``.
         size: its entry in config/papers/sizes.yaml.
-        tokenizer: of ``train_tokenizer``.
+        tokenizer: byte-level BPE of ``VOCAB`` tokens whose first two are ``SPECIAL``.
 
     Returns:
         The snapshot's folder.
@@ -73,19 +75,6 @@ def write_checkpoint(hub: Path, name: str, size: Mapping[str, int], tokenizer: T
     (cache / "refs").mkdir(exist_ok=True)
     (cache / "refs" / "main").write_text(folder.name)
     return folder
-
-
-def train_tokenizer(text: str) -> Tokenizer:
-    """Return a byte-level BPE of ``VOCAB`` tokens, with begin and end of text among them."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, special_tokens=["<|begin|>", "<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )  # fmt: skip
-    tokenizer.train_from_iterator([text], trainer)
-    return tokenizer
 
 
 def with_first(tokenizer: Tokenizer) -> Tokenizer:

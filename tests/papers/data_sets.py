@@ -40,8 +40,8 @@ class DataSets:
         for book, text in books.items():
             self._text(f"emozilla/pg19-test/{book}.txt", text)
         self._longbench()
-        self.ruler("ruler/data")
-        for folder in ("hub", "longgenbench/data"):
+        self.ruler("data/ruler")
+        for folder in ("hub", "data/longgenbench"):
             self._questions(folder)
         for place in (SETS[name] for name in SETS if name != "gsm8k"):  # which LongGenBench's questions wrote
             rows = [{"problem": f"{self._prose(2)} What is {n} + {n}?", "answer": f"{2 * n}"} for n in range(3)]

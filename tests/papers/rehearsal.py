@@ -21,9 +21,10 @@ from typing import Any
 
 import typer
 import yaml
-from checkpoints import train_tokenizer, write_checkpoint
+from checkpoints import SPECIAL, VOCAB, write_checkpoint
 from data_sets import DataSets
 
+from fake_tokenizer import byte_level
 from longdecode.evals import manifest
 from longdecode.evals.records import Record
 from longdecode.evals.run_config import RunConfig, load_run_config, record_files
@@ -102,7 +103,7 @@ class Rehearsal:
 
     def __init__(self, place: Path, names: Sequence[str]):
         self.place = place
-        tokenizer = train_tokenizer(DataSets(place).write())
+        tokenizer = byte_level(DataSets(place).write(), VOCAB, SPECIAL)
         sizes = yaml.safe_load((PAPERS / "sizes.yaml").read_text())["checkpoints"]
         models = {spec["path"] for name in names for spec in scaled(name)["models"].values()}
         for model in sorted(models):
@@ -113,14 +114,11 @@ class Rehearsal:
             "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"),
         }  # fmt: skip
 
-    def run(
-        self, name: str, changes: Mapping[str, Any] | None = None, *, cores: int = 2, again: bool = True
-    ) -> Outcome:
-        """Run one of the papers' configurations to its report.
+    def run(self, name: str, changes: Mapping[str, Any] | None = None, *, cores: int = 2) -> Outcome:
+        """Run one of the papers' configurations to its report, and once more, which must find nothing to do.
 
         Args:
             changes: values laid over the scaled configuration, key by key.
-            again: run it a second time, which must find nothing to do.
 
         Raises:
             RuntimeError: a step failed, or left evidence that its manifest does not have; the message is its output.
@@ -133,7 +131,7 @@ class Rehearsal:
         self._train_heads(config)
         self._snakemake(file, cores)
         outcome = Outcome(time.monotonic() - began)
-        if again and "Nothing to be done" not in (said := self._snakemake(file, cores)):
+        if "Nothing to be done" not in (said := self._snakemake(file, cores)):
             raise RuntimeError(f"{name} does not rest after its first run:\n{said}")
         for room in ("results", "reports"):
             if found := manifest.problems(self.place / room / config.profile):

@@ -1,4 +1,4 @@
-"""A wrong configuration ends at parse time with its own message: file, key, value, nearest valid name."""
+"""A wrong configuration ends at parse time with its own message; a method that fails the gate is named with why."""
 
 from __future__ import annotations
 
@@ -128,3 +128,20 @@ def test_cuda_without_a_gpu_limit_is_refused(write_config: Any) -> None:
     Plan(run, ROOT).require_gpu_limit(["gpu", "mem_mb"])
     with pytest.raises(ConfigError, match="--resources gpu=1"):
         Plan(run, ROOT).require_gpu_limit(["mem_mb"])
+
+
+def test_a_refused_variant_is_named_with_the_reason(
+    snakemake: Any, write_config: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine" / "wrong"
+    folder.mkdir(parents=True)
+    for file in ("method.py", "card.yaml", "rule.py"):
+        text = (ROOT / "methods" / "oracle_topk" / file).read_text("utf-8").replace("oracle_topk", "wrong")
+        (folder / file).write_text(text.replace("default: 2", "default: 3"), "utf-8")
+    environment["LONGDECODE_METHOD_PATH"] = str(folder.parent)
+    environment["PYTHONPATH"] = str(ROOT / "src")
+    config = write_config(methods={"full": {}, "wrong": {}})
+    said = snakemake("results/trial/gate/wrong.json", "--configfile", config, "--cores", 1, check=True).stdout
+    reason = "wrong on random (failed_gate), no cells: wrong with defaults: card_names_the_parameters"
+    assert reason in said
+    assert reason in (tmp_path / "results/trial/logs/gate.log").read_text("utf-8")

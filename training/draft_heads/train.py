@@ -31,6 +31,7 @@ from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder, model_hash
 from longdecode.evals.provenance import revision
+from longdecode.evals.run_config import RunConfig
 from longdecode.methods.draft_heads import DraftHeads, write_heads
 from longdecode.training.draft_heads.data import Books, PairTable
 from longdecode.training.draft_heads.loss import frozen_head_loss
@@ -235,6 +236,13 @@ def train_heads(
         run |= {"loss": trainer.curves[start][-1], "accuracy": accuracy[start]}
         write_heads(own / "heads.json", heads, model, model_hash(folder), run)
     trainer.state.unlink(missing_ok=True)
+
+
+def run_planned(config: RunConfig, model: str, output: Path) -> None:
+    """Train every set of heads of a model of a configuration, on the books of its ``data.pg19``."""
+    spec, books = config.models[model], config.data.get("pg19")
+    folder, starts = resolve_checkpoint(spec.path, spec.revision), list(STARTS.values())
+    train_heads(folder, model, str(books) if books else None, load_recipe(model), starts, output, config.device)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,10 +19,12 @@ from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.disk import whole_folder
+from longdecode.engine.errors import ConfigError, DataUnavailableError
 from longdecode.engine.tokenizer import load_tokenizer
+from longdecode.evals.run_config import RunConfig
 from longdecode.training.files import append_log, load_state, prefetched, run_commands, save_state
 from longdecode.training.long_context.adaptor import low_rank_model, write_adaptor
-from longdecode.training.long_context.books import load_ids
+from longdecode.training.long_context.books import load_ids, tokenise
 from longdecode.training.long_context.documents import Library, Weights
 from longdecode.training.long_context.recipe import RECIPE, Recipe, load_recipe
 
@@ -156,6 +158,29 @@ def run(model: Path, books: Path, output: Path, recipe: Path = RECIPE, device: s
     weights = Weights(settings.text_weight, settings.answer_weight)
     library = Library(load_ids(books, "train"), load_tokenizer(model), weights)
     print(train(settings, model, library, output, resolve_device(device)))
+
+
+def run_planned(config: RunConfig, model: Path, output: Path) -> None:
+    """Train with the books of a configuration's ``data.pg19``, whose tokens are kept in ``output``.
+
+    Raises:
+        ConfigError: there is no CUDA device.
+        DataUnavailableError: the configuration names no books.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "training the long-context adaptor needs a CUDA device; train it elsewhere and put the folder "
+            "results/smollm2/adaptor at models/smollm2-long, or name the model smollm2 (8,192 tokens), which needs none"
+        )
+    books = config.data.get("pg19")
+    if not books:
+        raise DataUnavailableError(
+            "data.pg19 names no folder of books; training/long_context/books.yaml lists those needed"
+        )
+    ids = output / "books.npz"
+    if not ids.is_file():
+        tokenise(books, model, ids)
+    run(model, ids, output, device="cuda")
 
 
 if __name__ == "__main__":

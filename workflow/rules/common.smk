@@ -16,6 +16,7 @@ from longdecode.engine.errors import LongDecodeError
 from longdecode.evals.plan import Plan, checked, config_path
 from longdecode.evals.preflight import check, look
 from longdecode.evals.config_values import read_yaml, retyped
+from longdecode.learned import require_own
 
 
 def refusing(act, *given, **named):
@@ -61,6 +62,7 @@ onstart:
     """Look closely at what the jobs will need, then hold the profile while this workflow lives."""
     on_gpu = any(job.resources.get("gpu") for job in workflow.dag.needrun_jobs())
     refusing(check, RUN, PLAN.made, device=workflow.local_exec and on_gpu)
+    refusing(require_own, RUN, PLAN.made)
     refusing(PLAN.hold_profile)
 
 

@@ -15,11 +15,6 @@ MADE_OF = {"smollm2-long": ADAPTOR} | {
     for model in MODELS.values()
     if model.base
 }
-UNSHIPPED = [
-    name
-    for name in RUN.models
-    if not Path(f"models/draft_heads/{name}/heads.json").is_file()
-]
 
 
 rule built_model:
@@ -51,10 +46,8 @@ use rule gate as train_roles with:
         depends=lambda wildcards: PLAN.depends("train_roles", **wildcards),
 
 
-use rule gate as train_fork with:
+use rule train_roles as train_fork with:
     """Continue a checkpoint with one kind of attention; a killed run goes on from its last state."""
-    input:
-        lambda wildcards: PLAN.model_files(wildcards.model),
     output:
         model=f"{RESULTS}/forks/{{model}}/{{fork}}/model/model.safetensors",
         curve=f"{RESULTS}/forks/{{model}}/{{fork}}/curve.csv",
@@ -66,10 +59,8 @@ use rule gate as train_fork with:
         depends=lambda wildcards: PLAN.depends("train_fork", **wildcards),
 
 
-use rule gate as train_heads with:
+use rule train_roles as train_heads with:
     """Train a model's sets of draft heads, all from one pass of the model over the books. A killed run goes on."""
-    input:
-        lambda wildcards: PLAN.model_files(wildcards.model),
     output:
         expand(
             f"{RESULTS}/heads/{{{{model}}}}/{{made}}/{{file}}",
@@ -80,20 +71,6 @@ use rule gate as train_heads with:
         f"{RESULTS}/logs/heads/{{model}}.log",
     params:
         depends=lambda wildcards: PLAN.depends("train_heads", **wildcards),
-
-
-use rule built_model as ship_heads with:
-    """Copy a model's TokenSwift heads to models/draft_heads, in bfloat16 and with a card; what is there already stays."""
-    input:
-        f"{RESULTS}/heads/{{model}}/chained/zero/heads.json",
-    output:
-        "models/draft_heads/{model}/heads.json",
-        "models/draft_heads/{model}/heads.safetensors",
-        "models/draft_heads/{model}/README.md",
-    log:
-        f"{RESULTS}/logs/heads/{{model}}-shipped.log",
-    wildcard_constraints:
-        model=one_of(UNSHIPPED),
 
 
 use rule gate as overlap with:

@@ -1,0 +1,138 @@
+"""Tables that the command prints, from those of results/; nothing is computed but the choice of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from longdecode.engine.errors import ConfigError
+from longdecode.evals.config_values import unknown_name
+
+Rows = list[tuple[str, ...]]
+ENDED = ("task", "context", "method", "budget", "n", "score", "Full", "difference", "verdict", "times Full")
+"""Columns of the table that ends a run."""
+POOLED = "all"
+"""Task of a row that pools a suite's tasks."""
+
+
+def show(console: Console, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Print a table, nothing where it has no row."""
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    if table.row_count:
+        console.print(table)
+
+
+def ended(results: Path) -> Rows:
+    """Return a row for each variant and budget beside full attention, best first: columns ``ENDED``.
+
+    A suite whose tasks are pooled has that row alone. Speed is of a whole step, at the largest batch that was timed.
+    """
+    pairs, steps = _tables([results], "comparisons.csv"), _tables([results], "speed.csv")
+    if not len(pairs):
+        return []
+    pairs = pairs[(pairs["b"] == "full") & pairs["difference"].notna()]
+    pooled = pairs["suite"].isin(pairs.loc[pairs["task"] == POOLED, "suite"])
+    pairs = pairs[~pooled | (pairs["task"] == POOLED)]
+    pairs = pairs.assign(gain=pairs["difference"].where(pairs["better"] == "higher", -pairs["difference"]))
+    pairs = pairs.sort_values(["suite", "task", "context", "gain"], ascending=[True, True, True, False])
+    times: dict[tuple[Any, ...], str] = {}
+    timed = steps[(steps["stage"] == "step") & (steps["status"] == "ok")] if len(steps) else steps
+    for row in timed.sort_values("batch").itertuples() if len(timed) else ():
+        times[row.model, row.variant, row.context, str(row.budget)] = f"{row.ratio:.2f} at batch {row.batch}"
+    return [
+        (
+            str(row.suite if row.task == POOLED else row.task), f"{row.context:,}", str(row.a), str(row.budget),
+            str(row.n),
+            f"{row.a_value:.4g}", f"{row.b_value:.4g}",
+            f"{row.difference:+.3g} ({row.low:+.3g} to {row.high:+.3g}) {row.unit}",
+            str(row.verdict) if isinstance(row.verdict, str) else str(row.status),
+            times.get((row.model, row.a, row.context, str(row.budget)), "-"),
+        )
+        for row in pairs.itertuples()
+    ]  # fmt: skip
+
+
+def answer(results: Path) -> str:
+    """Say which variants stay within the margin of full attention, from comparisons.csv alone."""
+    table = _tables([results], "comparisons.csv")
+    if table.empty:
+        return f"no comparison yet; {results} has what was made"
+    beside = table[(table["b"] == "full") & table["verdict"].notna()]
+    if beside.empty:
+        return "nothing was compared with full attention"
+    verdicts = {f"{a} at {budget}": set(rows["verdict"]) for (a, budget), rows in beside.groupby(["a", "budget"])}
+    whole = [name for name, found in verdicts.items() if found == {"within"}]
+    worse = sum("worse" in found for found in verdicts.values())
+    said = f"within the margin of Full on every task: {', '.join(whole)}" if whole else "none is shown to equal Full"
+    return f"{said}; {worse} of {len(verdicts)} variants and budgets are worse on some task"
+
+
+def statuses(results: Path) -> Iterator[str]:
+    """Yield how many cells of summary.csv have each status but ``ok``."""
+    found = _tables([results], "summary.csv").get("status", pd.Series(dtype=str))
+    for status, count in found[found != "ok"].value_counts().items():
+        yield f"{count} cells {status}"
+
+
+def compared(results: Path, a: str, b: str, context: int | None, profile: str | None) -> tuple[Rows, Rows]:
+    """Return rows of quality (comparisons.csv) and of whole steps (speed.csv) in which both variants stand.
+
+    Raises:
+        ConfigError: no run has tables, or none has a variant of that name.
+    """
+    folders = [path for path in sorted(results.iterdir()) if path.is_dir() and profile in (None, path.name)]
+    pairs, steps = _tables(folders, "comparisons.csv"), _tables(folders, "speed.csv")
+    known = {*pairs.get("a", ()), *pairs.get("b", ()), *steps.get("variant", ())}
+    for name in (a, b):
+        if name not in known:
+            raise ConfigError(unknown_name("variant", name, map(str, known)))
+    if context is not None:
+        pairs, steps = (table[table["context"] == context] if len(table) else table for table in (pairs, steps))
+    return _quality(pairs, a, b), _speed(steps, a, b)
+
+
+def _tables(folders: list[Path], name: str) -> pd.DataFrame:
+    paths = [folder / name for folder in folders if (folder / name).is_file()]
+    found = [pd.read_csv(path, low_memory=False).assign(run=path.parent.name) for path in paths]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+
+
+def _quality(pairs: pd.DataFrame, a: str, b: str) -> Rows:
+    """Return the pairs of the two, the difference as a minus b whichever way the table has it."""
+    rows: Rows = []
+    for _, row in pairs.iterrows():
+        if {row.a, row.b} != {a, b}:
+            continue
+        turned = row.a != a
+        gap = (-row.difference, -row.high, -row.low) if turned else (row.difference, row.low, row.high)
+        values = (row.b_value, row.a_value) if turned else (row.a_value, row.b_value)
+        shown = f"{gap[0]:+.3f} ({gap[1]:+.3f} to {gap[2]:+.3f})"
+        verdict = f"{row.verdict} ({row.a} beside {row.b})" if isinstance(row.verdict, str) else "-"
+        budget = str(row.budget) if row.budget == row.b_budget else f"{row.budget} / {row.b_budget}"
+        rows.append(
+            (row.run, row.task, f"{row.context:,}", budget, str(row.n), *(f"{v:.3f}" for v in values), shown, verdict)
+        )
+    return rows
+
+
+def _speed(steps: pd.DataFrame, a: str, b: str) -> Rows:
+    """Return by place how many times as fast as Full the two take a step."""
+    if not len(steps):
+        return []
+    steps = steps[(steps["stage"] == "step") & (steps["status"] == "ok") & steps["variant"].isin((a, b))]
+    place = ["run", "model", "context", "batch", "budget"]
+    wide = steps.pivot_table("ratio", place, "variant", aggfunc="first").reset_index()
+    if a not in wide or b not in wide:
+        return []
+    both = wide.dropna(subset=[a, b])
+    return [
+        (str(r.run), str(r.model), f"{r.context:,}", str(r.batch), str(r.budget), f"{r[a]:.2f}", f"{r[b]:.2f}")
+        for _, r in both.iterrows()
+    ]
