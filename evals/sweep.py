@@ -126,7 +126,8 @@ def cost_of(run: RunConfig) -> Cost:
     trained = {"roles": len(plan.role_files), "heads": len({Path(path).parents[2] for path in heads})}
     cost.jobs = 1 + len(groups) + len(plan.speed_jobs) + len(plan.generation) + len(plan.forks) + sum(trained.values())
     cost.gpu_hours += cost.jobs * JOB_SECONDS / 3600
-    cost.gpu_hours += sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
+    largest = max((size.weights for model in run.models.values() if (size := size_of(model.path))), default=16.1e9)
+    cost.gpu_hours += largest / 16.1e9 * sum(count * SIZES["training_hours"][kind] for kind, count in trained.items())
     for model in run.models.values():
         size, here = size_of(model.path), built_model(model.path) or Path(model.path).expanduser().is_dir()
         if size is None and model.path not in (f"{fork}/model" for fork in plan.forks.values()):
