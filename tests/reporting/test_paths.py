@@ -18,7 +18,7 @@ ROADS = {
     "what stands in the paper's own table": (r"Tables as printed.*MultiFieldQA", ["paper-lychee.html"]),
     "on what hardware": (r"NVIDIA H200.*torch 2\.11", ["trust.html#runs"]),
     "where are the raw numbers": (r"Raw tables.*summary\.csv.*speed\.csv.*comparisons\.csv", ["trust.html#raw"]),
-    "how do I run it on my Llama-3.1-8B": (r"longdecode init --model \./Llama-3\.1-8B", ["index.html"]),
+    "how do I run it on my Llama-3.1-8B": (r"longdecode run --model \./Llama-3\.1-8B", ["index.html"]),
     "how do I add a method": (r"longdecode methods new my_method.*longdecode check", []),
     "which method for long answers": (r"Other needs.*Long answers.*?tokens: \d\.\d\d×", []),
     "all long answers": (r"Long answers.*Scores by budget.*Quest", ["task-mini-longgen.html"]),
