@@ -100,10 +100,10 @@ def test_200_tokens_are_those_of_dense_decoding(
 
 @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
 def test_every_drafter_with_stops_forced_tokens_and_ends_inside_a_block(
-    decoder: Decoder, drafter: str, random_ids: Callable
+    decoder: Decoder, shallow: Decoder, drafter: str, random_ids: Callable
 ) -> None:
     """Short and long blocks, greedy and drawn: each pair of these with half of the drafters."""
-    vocab = CONFIG.vocab_size
+    vocab, model = CONFIG.vocab_size, decoder if drafter == "tidal" else shallow
     requests = [
         Request(random_ids(90, vocab), 21, random_ids(7, vocab), frozenset({5, 17}), 1),
         Request(random_ids(64, vocab), 0, random_ids(12, vocab)),
@@ -112,9 +112,9 @@ def test_every_drafter_with_stops_forced_tokens_and_ends_inside_a_block(
     ]
     lengths = (1, 5) if sorted(DRAFTERS).index(drafter) % 2 else (5, 1)
     for sampling, tokens in zip((Sampling(), Sampling(1.1, min_p=0.02)), lengths, strict=True):
-        generator = Generator(decoder, sampling)
-        want = generator.run(requests, get_method("full").from_budget(None, CONFIG))
-        got = generator.run(requests, speculate(drafter, tokens))
+        generator = Generator(model, sampling)
+        want = generator.run(requests, get_method("full").from_budget(None, model.config))
+        got = generator.run(requests, speculate(drafter, tokens, model.config))
         assert texts(got) == texts(want)
         for ours, theirs in zip(got, want, strict=True):
             assert ours.forced_logprobs == pytest.approx(theirs.forced_logprobs, abs=2e-4)
