@@ -114,7 +114,8 @@ clean: ## Remove the demo's and CI's results and reports, caches and Snakemake's
 # Torch by itself and first: a machine that keeps a wheel of its own for it (CPU only, or another CUDA) then keeps using it.
 # The rest in two halves at once, each taken as listed: the lock is closed. The last pip checks that, and adds what this
 # build of torch alone needs.
-# Python compiles what it imports: compiling all that is installed takes a minute, half of the set-up.
+# Python compiles what it imports: compiling all that is installed takes a minute, half of the set-up. What every process
+# imports is compiled beside pip's check, as the first jobs and tests would each do it at once.
 $(STAMP): requirements.lock
 	@test -n "$(PYTHON)" || { echo "LongDecode needs Python >= 3.11 on PATH (or make PYTHON=/path/to/python3.12);" \
 		"found: $$(python3 --version 2>&1)"; exit 1; }
@@ -127,7 +128,8 @@ $(STAMP): requirements.lock
 	@awk '{print > "$(VENV)/rest." NR % 2 ".lock"}' $(VENV)/rest.lock
 	@command -v uv >/dev/null 2>&1 && uv pip install -q --python $(BIN)/python -r $(VENV)/rest.lock \
 		|| printf '%s\n' 0 1 | xargs -P 2 -I % $(PIP) --no-deps -r $(VENV)/rest.%.lock
-	@$(PIP) "$(shell grep '^torch==' requirements.lock)" -r $(VENV)/rest.lock
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'import torch._dynamo, transformers, scipy.stats, snakemake.cli' 2>/dev/null & \
+		$(PIP) "$(shell grep '^torch==' requirements.lock)" -r $(VENV)/rest.lock \
+		&& $(PIP) --no-deps --no-build-isolation -e . && wait
 	@rm -f $(VENV)/.installed-*
 	@touch $@
