@@ -243,7 +243,8 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     base = alt.Chart(rows)
     y = alt.Y("name:N", sort=None, title=None, axis=None)
     scale = alt.Scale(type="log", nice=True) if log else alt.Scale(zero=False, nice=True)
-    x = alt.X("print:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5, format="~g", grid=not log))
+    axis = alt.Axis(tickCount=5, format="~g" if log else "~f", grid=not log)
+    x = alt.X("print:Q", title=title, scale=scale, axis=axis)
     link = base.mark_rule(color=LIGHT["line"], strokeWidth=3).encode(y=y, x=x, x2="ours:Q")
     spread = base.mark_rule(strokeWidth=2).encode(y=y, x=alt.X("bottom:Q"), x2="top:Q", color=family_colour())
     tips = [

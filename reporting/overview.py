@@ -294,8 +294,9 @@ def _best_words(run: Run, text: object) -> str:
     """Return the best variant in titles: analysis writes its name first, then its place."""
     if wording.missing(text):
         return ""
-    name, _, rest = str(text).partition(", ")
-    return f"{run.title(name)}, {rest}" if rest else run.title(name)
+    name, *rest = str(text).split(", ")
+    titles = wording.TITLES["tasks"]
+    return ", ".join([run.title(name), *(titles.get(part.removeprefix("task "), part) for part in rest)])
 
 
 def _gaps(site: Site, page: Page) -> Any:

@@ -111,7 +111,8 @@ class PrintedTable(_Closed):
         """Return a number or words as printed; empty where none were found."""
         if row.get(column) is None or isinstance(row[column], str):
             return row.get(column) or ""
-        return f"{row.get('form', '')} {row[column]:,.{row.get('digits', self.digits)}f}".strip()
+        number = f"{row[column]:,.{row.get('digits', self.digits)}f}".replace("-", "\u2212")
+        return f"{row.get('form', '')} {number}".strip()
 
     def mark(self, row: dict[str, Any], column: str) -> str:
         """Return where a number was read."""
@@ -320,11 +321,11 @@ def _row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: b
 
 
 def _variant(best: Found, like: Found | None) -> str:
-    """Return a variant with the context and batch at which it is best, where they are not those of like for like."""
+    """Return a variant with the task, context and batch at which it is best, where those of like for like differ."""
     other = like.row if like else {}
     places = [
-        f"{name} {int(best.row[name]):,}"
-        for name in ("context", "batch")
-        if not pd.isna(best.row.get(name)) and best.row[name] != other.get(name)
+        f"{name} {value if isinstance(value, str) else format(int(value), ',')}"
+        for name in ("task", "context", "batch")
+        if not pd.isna(value := best.row.get(name)) and value != other.get(name)
     ]
     return ", ".join([best.variant, *places])

@@ -67,7 +67,7 @@ def write_papers(site: Site) -> None:
             "paper.html",
             paper=paper,
             claims=cells,
-            shown=key_figure(site, page, name, tables),
+            figures=[shown for make in (key_figure, curves) if (shown := make(site, page, name, tables))],
             tables=tables,
             pairs=pairs(site, paper),
         )
@@ -207,6 +207,30 @@ def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> F
         frame,
         "Print is grey.",
     )
+
+
+def curves(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figure | None:
+    """Return our numbers of the paper's curves, a line a row over columns that are numbers of tokens."""
+    table = next((t for t in tables if t.name == wording.TITLES["curves"].get(name) and t.measured), None)
+    if table is None:
+        return None
+    frame = pd.DataFrame(
+        {
+            "name": " · ".join(keys),
+            "x": int(head[0]),
+            "y": cell.found.value,
+            "family": wording.family(cell.found.variant.partition("_")[0]),
+            "dash": "dashed" if cell.found.variant == "quest" else "solid",
+        }
+        for keys, cells in table.rows
+        for head, cell in zip(table.columns, cells, strict=True)
+        if cell.found
+    )
+    last = frame[frame.x == frame.x.max()].sort_values("y").name
+    title = f"{table.title}: {last.iloc[0]} ends lowest, {last.iloc[-1]} highest"
+    unit = f"{wording.column_title(table.name)}, {site.papers[name].tables[table.name].unit}"
+    spec = charts.along_lines(frame, len(table.columns), "Tokens", unit)
+    return site.figure(page, "curves", title, spec, frame, f"Ours: {table.stands}. Print has no numbers.")
 
 
 def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
