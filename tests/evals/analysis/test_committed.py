@@ -13,7 +13,7 @@ from longdecode.evals.analysis.declaration import load_declarations
 from longdecode.evals.analysis.measures import measures_table
 from longdecode.evals.records import Record, SpeedRecord
 from longdecode.evals.stats import Spread
-from longdecode.evals.store import read_folder
+from longdecode.evals.store import read_folder, write_table
 
 RESULTS = Path(__file__).parents[3] / "results"
 PAPERS = load_declarations(RESULTS.parent / "reporting" / "papers")
@@ -58,14 +58,8 @@ def test_measures_are_those_that_pages_showed() -> None:
     shown = at[(at["variant"] == "nosa_overlap32") & (at["setting"] == "hit_rate=0.944")].set_index("over")["value"]
     assert shown["infllm2_overlap32"] == pytest.approx(1.36, abs=0.006)
     assert shown["shadowkv"] == pytest.approx(2.93, abs=0.006)
-    retro = measured("retro", REQUESTS)
-    more = retro[(retro["measure"] == "extra_ms") & (retro["context"] == 131072) & (retro["over"] == "quest")]
-    more = more.set_index(["variant", "batch"])["value"]
-    assert [more["retro", 1], more["retro", 4], more["retro_w8", 1], more["retro_w8", 4]] == pytest.approx(
-        [0.27, 0.13, 0.70, 0.97], abs=0.006
-    )
-    exposure = retro[(retro["measure"] == "effective_budget") & (retro["at"] == 7) & (retro["budget"] == "256")]
-    assert exposure["value"].max() == pytest.approx(2.94, abs=0.006) and set(exposure["unit"]) == {"times"}
+    more = measured("qwen", REQUESTS).set_index(["measure", "variant", "over", "context"])["value"].sort_index()
+    assert more["extra_ms", "retro", "quest", 32768].tolist() == pytest.approx([0.22, 0.16, 0.23], abs=0.006)
     texts = measured("tokenswift", [])
     whole = texts[(texts["length"] == 102400) & (texts["at"] == 102400) & (texts["task"] == "minp")]
     whole = whole[(whole["variant"] == "tokenswift") & (whole["context"] == 4096)].set_index("measure")["value"]
@@ -87,6 +81,14 @@ def test_over_its_reference_a_step_has_the_ratio_of_the_speed_table() -> None:
     found = measured("offload", [PairRequest(a=("nosa_offload",), b="full")])
     ratios = found[found["measure"] == "times_as_fast"]["value"]
     assert sorted(ratios) == pytest.approx(sorted(speed["ratio"]), rel=1e-5)
+
+
+def test_shares_of_a_trace_are_in_per_cent_and_layers_are_left_out(tmp_path: Path) -> None:
+    given = {"model": "m", "variant": ["quest"] * 3, "measure": ["overlap_top", "effective_budget", "overlap_top"],
+             "layer": [-1, -1, 3], "index": 7, "value": 0.5, "low": 0.4, "high": 0.6, "n": 8}  # fmt: skip
+    write_table(tmp_path / "retrospection" / "m.parquet", pd.DataFrame(given))
+    found = measures_table(tmp_path, {}, [], [], {}, SPREAD)
+    assert found[["value", "unit", "at"]].values.tolist() == [[50.0, "percent", 7], [0.5, "times", 7]]
 
 
 NAMED = {claim.run for paper in PAPERS.values() for claim in paper.claims}
