@@ -242,9 +242,8 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     rows["wrapped"] = [textwrap.wrap(name, 48) for name in rows.name]
     base = alt.Chart(rows)
     y = alt.Y("name:N", sort=None, title=None, axis=None)
-    scale = alt.Scale(type="log", nice=True) if log else alt.Scale(zero=False, nice=True)
-    axis = alt.Axis(tickCount=5, format="~g" if log else "~f", grid=not log)
-    x = alt.X("print:Q", title=title, scale=scale, axis=axis)
+    scale, form = (alt.Scale(type="log", nice=True), "~g") if log else (alt.Scale(zero=False, nice=True), "~f")
+    x = alt.X("print:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5, format=form, grid=not log))
     link = base.mark_rule(color=LIGHT["line"], strokeWidth=3).encode(y=y, x=x, x2="ours:Q")
     spread = base.mark_rule(strokeWidth=2).encode(y=y, x=alt.X("bottom:Q"), x2="top:Q", color=family_colour())
     tips = [
