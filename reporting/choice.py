@@ -96,14 +96,15 @@ def smallest_budgets(run: Run) -> pd.DataFrame:
     """Return, by model, suite, task, context and variant, the smallest budget within the margin.
 
     ``state`` is ``holds`` (``budget_tokens`` says from where), ``open`` where no budget is proven and one may hold, or
-    ``fails`` where all are worse. Variants that are named as their method alone, and tasks that say something.
+    ``fails`` where all are worse. Variants that are named as their method alone, with budgets that do not grow, and
+    tasks that say something.
     """
     losses = run.losses
     if losses.empty:
         return pd.DataFrame()
     sizes = run.summary[["model", "suite", "task", "context", "variant", "budget", "budget_tokens"]].drop_duplicates()
     rows = losses.merge(sizes, on=["model", "suite", "task", "context", "variant", "budget"])
-    plain = [run.methods.get(v) == v and v != REFERENCE for v in rows.variant]
+    plain = [run.methods.get(v) == v and v != REFERENCE and v not in run.growing for v in rows.variant]
     rows = run.leading(
         rows[(rows.verdict != "") & rows.budget_tokens.notna() & pd.Series(plain, index=rows.index, dtype=bool)]
     )

@@ -116,7 +116,7 @@ def _rows(
                 "family": run.family(variant),
                 "method": run.methods[variant],
                 "context": int(context),
-                "budget": wording.budget(budget, row.budget_tokens),
+                "budget": run.budget(variant, budget, row.budget_tokens),
                 "size": _size(row),
                 "reads": getattr(row, "kv_tokens_read", None),
                 "speeds": speeds,
@@ -191,6 +191,7 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
         ]
         for row in last.drop_duplicates("variant").pipe(each):
             mine = at[(at.variant == row.variant) & (at.budget == row.budget)].sort_values("context")
+            size = run.budget(row.variant, row.budget, row.budget_tokens)
             if (
                 row.variant != REFERENCE
                 and wording.card(run.methods[row.variant])
@@ -200,7 +201,7 @@ def _times(site: Site, page: Page, run: Run) -> Iterator[Figure]:
                 lines.append(
                     pd.DataFrame(
                         {
-                            "name": f"{run.title(row.variant)}, {wording.budget(row.budget, row.budget_tokens)}",
+                            "name": f"{run.title(row.variant)}, {size}",
                             "x": mine.context,
                             "y": mine.median_us / 1000,
                             "family": run.family(row.variant),

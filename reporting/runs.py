@@ -75,6 +75,16 @@ class Run:
         """Return a variant's title."""
         return self.titles.get(variant) or wording.variant_title(variant, self.methods.get(variant, variant))
 
+    @cached_property
+    def growing(self) -> set[str]:
+        """Variants whose budget is a share of what is cached, and whose declared budget is its floor."""
+        tables = [table[["variant", "params"]] for table in (self.summary, self.speed) if len(table)]
+        return {r.variant for table in tables for r in table.pipe(each) if '"share"' in str(r.params)}
+
+    def budget(self, variant: str, budget: str, counted: float | None = None) -> str:
+        """Return a variant's budget in words."""
+        return wording.budget(budget, counted) + (" or more" if variant in self.growing else "")
+
     def family(self, variant: str) -> str:
         """Return a variant's colour family."""
         return wording.family(self.methods.get(variant, variant))
@@ -212,7 +222,8 @@ def joined(run: Run) -> pd.DataFrame:
         ["model", "context", "variant", "budget_tokens", "batch", "speed", "speed_low", "speed_high", "median_us"]
     ]
     rows = scored.merge(timed.dropna(subset=["speed"]), on=["model", "context", "variant", "budget_tokens"])
-    rows = run.leading(rows)
+    # A budget that grows was timed at a full context; most prompts are shorter, so that fewer tokens were read.
+    rows = run.leading(rows[~rows.variant.isin(run.growing)])
     keys = ["model", "suite", "task", "context", "batch", "variant", "budget"]
     shares = run.pareto[[*keys, "front_share"]] if len(run.pareto) else pd.DataFrame(columns=[*keys, "front_share"])
     rows = rows.merge(shares.astype(rows[keys].dtypes.to_dict()), on=keys, how="left")

@@ -83,7 +83,8 @@ def _grids(run: Run, suite: str) -> Iterator[dict[str, Any]]:
         if budget != REFERENCE:
             part = part[part.budget.isin([budget, REFERENCE])]
             part = part.assign(title=[wording.task_title(suite, task) for task in part.task])
-            title = f"Task by task, {wording.tokens(part.context.iloc[0])} tokens, budget {wording.budget(budget)}"
+            words = run.budget(next(v for v in part.variant if v != REFERENCE), budget)
+            title = f"Task by task, {wording.tokens(part.context.iloc[0])} tokens, budget {words}"
             yield grid(run, part, "title", verdicts) | {
                 "title": title,
                 "model": wording.model_title(model),
@@ -117,7 +118,8 @@ def grid(run: Run, part: pd.DataFrame, column: str, verdicts: dict[Any, Any]) ->
         for v in sorted(set(part.variant), key=lambda v: (v != REFERENCE, run.title(v)))
         if v != REFERENCE or column != "budget"
     ]
-    heads = [wording.budget(v) if column == "budget" else v for v in values]
+    other = next((v for v in part.variant if v != REFERENCE), REFERENCE)
+    heads = [run.budget(other, v) if column == "budget" else v for v in values]
     few, most = int(part.n.min()), int(part.n.max())
     prompts = f"{most}" if few == most else f"{few} to {most}"
     return {"heads": heads, "lines": lines, "full": cells.get((REFERENCE, REFERENCE), empty), "n": prompts}
@@ -175,7 +177,7 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
         }
     )
     within = mine[mine.verdict == "within"].variant if len(mine) else []
-    words = wording.budget(budget) + (" tokens" if budget.isdigit() else "")
+    words = run.budget(shown[-1], budget) + (" tokens" if budget.isdigit() else "")
     place = f"{wording.model_title(rows.model.iloc[0])}, {wording.tokens(rows.context.iloc[0])} tokens"
     title = (
         f"With {words}, {len(within)} of {len(mine)} methods stay within the margin over the whole answer"

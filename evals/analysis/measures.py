@@ -271,7 +271,7 @@ def selection_traces(folder: Path) -> Iterator[dict[str, Any]]:
         table = table[(table["layer"] < 0) & table["measure"].str.startswith(_TRACED)].copy()
         shares = table["measure"].str.startswith("overlap")
         table.loc[shares, ["value", "low", "high"]] *= 100
-        table["unit"] = np.select([shares, table["measure"] == "effective_budget"], ["percent", "times"], "")
+        table["unit"] = np.select([shares, table["measure"] == "effective_budget"], ["percent", "times the budget"], "")
         found: list[dict[Any, Any]] = table.assign(source=f"{folder.name}/{path.name}").to_dict("records")
         yield from found
 

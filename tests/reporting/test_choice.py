@@ -87,11 +87,12 @@ def test_the_front_has_what_none_beats_in_both() -> None:
 
 
 def test_the_smallest_budget_is_proven_open_or_none(folder: Maker) -> None:
-    quest = [("quest", "256", "worse"), ("quest", "512", "within"), ("quest", "1024", "within")]
-    budgets = [*quest, ("tova", "512", "worse"), ("h2o", "256", "worse"), ("h2o", "512", "cannot tell")]
+    some = [("quest", "256", "worse"), ("quest", "512", "within"), ("quest", "999", "within"), ("duo", "512", "within")]
+    budgets = [*some, ("tova", "512", "worse"), ("h2o", "256", "worse"), ("h2o", "512", "cannot tell")]
     run = read_run(folder(
         [{"a": v, "budget": b, "verdict": verdict} for v, b, verdict in budgets],
-        [{"variant": v, "method": v, "budget": b, "budget_tokens": int(b)} for v, b, _ in budgets], [],
+        [{"variant": v, "method": v, "budget": b, "budget_tokens": int(b),
+          "params": '{"share": 0.15}' if v == "duo" else "{}"} for v, b, _ in budgets], [],
     ))  # fmt: skip
     found = smallest_budgets(run).set_index("variant")
     assert found.state.to_dict() == {"quest": "holds", "tova": "fails", "h2o": "open"}
@@ -100,8 +101,8 @@ def test_the_smallest_budget_is_proven_open_or_none(folder: Maker) -> None:
 
 def test_quality_and_speed_of_one_row_are_of_one_budget(small: Path) -> None:
     rows = joined(read_run(small)).set_index("variant")
-    assert rows.speed.to_dict() == {"quest": 1.5, "snapkv": 2.5}
-    assert rows.loss.to_dict() == {"quest": 1.0, "snapkv": 30.0}
-    speed = pd.read_csv(small / "speed.csv").assign(budget_tokens=lambda t: t.budget_tokens + 1)
-    speed.to_csv(small / "speed.csv", index=False)
-    assert joined(read_run(small)).empty
+    assert rows[["speed", "loss"]].T.to_dict("list") == {"quest": [1.5, 1.0], "snapkv": [2.5, 30.0]}
+    speed, changes = pd.read_csv(small / "speed.csv"), ({"budget_tokens": 513}, {"params": '{"share": 0.15}'})
+    for change in changes:  # another budget; one that grows
+        speed.assign(**change).to_csv(small / "speed.csv", index=False)
+        assert joined(read_run(small)).empty

@@ -88,7 +88,7 @@ def test_shares_of_a_trace_are_in_per_cent_and_layers_are_left_out(tmp_path: Pat
              "layer": [-1, -1, 3], "index": 7, "value": 0.5, "low": 0.4, "high": 0.6, "n": 8}  # fmt: skip
     write_table(tmp_path / "retrospection" / "m.parquet", pd.DataFrame(given))
     found = measures_table(tmp_path, {}, [], [], {}, SPREAD)
-    assert found[["value", "unit", "at"]].values.tolist() == [[50.0, "percent", 7], [0.5, "times", 7]]
+    assert found[["value", "unit", "at"]].values.tolist() == [[50.0, "percent", 7], [0.5, "times the budget", 7]]
 
 
 NAMED = {claim.run for paper in PAPERS.values() for claim in paper.claims}
