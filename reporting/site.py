@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class Site:
     def find(self, paper: str, query: Query) -> Found | None:
         """Return the number of a paper's query from the run named after it, else from the first other that has it.
 
-        A pilot answers only where no other run does.
+        A pilot answers only where no other run does. ``budget_words`` of the row is its budget in words.
         """
         for run in sorted(self.runs, key=lambda run: (run.name != paper, bool(run.config.get("pilot")))):
             table = run.tables[query.table]
@@ -113,7 +113,9 @@ class Site:
             )
             with suppress(AmbiguousQueryError):
                 if len(rows := table[fits]) and (found := Tables({query.table: rows}).find(query)):
-                    return found
+                    budget = found.row["budget"]
+                    words = "" if wording.missing(budget) else run.budget(found.variant, budget)
+                    return replace(found, row={**found.row, "budget_words": words})
         return None
 
     @cached_property

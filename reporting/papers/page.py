@@ -141,14 +141,14 @@ def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], co
 
 def _stands(found: Sequence[Found]) -> str:
     """Say which models, contexts and budgets our numbers are of."""
-    words = (("model", wording.model_title), ("context", wording.tokens), ("budget", wording.budget))
+    words = (("model", wording.model_title), ("context", wording.tokens), ("budget_words", str))
     parts = []
     for column, say in words:
         values = dict.fromkeys(
             say(f.row[column]) for f in found if column in f.row and not wording.missing(f.row[column])
         )
         if 0 < len(values) <= 4:
-            parts.append(f"{column} {', '.join(values)}")
+            parts.append(f"{column.removesuffix('_words')} {', '.join(values)}")
     return "; ".join(parts)
 
 
