@@ -176,6 +176,7 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
         ("Long text, no look-ups", rows[prose]),
         ("No trained heads", rows[rows.family != "heads"]),
     ]
+    yield from untimed_answers(site, rows[long])
     for need, part in asked:
         for _, mine in groups(part, ["run", "model"]):
             at = mine[mine.batch == mine.batch.max()]
@@ -189,6 +190,27 @@ def needs(site: Site, rows: pd.DataFrame) -> Iterator[dict[str, str]]:
                 size = "" if row.budget == REFERENCE else f", {int(row.budget_tokens):,} tokens"
                 answer = f"{row.title}{size}: {speed}{verdict}"
             yield {"need": need, "place": place_words(site, place), "answer": answer}
+
+
+def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]:
+    """Yield how near long answers come to Full's where they were not timed as they were scored, one line a suite.
+
+    Args:
+        timed: joined rows of long answers; their runs and models have a line of their own.
+    """
+    known = set(timed[["run", "model"]].pipe(each)) if len(timed) else set()
+    for run in site.runs:
+        if run.losses.empty or run.older or run.config.get("pilot"):
+            continue
+        losses = run.leading(run.losses[run.losses.suite.isin(wording.TITLES["long_answers"])])
+        told = losses[(losses.verdict != "") & (losses.unit == "points")]
+        for (model, suite, task), part in groups(told, ["model", "suite", "task"]):
+            nearest = part.loc[part.loss.idxmin()]
+            if (run.name, model) not in known:
+                least = f"{run.title(nearest.variant)} loses {wording.number(nearest.loss, 'points')} points"
+                answer = f"Full: every variant is worse; {least}" if nearest.verdict == "worse" else least
+                place = f"{wording.model_title(model)}, {wording.task_title(suite, task)}"
+                yield {"need": "Long answers", "place": place, "answer": answer}
 
 
 def findings(site: Site) -> Iterator[dict[str, str]]:
