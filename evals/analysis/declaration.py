@@ -111,8 +111,7 @@ class PrintedTable(_Closed):
         """Return a number or words as printed; empty where none were found."""
         if row.get(column) is None or isinstance(row[column], str):
             return row.get(column) or ""
-        number = f"{row[column]:,.{row.get('digits', self.digits)}f}".replace("-", "\u2212")
-        return f"{row.get('form', '')} {number}".strip()
+        return f"{row.get('form', '')} {row[column]:,.{row.get('digits', self.digits)}f}".replace("-", "\u2212").strip()
 
     def mark(self, row: dict[str, Any], column: str) -> str:
         """Return where a number was read."""
