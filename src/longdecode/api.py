@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from longdecode.engine.config_reader import resolve_checkpoint
-from longdecode.engine.device import resolve_device, resolve_dtype
+from longdecode.engine.decoder import Decoder
 from longdecode.engine.generation import Generator, Request, Sampling
+from longdecode.engine.tensor_parallel import method_for, run_split
 from longdecode.engine.tokenizer import eos_ids, load_tokenizer
-from longdecode.engine.weights import load_decoder
 from longdecode.methods.registry import get_method
 
 
@@ -42,6 +44,7 @@ def generate(
     temperature: float = 0.0,
     device: str = "auto",
     dtype: str = "auto",
+    gpus: int = 1,
     **params: Any,
 ) -> list[Answer]:
     """Continue prompts, as one ragged batch, with a method's own kernels and cache.
@@ -51,17 +54,28 @@ def generate(
         budget: tokens that a query may read per KV head; methods that read everything take none.
         chat: put each prompt in the model's chat template.
         temperature: 0 is greedy.
+        gpus: GPUs of this host to split the model over, one process each; a script calls this under
+            ``if __name__ == "__main__":`` then.
         params: the method's knobs, as its card lists them.
 
     Raises:
         ConfigError: the method or a parameter is unknown, with the nearest name, or the budget does not fit.
         CheckpointError: the model cannot be loaded.
         ContextLimitError: a prompt is longer than the model's context.
+        UnsupportedCellError, RankError: over several GPUs, the method cannot; a process failed, with its text.
     """
-    folder, target = resolve_checkpoint(str(model)), resolve_device(device)
-    chosen = get_method(method)
+    folder, _ = resolve_checkpoint(str(model)), get_method(method)
+    answer = partial(_answers, folder, prompts, method, budget, max_new_tokens, chat, temperature, params)
+    ranks = run_split(folder, gpus, device, dtype, method, answer)
+    return [replace(a[0], read_tokens_mean=fmean(b.read_tokens_mean for b in a)) for a in zip(*ranks, strict=True)]
+
+
+def _answers(
+    folder: Path, prompts: Sequence[str], method: str, budget: int | None, max_new_tokens: int, chat: bool,
+    temperature: float, params: dict[str, Any], decoder: Decoder,
+) -> list[Answer]:  # fmt: skip
+    """Continue the prompts with a decoder, or on one rank of several with its share."""
     tokenizer = load_tokenizer(folder)
-    decoder = load_decoder(folder, device=target, dtype=resolve_dtype(dtype, target))
     stop = eos_ids(folder, tokenizer)
     requests = [
         Request(tokenizer.prompt_ids(prompt, chat), max_new_tokens, stop_ids=stop, seed=row)
@@ -69,7 +83,7 @@ def generate(
     ]
     with torch.inference_mode():
         generator = Generator(decoder, Sampling(temperature=temperature))
-        done = generator.run(requests, chosen.from_budget(budget, decoder.config, **params))
+        done = generator.run(requests, method_for(decoder, get_method(method), budget, params))
     return [
         Answer(
             text=tokenizer.decode([token for token in completion.output_ids if token not in stop]),

@@ -237,8 +237,11 @@ def test_generate_reads_what_the_budget_allows() -> None:
     import longdecode
 
     prompts = ["Once upon a time. " * 60, "Once upon"]
-    long, short = longdecode.generate(MINIATURE, prompts, method="quest", budget=256, max_new_tokens=8, device="cpu")
+    knobs = {"method": "quest", "budget": 256, "max_new_tokens": 8, "device": "cpu"}
+    long, short = longdecode.generate(MINIATURE, prompts, **knobs)
     assert len(long.output_ids) == 8 and 200 < long.read_tokens_mean < 600 and short.read_tokens_mean < 40
+    (split,) = longdecode.generate(MINIATURE, prompts[:1], **knobs, gpus=2)
+    assert (split.text, split.read_tokens_mean) == (long.text, pytest.approx(long.read_tokens_mean))
     with pytest.raises(ConfigError, match="nearest valid name: 'quest'"):
         longdecode.generate(MINIATURE, prompts, method="qest", budget=256)
     with pytest.raises(AttributeError):

@@ -14,32 +14,7 @@ from longdecode.engine.config_reader import parse_config, read_config, resolve_c
 from longdecode.engine.errors import CheckpointError, UnsupportedFamilyError
 from published_configs import MISTRAL, REFUSED, RUNNABLE
 
-# The published config.json of Llama-3.1-8B, in the format of its day.
-LLAMA_31: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 128256,
-}
-
+LLAMA_31 = RUNNABLE["Llama-3.1-8B-Instruct"]
 
 REPOSITORY = (
     "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json",
@@ -69,11 +44,8 @@ def test_the_oldest_notation_calls_the_variant_type() -> None:
 
 
 def test_defaults_of_an_early_llama() -> None:
-    early = {
-        key: value
-        for key, value in LLAMA_31.items()
-        if key not in ("rope_scaling", "rope_theta", "num_key_value_heads", "attention_bias", "mlp_bias")
-    }
+    later = {"rope_scaling", "rope_theta", "num_key_value_heads", "attention_bias", "mlp_bias"}
+    early = {key: LLAMA_31[key] for key in LLAMA_31.keys() - later}
     config = parse_config(early, "c")
     assert config.num_kv_heads == 32
     assert config.rope == {"rope_type": "default", "rope_theta": 10_000.0}

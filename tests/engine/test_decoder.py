@@ -35,24 +35,11 @@ def reference_logits(model: Any, ids: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 100_000])
-def test_prefill_equals_transformers(
-    name: str, chunk_tokens: int, tiny_checkpoint: Callable, reference_model: Callable, random_ids: Callable
-) -> None:
-    folder = tiny_checkpoint(name)
-    decoder = load_decoder(folder, device="cpu", dtype=torch.float32)
-    ids = random_ids(50, decoder.config.vocab_size)
-    cache = decoder.new_cache(1, 60)
-    ours, _ = decoder.prefill([torch.tensor(ids)], cache, chunk_tokens)
-    assert_close(ours[0], reference_logits(reference_model(folder), list(ids))[-1])
-    assert cache.lengths.tolist() == cache.positions.tolist() == [50]
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("lengths", [(41,), (41, 1, 100)])
-def test_decode_equals_transformers(
+@pytest.mark.parametrize(("lengths", "chunk_tokens"), [((41,), 1), ((50,), 7), ((41, 1, 100), 48), ((50, 3), 100_000)])
+def test_prefill_and_decode_equal_transformers(
     name: str,
     lengths: tuple[int, ...],
+    chunk_tokens: int,
     tiny_checkpoint: Callable,
     reference_model: Callable,
     random_ids: Callable,
@@ -65,7 +52,7 @@ def test_decode_equals_transformers(
     expected = [reference_logits(model, list(row)) for row in rows]
     cache = decoder.new_cache(len(rows), max(lengths) + DECODE_STEPS)
     prompts = [torch.tensor(row[:length]) for row, length in zip(rows, lengths, strict=True)]
-    logits, _ = decoder.prefill(prompts, cache, 48)
+    logits, _ = decoder.prefill(prompts, cache, chunk_tokens)
     state = method.decode_in(cache.clone())
     for step in range(DECODE_STEPS + 1):
         for index, length in enumerate(lengths):
@@ -153,12 +140,6 @@ def test_positions_are_looked_up_row_by_row(tiny_checkpoint: Callable) -> None:
     for row, position in enumerate((200, 0, 31, 5)):
         assert torch.equal(cos.flatten(0, 1)[row], torch.cat((table.cos[position], table.cos[position])))
         assert torch.equal(sin.flatten(0, 1)[row], torch.cat((table.sin[position], table.sin[position])))
-
-
-def test_yarn_scales_the_tables(tiny_checkpoint: Callable) -> None:
-    """At position 0 the cosine is the attention factor itself, ``0.1 ln 4 + 1`` (Peng et al. 2023, equation 22)."""
-    table = RopeTable(read_config(tiny_checkpoint("qwen2_yarn")), torch.device("cpu"))
-    assert table.cos[0].tolist() == pytest.approx([1.1386294361] * table.cos.shape[1])
 
 
 def test_the_default_variant_does_not_import_transformers() -> None:

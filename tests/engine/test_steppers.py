@@ -12,7 +12,7 @@ import torch
 from decoding import WINDOW, Window, WindowParams, assert_same, moved, results
 from longdecode.engine import kv_cache
 from longdecode.engine.correction import Correction
-from longdecode.engine.decoder import Decoder, DecoderWeights, LayerWeights
+from longdecode.engine.decoder import Decoder
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request, Sampling
 from longdecode.engine.kv_cache import CacheShape, KVCache
@@ -214,23 +214,6 @@ def test_bad_corrections_are_refused() -> None:
     assert Correction.of("none", 32) is None and Correction.of("rewrite", 8) == Correction("rewrite", 8)
 
 
-def test_a_rewrite_never_waits_for_the_host_and_writes_in_place() -> None:
-    """Run it on the meta device, whose tensors have no values to wait for: reading one raises."""
-    config = ModelConfig("qwen3", 40, 16, 24, 2, 4, 2, 8, 64, qk_norm=True)
-    weights = random_decoder(config, 0, "cpu", torch.float32).weights
-
-    assert isinstance(weights.layers[0], LayerWeights)
-    decoder = Decoder(config, moved(weights, "meta"), torch.device("meta"), torch.float32)
-    prompt = Generator(decoder).prefill([Request((1, 2, 3), 9), Request((9,), 7)])
-    run = make_stepper(decoder, Sampling(), prompt, Window(WindowParams(Correction("rewrite", 4)), config))
-    assert isinstance(run, CorrectedStepper)
-    owners = (run.sequences, run.state, run.state.cache)
-    before = [(owner, name, value) for owner in owners for name, value in vars(owner).items() if torch.is_tensor(value)]
-    run.rewrite(4)
-    assert len(before) > 16
-    assert all(getattr(owner, name) is value for owner, name, value in before)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["rewrite", "dense_step"])
 @pytest.mark.parametrize("period", [1, 4])
@@ -252,19 +235,31 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_p=0.9, min_p=0.01)])
-def test_a_step_never_waits_for_the_host(sampling: Sampling, dense: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run it on the meta device, whose tensors have no values to wait for: reading one raises.
+@pytest.fixture
+def on_meta(monkeypatch: pytest.MonkeyPatch) -> Decoder:
+    """A decoder on the meta device, whose tensors have no values to wait for: reading one raises.
 
     Decode attention takes the branch that CUDA tensors take; on other devices it may look at lengths.
     """
-
     monkeypatch.setattr(kv_cache, "decode_attention", naive.decode_attention)
     weights = random_decoder(CONFIG, 0, "cpu", torch.float32).weights
-    assert isinstance(weights, DecoderWeights) and isinstance(weights.layers[0], LayerWeights)
-    decoder = Decoder(CONFIG, moved(weights, "meta"), torch.device("meta"), torch.float32)
-    prompt = Generator(decoder).prefill(REQUESTS)
-    run = make_stepper(decoder, sampling, prompt, dense(CONFIG))
+    return Decoder(CONFIG, moved(weights, "meta"), torch.device("meta"), torch.float32)
+
+
+def test_a_rewrite_never_waits_for_the_host_and_writes_in_place(on_meta: Decoder) -> None:
+    prompt = Generator(on_meta).prefill([Request((1, 2, 3), 9), Request((9,), 7)])
+    run = make_stepper(on_meta, Sampling(), prompt, Window(WindowParams(Correction("rewrite", 4)), CONFIG))
+    assert isinstance(run, CorrectedStepper)
+    owners = (run.sequences, run.state, run.state.cache)
+    before = [(owner, name, value) for owner in owners for name, value in vars(owner).items() if torch.is_tensor(value)]
+    run.rewrite(4)
+    assert len(before) > 16
+    assert all(getattr(owner, name) is value for owner, name, value in before)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_p=0.9, min_p=0.01)])
+def test_a_step_never_waits_for_the_host(sampling: Sampling, dense: Callable, on_meta: Decoder) -> None:
+    run = make_stepper(on_meta, sampling, Generator(on_meta).prefill(REQUESTS), dense(CONFIG))
     with pytest.raises((RuntimeError, NotImplementedError)):
         run.sequences.tokens.tolist()
     run.step()

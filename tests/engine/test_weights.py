@@ -33,12 +33,6 @@ def load(folder: Path) -> None:
     load_decoder(folder, device="cpu", dtype=torch.float32)
 
 
-def test_the_sharded_checkpoint_is_sharded(tiny_checkpoint: Callable[[str], Path]) -> None:
-    folder = tiny_checkpoint("qwen2")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-    load(folder)
-
-
 def test_tied_embeddings_share_memory(tiny_checkpoint: Callable[[str], Path]) -> None:
     tied = load_decoder(tiny_checkpoint("llama3"), device="cpu", dtype=torch.float32).weights
     untied = load_decoder(tiny_checkpoint("llama2"), device="cpu", dtype=torch.float32).weights

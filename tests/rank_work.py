@@ -1,0 +1,48 @@
+"""Work that tests start in several processes, which import it by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from longdecode.engine.decoder import Decoder
+from longdecode.engine.errors import ConfigError
+from longdecode.engine.generation import Completion, Generator, Request, Sampling
+from longdecode.engine.ranks import Rank
+from longdecode.engine.tensor_parallel import load_share, method_for
+from longdecode.methods.registry import get_method
+
+VARIANTS = (
+    ("full", None, {}), ("streaming", 12, {}), ("snapkv", 12, {"window": 4}),
+    ("quest", 16, {"page_size": 4, "dense_layers": 1}), ("retro", 16, {"page_size": 4, "dense_layers": 1}),
+    ("duo", 12, {}), ("lychee", 16, {"block_size": 4, "sink_tokens": 4, "recent_tokens": 4, "correction": "rewrite"}),
+)  # fmt: skip
+
+
+def decode_all(decoder: Decoder) -> list[Completion]:
+    """Decode forced and free tokens by each variant, greedy and drawn in turn."""
+    ids = torch.randint(0, decoder.config.vocab_size, (2, 70), generator=torch.Generator().manual_seed(0)).tolist()
+    new = 30 if decoder.device.type == "cuda" else 8  # a graph repays itself from 24 steps on
+    requests = [Request(tuple(row[:-9]), new, tuple(row[-9:])) for row in (ids[0], ids[1][:49])]
+    done = []
+    for place, (name, budget, params) in enumerate(VARIANTS):
+        generator = Generator(decoder, Sampling(place % 2), prefill_tokens=50)
+        done += generator.run(requests, method_for(decoder, get_method(name), budget, params))
+    return done
+
+
+def decode_shares(folders: list[Path], rank: Rank, device: torch.device) -> list[list[Completion]]:
+    """Load this rank's share of each checkpoint and decode."""
+    return [decode_all(load_share(folder, rank, device, torch.float32)) for folder in folders]
+
+
+def end_early(killed: bool, rank: Rank, device: torch.device) -> None:
+    """Let rank 1 die or fail while the other waits for it."""
+    if rank.index and killed:
+        os._exit(7)
+    if rank.index:
+        raise ConfigError("no such knob")
+    dist.all_reduce(torch.zeros(1))
