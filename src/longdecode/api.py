@@ -77,20 +77,13 @@ def _answers(
     """Continue the prompts with a decoder, or on one rank of several with its share."""
     tokenizer = load_tokenizer(folder)
     stop = eos_ids(folder, tokenizer)
-    requests = [
-        Request(tokenizer.prompt_ids(prompt, chat), max_new_tokens, stop_ids=stop, seed=row)
-        for row, prompt in enumerate(prompts)
-    ]
+    prompt_ids = [tokenizer.prompt_ids(prompt, chat) for prompt in prompts]
+    requests = [Request(ids, max_new_tokens, stop_ids=stop, seed=row) for row, ids in enumerate(prompt_ids)]
     with torch.inference_mode():
         generator = Generator(decoder, Sampling(temperature=temperature))
         done = generator.run(requests, method_for(decoder, get_method(method), budget, params))
+    texts = [tokenizer.decode([token for token in one.output_ids if token not in stop]) for one in done]
     return [
-        Answer(
-            text=tokenizer.decode([token for token in completion.output_ids if token not in stop]),
-            output_ids=completion.output_ids,
-            read_tokens_mean=completion.read_tokens_mean,
-            prefill_ms=completion.prefill_ms,
-            decode_ms=completion.decode_ms,
-        )
-        for completion in done
+        Answer(text, one.output_ids, one.read_tokens_mean, one.prefill_ms, one.decode_ms)
+        for text, one in zip(texts, done, strict=True)
     ]
