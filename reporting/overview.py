@@ -205,7 +205,7 @@ def untimed_answers(site: Site, timed: pd.DataFrame) -> Iterator[dict[str, str]]
         losses = run.leading(run.losses[run.losses.suite.isin(wording.TITLES["long_answers"])])
         told = losses[(losses.verdict != "") & (losses.unit == "points")]
         for (model, suite, task), part in groups(told, ["model", "suite", "task"]):
-            nearest = part.loc[part.loss.idxmin()]
+            nearest = top(part, -part.loss)
             if (run.name, model) not in known:
                 least = f"{run.title(nearest.variant)} loses {wording.number(nearest.loss, 'points')} points"
                 answer = f"Full: every variant is worse; {least}" if nearest.verdict == "worse" else least
