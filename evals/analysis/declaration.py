@@ -24,6 +24,8 @@ COLUMNS = (
     "best", "verdict", "why", "source", "run", "revision",
 )  # fmt: skip
 Outcome = Literal["reproduced", "partly", "not reproduced", "not comparable", "cannot tell", "not run"]
+UNPROVEN = 0.05
+"""Corrected p-value above which a sign is not proven."""
 MOST_OF_IT = 0.5
 """Share of the printed effect from which on a claim holds partly."""
 
@@ -267,9 +269,9 @@ def outcome(printed: float | None, claim: Claim, found: Found | None, digits: in
 
     At least so much: ``reproduced`` where the interval reaches the printed figure (as rounded there), ``partly`` where
     it reaches half of the printed effect, ``not reproduced`` where it stays below; of words without a number the sign
-    alone decides. At most so much: ``reproduced`` where the whole interval lies below, ``not reproduced`` where none
-    of it does. ``cannot tell``: there is no interval, it holds no effect as well as half of the printed one, or forks
-    of one training each stand behind it. The best variant has no say.
+    alone decides, where its corrected p-value proves it. At most so much: ``reproduced`` where the whole interval lies
+    below, ``not reproduced`` where none of it does. ``cannot tell``: there is no interval, it holds no effect as well
+    as half of the printed one, or forks of one training each stand behind it. The best variant has no say.
     """
     if found is None:
         return "not run"
@@ -277,7 +279,7 @@ def outcome(printed: float | None, claim: Claim, found: Found | None, digits: in
         return "not comparable"
     if not (math.isfinite(found.low) and math.isfinite(found.high)) or (claim.trainings or 2) < 2:
         return "cannot tell"
-    rounding = 0.0 if printed is None else 0.5 * 10.0**-digits
+    rounding, by_sign = 0.0 if printed is None else 0.5 * 10.0**-digits, printed is None
     printed = claim.no_effect if printed is None else printed
     if claim.direction == "at_most":
         if found.high <= printed + rounding:
@@ -288,7 +290,7 @@ def outcome(printed: float | None, claim: Claim, found: Found | None, digits: in
     goal, nothing = sign * printed, sign * claim.no_effect
     if most < nothing + MOST_OF_IT * (goal - nothing):
         return "not reproduced"
-    if least <= nothing:
+    if least <= nothing or (by_sign and found.row.get("p_holm", 0.0) > UNPROVEN):
         return "cannot tell"
     return "reproduced" if most >= goal - rounding else "partly"
 
@@ -300,8 +302,7 @@ def _row(name: str, paper: Declaration, claim: Claim, tables: Tables, answers: b
         try:
             found, best, bound = map(tables.find, (claim.like, claim.best, claim.bound))
             if found is None and claim.instead and (found := tables.find(claim.instead.query)):
-                other = claim.instead.model_dump(include={"comparable", "conditions", "why"})
-                claim = claim.model_copy(update=other)
+                claim = claim.model_copy(update=claim.instead.model_dump(include={"comparable", "conditions", "why"}))
         except AmbiguousQueryError as error:
             why = f"Not read: {error}."
     elif claim.run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,9 @@ def test_a_claim_of_2_7_times(bounds: tuple[float, float, float] | None, given: 
 )
 def test_of_words_without_a_number_the_sign_decides(bounds: tuple[float, float], word: str) -> None:
     assert outcome(None, claim(no_effect=0), found(1.0, *bounds), 0) == word
+    for p_holm, decided in ((0.05, word), (0.06, word if bounds[1] < 0 else "cannot tell")):
+        proven = replace(found(1.0, *bounds), row={"p_holm": p_holm})
+        assert outcome(None, claim(no_effect=0), proven, 0) == decided
 
 
 def test_a_claim_that_fits_several_rows_is_not_read_and_says_why() -> None:
