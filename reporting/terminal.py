@@ -16,6 +16,8 @@ from longdecode.evals.config_values import unknown_name
 Rows = list[tuple[str, ...]]
 ENDED = ("task", "context", "method", "budget", "n", "score", "Full", "difference", "verdict", "times Full")
 """Columns of the table that ends a run."""
+MOST_ROWS = 30
+"""Longest table that ends a run; a longer one hides the answer, and the page has it with filters."""
 POOLED = "all"
 """Task of a row that pools a suite's tasks."""
 
@@ -27,6 +29,15 @@ def show(console: Console, columns: Iterable[str], rows: Iterable[Iterable[Any]]
         table.add_row(*(str(cell) for cell in row))
     if table.row_count:
         console.print(table)
+
+
+def show_ended(console: Console, results: Path) -> None:
+    """Print the table that ends a run, or where its rows stand if they are many."""
+    rows = ended(results)
+    if len(rows) <= MOST_ROWS:
+        show(console, ENDED, rows)
+    else:
+        console.print(f"scores: {len(rows)} rows in {results / 'comparisons.csv'} and on the page", markup=False)
 
 
 def ended(results: Path) -> Rows:

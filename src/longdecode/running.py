@@ -153,7 +153,7 @@ def _end(run: RunConfig, told: Told, status: int, results: Path, page: Path, log
             console.print(line, markup=False)
         console.print(f"failed after {clock(told.seconds)}: {log}")
         return
-    terminal.show(console, terminal.ENDED, terminal.ended(results))
+    terminal.show_ended(console, results)
     console.print(f"answer: {terminal.answer(results)}", markup=False)
     warnings = [*(["not every method is tuned"] if run.allow_untuned else []), *terminal.statuses(results)]
     console.print(f"warnings: {'; '.join(warnings) or 'none'}", markup=False)

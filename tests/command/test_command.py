@@ -10,6 +10,7 @@ from pathlib import Path
 import huggingface_hub
 import pandas as pd
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fake_tokenizer import byte_level
@@ -24,6 +25,7 @@ from longdecode.evals.preflight import data_fault
 from longdecode.evals.run_config import RunConfig, build_run_config, load_run_config
 from longdecode.learned import require_own
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, method_names
+from longdecode.reporting import terminal
 
 ROOT = Path(__file__).parents[2]
 MINIATURE = ROOT / "models" / "miniature" / "weights"
@@ -120,6 +122,12 @@ def test_plan_prices_what_is_not_here_and_says_what_is_missing(tmp_path: Path) -
     assert "missing: the size of org/unheard-of is not known" in said("plan", str(own))
     with pytest.raises(ConfigError, match="nearest valid name: 'demo'"):
         said("plan", "demmo") and running.config_path(ROOT, "demmo")
+
+
+@pytest.mark.parametrize(("folder", "rows"), [("pilot", 18), ("h200", 1)])
+def test_a_long_table_does_not_hide_the_answer(folder: str, rows: int, capsys: pytest.CaptureFixture) -> None:
+    terminal.show_ended(Console(width=200), ROOT / "results" / folder)
+    assert len(capsys.readouterr().out.splitlines()) == rows
 
 
 def test_compare_prints_pairs_and_speeds_from_tables(results: Path) -> None:
