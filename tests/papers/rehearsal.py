@@ -158,9 +158,8 @@ class Rehearsal:
             sets = sorted(str(path.parent.relative_to(folder)) for path in named if folder in path.parents)
             if sets:
                 self._do(
-                    "longdecode.training.draft_heads.train", "--model", spec.path, "--name", model, "--sets", *sets,
-                    "--books", str(config.data["pg19"]), "--recipe", str(recipe), "--device", "cpu",
-                    "--output", str(folder),
+                    "longdecode.training.draft_heads.train", spec.path, str(config.data["pg19"]), str(folder),
+                    "--name", model, "--sets", ",".join(sets), "--recipe", str(recipe), "--device", "cpu",
                 )  # fmt: skip
                 made = [path for path in (self.place / folder).rglob("*") if path.suffix in manifest.SUFFIXES]
                 manifest.seal(self.place / "results" / config.profile, made)

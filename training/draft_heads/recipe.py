@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from longdecode.engine.errors import ConfigError
+from longdecode.evals.config_values import read, read_yaml
 from longdecode.evals.plan import HEADS
 
 RECIPE = Path(__file__).resolve().parent / "recipe.yaml"
@@ -73,9 +72,5 @@ def load_recipe(model: str, path: Path = RECIPE) -> Recipe:
     Raises:
         ConfigError: the file does not fit the schema.
     """
-    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    try:
-        return Recipe.model_validate(raw["default"] | raw.get("models", {}).get(model, {}))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise ConfigError(f"{path}: {model}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+    raw = read_yaml(path)
+    return read(Recipe, raw["default"] | raw.get("models", {}).get(model, {}), f"{path}: {model}")

@@ -9,7 +9,6 @@ Source: TokenSwift (arXiv 2502.18890), section 3.1 and table 9; Cai et al. 2024,
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -30,13 +29,14 @@ from longdecode.engine.prefill import WholePrompt
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder, model_hash
+from longdecode.evals.config_values import refuse_unknown
 from longdecode.evals.provenance import revision
 from longdecode.evals.run_config import RunConfig
 from longdecode.methods.draft_heads import DraftHeads, write_heads
 from longdecode.training.draft_heads.data import Books, PairTable
 from longdecode.training.draft_heads.loss import frozen_head_loss
 from longdecode.training.draft_heads.recipe import RECIPE, STARTS, Recipe, Start, load_recipe
-from longdecode.training.files import load_state, save_state, write_csv
+from longdecode.training.files import load_state, run_commands, save_state, write_csv
 
 RANKS = ("top1", "top2", "top3")
 
@@ -245,24 +245,26 @@ def run_planned(config: RunConfig, model: str, output: Path) -> None:
     train_heads(folder, model, str(books) if books else None, load_recipe(model), starts, output, config.device)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a checkpoint's folder, a built model's name or a hub id")
-    parser.add_argument("--name", help="the model's name in the recipe (default: --model)")
-    parser.add_argument("--books", required=True, help="folder of *.txt books, or a hub id such as emozilla/pg19")
-    parser.add_argument(
-        "--sets", nargs="+", choices=list(STARTS), default=list(STARTS), help="normal is the paper's start"
-    )
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--recipe", type=Path, default=RECIPE)
-    parser.add_argument("--device", default="auto")
-    asked = parser.parse_args(arguments)
-    name = asked.name or asked.model
-    recipe, folder = load_recipe(name, asked.recipe), resolve_checkpoint(asked.model, None)
-    starts = [STARTS[given] for given in asked.sets]
-    train_heads(folder, name, asked.books, recipe, starts, asked.output, asked.device)
+def run(
+    model: str, books: str, output: Path, name: str = "", sets: str = ",".join(STARTS), recipe: Path = RECIPE,
+    device: str = "auto",
+) -> None:  # fmt: skip
+    """Train the sets of heads of one model.
+
+    Args:
+        model: a checkpoint's folder, a built model's name or a hub id.
+        books: folder of ``*.txt`` books, or a hub id such as ``emozilla/pg19``.
+        output: folder.
+        name: the model's name in the recipe; left out, MODEL.
+        sets: with commas between; ``normal`` is the paper's start.
+        recipe: the settings.
+        device: ``auto``, ``cpu`` or ``cuda``.
+    """
+    name = name or model
+    refuse_unknown("sets", "set of heads", sets.split(","), STARTS)
+    starts = [STARTS[given] for given in sets.split(",")]
+    train_heads(resolve_checkpoint(model, None), name, books, load_recipe(name, recipe), starts, output, device)
 
 
 if __name__ == "__main__":
-    main()
+    run_commands(run)

@@ -91,11 +91,14 @@ def merge_fork(adaptor: Path, base: Path, output: Path) -> None:
 def _card(about: Mapping[str, Any]) -> str:
     run, last = about["settings"], about["last"]
     importance = f", importance heads of form `{run['head']}`" if run["attention"] in ("nosa", "dma") else ""
+    layers = "every linear layer" if run["targets"] == "all" else "the linear layers of attention"
+    beside = f"distilled from the checkpoint at weight {run['distil']:g}, " if run["distil"] else ""
+    beside += f"importances against attention received at weight {run['received']:g}, " if run["received"] else ""
     return (
         f"# {run['name']}: {run['model']} continued with `{run['attention']}` attention\n\n"
-        f"Low-rank factors of rank {run['rank']} on every linear layer and the norms{importance}. "
-        f"{run['steps']} steps of {run['rows']} x {run['length']:,} tokens, {run['lookups']:.0%} look-ups, a budget of "
-        f"{run['budget']:,} tokens, rate {run['lr']:g}, seed {run['seed']}.\n\n"
+        f"Low-rank factors of rank {run['rank']} on {layers} and the norms{importance}. "
+        f"{last['step']} steps of {run['rows']} x {run['length']:,} tokens, {run['lookups']:.0%} look-ups, a budget of "
+        f"{run['budget']:,} tokens, {beside}rate {run['lr']:g}, seed {run['seed']}.\n\n"
         f"Base checkpoint: {about['base_hash']}. Device: {about['device']}. Revision: {about['revision']}"
         f"{' with uncommitted changes' if about['dirty'] else ''}.\n\n"
         f"Held out at the end: prose {last['prose']:.4f}, answers {last['answers']:.4f} nats a token; "

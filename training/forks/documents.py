@@ -13,13 +13,12 @@ from longdecode.engine.disk import FileLock
 from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.training_spec import ForkTraining
+from longdecode.training.forks.lookups import Document, ForkLibrary
 
 _WAIT_SECONDS = 600.0
 
-Document = tuple[np.ndarray, np.ndarray]
-"""Ids ``[length]`` int64 and their weights in the loss ``[length]`` float32; answers weigh most."""
-Maker = Callable[[random.Random, int, float], Document]
-"""Make a document of a length, a look-up with a certain probability."""
+Maker = Callable[[random.Random, int, float, int], Document]
+"""Make a document of a length, a look-up with a certain probability; the last argument is the document's number."""
 
 
 def makers(run: ForkTraining, folder: Path, data: Mapping[str, Any], scratch: Path) -> tuple[Maker, Maker]:
@@ -34,11 +33,10 @@ def makers(run: ForkTraining, folder: Path, data: Mapping[str, Any], scratch: Pa
     Raises:
         DataUnavailableError: the books are not there.
     """
-    return _miniature() if run.data == "miniature" else _books(folder, data.get("pg19"), scratch)
+    return _miniature() if run.data == "miniature" else _books(run, folder, data.get("pg19"), scratch)
 
 
-def _books(folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Maker]:
-    from longdecode.training.forks.lookups import ForkLibrary
+def _books(run: ForkTraining, folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Maker]:
     from longdecode.training.long_context.books import load_ids, tokenise
     from longdecode.training.long_context.documents import Weights
 
@@ -46,17 +44,18 @@ def _books(folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Make
         raise DataUnavailableError(
             "data.pg19 names no folder of books; training/long_context/books.yaml lists those needed"
         )
-    ids = scratch / "books.npz"
+    once = run.data == "library"
+    ids = scratch / f"{run.data}.npz"
     scratch.mkdir(parents=True, exist_ok=True)
     lock = FileLock(scratch / "books.lock")  # forks that train side by side share one file
     lock.acquire("writes the books' ids", wait_seconds=_WAIT_SECONDS)
     try:
         if not ids.is_file():
-            tokenise(Path(books), folder, ids)
+            tokenise(Path(books), folder, ids, every=once)
     finally:
         lock.release()
     tokenizer, weights = load_tokenizer(folder), Weights(0.3, 4.0)
-    train, unseen = (ForkLibrary(load_ids(ids, split), tokenizer, weights) for split in ("train", "unseen"))
+    train, unseen = (ForkLibrary(load_ids(ids, split), tokenizer, weights, once) for split in ("train", "unseen"))
     return train.document, unseen.document
 
 
@@ -66,7 +65,7 @@ def _miniature() -> tuple[Maker, Maker]:
 
     library = Library(None)
 
-    def make(rng: random.Random, length: int, lookups: float) -> Document:
+    def make(rng: random.Random, length: int, lookups: float, number: int) -> Document:
         ids, weights = document(rng, {"lookups": lookups, "story": 1 - lookups}, length, library)
         return ids.astype(np.int64), weights
 

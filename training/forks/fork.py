@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.config_reader import read_config
 from longdecode.engine.model_config import ModelConfig
@@ -21,6 +24,16 @@ from longdecode.training.long_context.adaptor import low_rank_model
 ATTENTION = "longdecode_fork"
 _FULL_BLOCK = 64
 """Tokens of a block where every query reads all of them."""
+_STRETCH = 4096
+"""Queries that select at a time: DMA's ranking of 16,384 tokens for as many queries would take 15 GB at once."""
+_KEPT_TOKENS = 8192
+"""Tokens of a step up to which all activations are kept. Over them norms and MLPs are computed again: 150 KB a token
+and layer would be 64 GB at 16,384 tokens and 28 layers."""
+_ASKED_EVERY = 64
+"""One query of so many whose attention says what its tokens receive."""
+_SHARPNESS = 8.0
+"""Importances times this predict the logarithm of attention received, so that they stay small where logits add them."""
+TARGETS: dict[str, str | list[str]] = {"all": "all-linear", "attention": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 
 
 class TrainedHeads(ImportanceHeads, nn.Module):
@@ -56,6 +69,13 @@ class ForkedAttention:
         self.heads: TrainedHeads | None = None
         self.watched: list[tuple[int, Tensor, Tensor]] | None = None
         """While a list: layer, and the mean overlap of neighbouring queries ``[Hkv]``, whole and without the forced."""
+        self.teaching = False
+        """True while the checkpoint before training reads a document, with full attention."""
+        self.asks_received = run.received > 0
+        self.received: list[Tensor] = []
+        """By layer, attention of the teacher's queries on tokens that importance may choose, ``[B, Hkv, Q, T]``."""
+        self.signals: list[Tensor] = []
+        """By layer, the loss of importances against it."""
         if run.attention == "full":
             return
         params = {} if run.attention == "infllm2" else {"heads": "zero"}
@@ -69,17 +89,55 @@ class ForkedAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Attend from ``[B, Hq, T, D]`` to keys and values ``[B, Hkv, T, D]``."""
         with torch.autocast(q.device.type, enabled=False):
+            if self.teaching:
+                if self.asks_received:
+                    self.received.append(self._attention_received(q, k, scale))
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
             if self.method is None:
                 blocks = -(-q.shape[2] // _FULL_BLOCK)
                 every = torch.ones(*k.shape[:3], blocks, dtype=torch.bool, device=k.device)
                 return sparse_training_attention(q, k, v, every, _FULL_BLOCK, None, scale)
             with torch.no_grad():
-                index = self.method.index_prompt(layer, k, v)
-                read = self.method.select_prompt(q, index, 0, q.shape[2])
+                read = self._selected(self.method, layer, q, k, v)
                 if self.watched is not None:
                     self.watched.append((layer, *self._overlap(read)))
             bias = token_importance(v, self.heads.layer(layer, v.device)) if self.heads else None
+            if self.received and self.heads:
+                alone = token_importance(v.detach(), self.heads.layer(layer, v.device))
+                self.signals.append(self._importance_loss(alone, self.received[layer]))
             return sparse_training_attention(q, k, v, read, self.method.list_block, bias, scale)
+
+    @staticmethod
+    def _selected(method: SelectivePrefill, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the blocks that each query reads, ``[B, Hkv, T, N]`` bool."""
+        index, tokens = method.index_prompt(layer, k, v), q.shape[2]
+        read = torch.zeros(*k.shape[:3], -(-tokens // method.list_block), dtype=torch.bool, device=k.device)
+        for first in range(0, tokens, _STRETCH):
+            stop = min(tokens, first + _STRETCH)
+            some = method.select_prompt(q[:, :, first:stop], index, first, stop)
+            read[:, :, first:stop, : some.shape[3]] = some
+        return read
+
+    def _choosable(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return queries ``[Q]``, and the tokens of each that are neither first nor latest, ``[Q, T]`` bool."""
+        assert self.method is not None
+        block, (first, latest) = self.method.list_block, self.method.forced
+        queries = torch.arange((first + latest + 1) * block - 1, tokens, _ASKED_EVERY, device=device)
+        place = torch.arange(tokens, device=device)
+        return queries, (place >= first * block) & (place < (queries[:, None] // block - latest + 1) * block)
+
+    def _attention_received(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        """Return the mean over a group of its attention within the tokens that importance may choose."""
+        queries, choosable = self._choosable(q.shape[2], q.device)
+        asked = q[:, :, queries].unflatten(1, (k.shape[1], -1)).float()
+        logits = asked @ k[:, :, None].float().transpose(-1, -2) * scale
+        return logits.masked_fill(~choosable, float("-inf")).softmax(dim=-1).mean(dim=2)
+
+    def _importance_loss(self, importance: Tensor, received: Tensor) -> Tensor:
+        """Return the mean cross-entropy of attention received under the softmax of importances ``[B, Hkv, T]``."""
+        _, choosable = self._choosable(importance.shape[2], importance.device)
+        scores = (_SHARPNESS * importance)[:, :, None].masked_fill(~choosable, -1e9).log_softmax(dim=-1)
+        return -(received * scores).sum(dim=-1).mean()
 
     def _overlap(self, read: Tensor) -> tuple[Tensor, Tensor]:
         """Return the share of its blocks that a query has in common with the one before, for those past the budget."""
@@ -111,7 +169,12 @@ def load_fork(run: ForkTraining, folder: Path, device: torch.device) -> tuple[An
     for layer in base.model.layers:
         layer.self_attn.fork = fork
     torch.manual_seed(run.seed)
-    return low_rank_model(base, run.rank, 2 * run.rank), fork
+    model = low_rank_model(base, run.rank, 2 * run.rank, TARGETS[run.targets])
+    if run.rows * run.length > _KEPT_TOKENS:
+        for layer in base.model.layers:
+            for part in (layer.input_layernorm, layer.post_attention_layernorm, layer.mlp):
+                part.forward = partial(checkpoint, part.forward, use_reentrant=False, preserve_rng_state=False)
+    return model, fork
 
 
 def _attend(

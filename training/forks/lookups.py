@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import numpy as np
 
-from longdecode.training.long_context.documents import KINDS, Library, Piece
+from longdecode.engine.errors import DataUnavailableError
+from longdecode.engine.tokenizer import TextTokenizer
+from longdecode.training.long_context.documents import KINDS, Library, Piece, Weights
 
+Document = tuple[np.ndarray, np.ndarray]
+"""Ids ``[length]`` int64 and their weights in the loss ``[length]`` float32; answers weigh most."""
 _SHARE = 1 / 3
 """Of the look-ups."""
 _RECORDS = (
@@ -21,15 +26,39 @@ _QUESTIONS = (
 
 
 class ForkLibrary(Library):
-    """A library of which a third of the look-ups ask for two to six values each; texts are this project's own."""
+    """A library of which a third of the look-ups ask for two to six values each; texts are this project's own.
 
-    def document(self, rng: random.Random, length: int, lookups: float) -> tuple[np.ndarray, np.ndarray]:
+    With ``once`` no text is read twice: document ``number`` owns a stretch of all books, laid in one drawn order.
+    """
+
+    def __init__(self, books: Mapping[str, np.ndarray], tokenizer: TextTokenizer, weights: Weights, once: bool = False):
+        super().__init__(books, tokenizer, weights)
+        order = random.Random(0).sample(self.books, len(self.books)) if once else []
+        self._text, self._next = np.concatenate(order) if once else None, 0
+
+    def document(self, rng: random.Random, length: int, lookups: float, number: int = 0) -> Document:
         """Return ids ``[length]`` (int64) and weights ``[length]`` (float32) of one document."""
+        self._next = number * length
         several = _SHARE * lookups
         if rng.random() >= several:
             # The others keep their share of all documents.
             return super().document(rng, length, (lookups - several) / (1 - several))
         return self.joined(self._several(rng, length), length)
+
+    def slice(self, rng: random.Random, length: int) -> np.ndarray:
+        """Return ``length`` ids from a random place, or the document's own next ones.
+
+        Raises:
+            DataUnavailableError: the books end before the document does.
+        """
+        if self._text is None:
+            return super().slice(rng, length)
+        first, self._next = self._next, self._next + length
+        if self._next > len(self._text):
+            raise DataUnavailableError(
+                f"{len(self._text):,} tokens of books; {self._next:,} are needed to read none twice"
+            )
+        return self._text[first : self._next]
 
     def _several(self, rng: random.Random, length: int) -> list[Piece]:
         """Records of keys with several values each, strewn into text, then questions for all values of a key."""

@@ -11,14 +11,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device
@@ -32,9 +30,12 @@ from longdecode.training.files import load_state, prefetched, run_commands, save
 from longdecode.training.forks.artefacts import CURVE_COLUMNS, OVERLAP_COLUMNS, write_fork
 from longdecode.training.forks.documents import Document, Maker, makers
 from longdecode.training.forks.fork import load_fork
+from longdecode.training.token_losses import token_losses
 
 _CLIP = 1.0
 _SAVE_SECONDS = 60.0
+_LOGITS_AT_ONCE = 1 << 28
+"""Logits held at a time: 1 GiB in float32, of which a stretch's gradient takes up to seven."""
 _EAGER_STEPS = 3
 """Steps before a step is captured: the optimizer's state and what kernels compile exist by then."""
 
@@ -59,7 +60,7 @@ class Trainer:
         self.overlaps: list[list[float]] = []
 
     def fit(self, train: Maker, held_out: Maker, state: Path) -> None:
-        """Train to the last step.
+        """Train to the last step or minute; the learning rate falls with whichever ends first.
 
         Args:
             train: makes documents.
@@ -69,15 +70,15 @@ class Trainer:
         Raises:
             CheckpointError: the file belongs to other settings.
         """
-        done, spent = 0, 0.0
+        done, spent, allowed = 0, 0.0, 60 * self.run.minutes
+        losses: list[Tensor] = []
         if saved_state := load_state(state, self.run, self.device):
             for name, parameter in self.trained.items():
                 parameter.data.copy_(saved_state["trained"][name])
             self.optimizer.load_state_dict(saved_state["optimizer"])
             self.curve, self.overlaps = saved_state["curve"], saved_state["overlaps"]
-            done, spent = saved_state["step"], saved_state["seconds"]
+            done, spent, losses = saved_state["step"], saved_state["seconds"], saved_state["losses"]
         clock, saved = time.monotonic() - spent, time.monotonic()
-        losses: list[Tensor] = []
         advance = CapturedStep(self.advance) if self.device.type == "cuda" else self.advance
         rates = [torch.zeros((), device=self.device) for _ in self.optimizer.param_groups]
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
@@ -85,25 +86,30 @@ class Trainer:
 
         def documents_of(step: int) -> list[Document]:
             drawn = [random.Random(f"{self.run.seed} {step} {row}") for row in range(self.run.rows)]
-            return [train(rng, self.run.length + 1, self.run.lookups) for rng in drawn]
+            numbered = enumerate(drawn, start=step * self.run.rows)
+            return [train(rng, self.run.length + 1, self.run.lookups, number) for number, rng in numbered]
 
         for step, documents in prefetched(documents_of, done, self.run.steps):
+            share = self._share(step, max(step / self.run.steps, (time.monotonic() - clock) / allowed))
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                rate.fill_(self.run.lr * group["factor"] * self._share(step))
+                rate.fill_(self.run.lr * group["factor"] * share)
             losses.append(advance(*self._moved(documents)))
-            last = step + 1 == self.run.steps
+            if allowed < math.inf:
+                losses[-1].item()  # the clock is the device's: steps are queued far ahead otherwise
+            seconds = time.monotonic() - clock
+            last = step + 1 == self.run.steps or seconds > allowed
             if last or (step + 1) % self.run.log_every == 0:
-                seconds = time.monotonic() - clock
                 self._log(step + 1, torch.stack(losses).mean().item(), held_out, seconds)
                 losses = []
-                # Between two log entries a state would split the mean of the losses.
-                if last or time.monotonic() - saved > _SAVE_SECONDS:
-                    save_state(
-                        state, self.run, step=step + 1, seconds=seconds, curve=self.curve, overlaps=self.overlaps,
-                        trained={name: p.data for name, p in self.trained.items()},
-                        optimizer=self.optimizer.state_dict(),
-                    )  # fmt: skip
-                    saved = time.monotonic()
+            if last or time.monotonic() - saved > _SAVE_SECONDS:
+                save_state(
+                    state, self.run, step=step + 1, seconds=seconds, curve=self.curve, overlaps=self.overlaps,
+                    losses=losses, trained={name: p.data for name, p in self.trained.items()},
+                    optimizer=self.optimizer.state_dict(),
+                )  # fmt: skip
+                saved = time.monotonic()
+            if last:
+                break
 
     def advance(self, tokens: Tensor, weights: Tensor) -> Tensor:
         """Take a step on documents ``[R, T]`` int64 with weights ``[R, T]``; return its loss."""
@@ -117,16 +123,31 @@ class Trainer:
     def loss(self, tokens: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean of the documents' weighted losses, and the losses ``[R, T - 1]`` of their tokens.
 
+        Where a gradient is taken, the mean has the divergence from the teacher and the importances' own loss in it.
         All documents go through the model at once, and nothing waits for the device.
         """
-        weights = weights[:, 1:]
+        weights, learning = weights[:, 1:], torch.is_grad_enabled()
         causal = self.model.base_model.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            taught = learning and (self.run.distil or self.run.received)
+            aims = self._taught(tokens[:, :-1]) if taught else [None] * len(tokens)
             hidden = causal.model(tokens[:, :-1], use_cache=False).last_hidden_state
-            rows = zip(hidden, tokens[:, 1:], strict=True)
-            losses = torch.stack([_token_losses(causal.lm_head.weight, *row) for row in rows])
-        means = (losses * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-6)
-        return means.mean(), losses
+            head, rows = causal.lm_head.weight, zip(hidden, tokens[:, 1:], aims, strict=True)
+            found = [token_losses(head, own, wanted, _LOGITS_AT_ONCE // len(head), aim) for own, wanted, aim in rows]
+            losses, apart = torch.stack(found, dim=1)
+        means = ((losses + self.run.distil * apart) * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-6)
+        own = self.run.received * torch.stack(self.fork.signals).mean() if self.fork.signals else 0.0
+        self.fork.received, self.fork.signals = [], []
+        return means.mean() + own, losses
+
+    @torch.no_grad()
+    def _taught(self, tokens: Tensor) -> Tensor:
+        """Return the last hidden states ``[R, T, H]`` of the checkpoint before training, read with full attention."""
+        self.fork.teaching = True
+        with self.model.disable_adapter():
+            hidden: Tensor = self.model.base_model.model.model(tokens, use_cache=False).last_hidden_state
+        self.fork.teaching = False
+        return hidden
 
     def _moved(self, documents: Sequence[Document]) -> list[Tensor]:
         """Return ids and weights of documents on the device, ``[R, T]`` each."""
@@ -134,10 +155,10 @@ class Trainer:
         # From pinned memory: a copy from other memory would wait for all that the device has still to do.
         return [x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x for x in tensors]
 
-    def _share(self, step: int) -> float:
-        """Return the share of the peak rate: a linear rise, then a cosine down to a tenth."""
+    def _share(self, step: int, passed: float) -> float:
+        """Return the share of the peak rate: a linear rise, then a cosine down to a tenth as all of it has passed."""
         rise = min(1.0, (step + 1) / self.run.warmup)
-        return rise * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / self.run.steps)))
+        return rise * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, passed))))
 
     @torch.no_grad()
     def _log(self, step: int, loss: float, held_out: Maker, seconds: float) -> None:
@@ -146,7 +167,8 @@ class Trainer:
         self.fork.watched = []
         for number in range(self.run.held_out):
             for kind, lookups in (("prose", 0.0), ("answers", 1.0)):
-                document = held_out(random.Random(f"held out {self.run.seed} {number}"), self.run.length + 1, lookups)
+                rng = random.Random(f"held out {self.run.seed} {number}")
+                document = held_out(rng, self.run.length + 1, lookups, number)
                 tokens, weights = self._moved([document])
                 _, losses = self.loss(tokens, weights)
                 weights = weights[:, 1:]
@@ -222,8 +244,10 @@ def train_fork(
     (output / "state.pt").unlink(missing_ok=True)
 
 
-def run_planned(config: RunConfig, name: str, output: Path, device: str | None = None) -> None:
-    """Train one fork of a configuration.
+def run_planned(
+    config: RunConfig, name: str, output: Path, device: str | None = None, steps: int = 0, minutes: float = math.inf
+) -> None:
+    """Train one fork of a configuration, for ``steps`` in place of its own unless that is 0.
 
     Raises:
         ConfigError: there is no such fork; the message gives the nearest name.
@@ -233,36 +257,31 @@ def run_planned(config: RunConfig, name: str, output: Path, device: str | None =
     if name not in runs:
         raise ConfigError(f"{config.source}: {unknown_name('fork', name, runs)}")
     run, model = runs[name], config.models[runs[name].model]
+    steps = steps or run.steps
+    run = replace(run, steps=steps, log_every=max(1, steps // 10), minutes=minutes)
     folder = resolve_checkpoint(model.path, model.revision)
     with lease_gpu(resolve_device(device or config.device)) as target:
         sources = makers(run, folder, config.data, output.parent)
         train_fork(run, folder, target, output, sources)
 
 
-def _token_losses(head: Tensor, hidden: Tensor, wanted: Tensor) -> Tensor:
-    """Return the loss of each token, ``[T]`` float32; logits of one row are held, and made again for the gradient."""
-
-    def losses(hidden: Tensor) -> Tensor:
-        return F.cross_entropy((hidden.to(head.dtype) @ head.T).float(), wanted, reduction="none")
-
-    if not torch.is_grad_enabled():
-        return losses(hidden)
-    made: Tensor = checkpoint(losses, hidden, use_reentrant=False, preserve_rng_state=False)
-    return made
-
-
-def run(config: Path = Path("config/nosa.yaml"), forks: str = "", device: str | None = None) -> None:
+def run(
+    config: Path = Path("config/nosa.yaml"), forks: str = "", device: str | None = None, steps: int = 0,
+    minutes: float = math.inf,
+) -> None:  # fmt: skip
     """Train the forks asked for, one after another.
 
     Args:
         config: a configuration file.
         forks: names of forks, with commas between; all without.
         device: instead of the configuration's.
+        steps: instead of each fork's own; the same for all keeps their documents the same.
+        minutes: of training each; the schedule ends with them.
     """
     settings = load_run_config(config)
     for name in forks.split(",") if forks else settings.fork_trainings:
         model = settings.fork_trainings[name].model if name in settings.fork_trainings else ""
-        run_planned(settings, name, Path("results") / settings.profile / "forks" / model / name, device)
+        run_planned(settings, name, Path("results") / settings.profile / "forks" / model / name, device, steps, minutes)
 
 
 if __name__ == "__main__":

@@ -78,11 +78,11 @@ def merge(state: dict[str, Tensor], tensors: dict[str, Tensor], scale: float, so
     return merged
 
 
-def low_rank_model(base: Any, rank: int, alpha: int) -> Any:
-    """Return the peft model of a base, with factors on every linear layer; what is trained is float32."""
+def low_rank_model(base: Any, rank: int, alpha: int, targets: str | list[str] = "all-linear") -> Any:
+    """Return the peft model of a base, with factors on the linear layers named; what is trained is float32."""
     from peft import LoraConfig, get_peft_model
 
-    lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", lora_dropout=0.0, modules_to_save=["norm"])
+    lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, modules_to_save=["norm"])
     model = get_peft_model(base, lora)
     for parameter in model.parameters():
         if parameter.requires_grad:

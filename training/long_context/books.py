@@ -1,6 +1,6 @@
 """Public-domain books as token ids: ``python -m longdecode.training.long_context.books BOOKS MODEL OUTPUT``.
 
-The file is all that training needs of the books: a compressed npz of uint16 ids, ``train/<id>`` and ``unseen/<id>``.
+The file is all that training needs of the books: a compressed npz of ids, ``train/<id>`` and ``unseen/<id>``.
 """
 
 from __future__ import annotations
@@ -26,23 +26,30 @@ def manifest() -> Mapping[Split, Sequence[str]]:
     return {split: [str(book) for book in raw[split]] for split in ("train", "unseen")}
 
 
-def tokenise(source: Path, model: Path, output: Path) -> None:
+def every_book(folder: Path) -> Mapping[Split, Sequence[str]]:
+    """Return the names of all ``*.txt`` of a folder: a tenth of them, and those the manifest sets aside, as unseen."""
+    names = sorted(file.stem for file in folder.glob("*.txt"))
+    unseen = {*names[::10], *manifest()["unseen"]}
+    return {"train": [x for x in names if x not in unseen], "unseen": [x for x in names if x in unseen]}
+
+
+def tokenise(source: Path, model: Path, output: Path, every: bool = False) -> None:
     """Write the ids of all books of the manifest.
 
     Args:
         source: a folder with ``<id>.txt`` or PG-19's parquet, or a hub id.
         model: folder with the tokenizer.
         output: the file to write.
+        every: instead of the manifest's, all ``*.txt`` of the folder.
     """
     from longdecode.engine.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(model)
-    splits: tuple[Split, ...] = ("train", "unseen")
-    arrays: dict[str, Any] = {
-        f"{split}/{book}": np.array(tokenizer.encode(text), dtype=np.uint16)
-        for split in splits
-        for book, text in read_books(source, manifest()[split]).items()
-    }
+    arrays: dict[str, Any] = {}
+    for split, names in (every_book(source) if every else manifest()).items():
+        for book, text in read_books(source, names).items():
+            ids = np.array(tokenizer.encode(text))
+            arrays[f"{split}/{book}"] = ids.astype(np.min_scalar_type(max(ids.max(), 256)))
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f"{output.name}.partial.npz")
     np.savez_compressed(partial, **arrays)

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from longdecode.engine.errors import ConfigError
+from longdecode.evals.config_values import read, read_yaml
 
 RECIPE = Path(__file__).resolve().parent / "recipe.yaml"
 
@@ -70,9 +68,4 @@ def load_recipe(path: Path = RECIPE) -> Recipe:
     Raises:
         ConfigError: a key is unknown or missing.
     """
-    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    try:
-        stages = tuple(Stage(**stage) for stage in raw.pop("stages"))
-        return Recipe(**raw, stages=stages)
-    except (AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return read(Recipe, read_yaml(path), str(path))

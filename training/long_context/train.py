@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.disk import whole_folder
@@ -27,6 +25,7 @@ from longdecode.training.long_context.adaptor import low_rank_model, write_adapt
 from longdecode.training.long_context.books import load_ids, tokenise
 from longdecode.training.long_context.documents import Library, Weights
 from longdecode.training.long_context.recipe import RECIPE, Recipe, load_recipe
+from longdecode.training.token_losses import token_losses
 
 Documents = list[tuple[np.ndarray, np.ndarray]]
 
@@ -109,27 +108,12 @@ def document_loss(
     tokens = torch.from_numpy(ids).to(device)
     weight = torch.from_numpy(weights[1:]).to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        losses = token_losses(model.base_model.model, tokens, slice_tokens)
+        causal = model.base_model.model
+        hidden = causal.model(tokens[None, :-1], use_cache=False).last_hidden_state[0]
+        losses, _ = token_losses(causal.lm_head.weight, hidden, tokens[1:], slice_tokens)
     loss = (losses * weight).sum() / weight.sum()
     answers = weight > 1
     return loss, losses.detach()[answers].mean() if weights.max() > 1 else None
-
-
-def token_losses(causal_model: Any, tokens: Tensor, slice_tokens: int) -> Tensor:
-    """Return the loss of each token of ``tokens`` ``[T]`` but the first, ``[T - 1]`` float32.
-
-    The logits of ``slice_tokens`` positions are held at once, and computed again for the gradient.
-    """
-    hidden = causal_model.model(tokens[None, :-1], use_cache=False).last_hidden_state[0]
-    head = causal_model.lm_head.weight
-
-    def piece(h: Tensor, wanted: Tensor) -> Tensor:
-        return F.cross_entropy((h @ head.T).float(), wanted, reduction="none")
-
-    pairs = zip(hidden.split(slice_tokens), tokens[1:].split(slice_tokens), strict=True)
-    if not torch.is_grad_enabled():
-        return torch.cat([piece(h.to(head.dtype), wanted) for h, wanted in pairs])
-    return torch.cat([checkpoint(piece, h, wanted, use_reentrant=False) for h, wanted in pairs])
 
 
 def _set_checkpointing(model: Any, wanted: bool) -> None:

@@ -6,11 +6,8 @@ import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from longdecode.engine.errors import ConfigError
+from longdecode.evals.config_values import read, read_yaml, refuse_unknown
 from longdecode.training.miniature.documents import KINDS
 
 
@@ -79,14 +76,7 @@ def load_curriculum(path: Path) -> Curriculum:
     Raises:
         ConfigError: a key is unknown or missing, or a mixture names an unknown kind of document.
     """
-    raw: dict[str, Any] = yaml.safe_load(path.read_text())
-    try:
-        stages = tuple(Stage(**{**stage, "lengths": tuple(stage["lengths"])}) for stage in raw.pop("stages"))
-        curriculum = Curriculum(**raw, stages=stages)
-    except (AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    for stage in stages:
-        unknown = set(stage.mixture) - set(KINDS)
-        if unknown:
-            raise ConfigError(f"{path}: unknown kinds of document {sorted(unknown)}; known are {sorted(KINDS)}")
+    curriculum = read(Curriculum, read_yaml(path), str(path))
+    for stage in curriculum.stages:
+        refuse_unknown(str(path), "kind of document", stage.mixture, KINDS)
     return curriculum

@@ -191,5 +191,5 @@ def test_bad_data_and_recipes_are_refused(books: Path, tmp_path: Path) -> None:
         Books(str(books), tokenizer, 100_000)
     bad = tmp_path / "recipe.yaml"
     bad.write_text("default: {steps: 0}")
-    with pytest.raises(ConfigError, match=r"recipe.yaml: any: heads: Field required"):
+    with pytest.raises(ConfigError, match=r"recipe.yaml: any: heads: is missing"):
         load_recipe("any", bad)

@@ -18,6 +18,7 @@ from longdecode.engine.weights import load_decoder
 from longdecode.evals.training_spec import ForkTraining
 from longdecode.methods.nosa.method import Nosa
 from longdecode.methods.registry import get_method
+from longdecode.training.forks import fork as forking
 from longdecode.training.forks import train as training
 from longdecode.training.forks.documents import Document, Maker, makers
 from longdecode.training.forks.shipping import attach, ship
@@ -84,12 +85,12 @@ def test_killed_and_resumed_ends_with_the_same_numbers(
     train_fork(run, base, place, tmp_path / "whole", sources)
     made = 0
 
-    def killed(rng: random.Random, length: int, lookups: float) -> Document:
+    def killed(rng: random.Random, length: int, lookups: float, number: int) -> Document:
         nonlocal made
         made += 1
         if made > 10:
             raise KeyboardInterrupt
-        return sources[0](rng, length, lookups)
+        return sources[0](rng, length, lookups, number)
 
     with pytest.raises(KeyboardInterrupt):
         train_fork(run, base, place, tmp_path / "killed", (killed, sources[1]))
@@ -109,10 +110,13 @@ def test_killed_and_resumed_ends_with_the_same_numbers(
 
 @pytest.mark.parametrize("attention", ["nosa", "dma", "infllm2", "full"])
 def test_a_fork_learns_and_runs_in_the_engine_as_it_was_trained(
-    base: Path, sources: tuple[Maker, Maker], tmp_path: Path, attention: str
+    base: Path, sources: tuple[Maker, Maker], tmp_path: Path, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Importance heads move by the loss alone; the merged checkpoint, prefilled by the method, gives its losses."""
+    """Importance heads move by the losses; the merged checkpoint, prefilled by the method, gives its losses."""
+    monkeypatch.setattr(forking, "_STRETCH", 100)
+    monkeypatch.setattr(forking, "_KEPT_TOKENS", 0 if attention == "nosa" else 512)
     run = replace(RUN, name=attention, attention=attention, head="s_dma" if attention == "dma" else "ed_dma")
+    run = replace(run, distil=0.5, received=0.1, targets="attention") if attention == "nosa" else run
     trainer = Trainer(run, base, CPU)
     fresh = None if trainer.fork.heads is None else [p.detach().clone() for p in trainer.fork.heads.parameters()]
     train_fork(run, base, CPU, tmp_path, sources)
@@ -125,7 +129,7 @@ def test_a_fork_learns_and_runs_in_the_engine_as_it_was_trained(
     if attention == "nosa":
         assert float(curve[-1]["gamma"]) >= 0.7
 
-    ids, _ = sources[1](random.Random(3), 200, 0.0)
+    ids, _ = sources[1](random.Random(3), 200, 0.0, 0)
     trainer = Trainer(run, base, CPU)
     factors, heads_file = load_file(tmp_path / "adaptor" / "adapter_model.safetensors"), tmp_path / "adaptor"
     from peft import set_peft_model_state_dict
