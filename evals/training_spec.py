@@ -6,7 +6,6 @@ in their dataclass, not in configurations; ``docs/models.md`` and ``docs/reprodu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, get_args
@@ -93,7 +92,7 @@ class ForkTraining:
     targets: Literal["all", "attention"] = "all"
     distil: float = 0.0
     received: float = 0.0
-    minutes: float = math.inf
+    minutes: float = float("inf")
     warmup: int = 20
     seed: int = 0
     log_every: int = 60
@@ -110,8 +109,7 @@ ROLE_RECIPES: Mapping[str, Mapping[str, str]] = {
 """LycheeDecode's gates as its paper has them and as its code has them, two ablations, DuoAttention's heads."""
 _ATTENTION: Mapping[str, Mapping[str, Any]] = {
     **{name: {"attention": name} for name in ("full", "infllm2", "dma", "nosa")},
-    "nosa_dma_head": {"attention": "nosa", "head": "dma"},
-    "nosa_s_dma_head": {"attention": "nosa", "head": "s_dma"},
+    **{f"nosa_{head}_head": {"attention": "nosa", "head": head} for head in ("dma", "s_dma")},
     "nosa_received": {"attention": "nosa", "received": 0.1},
 }
 _DISTILLED = {"distil": 1.0, "rank": 24, "targets": "attention", "lr": 3e-4, "held_out": 2, "data": "library"}

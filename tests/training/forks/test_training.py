@@ -18,7 +18,6 @@ from longdecode.engine.weights import load_decoder
 from longdecode.evals.training_spec import ForkTraining
 from longdecode.methods.nosa.method import Nosa
 from longdecode.methods.registry import get_method
-from longdecode.training.forks import fork as forking
 from longdecode.training.forks import train as training
 from longdecode.training.forks.documents import Document, Maker, makers
 from longdecode.training.forks.shipping import attach, ship
@@ -113,8 +112,8 @@ def test_a_fork_learns_and_runs_in_the_engine_as_it_was_trained(
     base: Path, sources: tuple[Maker, Maker], tmp_path: Path, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Importance heads move by the losses; the merged checkpoint, prefilled by the method, gives its losses."""
-    monkeypatch.setattr(forking, "_STRETCH", 100)
-    monkeypatch.setattr(forking, "_KEPT_TOKENS", 0 if attention == "nosa" else 512)
+    monkeypatch.setattr("longdecode.training.forks.fork._STRETCH", 100)
+    monkeypatch.setattr("longdecode.training.forks.fork._KEPT_TOKENS", 0)
     run = replace(RUN, name=attention, attention=attention, head="s_dma" if attention == "dma" else "ed_dma")
     run = replace(run, distil=0.5, received=0.1, targets="attention") if attention == "nosa" else run
     trainer = Trainer(run, base, CPU)
