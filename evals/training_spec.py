@@ -92,7 +92,6 @@ class ForkTraining:
     targets: Literal["all", "attention"] = "all"
     distil: float = 0.0
     received: float = 0.0
-    minutes: float = float("inf")
     warmup: int = 20
     seed: int = 0
     log_every: int = 60

@@ -25,6 +25,7 @@ from longdecode.models.gguf import check_header, open_gguf, read_config, read_te
 from longdecode.models.sources import MODELS, BuiltModel, Source
 from longdecode.models.tokenizer import write_tokenizer
 from longdecode.training.files import run_commands, write_json
+from longdecode.training.long_context.adaptor import SHIPPED, merge, read_adaptor
 
 _WEIGHTS = "model.safetensors"
 
@@ -54,7 +55,7 @@ def build(model: BuiltModel, folder: Path, wheels: Path | None = None, adaptor: 
     _require_room(model.source, found, folder)
     with whole_folder(folder) as fresh:
         with obtained(model.source, found, fresh.parent) as file:
-            convert(file, model.source, fresh, adaptor or (_shipped_adaptor() if model.adaptor else None))
+            convert(file, model.source, fresh, adaptor or (SHIPPED if model.adaptor else None))
         difference, layers = largest_logit_difference(fresh)
         if not difference <= LOGIT_TOLERANCE:
             raise GateError(f"{folder}: logits differ from transformers' by {difference:.2e}, over {LOGIT_TOLERANCE}")
@@ -73,8 +74,6 @@ def convert(file: Path, source: Source, folder: Path, adaptor: Path | None = Non
     generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": ends if ends[1:] else ends[0]}
     tensors = read_tensors(reader, file, torch.float32 if adaptor else torch.bfloat16)
     if adaptor:
-        from longdecode.training.long_context.adaptor import merge, read_adaptor
-
         factors, scale, changes = read_adaptor(adaptor)
         tensors = {
             name: tensor.to(torch.bfloat16) for name, tensor in merge(tensors, factors, scale, str(adaptor)).items()
@@ -138,12 +137,6 @@ def _require_room(source: Source, found: Found, folder: Path) -> None:
             raise StorageError(
                 f"{folder} could not be built: {size:,} bytes are needed at {existing}, {free:,} are free"
             )
-
-
-def _shipped_adaptor() -> Path:
-    from longdecode.training.long_context.adaptor import SHIPPED
-
-    return SHIPPED
 
 
 def run(name: str, wheels: Path | None = None, adaptor: Path | None = None, output: Path | None = None) -> None:

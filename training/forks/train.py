@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import random
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,20 +20,21 @@ from torch import Tensor
 
 from longdecode.engine.config_reader import resolve_checkpoint
 from longdecode.engine.device import device_name, resolve_device
-from longdecode.engine.errors import ConfigError
 from longdecode.engine.gpu_lease import lease_gpu
 from longdecode.evals import provenance
-from longdecode.evals.config_values import unknown_name
+from longdecode.evals.config_values import refuse_unknown
 from longdecode.evals.run_config import RunConfig, load_run_config
 from longdecode.evals.training_spec import ForkTraining
-from longdecode.training.files import load_state, prefetched, run_commands, save_state
-from longdecode.training.forks.artefacts import CURVE_COLUMNS, OVERLAP_COLUMNS, write_fork
+from longdecode.training.files import prefetched, run_commands
+from longdecode.training.forks.artefacts import CURVE_COLUMNS, write_fork
 from longdecode.training.forks.documents import Document, Maker, makers
 from longdecode.training.forks.fork import load_fork
+from longdecode.training.loop import Loop, warmed_cosine
 from longdecode.training.token_losses import token_losses
 
 _CLIP = 1.0
-_SAVE_SECONDS = 60.0
+_LAST_SHARE = 0.1
+"""Of the learning rate, at the end."""
 _LOGITS_AT_ONCE = 1 << 28
 """Logits held at a time: 1 GiB in float32, of which a stretch's gradient takes up to seven."""
 _EAGER_STEPS = 3
@@ -46,39 +47,36 @@ class Trainer:
     def __init__(self, run: ForkTraining, folder: Path, device: torch.device):
         self.run, self.device = run, device
         self.model, self.fork = load_fork(run, folder, device)
-        self.factors = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        heads = dict(self.fork.heads.named_parameters()) if self.fork.heads else {}
-        groups = [{"params": list(self.factors.values()), "factor": 1.0}]
-        if heads:
-            groups.append({"params": list(heads.values()), "factor": run.importance_factor})
-        self.trained = self.factors | {f"importance.{name}": p for name, p in heads.items()}
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in self.model.parameters() if p.requires_grad], "factor": 1.0}
+        ]
+        if self.fork.heads:
+            groups.append({"params": list(self.fork.heads.parameters()), "factor": run.importance_factor})
+        self.trained = [p for group in groups for p in group["params"]]
         cuda = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(
             groups, lr=run.lr, weight_decay=0.0, betas=(0.9, 0.95), fused=cuda, capturable=cuda
         )
         self.curve: list[list[float]] = []
-        self.overlaps: list[list[float]] = []
 
-    def fit(self, train: Maker, held_out: Maker, state: Path) -> None:
+    def fit(self, train: Maker, held_out: Maker, state: Path, minutes: float | None = None) -> None:
         """Train to the last step or minute; the learning rate falls with whichever ends first.
 
         Args:
             train: makes documents.
             held_out: makes documents that no step sees.
             state: file that a killed run goes on from.
+            minutes: of training; without, all steps are taken.
 
         Raises:
             CheckpointError: the file belongs to other settings.
         """
-        done, spent, allowed = 0, 0.0, 60 * self.run.minutes
         losses: list[Tensor] = []
-        if saved_state := load_state(state, self.run, self.device):
-            for name, parameter in self.trained.items():
-                parameter.data.copy_(saved_state["trained"][name])
-            self.optimizer.load_state_dict(saved_state["optimizer"])
-            self.curve, self.overlaps = saved_state["curve"], saved_state["overlaps"]
-            done, spent, losses = saved_state["step"], saved_state["seconds"], saved_state["losses"]
-        clock, saved = time.monotonic() - spent, time.monotonic()
+        parts: dict[str, Any] = {
+            "trained": torch.nn.ParameterList(self.trained), "optimizer": self.optimizer, "losses": losses,
+            "curve": self.curve,
+        }  # fmt: skip
+        loop = Loop(state, self.run, self.device, parts, self.run.steps, minutes)
         advance = CapturedStep(self.advance) if self.device.type == "cuda" else self.advance
         rates = [torch.zeros((), device=self.device) for _ in self.optimizer.param_groups]
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
@@ -89,33 +87,23 @@ class Trainer:
             numbered = enumerate(drawn, start=step * self.run.rows)
             return [train(rng, self.run.length + 1, self.run.lookups, number) for number, rng in numbered]
 
-        for step, documents in prefetched(documents_of, done, self.run.steps):
-            share = self._share(step, max(step / self.run.steps, (time.monotonic() - clock) / allowed))
+        for step, documents in loop.over(prefetched(documents_of, loop.step, self.run.steps)):
+            share = warmed_cosine(step, self.run.warmup, loop.passed, _LAST_SHARE)
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 rate.fill_(self.run.lr * group["factor"] * share)
             losses.append(advance(*self._moved(documents)))
-            if allowed < math.inf:
+            if minutes:
                 losses[-1].item()  # the clock is the device's: steps are queued far ahead otherwise
-            seconds = time.monotonic() - clock
-            last = step + 1 == self.run.steps or seconds > allowed
-            if last or (step + 1) % self.run.log_every == 0:
-                self._log(step + 1, torch.stack(losses).mean().item(), held_out, seconds)
-                losses = []
-            if last or time.monotonic() - saved > _SAVE_SECONDS:
-                save_state(
-                    state, self.run, step=step + 1, seconds=seconds, curve=self.curve, overlaps=self.overlaps,
-                    losses=losses, trained={name: p.data for name, p in self.trained.items()},
-                    optimizer=self.optimizer.state_dict(),
-                )  # fmt: skip
-                saved = time.monotonic()
-            if last:
-                break
+            if (step + 1) % self.run.log_every == 0:
+                self._log(step + 1, losses, held_out, loop.seconds)
+        if losses:
+            self._log(loop.step, losses, held_out, loop.seconds)
 
     def advance(self, tokens: Tensor, weights: Tensor) -> Tensor:
         """Take a step on documents ``[R, T]`` int64 with weights ``[R, T]``; return its loss."""
         loss, _ = self.loss(tokens, weights)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(self.trained.values()), _CLIP)
+        torch.nn.utils.clip_grad_norm_(self.trained, _CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -155,14 +143,9 @@ class Trainer:
         # From pinned memory: a copy from other memory would wait for all that the device has still to do.
         return [x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x for x in tensors]
 
-    def _share(self, step: int, passed: float) -> float:
-        """Return the share of the peak rate: a linear rise, then a cosine down to a tenth as all of it has passed."""
-        rise = min(1.0, (step + 1) / self.run.warmup)
-        return rise * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, passed))))
-
     @torch.no_grad()
-    def _log(self, step: int, loss: float, held_out: Maker, seconds: float) -> None:
-        """Add to the history: losses on held-out prose and answers, answers known for sure, overlap by layer."""
+    def _log(self, step: int, losses: list[Tensor], held_out: Maker, seconds: float) -> None:
+        """Move losses to the history, with those on held-out prose and answers, answers known for sure, overlap."""
         found: dict[str, list[Tensor]] = {"prose": [], "answers": [], "sure": []}
         self.fork.watched = []
         for number in range(self.run.held_out):
@@ -170,23 +153,17 @@ class Trainer:
                 rng = random.Random(f"held out {self.run.seed} {number}")
                 document = held_out(rng, self.run.length + 1, lookups, number)
                 tokens, weights = self._moved([document])
-                _, losses = self.loss(tokens, weights)
+                _, own = self.loss(tokens, weights)
                 weights = weights[:, 1:]
-                mine = losses[weights == weights.max()] if kind == "answers" else losses
+                mine = own[weights == weights.max()] if kind == "answers" else own
                 found[kind].append(mine.mean())
                 if kind == "answers":
                     found["sure"].append((mine < math.log(2)).float().mean())
         watched, self.fork.watched = self.fork.watched, None
         means = [torch.stack(values).mean().item() for values in found.values()]
-        by_layer: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        for layer, whole, free in watched:
-            by_layer.setdefault(layer, []).append((whole, free))
-        for layer, pairs in sorted(by_layer.items()):
-            heads = [torch.stack(part).mean(dim=0).tolist() for part in zip(*pairs, strict=True)]
-            shares = enumerate(zip(*heads, strict=True))
-            self.overlaps += [[step, layer, head, *(round(x, 4) for x in both)] for head, both in shares]
-        gamma = [torch.stack([pair[0].mean() for _, *pair in watched]).mean().item()] if watched else [math.nan]
-        self.curve.append([step, loss, *means, *gamma, seconds])
+        gamma = torch.stack(watched).mean().item() if watched else math.nan
+        self.curve.append([step, torch.stack(losses).mean().item(), *means, gamma, seconds])
+        losses.clear()
         entry = dict(zip(CURVE_COLUMNS, self.curve[-1], strict=True))
         print(f"{self.run.name}: " + ", ".join(f"{k} {v:.4g}" for k, v in entry.items()), file=sys.stderr, flush=True)
 
@@ -224,14 +201,16 @@ class CapturedStep:
 
 
 def train_fork(
-    run: ForkTraining, folder: Path, device: torch.device, output: Path, sources: tuple[Maker, Maker]
-) -> None:
+    run: ForkTraining, folder: Path, device: torch.device, output: Path, sources: tuple[Maker, Maker],
+    minutes: float | None = None,
+) -> None:  # fmt: skip
     """Train one fork and write its adaptor, history and merged checkpoint to ``output``; see ``artefacts``."""
     output.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(run, folder, device)
-    trainer.fit(*sources, output / "state.pt")
+    trainer.fit(*sources, output / "state.pt", minutes)
     about = {
         "settings": asdict(run),
+        "minutes": minutes,
         "base_hash": provenance.checkpoint_hash(folder),
         "device": device_name(device),
         "revision": provenance.revision(),
@@ -239,49 +218,44 @@ def train_fork(
         "versions": provenance.versions(),
         "last": dict(zip(CURVE_COLUMNS, trainer.curve[-1], strict=True)),
     }
-    histories = {"curve": (CURVE_COLUMNS, trainer.curve), "overlap": (OVERLAP_COLUMNS, trainer.overlaps)}
-    write_fork(output, folder, trainer.model, trainer.fork.heads, histories, about)
+    write_fork(output, folder, trainer.model, trainer.fork.heads, trainer.curve, about)
     (output / "state.pt").unlink(missing_ok=True)
 
 
 def run_planned(
-    config: RunConfig, name: str, output: Path, device: str | None = None, steps: int = 0, minutes: float = math.inf
+    config: RunConfig, name: str, output: Path, device: str | None = None, minutes: float | None = None
 ) -> None:
-    """Train one fork of a configuration, for ``steps`` in place of its own unless that is 0.
+    """Train one fork of a configuration, for so many minutes at most.
 
     Raises:
         ConfigError: there is no such fork; the message gives the nearest name.
         LongDecodeError: the model or its data cannot be loaded.
     """
-    runs = config.fork_trainings
-    if name not in runs:
-        raise ConfigError(f"{config.source}: {unknown_name('fork', name, runs)}")
-    run, model = runs[name], config.models[runs[name].model]
-    steps = steps or run.steps
-    run = replace(run, steps=steps, log_every=max(1, steps // 10), minutes=minutes)
+    refuse_unknown(str(config.source), "fork", [name], config.fork_trainings)
+    run = config.fork_trainings[name]
+    model = config.models[run.model]
     folder = resolve_checkpoint(model.path, model.revision)
     with lease_gpu(resolve_device(device or config.device)) as target:
         sources = makers(run, folder, config.data, output.parent)
-        train_fork(run, folder, target, output, sources)
+        train_fork(run, folder, target, output, sources, minutes)
 
 
 def run(
-    config: Path = Path("config/nosa.yaml"), forks: str = "", device: str | None = None, steps: int = 0,
-    minutes: float = math.inf,
-) -> None:  # fmt: skip
+    config: Path = Path("config/nosa.yaml"), forks: str = "", device: str | None = None, minutes: float | None = None
+) -> None:
     """Train the forks asked for, one after another.
 
     Args:
         config: a configuration file.
         forks: names of forks, with commas between; all without.
         device: instead of the configuration's.
-        steps: instead of each fork's own; the same for all keeps their documents the same.
-        minutes: of training each; the schedule ends with them.
+        minutes: of training each; the schedule ends with them. Forks that stop at different steps have seen different
+            documents.
     """
     settings = load_run_config(config)
     for name in forks.split(",") if forks else settings.fork_trainings:
         model = settings.fork_trainings[name].model if name in settings.fork_trainings else ""
-        run_planned(settings, name, Path("results") / settings.profile / "forks" / model / name, device, steps, minutes)
+        run_planned(settings, name, Path("results") / settings.profile / "forks" / model / name, device, minutes)
 
 
 if __name__ == "__main__":

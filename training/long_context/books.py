@@ -1,4 +1,4 @@
-"""Public-domain books as token ids: ``python -m longdecode.training.long_context.books BOOKS MODEL OUTPUT``.
+"""Public-domain books as token ids.
 
 The file is all that training needs of the books: a compressed npz of ids, ``train/<id>`` and ``unseen/<id>``.
 """
@@ -12,12 +12,16 @@ from typing import Any, Literal
 import numpy as np
 import yaml
 
+from longdecode.engine.disk import FileLock
 from longdecode.engine.errors import DataUnavailableError
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.evals.datasets.books import read_books
-from longdecode.training.files import run_commands
+from longdecode.training.miniature.books import book_folder
 
 MANIFEST = Path(__file__).resolve().parent / "books.yaml"
 Split = Literal["train", "unseen"]
+UNSEEN_EVERY = 10
+_WAIT_SECONDS = 600.0
 
 
 def manifest() -> Mapping[Split, Sequence[str]]:
@@ -26,50 +30,55 @@ def manifest() -> Mapping[Split, Sequence[str]]:
     return {split: [str(book) for book in raw[split]] for split in ("train", "unseen")}
 
 
-def every_book(folder: Path) -> Mapping[Split, Sequence[str]]:
-    """Return the names of all ``*.txt`` of a folder: a tenth of them, and those the manifest sets aside, as unseen."""
-    names = sorted(file.stem for file in folder.glob("*.txt"))
-    unseen = {*names[::10], *manifest()["unseen"]}
+def split_books(names: Sequence[str]) -> Mapping[Split, Sequence[str]]:
+    """Return books by split, in their order: those the manifest sets aside, or else every tenth, are unseen."""
+    unseen = set(manifest()["unseen"]) & set(names) or set(names[::UNSEEN_EVERY])
     return {"train": [x for x in names if x not in unseen], "unseen": [x for x in names if x in unseen]}
 
 
-def tokenise(source: Path, model: Path, output: Path, every: bool = False) -> None:
-    """Write the ids of all books of the manifest.
+def ids_of_books(source: Path | None, model: Path, file: Path, every: bool = False) -> Path:
+    """Return ``file``, written with the ids of all books of the manifest unless it is there.
 
     Args:
-        source: a folder with ``<id>.txt`` or PG-19's parquet, or a hub id.
+        source: a configuration's ``data.pg19``: a folder with ``<id>.txt`` or PG-19's parquet, or a hub id.
         model: folder with the tokenizer.
-        output: the file to write.
-        every: instead of the manifest's, all ``*.txt`` of the folder.
-    """
-    from longdecode.engine.tokenizer import load_tokenizer
+        file: the file.
+        every: instead of the manifest's, all ``*.txt`` of the folder; of a hub id, 200 of its training books.
 
-    tokenizer = load_tokenizer(model)
-    arrays: dict[str, Any] = {}
-    for split, names in (every_book(source) if every else manifest()).items():
-        for book, text in read_books(source, names).items():
-            ids = np.array(tokenizer.encode(text))
-            arrays[f"{split}/{book}"] = ids.astype(np.min_scalar_type(max(ids.max(), 256)))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_name(f"{output.name}.partial.npz")
-    np.savez_compressed(partial, **arrays)
-    partial.replace(output)
+    Raises:
+        DataUnavailableError: the file is not there, and neither are the books.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file.with_suffix(".lock"))  # trainings side by side share one file
+    lock.acquire("writes the books' ids", wait_seconds=_WAIT_SECONDS)
+    try:
+        if not file.is_file():
+            partial = file.with_name(f"{file.name}.partial.npz")
+            np.savez_compressed(partial, **_encoded(source, load_tokenizer(model), every))
+            partial.replace(file)
+    finally:
+        lock.release()
+    return file
+
+
+def _encoded(source: Path | None, tokenizer: TextTokenizer, every: bool) -> dict[str, Any]:
+    if not source:
+        raise DataUnavailableError(
+            "data.pg19 names no folder of books; training/long_context/books.yaml lists those needed"
+        )
+    splits = manifest()
+    if every:
+        source = book_folder(str(source))
+        splits = split_books(sorted(file.stem for file in source.glob("*.txt")))
+    return {
+        f"{split}/{book}": np.array(tokenizer.encode(text), dtype=np.uint32)
+        for split, names in splits.items()
+        for book, text in read_books(source, names).items()
+    }
 
 
 def load_ids(file: Path, split: Split) -> dict[str, np.ndarray]:
-    """Return the ids of a split's books, ``[tokens]`` int64 by book id.
-
-    Raises:
-        DataUnavailableError: the file is not there.
-    """
-    if not file.is_file():
-        raise DataUnavailableError(
-            f"no {file}; `python -m longdecode.training.long_context.books BOOKS MODEL {file}` writes it"
-        )
+    """Return the ids of a split's books, ``[tokens]`` int64 by book id."""
     with np.load(file) as arrays:
         names = [name for name in arrays.files if name.startswith(f"{split}/")]
         return {name.partition("/")[2]: arrays[name].astype(np.int64) for name in names}
-
-
-if __name__ == "__main__":
-    run_commands(tokenise)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from longdecode.evals.config_values import read, read_yaml
+from longdecode.training.loop import stage_of, warmed_cosine
 
 RECIPE = Path(__file__).resolve().parent / "recipe.yaml"
 
@@ -36,7 +36,6 @@ class Recipe:
     gradient_clip: float
     loss_slice: int
     checkpointing_from: int
-    save_every_steps: int
     text_weight: float
     answer_weight: float
     stages: tuple[Stage, ...]
@@ -48,18 +47,12 @@ class Recipe:
 
     def stage_at(self, step: int) -> tuple[Stage, int]:
         """Return the stage of a step, and the step's number within it."""
-        for stage in self.stages:
-            if step < stage.steps:
-                return stage, step
-            step -= stage.steps
-        raise IndexError("step lies past the last stage")
+        return stage_of(self.stages, step)
 
     def learning_rate_at(self, step: int) -> float:
         """Return the rate of a step: a short warm-up into each stage's cosine."""
         stage, done = self.stage_at(step)
-        cosine = 0.5 * (1 + math.cos(math.pi * done / stage.steps))
-        warm = min(1.0, (done + 1) / self.warmup_steps)
-        return stage.learning_rate * warm * (self.final_share + (1 - self.final_share) * cosine)
+        return stage.learning_rate * warmed_cosine(done, self.warmup_steps, done / stage.steps, self.final_share)
 
 
 def load_recipe(path: Path = RECIPE) -> Recipe:

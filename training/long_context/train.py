@@ -7,7 +7,6 @@ A document is a function of seed, step and row alone, so that a killed run goes 
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,15 @@ from torch import Tensor
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.disk import whole_folder
-from longdecode.engine.errors import ConfigError, DataUnavailableError
+from longdecode.engine.errors import ConfigError
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.run_config import RunConfig
-from longdecode.training.files import append_log, load_state, prefetched, run_commands, save_state
+from longdecode.training.files import append_log, prefetched, run_commands
 from longdecode.training.long_context.adaptor import low_rank_model, write_adaptor
-from longdecode.training.long_context.books import load_ids, tokenise
+from longdecode.training.long_context.books import ids_of_books, load_ids
 from longdecode.training.long_context.documents import Library, Weights
 from longdecode.training.long_context.recipe import RECIPE, Recipe, load_recipe
+from longdecode.training.loop import Loop
 from longdecode.training.token_losses import token_losses
 
 Documents = list[tuple[np.ndarray, np.ndarray]]
@@ -42,27 +42,19 @@ def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, de
     output.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
     model = lengthened_model(recipe, model_folder, device)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(
-        trained.values(), lr=1e-4, weight_decay=0.0, betas=(0.9, 0.95), fused=device.type == "cuda"
-    )
-    first = 0
-    if state := load_state(output / "state.pt", recipe, device):
-        for name, parameter in trained.items():
-            parameter.data.copy_(state["trained"][name])
-        optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["rng"].cpu())
-        first = state["step"]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.0, betas=(0.9, 0.95), fused=device.type == "cuda")
     answers: list[Tensor] = []
     prose: list[Tensor] = []
-    clock = time.monotonic()
+    parts = {"trained": torch.nn.ParameterList(trained), "optimizer": optimizer, "answers": answers, "prose": prose}
+    loop = Loop(output / "state.pt", recipe, device, parts, recipe.total_steps)
 
     def documents_of(step: int) -> Documents:
         stage, _ = recipe.stage_at(step)
         drawn = [random.Random(f"{recipe.seed} {step} {row}") for row in range(stage.rows)]
         return [library.document(rng, stage.length, stage.lookups) for rng in drawn]
 
-    for step, documents in prefetched(documents_of, first, recipe.total_steps):
+    for step, documents in loop.over(prefetched(documents_of, loop.step, recipe.total_steps)):
         stage, done = recipe.stage_at(step)
         _set_checkpointing(model, stage.length >= recipe.checkpointing_from)
         for group in optimizer.param_groups:
@@ -71,18 +63,14 @@ def train(recipe: Recipe, model_folder: Path, library: Library, output: Path, de
             loss, answered = document_loss(model, ids, weights, recipe.loss_slice, device)
             (loss / len(documents)).backward()
             (prose if answered is None else answers).append(loss.detach() if answered is None else answered)
-        torch.nn.utils.clip_grad_norm_(list(trained.values()), recipe.gradient_clip)
+        torch.nn.utils.clip_grad_norm_(trained, recipe.gradient_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if (done + 1) % 20 == 0 or done + 1 == stage.steps:
             entry = {"step": step + 1, "length": stage.length, "prose": _mean(prose), "answers": _mean(answers)}
-            append_log(output / "log.jsonl", entry | {"seconds": round(time.monotonic() - clock, 1)})
-            answers, prose = [], []
-        if (step + 1) % recipe.save_every_steps == 0 and step + 1 < recipe.total_steps:
-            save_state(
-                output / "state.pt", recipe, step=step + 1, optimizer=optimizer.state_dict(), rng=torch.get_rng_state(),
-                trained={name: parameter.data for name, parameter in trained.items()},
-            )  # fmt: skip
+            append_log(output / "log.jsonl", entry | {"seconds": round(loop.seconds, 1)})
+            answers.clear()
+            prose.clear()
     folder = output / "adaptor"
     with whole_folder(folder) as fresh:
         write_adaptor(fresh, model, recipe.rope_theta, recipe.max_positions)
@@ -128,19 +116,20 @@ def _mean(losses: list[Tensor]) -> float | None:
     return round(torch.stack(losses).mean().item(), 4) if losses else None
 
 
-def run(model: Path, books: Path, output: Path, recipe: Path = RECIPE, device: str = "auto") -> None:
+def run(model: Path, books: Path | None, output: Path, recipe: Path = RECIPE, device: str = "auto") -> None:
     """Train from the last checkpoint in ``output``.
 
     Args:
         model: folder of SmolLM2 as released.
-        books: npz that ``longdecode.training.long_context.books`` wrote.
-        output: folder for state, log and adaptor.
+        books: a folder with ``<id>.txt`` or PG-19's parquet, or a hub id.
+        output: folder for state, log, adaptor and the books' ids, which are made once.
         recipe: the settings.
         device: ``auto``, ``cpu`` or ``cuda``.
     """
     settings = load_recipe(recipe)
     weights = Weights(settings.text_weight, settings.answer_weight)
-    library = Library(load_ids(books, "train"), load_tokenizer(model), weights)
+    ids = ids_of_books(books, model, output / "books.npz")
+    library = Library(load_ids(ids, "train"), load_tokenizer(model), weights)
     print(train(settings, model, library, output, resolve_device(device)))
 
 
@@ -156,15 +145,7 @@ def run_planned(config: RunConfig, model: Path, output: Path) -> None:
             "training the long-context adaptor needs a CUDA device; train it elsewhere and put the folder "
             "results/smollm2/adaptor at models/smollm2-long, or name the model smollm2 (8,192 tokens), which needs none"
         )
-    books = config.data.get("pg19")
-    if not books:
-        raise DataUnavailableError(
-            "data.pg19 names no folder of books; training/long_context/books.yaml lists those needed"
-        )
-    ids = output / "books.npz"
-    if not ids.is_file():
-        tokenise(books, model, ids)
-    run(model, ids, output, device="cuda")
+    run(model, config.data.get("pg19"), output, device="cuda")
 
 
 if __name__ == "__main__":

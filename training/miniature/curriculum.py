@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
 
 from longdecode.evals.config_values import read, read_yaml, refuse_unknown
+from longdecode.training.loop import stage_of, warmed_cosine
 from longdecode.training.miniature.documents import KINDS
 
 
@@ -31,7 +31,6 @@ class Curriculum:
     warmup_steps: int
     weight_decay: float
     gradient_clip: float
-    checkpoint_every_steps: int
     validate_every_steps: int
     stages: tuple[Stage, ...]
 
@@ -47,11 +46,8 @@ class Curriculum:
 
     def stage_at(self, step: int) -> Stage:
         """The stage that a step belongs to."""
-        for stage in self.stages:
-            if step < stage.steps:
-                return stage
-            step -= stage.steps
-        raise IndexError("step lies past the last stage")
+        stage: Stage = stage_of(self.stages, step)[0]
+        return stage
 
     def length_at(self, step: int) -> int:
         """The sequence length of a step."""
@@ -63,11 +59,9 @@ class Curriculum:
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, then a cosine down to the final rate."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        span = self.learning_rate - self.final_learning_rate
-        return self.final_learning_rate + span * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        done = max(0, step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        floor = self.final_learning_rate / self.learning_rate
+        return self.learning_rate * warmed_cosine(step, self.warmup_steps, done, floor)
 
 
 def load_curriculum(path: Path) -> Curriculum:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from longdecode.engine.device import resolve_device
 from longdecode.engine.gpu_lease import lease_gpu
-from longdecode.training.files import append_log, load_state, run_commands, save_state
+from longdecode.training.files import append_log, run_commands
+from longdecode.training.loop import Loop
 from longdecode.training.miniature.books import book_folder
 from longdecode.training.miniature.checkpoint import save_checkpoint
 from longdecode.training.miniature.curriculum import Curriculum, load_curriculum
@@ -34,9 +34,6 @@ class StepBatches(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, curriculum: Curriculum, library: Library):
         self.curriculum = curriculum
         self.library = library
-
-    def __len__(self) -> int:
-        return self.curriculum.total_steps
 
     def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         mixture, length = self.curriculum.stage_at(step).mixture, self.curriculum.length_at(step)
@@ -61,14 +58,9 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
     shape = replace(MiniatureShape(), max_position_embeddings=curriculum.longest)
     model = Miniature(shape, compiled=device.type == "cuda").to(device)
     optimizer = _optimizer(model, curriculum, device)
-    state_path = output / "state.pt"
-    first = 0
-    if state := load_state(state_path, curriculum, device):
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["step"]
-    clock = time.monotonic()
-    for step, (ids, weights) in enumerate(_batches(curriculum, library, first, workers), start=first):
+    parts = {"model": model, "optimizer": optimizer}
+    loop = Loop(output / "state.pt", curriculum, device, parts, curriculum.total_steps)
+    for step, (ids, weights) in loop.over(_batches(curriculum, library, loop.step, workers)):
         for group in optimizer.param_groups:
             group["lr"] = curriculum.learning_rate_at(step)
         ids, weights = ids.to(device, torch.int64, non_blocking=True), weights.to(device, non_blocking=True)
@@ -84,11 +76,9 @@ def train(curriculum: Curriculum, output: Path, library: Library, device: torch.
             )
             for length in lengths:
                 items = validate(model, length, curriculum.tokens_per_step, device)
-                seconds = round(time.monotonic() - clock, 1)
+                seconds = round(loop.seconds, 1)
                 entry = {"step": done, "length": length, "loss": round(loss.item(), 4), "items": items}
                 append_log(output / "log.jsonl", entry | {"seconds": seconds})
-        if done % curriculum.checkpoint_every_steps == 0:
-            save_state(state_path, curriculum, step=done, model=model.state_dict(), optimizer=optimizer.state_dict())
     folder = output / "weights"
     folder.mkdir(exist_ok=True)
     (folder / "README.md").write_text(_card(curriculum, output / "log.jsonl"), encoding="utf-8")

@@ -51,7 +51,6 @@ use rule train_roles as train_fork with:
     output:
         model=f"{RESULTS}/forks/{{model}}/{{fork}}/model/model.safetensors",
         curve=f"{RESULTS}/forks/{{model}}/{{fork}}/curve.csv",
-        overlap=f"{RESULTS}/forks/{{model}}/{{fork}}/overlap.csv",
         about=f"{RESULTS}/forks/{{model}}/{{fork}}/run.json",
     log:
         f"{RESULTS}/logs/forks/{{model}}/{{fork}}.log",

@@ -18,6 +18,7 @@ from longdecode.engine.weights import load_decoder
 from longdecode.evals.training_spec import ForkTraining
 from longdecode.methods.nosa.method import Nosa
 from longdecode.methods.registry import get_method
+from longdecode.training import loop
 from longdecode.training.forks import train as training
 from longdecode.training.forks.documents import Document, Maker, makers
 from longdecode.training.forks.shipping import attach, ship
@@ -79,7 +80,7 @@ def test_killed_and_resumed_ends_with_the_same_numbers(
     attention: str,
 ) -> None:  # fmt: skip
     """To the last bit; on a GPU it goes on with three eager steps and captures the next anew."""
-    monkeypatch.setattr(training, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
     place, run = torch.device(device), replace(RUN, attention=attention, steps=6 if device == "cpu" else 12)
     train_fork(run, base, place, tmp_path / "whole", sources)
     made = 0

@@ -34,6 +34,6 @@ def short_recipe() -> Recipe:
     """Six steps in two stages, the second with gradient checkpointing."""
     return Recipe(
         seed=0, rank=2, alpha=4, rope_theta=1e5, max_positions=2048, warmup_steps=2, final_share=0.2, gradient_clip=1.0,
-        loss_slice=100, checkpointing_from=500, save_every_steps=2, text_weight=0.3, answer_weight=4.0,
+        loss_slice=100, checkpointing_from=500, text_weight=0.3, answer_weight=4.0,
         stages=(Stage(400, 2, 3, 1e-2, 1.0), Stage(600, 1, 3, 1e-2, 0.5)),
     )  # fmt: skip
