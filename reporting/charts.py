@@ -266,9 +266,9 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
         text=alt.expr(f"{labels.PHONE} ? datum.wrapped : datum.name"),
         dy=alt.expr(f"{labels.PHONE} ? -9 - 14 * (length(datum.wrapped) - 1) : -9"),
     ).encode(y=y, x=alt.value(0))
-    left = rows.head(1).assign(
-        side=lambda row: row.ours < row.print, edge=lambda row: row.bottom.where(row.ours < row.print, row.top)
-    )
+    left = rows.head(1).assign(side=lambda row: row.ours < row.print)
+    outer = {"bottom": rows[["bottom", "print"]].min(axis=1), "top": rows[["top", "print"]].max(axis=1)}
+    left = left.assign(edge=left.bottom.where(left.side, left.top), far=outer["top"].where(left.side, outer["bottom"]))
     words = [
         alt.Chart(left).mark_text(
             baseline="middle",
@@ -278,19 +278,29 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
         )
         for dx, align, other in ((10, "left", "right"), (-10, "right", "left"))
     ]
-    grey = words[0].encode(y=y, x=x, text=alt.value("print"), color=alt.value(LIGHT["print"]))
+    grey = words[0].encode(y=y, x=alt.X("far:Q"), text=alt.value("paper"), color=alt.value(LIGHT["print"]))
     beside = words[1].encode(y=y, x=alt.X("edge:Q"), text=alt.value("here"), color=family_colour())
     return _finished(alt.layer(link, spread, printed, ours, names, grey, beside), 50 * len(rows))
 
 
 def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequence[alt.Tooltip]) -> Spec:
-    """Lines by ``name``, each named at its last point; columns ``x``, ``y``, ``family`` and ``dash``; print is grey."""
-    domain = (low, max(rows.y.max(), low + 1e-3))
+    """Lines by ``name``, each named at its last point; columns ``x``, ``y``, ``family`` and ``dash``.
+
+    Columns ``low`` and ``high`` give a line its band.
+    """
+    banded = "high" in rows
+    domain = (low, max(rows.high.max() if banded else rows.y.max(), low + 1e-3))
     ends, room, wrapped = labels.named_ends(rows, domain)
     x["scale"]["range"] = [0, {"expr": f"width - ({labels.PHONE} ? {wrapped:.0f} : {room:.0f})"}]
-    y = alt.Y("y:Q", title=title, scale=alt.Scale(domain=domain, nice=False))
+    scale = alt.Scale(domain=domain, nice=False)
+    y = alt.Y("y:Q", title=title, scale=scale)
     base = alt.Chart(rows)
     dash = alt.StrokeDash("dash:N", legend=None, scale=alt.Scale(domain=["solid", "dashed"], range=[[1, 0], [6, 4]]))
+    bands = [
+        base.mark_area(opacity=0.1).encode(
+            x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=family_colour(), detail="name:N"
+        )
+    ]
     line = base.mark_line(strokeWidth=2.2).encode(x=x, y=y, color=family_colour(), strokeDash=dash, detail="name:N")
     marks = base.mark_point(filled=True, size=55, opacity=1).encode(
         x=x, y=y, color=family_colour(), tooltip=list(tooltip)
@@ -308,7 +318,7 @@ def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequenc
         )
         .encode(x=x, y=y, color=family_colour())
     )
-    return _finished(alt.layer(line, marks, names), labels.TALL)
+    return _finished(alt.layer(*bands[:banded], line, marks, names), labels.TALL)
 
 
 def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:
@@ -335,8 +345,16 @@ def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:
     )
 
 
-def along_lines(rows: pd.DataFrame, bins: int, what: str, unit: str) -> Spec:
-    """Score along a long answer; the drawing joins neighbouring places into groups of equal size."""
+def along_lines(rows: pd.DataFrame, bins: int, what: str, unit: str, low: float | None = None) -> Spec:
+    """Score along a long answer; the drawing joins neighbouring places into groups of equal size.
+
+    Args:
+        rows: as :func:`lines` takes them; bands only where no group has more than one place.
+        bins: groups.
+        what: title of the places.
+        unit: title of the scores.
+        low: where the scores' axis begins; their smallest where it is left out.
+    """
     last = rows.x.max()
     x = alt.X(
         "x:Q",
@@ -348,14 +366,14 @@ def along_lines(rows: pd.DataFrame, bins: int, what: str, unit: str) -> Spec:
     drawn = (
         rows.assign(group=(rows.x - 1) // size)
         .groupby(["name", "family", "dash", "group"], sort=False)
-        .agg(x=("x", "median"), y=("y", "mean"))
+        .agg(x=("x", "median"), **{name: (name, "mean") for name in ("y", "low", "high") if name in rows})
         .reset_index()
     )
     return lines(
         drawn,
         x,
         unit,
-        drawn.y.min(),
+        drawn.y.min() if low is None else low,
         [
             alt.Tooltip("name:N", title="Variant"),
             alt.Tooltip("x:Q", title="Around place"),

@@ -1,4 +1,4 @@
-"""Make a paper's page: its claims, its key figure redrawn, and its tables as printed with our numbers in each cell."""
+"""Make a paper's page: its claims, its key figure redrawn, and its tables with our numbers in each cell."""
 
 from __future__ import annotations
 
@@ -10,29 +10,39 @@ import pandas as pd
 
 from longdecode.evals.analysis.declaration import Declaration, PrintedTable
 from longdecode.evals.analysis.query import Found
-from longdecode.reporting import charts, wording
+from longdecode.reporting import charts, palette, wording
 from longdecode.reporting.overview import claim_cells
 from longdecode.reporting.runs import each, middle
 from longdecode.reporting.site import Figure, Page, Site
 
 _PIVOT_ROWS = 12
 """Tables with more rows have their last key as columns, as papers print them."""
+_FEWEST = 2
+"""Rows that a key figure has at least."""
+_SHOWN_CUT = 0.01
+"""Share of answers cut at the limit from which on it stands beside a score."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number: as printed with its spread, and ours with its interval; ``found`` is the row that ours stands in."""
+    """One number: the paper's with its spread, and ours with its interval.
+
+    ``found`` is the row that ours stands in, ``cut`` the share of its answers that ran to the limit, and ``asked`` is
+    true where a row of ours is expected.
+    """
 
     printed: str = ""
     number: float | None = None
     ours: str = ""
     interval: str = ""
     found: Found | None = None
+    cut: str = ""
+    asked: bool = False
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """A table as printed: heads of its rows and columns, and cells by row."""
+    """A table as in the paper: heads of its rows and columns, and cells by row."""
 
     name: str
     title: str
@@ -55,7 +65,12 @@ def write_papers(site: Site) -> None:
     found = {}
     for name, paper in site.papers.items():
         claims = site.claims[site.claims.paper == name] if len(site.claims) else site.claims
-        tables = [mirror(site, name, title, table) for title, table in paper.tables.items()]
+        told = {claim.published["table"] for claim in paper.claims}
+        tables = [
+            mirror(site, name, title, table)
+            for title, table in paper.tables.items()
+            if table.ours or title not in told  # a table of claims alone stands above
+        ]
         if (len(claims) and claims.answered.any()) or any(table.measured for table in tables):
             found[name] = claims, sorted(tables, key=lambda table: not table.measured)
     site.written_papers = list(found)
@@ -74,7 +89,7 @@ def write_papers(site: Site) -> None:
 
 
 def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirror:
-    """Return a table as printed with our numbers."""
+    """Return a table of the paper with our numbers."""
     paper = site.papers[paper_name]
     columns = [c for c in table.columns if not (c.endswith("_std") and c.removesuffix("_std") in table.columns)]
     cells = [[cell(site, paper_name, table, row, column) for column in columns] for row in table.rows]
@@ -123,7 +138,7 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
 
 
 def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], column: str) -> Cell:
-    """Return one cell: print, ours, or both."""
+    """Return one cell: the paper's number, ours, or both."""
     printed = table.text(dict(row), column)
     if not printed and not (table.ours and table.ours.beyond_print):
         return Cell()
@@ -133,10 +148,12 @@ def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], co
     found = site.find(paper, query) if query else None
     number = None if not printed or isinstance(row[column], str) else float(row[column])
     if query is None or found is None:
-        return Cell(text, number)
+        return Cell(text, number, asked=query is not None)
     signed = query.table == "comparisons" and not query.side
-    bounds = wording.interval(found.low, found.high, found.unit) or (f"n = {found.n}" if found.n else "")
-    return Cell(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found)
+    bounds = wording.interval(found.low, found.high, found.unit) or (f"n = {found.n}" if found.n > 1 else "")
+    share = float(found.row.get("truncated") or 0.0)
+    cut = f"{share:.0%}" if share >= _SHOWN_CUT else ""
+    return Cell(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found, cut, asked=True)
 
 
 def _stands(found: Sequence[Found]) -> str:
@@ -165,77 +182,81 @@ def _key(paper: Declaration, key: str, value: object) -> str:
 
 
 def _section(text: str) -> str:
-    """Return where a table stands in print, in words; a bare number is a section."""
+    """Return where a table stands in the paper, in words; a bare number is a section."""
     return f"section {text}" if text.replace(".", "").isdigit() else text
 
 
 def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figure | None:
-    """Return print (grey) and ours of the paper's key figure, else of the column with the most numbers of ours."""
-    paper, wanted = site.papers[name], wording.TITLES["key_figures"].get(name, [])
-    candidates = []
-    for table in tables:
-        for at, head in enumerate(table.columns):
-            rows = [
-                (" · ".join(keys), cells[at])
-                for keys, cells in table.rows
-                if cells[at].found and cells[at].number is not None
-            ]
-            if len(rows) > 1:
-                rank = len(wanted) - wanted.index(table.name) if table.name in wanted else 0
-                candidates.append((rank, min(len(rows), 8), table, head, rows[:8]))
-    if not candidates:
+    """Return the paper (grey) and ours over one column of a table, where ``titles.yaml`` names both.
+
+    Its title is the sentence there, with both numbers of the row that it is about.
+    """
+    wanted = wording.TITLES["key_figures"].get(name)
+    table = next((t for t in tables if wanted and t.name == wanted["table"]), None)
+    if table is None:
         return None
-    _, _, table, head, rows = max(candidates, key=lambda item: item[:2])
+    head = next(at for at, head in enumerate(table.columns) if ", ".join(head) == wanted["column"])
+    rows = {
+        " · ".join(keys): cells[head]
+        for keys, cells in table.rows
+        if cells[head].found and cells[head].number is not None
+    }
+    if len(rows) < _FEWEST or wanted["row"] not in rows:
+        return None
     frame = pd.DataFrame(
         {
-            "name": [name for name, _ in rows],
-            "print": [c.number for _, c in rows],
-            "ours": [c.found.value for _, c in rows if c.found],
-            "low": [c.found.low for _, c in rows if c.found],
-            "high": [c.found.high for _, c in rows if c.found],
-            "family": wording.family(paper.method),
+            "name": list(rows),
+            "print": [c.number for c in rows.values()],
+            "ours": [c.found.value for c in rows.values() if c.found],
+            "low": [c.found.low for c in rows.values() if c.found],
+            "high": [c.found.high for c in rows.values() if c.found],
+            "family": wording.family(site.papers[name].method),
         }
     )
-    above = int((frame.ours >= frame.print).sum())
-    axis = f"{wording.column_title(table.name)}, {', '.join(head)}"
-    title = f"{table.title}, {', '.join(head)}: {above} of {len(frame)} rows are at or above print"
-    return site.figure(
-        page,
-        "key",
-        title,
-        charts.dumbbells(frame, axis),
-        frame,
-        "Print is grey.",
-    )
+    about = rows[wanted["row"]]
+    title = wanted["says"].format(ours=about.ours, paper=about.printed)
+    axis = f"{table.title}, {wanted['column']}"
+    return site.figure(page, "key", title, charts.dumbbells(frame, axis), frame, "Grey: the paper. Colour: here.")
 
 
 def curves(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figure | None:
-    """Return our numbers of the paper's curves, a line a row over columns that are numbers of tokens."""
-    table = next((t for t in tables if t.name == wording.TITLES["curves"].get(name) and t.measured), None)
+    """Return our numbers of the paper's curves, a line a row over columns that are numbers of tokens.
+
+    ``titles.yaml`` names the table and the rows; all may be of one family, so that each line has a colour of its own.
+    """
+    wanted = wording.TITLES["curves"].get(name)
+    table = next((t for t in tables if wanted and t.name == wanted["table"] and t.measured), None)
     if table is None:
         return None
+    shown = dict(zip(wanted["rows"], palette.FAMILIES, strict=False))
     frame = pd.DataFrame(
         {
             "name": " · ".join(keys),
             "x": int(head[0]),
             "y": cell.found.value,
-            "family": wording.family(cell.found.variant.partition("_")[0]),
+            "low": cell.found.low,
+            "high": cell.found.high,
+            "family": shown[cell.found.variant],
             "dash": "dashed" if cell.found.variant == "quest" else "solid",
         }
         for keys, cells in table.rows
         for head, cell in zip(table.columns, cells, strict=True)
-        if cell.found
+        if cell.found and cell.found.variant in shown
     )
     last = frame[frame.x == frame.x.max()].sort_values("y").name
     title = f"{table.title}: {last.iloc[0]} ends lowest, {last.iloc[-1]} highest"
-    unit = f"{wording.column_title(table.name)}, {site.papers[name].tables[table.name].unit}"
-    spec = charts.along_lines(frame, len(table.columns), "Tokens", unit)
-    return site.figure(page, "curves", title, spec, frame, f"Ours: {table.stands}. Print has no numbers.")
+    spec = charts.along_lines(frame, len(table.columns), wanted["x"], wanted["y"], low=0.0)
+    note = f"{table.stands}. Bands: 95 % intervals. The paper's curves have no numbers."
+    return site.figure(page, "curves", title, spec, frame, note)
 
 
-def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
-    """Return the comparisons that the paper asks for beside those with Full, where intervals decide."""
-    out = []
+def pairs(site: Site, paper: Declaration) -> dict[str, list[dict[str, str]]]:
+    """Return the comparisons that the paper asks for beside those with Full, where intervals decide, by place.
+
+    A pair that is asked for both ways stands once, as it was first asked for.
+    """
+    out: dict[str, list[dict[str, str]]] = {}
+    told = set[tuple[Any, ...]]()
     for run in site.runs:
         for request in paper.pairs if len(run.comparisons) else ():
             if request.b == "full":
@@ -247,21 +268,22 @@ def pairs(site: Site, paper: Declaration) -> list[dict[str, Any]]:
             # Chosen before what the interval says, so that every rival stands at the same budget.
             rows = rows[rows.verdict.isin(["within", "worse"])]
             for r in rows.pipe(each):
+                sides = frozenset([(r.a, r.budget), (r.b, r.b_budget)])
+                if (pair := (run.name, r.model, r.suite, r.task, r.context, sides)) in told:
+                    continue
+                told.add(pair)
                 beside = "" if r.b_budget in (r.budget, "full") else f", B {wording.budget(r.b_budget)}"
-                out.append(
-                    {
-                        "a": run.title(r.a),
-                        "b": run.title(r.b),
-                        "task": wording.task_title(r.suite, r.task),
-                        "model": wording.model_title(r.model),
-                        "context": wording.tokens(r.context),
-                        "budget": wording.budget(r.budget) + beside,
-                        "n": int(r.n),
-                        "unit": r.unit,
-                        "difference": wording.number(r.difference, r.unit, signed=True),
-                        "interval": wording.interval(r.low, r.high, r.unit),
-                        "verdict": r.verdict if isinstance(r.verdict, str) else "",
-                        "why": wording.REASONS.get(r.status, ""),
-                    }
+                place = (
+                    f"{wording.task_title(r.suite, r.task)}; {wording.model_title(r.model)}, "
+                    f"{wording.tokens(r.context)} tokens, budget {wording.budget(r.budget)}{beside}; n = {int(r.n)}; "
+                    f"{r.unit}"
                 )
+                line = {
+                    "a": run.title(r.a),
+                    "b": run.title(r.b),
+                    "difference": wording.number(r.difference, r.unit, signed=True),
+                    "interval": wording.interval(r.low, r.high, r.unit),
+                    "verdict": r.verdict,
+                }
+                out.setdefault(place, []).append(line)
     return out

@@ -22,7 +22,7 @@ FLAGS = (
     "--disable-component-update", "--disable-sync", "--no-first-run", "--enable-logging=stderr", "--v=0",
     "--allow-file-access-from-files",
 )  # fmt: skip
-KINDS = ("index", "compare", "paper-lychee", "method-quest", "task-mini-longgen", "trust")
+KINDS = ("index", "compare", "paper-lychee", "paper-retro", "method-quest", "task-mini-longgen", "trust")
 MEASURE = """
 const pages = %s, widths = %s, frames = [];
 for (const page of pages) for (const width of widths) {

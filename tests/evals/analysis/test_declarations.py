@@ -57,7 +57,7 @@ def test_queries_name_columns_that_tables_have(name: str) -> None:
 def test_numbers_are_worded_as_in_print() -> None:
     paper = PAPERS["lychee"]
     printed = paper.printed(paper.claims[3])
-    assert (printed.text, printed.mark, printed.number) == ("up to 7.0", "digest A; digest B; digest C", 7.0)
+    assert (printed.text, printed.mark, printed.number) == ("up to 7.0", "summary 1; summary 2; summary 3", 7.0)
     longbench = paper.tables["longbench"]
     assert longbench.text(longbench.rows[3], "narrativeqa") == ""  # not found in print
 
@@ -92,7 +92,7 @@ def test_differences_of_printed_numbers_are_taken_and_shown_as_such() -> None:
     paper = PAPERS["lychee"]
     printed = {claim.claim: paper.printed(claim) for claim in paper.claims}
     gain = printed["LongBench over full attention at 4,096 tokens, Llama-3"]
-    assert (gain.text, gain.mark) == ("+0.74", "digest A: 33.07 \u2212 32.33") and gain.number == pytest.approx(0.74)
+    assert (gain.text, gain.mark) == ("+0.74", "summary 1: 33.07 \u2212 32.33") and gain.number == pytest.approx(0.74)
     words = printed["Ratio is the best of the four selection strategies at equal sparsity"]
     assert (words.text, words.number) == ("best of four", None)
     assert {p.text for p in printed.values()} >= {"+0.46", "+1.72", "+1.01", "+0.94", "+1.9", "+6.7"}
