@@ -81,7 +81,9 @@ def tradeoff(unit: str) -> Spec:
         "x:Q",
         scale=alt.Scale(domain=[0, 3], nice=False),
         title="Decoding speed, times Full (right is faster)",
-        axis=alt.Axis(labelExpr="datum.label + '\u00d7'", tickCount=7, grid=False, labelOverlap="greedy"),
+        axis=alt.Axis(
+            labelExpr="datum.label + '\u00d7'", tickCount=7, grid=False, labelOverlap="greedy", labelSeparation=10
+        ),
     )
     style: Spec = {
         "scale": alt.Scale(type="pow", exponent=0.5, domain=list(domain), reverse=True, nice=False, clamp=True),
@@ -329,7 +331,11 @@ def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:
         title=f"Context, tokens (batch {batch})",
         scale=alt.Scale(type="log", base=2, domain=[ticks[0], ticks[-1]], nice=False),
         axis=alt.Axis(
-            values=ticks, grid=False, labelExpr="datum.value >= 1024 ? round(datum.value / 1024) + 'K' : datum.label"
+            values=ticks,
+            grid=False,
+            labelOverlap="greedy",
+            labelSeparation=8,
+            labelExpr="datum.value >= 1024 ? round(datum.value / 1024) + 'K' : datum.label",
         ),
     )
     return lines(
@@ -389,7 +395,12 @@ def heat(cells: pd.DataFrame) -> Spec:
         k: LIGHT["ground"] if k in ("heat0", "heat1") else LIGHT["ink"] if k.startswith("heat") else LIGHT["muted"]
         for k in fills
     }
-    base = alt.Chart(cells)
+    heads = {
+        head: " @ ".join(line for part in head.split(" @ ") for line in textwrap.wrap(part, 17))
+        for head in cells.column.unique()
+    }
+    extra = max(text.count(" @ ") for text in heads.values()) - 1
+    base = alt.Chart(cells.assign(column=cells.column.map(heads)))
     y = alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False, labelColor=LIGHT["ink"]))
     x = alt.X(
         "column:N",
@@ -401,7 +412,7 @@ def heat(cells: pd.DataFrame) -> Spec:
             ticks=False,
             labelAngle=0,
             labelLimit=110,
-            labelPadding=22,
+            labelPadding=22 + 15 * extra,
             labelExpr="split(datum.label, ' @ ')",
         ),
     )

@@ -53,7 +53,12 @@ class Run:
         for table in (self.summary, self.speed):
             for row in table.drop_duplicates("variant").pipe(each) if len(table) else ():
                 named.setdefault(row.variant, (row.method, row.params))
-        found = {v: self._at_budgets(v, named) or wording.variant_title(v, *named[v]) for v in named}
+        plain = {method: named[method][1] for method, _ in named.values() if method in named}
+        found = {
+            variant: self._at_budgets(variant, named)
+            or wording.variant_title(variant, method, params, plain.get(method))
+            for variant, (method, params) in named.items()
+        }
         taken = list(found.values())
         return {v: title if taken.count(title) == 1 else f"{title} ({v})" for v, title in found.items()}
 

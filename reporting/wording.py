@@ -78,25 +78,29 @@ def family(method: str) -> str:
     return palette.family(method, found.family if found else None)
 
 
-def variant_title(variant: str, method: str, params: str | None = None) -> str:
-    """Return the method's title, and what sets the variant apart: its knobs, or the rest of its name."""
+def variant_title(variant: str, method: str, params: str | None = None, plain: str | None = None) -> str:
+    """Return the method's title, and what sets the variant apart: its knobs, or the rest of its name.
+
+    ``plain`` holds the parameters of the variant that is named as its method, which need no word.
+    """
     title = method_title(method)
     if variant == method:
         return title
     rest = re.sub(r"[_+\-]+", " ", variant.removeprefix(method)).strip()
     if variant.endswith("+window"):
-        return f"{variant_title(variant.removesuffix('+window'), method, params)}, equal windows"
-    return f"{title}, {_knobs(method, params) or rest}"
+        return f"{variant_title(variant.removesuffix('+window'), method, params, plain)}, equal windows"
+    return f"{title}, {_knobs(method, params, plain) or rest}"
 
 
-def _knobs(method: str, params: str | None) -> str:
-    """Return the knobs that differ from the card's defaults, where they are few and short."""
+def _knobs(method: str, params: str | None, plain: str | None) -> str:
+    """Return the knobs that differ from the card's defaults and the plain variant's; none where they are long."""
     found, given = card(method), json.loads(params) if isinstance(params, str) and params else {}
     default = {knob.name: knob.default for knob in found.knobs} if found else {}
+    shared = json.loads(plain) if isinstance(plain, str) and plain else {}
     differs = {k: v for k, v in given.items() if v != default.get(k)}
     if not differs or len(differs) > 2 or any(isinstance(v, dict | list) or "/" in str(v) for v in differs.values()):
         return ""
-    return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in differs.items())
+    return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in differs.items() if v != shared.get(k))
 
 
 def model_title(model: str) -> str:

@@ -92,7 +92,8 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
     """Return a table of the paper with our numbers."""
     paper = site.papers[paper_name]
     columns = [c for c in table.columns if not (c.endswith("_std") and c.removesuffix("_std") in table.columns)]
-    cells = [[cell(site, paper_name, table, row, column) for column in columns] for row in table.rows]
+    cut = name in wording.TITLES["cut_answers"]
+    cells = [[cell(site, paper_name, table, row, column, cut) for column in columns] for row in table.rows]
     keys, pivot = list(table.keys), len(table.rows) > _PIVOT_ROWS and len(table.keys) > 1
     if pivot:
         last = keys.pop()
@@ -137,8 +138,8 @@ def mirror(site: Site, paper_name: str, name: str, table: PrintedTable) -> Mirro
     )
 
 
-def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], column: str) -> Cell:
-    """Return one cell: the paper's number, ours, or both."""
+def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], column: str, cut: bool) -> Cell:
+    """Return one cell: the paper's number, ours, or both; where ``cut``, with the answers that ran to the limit."""
     printed = table.text(dict(row), column)
     if not printed and not (table.ours and table.ours.beyond_print):
         return Cell()
@@ -152,8 +153,8 @@ def cell(site: Site, paper: str, table: PrintedTable, row: Mapping[str, Any], co
     signed = query.table == "comparisons" and not query.side
     bounds = wording.interval(found.low, found.high, found.unit) or (f"n = {found.n}" if found.n > 1 else "")
     share = float(found.row.get("truncated") or 0.0)
-    cut = f"{share:.0%}" if share >= _SHOWN_CUT else ""
-    return Cell(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found, cut, asked=True)
+    words = f"{share:.0%}" if cut and share >= _SHOWN_CUT else ""
+    return Cell(text, number, wording.number(found.value, found.unit, signed=signed), bounds, found, words, asked=True)
 
 
 def _stands(found: Sequence[Found]) -> str:
@@ -199,7 +200,7 @@ def key_figure(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> F
     rows = {
         " · ".join(keys): cells[head]
         for keys, cells in table.rows
-        if cells[head].found and cells[head].number is not None
+        if cells[head].found and cells[head].number is not None and wanted.get("among", "") in " · ".join(keys)
     }
     if len(rows) < _FEWEST or wanted["row"] not in rows:
         return None
