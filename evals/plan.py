@@ -23,8 +23,8 @@ from longdecode.evals.run_config import RunConfig
 from longdecode.evals.tasks.registry import get_task
 from longdecode.evals.throughput.spec import KERNELS, code_module
 
-HEADS = ("chained/zero", "chained/normal", "medusa/zero")
-"""Sets of draft heads that a model's training makes: TokenSwift's from two starts, the paper's last, and Medusa's."""
+HEADS = ("chained/own", "chained/books", "medusa/books")
+"""Sets of draft heads that a model's training makes, by kind and by what they read: TokenSwift's, and Medusa's."""
 CLUSTER_THREADS = 8
 """Threads of a job on a cluster, where the profile does not say."""
 

@@ -235,7 +235,8 @@ class TuningSpec:
 class GenerationRun:
     """Texts of ``tokens`` tokens that every variant writes after the same prompts with the same noise.
 
-    ``prompts`` are lengths in tokens, ``books`` how many prompts there are of each. Full writes first, whatever the
+    ``prompts`` are lengths in tokens, ``books`` how many prompts there are of each, and
+    ``instructions`` how many more ask in a chat to go on with a book. Full writes first, whatever the
     variants say: the others are compared with it. A variant's budget in fractions is one of the prompt.
     """
 
@@ -245,6 +246,7 @@ class GenerationRun:
     samplers: typed.Names
     variants: Annotated[tuple[typed.Text, ...], typed.Distinct] = ()
     books: typed.Count = 1
+    instructions: typed.Whole = 0
 
     @property
     def named(self) -> tuple[str, ...]:

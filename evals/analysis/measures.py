@@ -38,9 +38,8 @@ DISTINCT = ("distinct_1", "distinct_2", "distinct_3", "distinct_4")
 TEXT_UNITS = {
     "alpha": "share", "beta": "share", "speedup": "times", "tokens_per_step": "tokens", "ms_per_token": "ms",
     "minutes": "minutes", **dict.fromkeys((*DISTINCT, "average_distinct", "repeated_8"), "share"),
-    "loss_full": "nats/token",
 }  # fmt: skip
-_WHOLE_TEXT = (*DISTINCT, "repeated_8", "loss_full")
+_WHOLE_TEXT = (*DISTINCT, "repeated_8")
 _TEXT_KEYS = ["model", "task", "context", "variant", "budget", "length", "measure", "at"]
 _SHARES = {"gamma": "hit_rate", "gamma_free": "hit_rate_without_forced", "union": "union"}
 _TODAY = {"label": "variant", "text": "task"}
@@ -277,7 +276,7 @@ def selection_traces(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def head_losses(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the last training loss of each draft head, and how often its first guess is right beside a table of pairs.
+    """Yield the last training loss of each draft head, and how often its first guess is right.
 
     Args:
         folder: a run's heads, ``<model>/<kind>/<start>/``; nothing where there is none.
@@ -289,8 +288,8 @@ def head_losses(folder: Path) -> Iterator[dict[str, Any]]:
         for name in (name for name in last.index if name.startswith("loss_") and name[5:].isdigit()):
             yield row | {"measure": "head_loss", "at": int(name[5:]), "value": float(last[name]), "unit": "nats"}
         for head in pd.read_csv(path).to_dict("records"):
-            for measure, value in (("head_right", head["top1"]), ("pairs_right", head["pair_top1"])):
-                yield row | {"measure": measure, "at": int(head["head"]), "value": 100 * value, "unit": "percent"}
+            about = {"setting": head.get("text"), "at": int(head["head"]), "unit": "percent"}
+            yield row | about | {"measure": "head_right", "value": 100 * head["top1"]}
 
 
 def _mean(values: pd.Series, spread: Spread, *identity: object) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from longdecode.engine.attention import AttentionMethod
+from longdecode.engine.decoder import Decoder
 from longdecode.engine.device import resolve_device
+from longdecode.engine.endless import without_ends
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import Generator, Request
 from longdecode.engine.gpu_lease import lease_gpu
@@ -42,7 +44,7 @@ def write_texts(config: RunConfig, name: str, output: Path, device: str | None =
     """
     with lease_gpu(resolve_device(device or config.device), alone=True) as target:
         job = GenerationJob(config, name, target, output)
-        books = range(job.spec.books)
+        books = range(job.spec.books + job.spec.instructions)
         with Store(output, Record, job.cells, lambda _: job.origin.fingerprint, samples=lambda _: len(books)) as store:
             for number, cell in product(books, job.cells):
                 if store.missing(cell, [number]):
@@ -93,6 +95,11 @@ class GenerationJob(ModelJob):
             for budget in self.config.budgets_of(variant)
         ]
 
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The model, which never ends a text."""
+        return without_ends(super().decoder, self.folder)
+
     def generator(self, sampler: str) -> Generator:
         """Return the generator that draws by a sampler of the configuration."""
         return Generator(self.decoder, self.generation.sampling(sampler))
@@ -125,8 +132,8 @@ class GenerationJob(ModelJob):
         generator, method = self.generator(cell.task), self.method(cell.variant, cell.budget, cell.context)
         if generator.sampling.history_tokens > cell.context:
             raise UnsupportedCellError(f"{cell.context} tokens are fewer than the penalty window of {cell.task}")
-        books = self.config.data.get("pg19")
-        book, prompt = texts.prompts(books, number + 1, cell.context, self.config.seed, self.tokenizer)[number]
+        books, known = self.config.data.get("pg19"), (cell.context, self.config.seed, self.tokenizer)
+        book, prompt = texts.prompts(books, self.spec.books, *known, self.spec.instructions)[number]
         # The same noise for every variant, so that exact ones write the same text.
         name = f"{SUITE}/{cell.task}/{cell.context}/{number}/{self.config.seed}"
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
@@ -135,9 +142,6 @@ class GenerationJob(ModelJob):
         theirs = None if full is None else full.output_ids
         same = theirs is not None and list(ids) == theirs
         measures |= texts.diversity(ids)
-        measures["loss_full"] = (
-            full.measures["loss_full"] if same and full else texts.loss_by_full(self.decoder, prompt, ids)
-        )
         if theirs is not None:
             parted = texts.first_difference(ids, theirs)
             measures |= {"identical": float(same), "same_tokens": float(len(ids) if parted is None else parted)}

@@ -1,6 +1,6 @@
 """Long texts: their prompts, writing them with totals at marks, and their measures.
 
-Measures are distinct n-grams, repetition, a text's loss by full attention, and the bias of the printed rule of
+Measures are distinct n-grams, repetition, and the bias of the printed rule of
 acceptance: how far a step's law is from the target's, on real logits. A draft of probability ``q`` that 27 paths share
 is accepted by the printed rule with ``1 - (1 - q) ** 27``, one draw a path, where the target's law gives it ``q``. All
 other tokens keep their proportions, so that the difference of the two is the total variation between the step's law and
@@ -19,15 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longdecode.engine.attention import AttentionMethod, DenseAttention
-from longdecode.engine.decoder import Decoder
+from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import Timer
 from longdecode.engine.errors import ConfigError, UnsupportedCellError
 from longdecode.engine.generation import STOP_CHECK_STEPS, Generator, memory_guard
-from longdecode.engine.prefill import WholePrompt
 from longdecode.engine.request import Request
 from longdecode.engine.steppers import SpeculativeStepper, Stepper, capture, make_stepper
-from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.tokenizer import TextTokenizer
 from longdecode.evals.datasets.books import read_books
 from longdecode.evals.generators.narrative import narrative
@@ -35,26 +32,32 @@ from longdecode.evals.stats import Spread, bootstrap_interval
 
 BOOKS = ("26493", "4047", "7412", "5962", "9931", "860", "28444")
 """Books of PG-19's test split that no model of this project was trained on, each over 250,000 characters."""
+INSTRUCTION = (
+    "Go on with the story whose beginning follows. Write very long: chapter after chapter, scene by scene, without a "
+    "summary and without coming to an end.\n\n"
+)
 MARKS = 10
 """Places of a text at which its totals are noted, evenly spread; the paper's 102,400 tokens have theirs at 10,240."""
 ORDERS = (1, 2, 3, 4)
 GRAM = 8
 PATHS = (27, 47)
 """Paths of the tree 1, 3, 3, 3 without and with 20 n-grams."""
-LAW_STEPS, LAW_RESAMPLES = 1000, 2000
+LAW_STEPS, LAW_RESAMPLES = 200, 2000
 """Steps of a text that the law is measured at, fewer where it ends; bootstrap draws of its mean."""
-_PIECE_TOKENS, _LOGIT_ROWS = 4096, 512
 
 
 def prompts(
-    data: Path | None, count: int, tokens: int, seed: int, tokenizer: TextTokenizer
+    data: Path | None, count: int, tokens: int, seed: int, tokenizer: TextTokenizer, instructions: int = 0
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Return ``count`` titles and prompts of exactly ``tokens`` token ids.
+    """Return titles and prompts of exactly ``tokens`` ids: ``count`` openings of books, then ``instructions``.
+
+    The latter ask in the model's chat template to go on with the openings of further books.
 
     Raises:
         DataUnavailableError: a book is not there; the message holds the command that fetches it.
         UnsupportedCellError: a text is too short, or there are fewer books.
     """
+    count += instructions
     most = 16 * tokens + 1024  # characters; no tokenizer needs as many for tokens of English
     if tokenizer.byte_level:
         drawn = (random.Random(f"generation {seed} {number}") for number in range(count))
@@ -67,7 +70,14 @@ def prompts(
     for title, ids in found:
         if len(ids) < tokens:
             raise UnsupportedCellError(f"book {title} has {len(ids)} tokens, the prompt needs {tokens}")
-    return found
+    told = count - instructions
+    return found[:told] + [(f"{title} told", instruction(tokenizer, ids, tokens)) for title, ids in found[told:]]
+
+
+def instruction(tokenizer: TextTokenizer, ids: Sequence[int], tokens: int) -> tuple[int, ...]:
+    """Return ``tokens`` ids of a chat that asks to go on with a story, as much of its beginning in it as fits."""
+    before, after = map(tokenizer.encode, tokenizer.chat_text(f"{INSTRUCTION}<story>").split("<story>"))
+    return (*before, *ids[: tokens - len(before) - len(after)], *after)
 
 
 @torch.no_grad()
@@ -189,20 +199,6 @@ def diversity(ids: Sequence[int]) -> dict[str, float]:
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
     """Return the first place where two texts of one length differ, ``None`` where they are the same."""
     return next((place for place, (one, other) in enumerate(zip(ids, others, strict=True)) if one != other), None)
-
-
-@torch.no_grad()
-def loss_by_full(decoder: Decoder, prompt: Sequence[int], text: Sequence[int]) -> float:
-    """Return the mean loss of a text, in nats a token, under full attention and without any sampling rule."""
-    ids = torch.tensor([[*prompt, *text]], device=decoder.device)
-    length = ids.shape[1] - 1
-    state = WholePrompt(decoder.new_cache(1, length), [length], _PIECE_TOKENS)
-    block = TokenBlock(ids[:, :-1], torch.arange(length, device=decoder.device)[None])
-    hidden = decoder.forward(block, state, DenseAttention((), decoder.config))[0, len(prompt) - 1 :]
-    total = torch.zeros((), dtype=torch.float64, device=decoder.device)
-    for rows, wanted in zip(hidden.split(_LOGIT_ROWS), ids[0, len(prompt) :].split(_LOGIT_ROWS), strict=True):
-        total += torch.nn.functional.cross_entropy(decoder.logits(rows), wanted, reduction="sum")
-    return float(total) / len(text)
 
 
 def printed_bias(chance: Tensor, paths: int) -> Tensor:

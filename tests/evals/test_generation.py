@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ import torch
 import yaml
 
 from longdecode.engine.acceptance import accept
+from longdecode.engine.endless import without_ends
 from longdecode.engine.errors import ConfigError
 from longdecode.engine.generation import Generator, Request, Sampling
 from longdecode.engine.sequences import Sequences
@@ -23,11 +25,12 @@ from longdecode.engine.weights import random_decoder
 from longdecode.evals import exact_texts
 from longdecode.evals.generation import job as jobs
 from longdecode.evals.generation.texts import (
+    INSTRUCTION,
     distinct,
     diversity,
     first_difference,
+    instruction,
     law_measures,
-    loss_by_full,
     printed_bias,
     steps_of,
     write_text,
@@ -80,12 +83,6 @@ def test_texts_are_measured_as_by_hand() -> None:
     assert first_difference([1, 2, 3], [1, 2, 4]) == 2 and first_difference((1, 2), [1, 2]) is None
 
 
-def test_the_loss_of_a_text_is_that_of_forcing_it(generator: Generator, random_ids: Callable) -> None:
-    prompt, text = random_ids(50, 64), random_ids(23, 64)
-    (forced,) = generator.run([Request(prompt, 0, text)], get_method("full").from_budget(None, SMALL))
-    assert math.isclose(loss_by_full(generator.decoder, prompt, text), -sum(forced.forced_logprobs) / 23, rel_tol=1e-5)
-
-
 def test_the_law_is_taken_where_the_text_goes(generator: Generator, random_ids: Callable) -> None:
     """Each law noted is that of a place of plain decoding's text, and each step is further on than the one before."""
     request = Request(random_ids(90, 64), 60, seed=1)
@@ -111,6 +108,16 @@ def test_the_law_is_taken_where_the_text_goes(generator: Generator, random_ids: 
     assert sum(1 for _ in steps_of(generator, build("tokenswift"), request)) < 60
     with pytest.raises(ConfigError, match="mode exact"):
         next(steps_of(generator, build("retro"), request))
+
+
+def test_an_instruction_holds_a_story_and_no_text_ends(tmp_path: Path) -> None:
+    """The chat around the story and the story's beginning are the prompt; end tokens are the least likely ones."""
+    words = SimpleNamespace(chat_text=lambda text: f"<{text}>", encode=lambda text: tuple(map(ord, text)))
+    ids = instruction(words, range(1000, 1400), 300)  # type: ignore[arg-type]
+    assert ids == (ord("<"), *map(ord, INSTRUCTION), *range(1000, 1298 - len(INSTRUCTION)), ord(">"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    endless = without_ends(random_decoder(SMALL, 3, "cpu", torch.float32), tmp_path)
+    assert not endless.logits(torch.ones(SMALL.hidden_size))[[3, 5]].any() and endless.weights.embedding[3].any()
 
 
 @pytest.mark.parametrize(("rule", "paths"), [("faithful", 27), ("faithful", 47), ("faithful", 1), ("exact", 27)])

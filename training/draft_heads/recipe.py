@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from longdecode.evals.config_values import read, read_yaml
-from longdecode.evals.plan import HEADS
+from longdecode.training.loop import warmed_cosine
 
 RECIPE = Path(__file__).resolve().parent / "recipe.yaml"
 Count = Annotated[int, Field(ge=1)]
@@ -30,8 +29,15 @@ class Start:
         return f"{self.kind}/{self.init}"
 
 
-STARTS = {made: Start(*made.split("/")) for made in HEADS}  # type: ignore[arg-type]
-"""Sets of heads that a training makes."""
+STARTS = {
+    str(start): start for start in (Start("chained", "zero"), Start("chained", "normal"), Start("medusa", "zero"))
+}
+"""Sets of heads by name; ``chained/normal`` is the paper's start."""
+
+
+def start_of(name: str) -> Start:
+    """Return the start of a set, of zeros where the name says what it reads, such as ``chained/books``."""
+    return STARTS.get(name) or STARTS[f"{name.partition('/')[0]}/zero"]
 
 
 class Recipe(BaseModel):
@@ -58,12 +64,9 @@ class Recipe(BaseModel):
     log_every: Count
     unseen_windows: Count
 
-    def learning_rate_at(self, step: int) -> float:
-        """Return the rate of a step from 0: a linear warm-up, then half a cosine."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        done = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+    def learning_rate_at(self, step: int, passed: float) -> float:
+        """Return the rate of a step from 0: a linear warm-up, then half a cosine by the share that has passed."""
+        return self.learning_rate * warmed_cosine(step, self.warmup_steps, passed)
 
 
 def load_recipe(model: str, path: Path = RECIPE) -> Recipe:

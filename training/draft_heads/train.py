@@ -10,9 +10,9 @@ Source: TokenSwift (arXiv 2502.18890), section 3.1 and table 9; Cai et al. 2024,
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,14 @@ from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.engine.weights import load_decoder, model_hash
 from longdecode.evals.config_values import refuse_unknown
+from longdecode.evals.plan import HEADS
 from longdecode.evals.provenance import revision
 from longdecode.evals.run_config import RunConfig
 from longdecode.methods.draft_heads import DraftHeads, write_heads
-from longdecode.training.draft_heads.data import Books, PairTable
+from longdecode.training.draft_heads.data import Books
 from longdecode.training.draft_heads.loss import frozen_head_loss
-from longdecode.training.draft_heads.recipe import RECIPE, STARTS, Recipe, Start, load_recipe
+from longdecode.training.draft_heads.own_text import write_own_text
+from longdecode.training.draft_heads.recipe import RECIPE, STARTS, Recipe, Start, load_recipe, start_of
 from longdecode.training.files import load_state, run_commands, save_state, write_csv
 
 RANKS = ("top1", "top2", "top3")
@@ -79,18 +81,20 @@ class HeadTrainer:
                 heads.load_state_dict(own["heads"])
                 self.optimizers[start].load_state_dict(own["optimizer"])
 
-    def fit(self, stop: int | None = None) -> None:
-        """Train up to the recipe's last step, or up to step ``stop``."""
-        recipe, clock = self.recipe, time.monotonic()
-        while self.step < min(recipe.steps, recipe.steps if stop is None else stop):
-            losses = self._step(self.step)
+    def fit(self, stop: int | None = None, minutes: float = math.inf) -> None:
+        """Train up to the recipe's last step or step ``stop``, or for ``minutes``: the schedule's end."""
+        recipe, clock, passed = self.recipe, time.monotonic(), self.step / self.recipe.steps
+        while passed < 1 and self.step != stop:
+            losses = self._step(self.step, passed)
             self.step += 1
-            if self.step % recipe.log_every == 0 or self.step == recipe.steps:
-                seconds = round(time.monotonic() - clock, 1)
+            seconds = time.monotonic() - clock
+            passed = max(self.step / recipe.steps, seconds / (60 * minutes))
+            if self.step % recipe.log_every == 0 or passed >= 1:
                 for start, found in losses.items():
                     row = {f"loss_{head}": round(loss, 4) for head, loss in enumerate(found.tolist(), start=1)}
                     self.curves[start].append({"step": self.step, **row})
-                    print(json.dumps({"set": str(start), "step": self.step, **row, "seconds": seconds}), flush=True)
+                    done = {"set": str(start), "step": self.step, **row, "seconds": round(seconds, 1)}
+                    print(json.dumps(done), flush=True)
             if self.step % recipe.save_every == 0:
                 sets = [
                     {"curve": self.curves[s], "heads": h.state_dict(), "optimizer": self.optimizers[s].state_dict()}
@@ -98,50 +102,13 @@ class HeadTrainer:
                 ]
                 save_state(self.state, self.about, step=self.step, sets=sets)
 
-    @torch.no_grad()
-    def accuracy(self) -> dict[Start, list[dict[str, Any]]]:
-        """Return top-1, top-2 and top-3 accuracy by head on unseen books, and of the pair table beside it."""
-        vocab, recipe = self.decoder.config.vocab_size, self.recipe
-        windows = self.books.unseen_windows(recipe.seed, recipe.unseen_windows)
-
-        @cache
-        def table(distance: int) -> PairTable:
-            return PairTable(self.books.train, distance, vocab)
-
-        found: dict[Start, list[dict[str, Any]]] = {}
-        hits = {
-            start: torch.zeros(heads.count, 2, 3, dtype=torch.float64, device=self.decoder.device)
-            for start, heads in self.sets.items()
-        }
-        for window in windows:
-            tokens = torch.from_numpy(window)[None]
-            states = self._states(tokens)
-            for start, heads in self.sets.items():
-                for head, (state, wanted) in enumerate(pairs(heads, *states, tokens.to(self.decoder.device))):
-                    for piece, want in zip(
-                        state.split(recipe.loss_slice), wanted.split(recipe.loss_slice), strict=True
-                    ):
-                        best = self.decoder.logits(piece.to(self.decoder.dtype)).topk(3, dim=1).indices
-                        hits[start][head, 0] += ((best == want[:, None]).cumsum(dim=1) > 0).sum(dim=0) / len(wanted)
-                    theirs = table(head + 2).hits(tokens[0, : len(wanted)], wanted.cpu()).double().mean(dim=0)
-                    hits[start][head, 1] += theirs.to(hits[start].device)
-        for start, summed in hits.items():
-            ours, theirs = (summed / len(windows)).unbind(dim=1)
-            found[start] = [
-                {"head": head}
-                | {name: round(value, 4) for name, value in zip(RANKS, own.tolist(), strict=True)}
-                | {f"pair_{name}": round(value, 4) for name, value in zip(RANKS, other.tolist(), strict=True)}
-                for head, (own, other) in enumerate(zip(ours, theirs, strict=True), start=1)
-            ]
-        return found
-
-    def _step(self, step: int) -> dict[Start, Tensor]:
+    def _step(self, step: int, passed: float) -> dict[Start, Tensor]:
         recipe, device = self.recipe, self.decoder.device
         sums = {start: torch.zeros(heads.count, device=device) for start, heads in self.sets.items()}
         for first in range(0, recipe.sequences, recipe.at_once):
             rows = range(first, min(first + recipe.at_once, recipe.sequences))
             tokens = torch.from_numpy(np.stack([self.books.window(recipe.seed, step, row) for row in rows]))
-            states, share = self._states(tokens), len(rows) / recipe.sequences
+            states, share = hidden_states(self.decoder, tokens), len(rows) / recipe.sequences
             for start, heads in self.sets.items():
                 losses = torch.stack(
                     [
@@ -153,7 +120,7 @@ class HeadTrainer:
                 sums[start] += losses.detach() * share
         for start, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
-                group["lr"] = recipe.learning_rate_at(step)
+                group["lr"] = recipe.learning_rate_at(step, passed)
             torch.nn.utils.clip_grad_norm_(list(self.sets[start].parameters()), recipe.clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -166,18 +133,19 @@ class HeadTrainer:
         is, and lets ``W`` learn at the pace of a layer whose input and output are alike: SmolLM2's ``z`` is of size 40,
         which weights learned at the paper's rate from an input of size 1 would take thousands of steps to move.
         """
-        before, _ = self._states(torch.from_numpy(self.books.window(self.recipe.seed, 0, 0))[None])
+        before, _ = hidden_states(self.decoder, torch.from_numpy(self.books.window(self.recipe.seed, 0, 0))[None])
         return float(before.square().mean(dim=2).sqrt().median())
 
-    @torch.no_grad()
-    def _states(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the last layer's output ``[B, T, H]`` before and after the final norm, float32."""
-        decoder, length = self.decoder, tokens.shape[1]
-        cache = decoder.new_cache(len(tokens), length)
-        state = WholePrompt(cache, [length] * len(tokens), tokens.numel())
-        block = TokenBlock(tokens, torch.arange(length, device=decoder.device)[None])
-        normed = decoder.forward(block, state, DenseAttention((), decoder.config))
-        return state.residual.float(), normed.float()
+
+@torch.no_grad()
+def hidden_states(decoder: Decoder, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the last layer's output ``[B, T, H]`` before and after the final norm, float32."""
+    length = tokens.shape[1]
+    cache = decoder.new_cache(len(tokens), length)
+    state = WholePrompt(cache, [length] * len(tokens), tokens.numel())
+    block = TokenBlock(tokens, torch.arange(length, device=decoder.device)[None])
+    normed = decoder.forward(block, state, DenseAttention((), decoder.config))
+    return state.residual.float(), normed.float()
 
 
 def pairs(heads: DraftHeads, before: Tensor, after: Tensor, tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -195,14 +163,33 @@ def pairs(heads: DraftHeads, before: Tensor, after: Tensor, tokens: Tensor) -> I
         yield found[:, : length - 1 - head].flatten(0, 1), tokens[:, 1 + head :].flatten()
 
 
+@torch.no_grad()
+def accuracy(decoder: Decoder, heads: DraftHeads, books: Books, recipe: Recipe) -> list[dict[str, Any]]:
+    """Return by head how often its first guess is right on unseen windows, or one of its first two or three."""
+    hits = torch.zeros(heads.count, len(RANKS), dtype=torch.float64, device=decoder.device)
+    windows = books.unseen_windows(recipe.seed, recipe.unseen_windows)
+    for tokens in (torch.from_numpy(window)[None] for window in windows):
+        states = hidden_states(decoder, tokens)
+        for head, (state, wanted) in enumerate(pairs(heads, *states, tokens.to(decoder.device))):
+            for piece, want in zip(state.split(recipe.loss_slice), wanted.split(recipe.loss_slice), strict=True):
+                best = decoder.logits(piece.to(decoder.dtype)).topk(len(RANKS), dim=1).indices
+                hits[head] += ((best == want[:, None]).cumsum(dim=1) > 0).sum(dim=0) / len(wanted)
+    shares = (hits / len(windows)).tolist()
+    return [
+        {"head": head} | {name: round(value, 4) for name, value in zip(RANKS, own, strict=True)}
+        for head, own in enumerate(shares, start=1)
+    ]
+
+
 def train_heads(
     folder: Path,
     model: str,
     source: str | None,
     recipe: Recipe,
-    starts: Sequence[Start],
+    sets: Mapping[str, Start],
     output: Path,
     device: str = "auto",
+    minutes: float = math.inf,
 ) -> None:
     """Train sets of heads on a checkpoint and write each set's file, curve and accuracies.
 
@@ -211,10 +198,11 @@ def train_heads(
         model: its name.
         source: books, see ``Books``.
         recipe: the settings.
-        starts: kinds and first weights, a set each.
-        output: folder of ``<kind>/<init>/`` with ``heads.json``, ``heads.safetensors``, ``curve.csv`` and
-            ``accuracy.csv``, and of ``state.pt`` while it trains.
+        sets: by subfolder of ``output``, the kind and first weights of a set.
+        output: each set's folder below it holds ``heads.json``, ``heads.safetensors``, ``curve.csv`` and
+            ``accuracy.csv``; ``state.pt`` is there while it trains.
         device: ``cpu``, ``cuda`` or ``auto``.
+        minutes: time after which a training ends, its schedule with it.
 
     Raises:
         DataUnavailableError: the books are not there.
@@ -223,47 +211,54 @@ def train_heads(
     with lease_gpu(resolve_device(device)) as target:
         decoder = load_decoder(folder, device=target, dtype=resolve_dtype("auto", target))
         books = Books(source, load_tokenizer(folder), recipe.length)
-        trainer = HeadTrainer(decoder, books, recipe, starts, output / "state.pt")
-        trainer.fit()
-        accuracy = trainer.accuracy()
-    for start, heads in trainer.sets.items():
-        own = output / str(start)
-        for name, rows in (("curve", trainer.curves[start]), ("accuracy", accuracy[start])):
-            write_csv(own / f"{name}.csv", list(rows[0]), [list(row.values()) for row in rows])
-        run: dict[str, Any] = {"init": start.init, "recipe": recipe.model_dump(mode="json"), "revision": revision()}
-        run |= {"books": len(books.train), "unseen_books": len(books.unseen), "device": device_name(target)}
-        run |= {"tokens": recipe.steps * recipe.sequences * recipe.length}
-        run |= {"loss": trainer.curves[start][-1], "accuracy": accuracy[start]}
-        write_heads(own / "heads.json", heads, model, model_hash(folder), run)
+        trainer = HeadTrainer(decoder, books, recipe, list(sets.values()), output / "state.pt")
+        trainer.fit(minutes=minutes)
+        for name, start in sets.items():
+            heads, curve = trainer.sets[start], trainer.curves[start]
+            right = accuracy(decoder, heads, books, recipe)
+            for table, rows in (("curve", curve), ("accuracy", right)):
+                write_csv(output / name / f"{table}.csv", list(rows[0]), [list(row.values()) for row in rows])
+            run: dict[str, Any] = {"init": start.init, "recipe": recipe.model_dump(mode="json"), "steps": trainer.step}
+            run |= {"tokens": trainer.step * recipe.sequences * recipe.length, "revision": revision()}
+            run |= {"books": len(books.train), "unseen_books": len(books.unseen), "device": device_name(target)}
+            run |= {"text": name.rpartition("/")[2], "loss": curve[-1], "accuracy": right}
+            # As every method reads them on a GPU; half the size.
+            write_heads(output / name / "heads.json", heads.bfloat16(), model, model_hash(folder), run)
     trainer.state.unlink(missing_ok=True)
 
 
 def run_planned(config: RunConfig, model: str, output: Path) -> None:
-    """Train every set of heads of a model of a configuration, on the books of its ``data.pg19``."""
-    spec, books = config.models[model], config.data.get("pg19")
-    folder, starts = resolve_checkpoint(spec.path, spec.revision), list(STARTS.values())
-    train_heads(folder, model, str(books) if books else None, load_recipe(model), starts, output, config.device)
+    """Train every set of heads of a model of a configuration: on books of its ``data.pg19``, and on its own text."""
+    spec, books, recipe = config.models[model], config.data.get("pg19"), load_recipe(model)
+    folder, source = resolve_checkpoint(spec.path, spec.revision), str(books) if books else None
+    own = output / "own_text.npz"
+    if not own.is_file():
+        write_own_text(folder, source, own, config.device)
+    for text, place in (("books", source), ("own", str(own))):
+        sets = {made: start_of(made) for made in HEADS if made.endswith(f"/{text}")}
+        train_heads(folder, model, place, recipe, sets, output, config.device)
 
 
 def run(
     model: str, books: str, output: Path, name: str = "", sets: str = ",".join(STARTS), recipe: Path = RECIPE,
-    device: str = "auto",
+    device: str = "auto", minutes: float = math.inf,
 ) -> None:  # fmt: skip
     """Train the sets of heads of one model.
 
     Args:
         model: a checkpoint's folder, a built model's name or a hub id.
-        books: folder of ``*.txt`` books, or a hub id such as ``emozilla/pg19``.
+        books: folder of ``*.txt`` books, a hub id such as ``emozilla/pg19``, or ``*.npz`` of a model's own text.
         output: folder.
         name: the model's name in the recipe; left out, MODEL.
-        sets: with commas between; ``normal`` is the paper's start.
+        sets: with commas between; ``chained/normal`` is the paper's start.
         recipe: the settings.
         device: ``auto``, ``cpu`` or ``cuda``.
+        minutes: at most; the schedule ends with them.
     """
     name = name or model
-    refuse_unknown("sets", "set of heads", sets.split(","), STARTS)
-    starts = [STARTS[given] for given in sets.split(",")]
-    train_heads(resolve_checkpoint(model, None), name, books, load_recipe(name, recipe), starts, output, device)
+    refuse_unknown("sets", "set of heads", sets.split(","), [*STARTS, *HEADS])
+    starts, made = {given: start_of(given) for given in sets.split(",")}, load_recipe(name, recipe)
+    train_heads(resolve_checkpoint(model, None), name, books, made, starts, output, device, minutes)
 
 
 if __name__ == "__main__":

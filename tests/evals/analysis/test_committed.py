@@ -64,7 +64,7 @@ def test_measures_are_those_that_pages_showed() -> None:
     whole = texts[(texts["length"] == 102400) & (texts["at"] == 102400) & (texts["task"] == "minp")]
     whole = whole[(whole["variant"] == "tokenswift") & (whole["context"] == 4096)].set_index("measure")["value"]
     assert whole["speedup"] == pytest.approx(0.58, abs=0.006)
-    assert set(texts["measure"]) >= {"alpha", "beta", "minutes", "average_distinct", "head_loss", "pairs_right"}
+    assert set(texts["measure"]) >= {"alpha", "beta", "minutes", "average_distinct", "head_loss", "head_right"}
 
 
 def test_overlaps_are_those_that_pages_showed() -> None:

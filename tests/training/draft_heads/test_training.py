@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,13 @@ from longdecode.engine.generation import Generator, Request
 from longdecode.engine.token_block import TokenBlock
 from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.engine.weights import load_decoder
-from longdecode.methods.draft_heads import load_heads, write_heads
+from longdecode.methods.draft_heads import load_heads
 from longdecode.methods.registry import get_method
-from longdecode.training.draft_heads.data import Books, PairTable
+from longdecode.training.draft_heads import own_text
+from longdecode.training.draft_heads.data import Books
 from longdecode.training.draft_heads.loss import frozen_head_loss
 from longdecode.training.draft_heads.recipe import STARTS, Recipe, load_recipe
-from longdecode.training.draft_heads.ship import ship
-from longdecode.training.draft_heads.train import HeadTrainer, pairs, train_heads
+from longdecode.training.draft_heads.train import HeadTrainer, hidden_states, pairs, train_heads
 
 MINIATURE = Path(__file__).resolve().parents[3] / "models" / "miniature" / "weights"
 SMALL = {"steps": 6, "sequences": 3, "at_once": 2, "length": 48, "warmup_steps": 2, "loss_slice": 50, "save_every": 2}
@@ -72,19 +72,9 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(decoder: Decoder, library: B
         HeadTrainer(decoder, library, RECIPE, ALL[:1], cut)
 
 
-def test_a_set_learns_what_it_learns_alone(decoder: Decoder, library: Books, tmp_path: Path) -> None:
-    together = HeadTrainer(decoder, library, RECIPE, ALL, tmp_path / "together.pt")
-    together.fit(stop=3)
-    for start in ALL:
-        alone = HeadTrainer(decoder, library, RECIPE, [start], tmp_path / f"{start.kind}-{start.init}.pt")
-        alone.fit(stop=3)
-        for name, value in alone.sets[start].state_dict().items():
-            torch.testing.assert_close(together.sets[start].state_dict()[name], value, atol=1e-6, rtol=1e-5)
-
-
 def test_the_zero_start_predicts_as_the_model_does(decoder: Decoder, library: Books, tmp_path: Path) -> None:
     trainer = HeadTrainer(decoder, library, RECIPE, ALL, tmp_path / "state.pt")
-    before, after = trainer._states(torch.from_numpy(library.window(1, 0, 0))[None])
+    before, after = hidden_states(decoder, torch.from_numpy(library.window(1, 0, 0))[None])
     for start, heads in trainer.sets.items():
         same = [torch.allclose(found, after, atol=1e-4) for found in heads.states(before, after)]
         assert all(same) == (start.init == "zero")
@@ -117,7 +107,7 @@ def test_heads_see_what_decoding_sees(decoder: Decoder, library: Books, tmp_path
     trainer = HeadTrainer(decoder, library, RECIPE, [STARTS["chained/normal"]], tmp_path / "state.pt")
     (heads,) = trainer.sets.values()
     windows = torch.from_numpy(np.stack([library.window(0, 0, row) for row in range(2)]))
-    found_pairs = list(pairs(heads, *trainer._states(windows), windows))
+    found_pairs = list(pairs(heads, *hidden_states(decoder, windows), windows))
     state, dense = DecodeState(decoder.new_cache(2, RECIPE.length)), DenseAttention((), decoder.config)
     for place in range(RECIPE.length - 4):
         hidden = decoder.forward(
@@ -131,18 +121,6 @@ def test_heads_see_what_decoding_sees(decoder: Decoder, library: Books, tmp_path
             assert wanted.view(2, width)[:, place].tolist() == windows[:, place + 1 + head].tolist()
 
 
-def test_a_pair_table_counts_pairs(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    books = [torch.randint(5, (n,), generator=generator).numpy() for n in (200, 90)]
-    table = PairTable(books, 2, 6)
-    for token in range(6):
-        counts = Counter(int(b) for book in books for a, b in zip(book, book[2:], strict=False) if a == token)
-        best = sorted(counts, key=lambda other: (-counts[other], other))[:3]
-        assert table.best[token].tolist() == best + [-1] * (3 - len(best))
-    hits = table.hits(torch.tensor([2, 2]), torch.stack((table.best[2, 0], table.best[2, 1])))
-    assert hits.tolist() == [[True, True, True], [False, True, True]]
-
-
 def test_books_set_aside_are_never_trained_on(books: Path, tmp_path: Path) -> None:
     for number, path in enumerate(sorted(books.glob("*.txt"))):
         (tmp_path / f"{(4047, 3608, 9931, 5)[number] if number < 4 else path.stem}.txt").write_text(path.read_text())
@@ -152,35 +130,52 @@ def test_books_set_aside_are_never_trained_on(books: Path, tmp_path: Path) -> No
     assert tuple(found.unseen[1].tolist()) == tuple(load_tokenizer(MINIATURE).encode(text))
 
 
-def test_trained_heads_draft_and_ship(books: Path, tmp_path: Path, decoder: Decoder) -> None:
-    """Files of a training and their shipped copy are whole, fit this checkpoint and leave the text as it is."""
-    train_heads(MINIATURE, "miniature", str(books), RECIPE, list(STARTS.values()), tmp_path, "cpu")
+def test_trained_heads_draft(books: Path, tmp_path: Path, decoder: Decoder) -> None:
+    """Files of a training are whole, fit this checkpoint and leave the text as it is."""
+    train_heads(MINIATURE, "miniature", str(books), RECIPE, STARTS, tmp_path, "cpu")
     assert not (tmp_path / "state.pt").exists()
     for start in STARTS.values():
         about = json.loads((tmp_path / str(start) / "heads.json").read_text())
         assert (about["kind"], about["run"]["init"]) == (start.kind, start.init)
         assert len(about["run"]["accuracy"]) == about["heads"] == RECIPE.heads[start.kind]
-        assert {"top1", "pair_top3"} <= set(about["run"]["accuracy"][0])
+        assert {"top1", "top3"} <= set(about["run"]["accuracy"][0])
         assert len((tmp_path / str(start) / "curve.csv").read_text().splitlines()) == 7
-    trained, shipped = tmp_path / "chained" / "zero" / "heads.json", tmp_path / "shipped"
-    ship(trained, shipped)
     requests = [Request(tuple(b"the old ledger said that no ship came home"), 20)]
     full = get_method("full").from_budget(None, decoder.config)
     generator = Generator(decoder)
     want = generator.run(requests, full)[0].output_ids
-    for path in (trained, shipped / "heads.json"):
-        method = get_method("tokenswift").from_budget(32, decoder.config, heads=str(path), tree="1,2,2", ngrams=0)
-        assert generator.run(requests, method)[0].output_ids == want
-    first, second = (load_heads(str(path), "chained", 3, decoder) for path in (trained, shipped / "heads.json"))
-    for name, value in second.state_dict().items():
-        assert value.equal(first.state_dict()[name].bfloat16().float())
-    card = (shipped / "README.md").read_text()
-    size = (shipped / "heads.safetensors").stat().st_size
-    assert f"{size:,} bytes" in card and size < 3 * 256 * 258 * 2 + 600 and "6 steps of 144 tokens" in card
-    plain = tmp_path / "plain.json"
-    write_heads(plain, first, "miniature", "0" * 64, {})
-    with pytest.raises(CheckpointError, match=r"plain.json does not say .*accuracy.*: no training wrote it"):
-        ship(plain, shipped)
+    trained = str(tmp_path / "chained" / "zero" / "heads.json")
+    method = get_method("tokenswift").from_budget(32, decoder.config, heads=trained, tree="1,2,2", ngrams=0)
+    assert generator.run(requests, method)[0].output_ids == want
+    for value in load_heads(trained, "chained", 3, decoder).state_dict().values():
+        assert value.equal(value.bfloat16().float())
+
+
+def test_a_training_ends_with_its_minutes(decoder: Decoder, library: Books, tmp_path: Path) -> None:
+    trainer = HeadTrainer(decoder, library, RECIPE, ALL[:1], tmp_path / "state.pt")
+    trainer.fit(minutes=1e-9)
+    assert trainer.step == 1 and len(trainer.curves[ALL[0]]) == 1
+
+
+def test_heads_learn_from_what_the_model_writes(
+    decoder: Decoder, library: Books, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A penalty is the first whose texts repeat little; own texts are continuations that a training reads."""
+    repeats = {1.0: 0.5, 1.05: 0.1, 1.1: 0.09}
+    monkeypatch.setattr(own_text, "continued", lambda _, sampling, *given: [sampling.penalty])
+    monkeypatch.setattr(own_text, "diversity", lambda penalty: {"repeated_8": repeats[penalty]})
+    assert own_text.choose_penalty(decoder, [], 9, tmp_path / "penalty.json") == 1.1
+    assert json.loads((tmp_path / "penalty.json").read_text())["repeated_8"] == {
+        "1.0": [0.5],
+        "1.05": [0.1],
+        "1.1": [0.09],
+    }
+    monkeypatch.undo()
+    plan, file = own_text.OwnText(texts=11, batch=8, prompt=20, tokens=60), tmp_path / "own.npz"
+    own_text.sample(decoder, library, replace(own_text.SAMPLER, penalty=1.1), file, plan)
+    own = Books(str(file), load_tokenizer(MINIATURE), RECIPE.length)
+    assert len(own.train) == 9 and len(own.unseen) == 2 and {len(ids) for ids in own.train} == {60}
+    HeadTrainer(decoder, own, RECIPE, ALL[:1], tmp_path / "state.pt").fit(stop=1)
 
 
 def test_bad_data_and_recipes_are_refused(books: Path, tmp_path: Path) -> None:
