@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from longdecode.engine.tokenizer import TextTokenizer, load_tokenizer
 from longdecode.models.sources import Part, Source
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "<|fim_prefix|>")
@@ -58,6 +59,22 @@ def mixed_lines(count: int) -> list[str]:
         parts = [draw.choice(words) if draw.random() < 0.3 else _some(draw, pools) for _ in range(draw.randint(1, 12))]
         lines.append("".join(part + draw.choice(("", " ", "  ", "\n", " \n\n")) for part in parts))
     return lines
+
+
+def cut_as_qwen2tokenizer_cuts(
+    folder: Path, tokens: list[str], kinds: list[int], merges: list[str], lines: int
+) -> tuple[TextTokenizer, Any]:
+    """Assert that a folder's tokenizer cuts mixed lines as transformers' class; return it and transformers' reading."""
+    from transformers import AddedToken, AutoTokenizer, Qwen2Tokenizer
+
+    known = {token: at for at, token in enumerate(tokens) if kinds[at] == 1}
+    reference = Qwen2Tokenizer(vocab=known, merges=[tuple(merge.split(" ")) for merge in merges])
+    reference.add_tokens([AddedToken(tokens[at], normalized=False) for at, kind in enumerate(kinds) if kind in (3, 4)])
+    ours, automatic = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    for line in mixed_lines(lines):
+        expected = reference.encode(line, add_special_tokens=False)
+        assert list(ours.encode(line)) == automatic.encode(line, add_special_tokens=False) == expected, repr(line)
+    return ours, automatic
 
 
 def _some(draw: random.Random, pools: tuple[str, ...]) -> str:

@@ -22,7 +22,7 @@ from longdecode.models.check import largest_logit_difference, logit_difference
 from longdecode.models.download import look, obtained
 from longdecode.models.gguf import open_gguf, value
 from longdecode.models.sources import MODELS, BuiltModel
-from tiny_gguf import SPECIAL, TinyGguf, mixed_lines, vocabulary
+from tiny_gguf import SPECIAL, TinyGguf, cut_as_qwen2tokenizer_cuts, vocabulary
 
 IDS = torch.arange(3, 40)[None]
 
@@ -191,19 +191,11 @@ def test_smollm2_writes_sense(built: Callable[[str], Path]) -> None:
 
 @pytest.mark.wheel
 def test_qwen_s_tokenizer_is_qwen2tokenizer_s(built: Callable[[str], Path], tmp_path: Path) -> None:
-    from transformers import AddedToken, AutoTokenizer, Qwen2Tokenizer
-
     source, folder = MODELS["qwen2.5-coder-0.5b"].source, built("qwen2.5-coder-0.5b")
     with obtained(source, look(source, Path(WHEELS or "")), tmp_path) as file:
         keys = ("tokens", "token_type", "merges")
         tokens, kinds, merges = (value(open_gguf(file), f"tokenizer.ggml.{key}") for key in keys)
-    known = {token: at for at, token in enumerate(tokens) if kinds[at] == 1}
-    reference = Qwen2Tokenizer(vocab=known, merges=[tuple(merge.split(" ")) for merge in merges])
-    reference.add_tokens([AddedToken(tokens[at], normalized=False) for at, kind in enumerate(kinds) if kind in (3, 4)])
-    ours, automatic = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    for line in mixed_lines(2000):
-        expected = reference.encode(line, add_special_tokens=False)
-        assert list(ours.encode(line)) == automatic.encode(line, add_special_tokens=False) == expected, repr(line)
+    ours, automatic = cut_as_qwen2tokenizer_cuts(folder, tokens, kinds, merges, 2000)
     assert ours.encode("Hello 12345 world") == (9707, 220, 16, 17, 18, 19, 20, 1879)
     assert eos_ids(folder) == {151645, 151643} and len(automatic) == 151665
     assert ours.chat_text("Hi").endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")

@@ -11,22 +11,14 @@ from longdecode.engine.errors import CheckpointError
 from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.models import tokenizer
 from longdecode.models.gguf import open_gguf
-from tiny_gguf import TEMPLATE, TinyGguf, mixed_lines, vocabulary
+from tiny_gguf import TEMPLATE, TinyGguf, cut_as_qwen2tokenizer_cuts, vocabulary
 
 
 def test_qwen_lines_are_cut_as_qwen2tokenizer_cuts_them(tiny_gguf: Callable[..., TinyGguf], tmp_path: Path) -> None:
-    from transformers import AddedToken, AutoTokenizer, Qwen2Tokenizer
-
     tiny = tiny_gguf()
     tokenizer.write_tokenizer(open_gguf(tiny.file), tiny.file, tiny.source, tmp_path)
     tokens, kinds, merges = vocabulary()
-    known = {token: at for at, token in enumerate(tokens) if kinds[at] == 1}
-    reference = Qwen2Tokenizer(vocab=known, merges=[tuple(merge.split(" ")) for merge in merges])
-    reference.add_tokens([AddedToken(tokens[at], normalized=False) for at, kind in enumerate(kinds) if kind in (3, 4)])
-    ours, automatic = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    for line in mixed_lines(300):
-        expected = reference.encode(line, add_special_tokens=False)
-        assert list(ours.encode(line)) == automatic.encode(line, add_special_tokens=False) == expected, repr(line)
+    _, automatic = cut_as_qwen2tokenizer_cuts(tmp_path, tokens, kinds, merges, 300)
     assert (automatic.eos_token, automatic.pad_token, automatic.bos_token) == ("<|im_end|>", "<|endoftext|>", None)
     assert len(automatic) == len(tokens) - 2  # rows that only fill up are no tokens
 

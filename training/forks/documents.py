@@ -33,14 +33,16 @@ def makers(run: ForkTraining, folder: Path, data: Mapping[str, Any], scratch: Pa
 
 
 def _books(run: ForkTraining, folder: Path, books: Path | None, scratch: Path) -> tuple[Maker, Maker]:
-    from longdecode.training.long_context.books import ids_of_books, load_ids
+    from longdecode.training.long_context.books import Split, ids_of_books, load_ids
     from longdecode.training.long_context.documents import Weights
 
-    once = run.data == "library"
-    ids = ids_of_books(books, folder, scratch / f"{run.data}.npz", every=once)
-    tokenizer, weights = load_tokenizer(folder), Weights(0.3, 4.0)
-    train, unseen = (ForkLibrary(load_ids(ids, split), tokenizer, weights, once) for split in ("train", "unseen"))
-    return train.document, unseen.document
+    once = run.length + 1 if run.data == "library" else 0
+    ids, tokenizer = ids_of_books(books, folder, scratch / f"{run.data}.npz", once > 0), load_tokenizer(folder)
+
+    def library(split: Split, documents: int) -> ForkLibrary:
+        return ForkLibrary(load_ids(ids, split), tokenizer, Weights(0.3, 4.0), documents * once)
+
+    return library("train", run.steps * run.rows).document, library("unseen", run.held_out).document
 
 
 def _miniature() -> tuple[Maker, Maker]:

@@ -28,13 +28,19 @@ _QUESTIONS = (
 class ForkLibrary(Library):
     """A library of which a third of the look-ups ask for two to six values each; texts are this project's own.
 
-    With ``once`` no text is read twice: document ``number`` owns a stretch of all books, laid in one drawn order.
+    With ``once`` no text is read twice: document ``number`` owns a stretch of all books, laid in one drawn order. It is
+    the number of tokens that all documents take.
+
+    Raises:
+        DataUnavailableError: the books have fewer.
     """
 
-    def __init__(self, books: Mapping[str, np.ndarray], tokenizer: TextTokenizer, weights: Weights, once: bool = False):
+    def __init__(self, books: Mapping[str, np.ndarray], tokenizer: TextTokenizer, weights: Weights, once: int = 0):
         super().__init__(books, tokenizer, weights)
         order = random.Random(0).sample(self.books, len(self.books)) if once else []
-        self._text, self._next = np.concatenate(order) if once else None, 0
+        self._text, self._next = np.concatenate(order) if order else None, 0
+        if (found := sum(map(len, self.books))) < once:
+            raise DataUnavailableError(f"{found:,} tokens of books; {once:,} are needed to read none twice")
 
     def document(self, rng: random.Random, length: int, lookups: float, number: int = 0) -> Document:
         """Return ids ``[length]`` (int64) and weights ``[length]`` (float32) of one document."""
@@ -46,18 +52,10 @@ class ForkLibrary(Library):
         return self.joined(self._several(rng, length), length)
 
     def slice(self, rng: random.Random, length: int) -> np.ndarray:
-        """Return ``length`` ids from a random place, or the document's own next ones.
-
-        Raises:
-            DataUnavailableError: the books end before the document does.
-        """
+        """Return ``length`` ids from a random place, or the document's own next ones."""
         if self._text is None:
             return super().slice(rng, length)
         first, self._next = self._next, self._next + length
-        if self._next > len(self._text):
-            raise DataUnavailableError(
-                f"{len(self._text):,} tokens of books; {self._next:,} are needed to read none twice"
-            )
         return self._text[first : self._next]
 
     def _several(self, rng: random.Random, length: int) -> list[Piece]:

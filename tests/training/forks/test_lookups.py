@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from longdecode.engine.errors import DataUnavailableError
 from longdecode.training.forks.lookups import ForkLibrary
 from longdecode.training.long_context.documents import Library, Weights
 
@@ -34,7 +35,7 @@ def library() -> ForkLibrary:
 def test_an_answer_lists_what_the_text_says_of_its_key(library: ForkLibrary, seed: int) -> None:
     ids, weights = library.joined(library._several(random.Random(seed), 6000), 6000)
     assert len(ids) == len(weights) == 6000
-    text = library_text(ids)
+    text = Letters().decode(ids.tolist())
     asked = np.flatnonzero(np.diff(weights == 4.0, prepend=False))
     starts, ends = asked[::2], [*asked[1::2], len(ids)][: len(asked[::2])]
     assert len(starts) >= 1
@@ -61,13 +62,17 @@ def test_a_third_of_the_lookups_ask_for_several(library: ForkLibrary, monkeypatc
     for _ in range(3000):
         library.document(rng, 10, 0.6)
     assert abs(made["several"] / 3000 - 0.2) < 0.03 and abs(made["single"] / 3000 - 0.4) < 0.03
-    assert made["book"] + made["several"] + made["single"] == 3000
+
+
+def test_no_text_is_read_twice() -> None:
+    books = {str(n): np.arange(n * 1000, n * 1000 + 1000) for n in range(4)}
+    library = ForkLibrary(books, Letters(), Weights(0.3, 4.0), once=3600)
+    read = [library.document(random.Random(n), 900, 0.0, n)[0] for n in (2, 0, 3, 1)]
+    assert len(np.unique(read)) == 3600 and (np.diff(read[1]) == 1).sum() >= 898
+    with pytest.raises(DataUnavailableError, match="4,000 tokens of books; 4,001"):
+        ForkLibrary(books, Letters(), Weights(0.3, 4.0), once=4001)
 
 
 def count(made: dict[str, int], kind: str) -> list[tuple[list[int], float]]:
     made[kind] += 1
     return [([0] * 10, 0.0)]
-
-
-def library_text(ids: np.ndarray) -> str:
-    return Letters().decode(ids.tolist())
