@@ -178,7 +178,8 @@ def _along(site: Site, page: Page, run: Run, suite: str) -> Figure | None:
     )
     within = mine[mine.verdict == "within"].variant if len(mine) else []
     words = run.budget(shown[-1], budget) + (" tokens" if budget.isdigit() else "")
-    place = f"{wording.model_title(rows.model.iloc[0])}, {wording.tokens(rows.context.iloc[0])} tokens"
+    task = wording.task_title(suite, rows.task.iloc[0])
+    place = f"{task}; {wording.model_title(rows.model.iloc[0])}, {wording.tokens(rows.context.iloc[0])} tokens"
     title = (
         f"With {words}, {len(within)} of {len(mine)} methods stay within the margin over the whole answer"
         if len(mine)
