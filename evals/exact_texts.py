@@ -8,15 +8,15 @@ here a difference is an error.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 import torch
+import typer
 
 from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.device import device_name, resolve_device
@@ -91,29 +91,24 @@ def _compared(mine: Sequence[Sequence[int]], full: Sequence[Sequence[int]]) -> d
     return {"identical": len(mine) - len(parted), "first_difference": min(parted, default=None)}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the texts of a run's lossless variants in float32 and compare them with plain decoding's."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("results", type=Path, help="a results folder with config.yaml")
-    parser.add_argument("--run", required=True, help="a name under generation.runs")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of each text")
-    parser.add_argument("--device", default="auto")
-    given = parser.parse_args(arguments)
-    path = given.results / NAME
+def main(results: Path, run: Annotated[str, typer.Option()], tokens: int = TOKENS, device: str = "auto") -> None:
+    """Write the texts of a run's lossless variants in float32 and compare them with plain decoding's.
+
+    RESULTS is a results folder with config.yaml, and --run a name under its generation.runs.
+    """
+    path = results / NAME
     try:
-        config = load_run_config(given.results / "config.yaml")
+        config = load_run_config(results / "config.yaml")
         table = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=PLACE)
-        for row in exact_texts(config, given.run, resolve_device(given.device), given.tokens):
+        for row in exact_texts(config, run, resolve_device(device), tokens):
             print({name: row.get(name) for name in (*PLACE[1:], "status", "identical")}, flush=True)
             again = (table[PLACE] == [row[name] for name in PLACE]).all(axis=1)
             table = pd.concat([table[~again], pd.DataFrame([row])], ignore_index=True)
             write_table(path, table)
-        manifest.seal(given.results, [path])
+        manifest.seal(results, [path])
     except LongDecodeError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

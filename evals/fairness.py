@@ -75,13 +75,11 @@ def read_tuning(path: Path | str) -> TuningRecord:
     """Read and check a tuning record.
 
     Raises:
-        ConfigError: it is missing, is not JSON, or does not fit the schema.
+        ConfigError: it is not JSON, or does not fit the schema.
     """
     path = Path(path)
     try:
         return TuningRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such tuning record; `snakemake tune` with this configuration makes it") from None
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors())
         raise ConfigError(f"{path}: {faults}") from error

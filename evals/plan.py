@@ -264,7 +264,7 @@ class Plan:
         return self._training(self.run.role_trainings[role_run], "training/roles")
 
     def _train_fork(self, fork: str, **_: str) -> dict[str, Any]:
-        return self._training(self.run.fork_trainings[fork], "training/forks", "methods")
+        return self._training(self.run.fork_trainings[fork], "training", "methods")
 
     def _training(self, training: Any, *folders: str) -> dict[str, Any]:
         about = {"data": self.run.data, "model": asdict(self.run.models[training.model]), "run": asdict(training)}

@@ -211,8 +211,7 @@ def test_every_lossless_variant_is_held_against_plain_decoding_in_float32(
     results = tmp_path / "results"
     results.mkdir()
     (results / "config.yaml").write_text(yaml.safe_dump(given))
-    ask = [str(results), "--tokens", "40", "--device", "cpu", "--run"]
-    assert exact_texts.main([*ask, "short"]) == 0
+    exact_texts.main(results, "short", 40, "cpu")
     table = pd.read_csv(results / exact_texts.NAME)
     assert set(table["variant"]) == {"swift", "drafted", "whole"}
     done = table[table["status"] == "ok"]
@@ -222,13 +221,14 @@ def test_every_lossless_variant_is_held_against_plain_decoding_in_float32(
     monkeypatch.setattr(exact_texts, "_is_exact", lambda method: method.draft is not None)
     given["generation"]["runs"]["short"]["variants"] = ["printed"]
     (results / "config.yaml").write_text(yaml.safe_dump(given))
-    assert exact_texts.main([*ask, "short"]) == 0
+    exact_texts.main(results, "short", 40, "cpu")
     again = pd.read_csv(results / exact_texts.NAME)
     (row,) = again[again["variant"].eq("printed") & again["sampler"].eq("drawn") & again["batch"].eq(3)].to_dict(
         "records"
     )
     assert len(again) == 16 and row["identical"] < 3 and row["first_difference"] < 40
-    assert exact_texts.main([*ask, "other"]) == 1
+    with pytest.raises(SystemExit, match="no generation of the name 'other'"):
+        exact_texts.main(results, "other", 40, "cpu")
 
 
 def test_what_cannot_be_written_is_a_status_with_its_reason(
