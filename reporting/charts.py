@@ -1,4 +1,4 @@
-"""The five figures as Vega-Lite specifications, and as pictures for readers without scripts."""
+"""Figures as Vega-Lite specifications, and as pictures for readers without scripts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import altair as alt
 import pandas as pd
 import vl_convert
 
-from longdecode.reporting import choice, labels, palette, wording
-from longdecode.reporting.palette import LIGHT
-from longdecode.reporting.runs import each
+from longdecode.reporting import looks
+from longdecode.reporting.looks import LIGHT
 
 Spec = dict[str, Any]
 VEGA_LITE = "6.4"
@@ -40,20 +39,15 @@ _CONFIG: Spec = {
     "text": {"fontSize": 13},
     "header": {"labelFontSize": 13, "labelColor": LIGHT["ink"]},
 }
-_LOSS_AXES: Mapping[str, tuple[tuple[float, float], list[float], str, str]] = {
-    "points": ((-3.0, 105.0), [0, 2, 5, 10, 20, 40, 60, 80, 100], "Points lost against Full", ".1f"),
-    "nats": ((-0.01, 0.6), [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5], "Nats lost against Full", ".3f"),
-}
-"""By unit: domain, ticks, title and format of a loss."""
 
 
 def family_colour(name: str = "family:N") -> alt.Color:
     """Return the one encoding of a family's colour."""
-    domain = [*palette.FAMILIES, "print"]
+    domain = [*looks.FAMILIES, "print"]
     return alt.Color(name, legend=None, scale=alt.Scale(domain=domain, range=[LIGHT[f] for f in domain]))
 
 
-def _finished(chart: Any, height: int | alt.Step, width: alt.Step | None = None) -> Spec:
+def finished(chart: Any, height: int | alt.Step, width: alt.Step | None = None) -> Spec:
     """Return a chart as wide as its box, or as its columns where their width is given."""
     spec: Spec = chart.properties(width=width or "container", height=height).to_dict(validate=False)
     fitted = {} if width else {"autosize": {"type": "fit-x", "contains": "padding"}}
@@ -67,175 +61,6 @@ def static(spec: Spec, width: int = 800) -> str:
         fixed["width"] = width
     svg: str = vl_convert.vegalite_to_svg(fixed, vl_version=VEGA_LITE)
     return svg
-
-
-def loss_unit(unit: str) -> str:
-    """Return the axis that a unit of losses stands on."""
-    return "nats" if unit.startswith("nats") else "points"
-
-
-def tradeoff(unit: str) -> Spec:
-    """Speed against loss, one line a variant over its budgets; data sets are filled in by view."""
-    domain, ticks, title, form = _LOSS_AXES[unit]
-    x = alt.X(
-        "x:Q",
-        scale=alt.Scale(domain=[0, 3], nice=False),
-        title="Decoding speed, times Full (right is faster)",
-        axis=alt.Axis(
-            labelExpr="datum.label + '\u00d7'", tickCount=7, grid=False, labelOverlap="greedy", labelSeparation=10
-        ),
-    )
-    style: Spec = {
-        "scale": alt.Scale(type="pow", exponent=0.5, domain=list(domain), reverse=True, nice=False, clamp=True),
-        "title": f"{title} (up is better)",
-        "axis": alt.Axis(values=ticks),
-    }
-    y = alt.Y("y:Q", **style)
-    hover = alt.selection_point(name="hover", fields=["title"], on="pointerover", clear="pointerout", empty=True)
-    dim = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0.18))
-
-    # Each layer states the scales: Vega-Lite would widen them to what a layer without them holds, and to zero.
-    def of(name: str) -> alt.Chart:
-        return alt.Chart(alt.NamedData(name=name))
-
-    band = of("band").mark_rect(color=LIGHT["band"]).encode(y=alt.Y("low:Q", **style), y2="high:Q")
-    words = (
-        of("band")
-        .mark_text(align="right", baseline="top", y=7, dx=-6, x="width", color=LIGHT["selection"])
-        .encode(text="words:N")
-    )
-    one = of("one").mark_rule(strokeDash=[5, 4], color=LIGHT["muted"]).encode(x=x)
-    one_words = (
-        of("one")
-        .mark_text(align="center", baseline="bottom", y=-5, color=LIGHT["muted"], text="1\u00d7 = speed of Full")
-        .encode(x=x)
-    )
-    steps = (
-        of("front")
-        .mark_line(
-            interpolate="step-before",
-            strokeWidth=9,
-            opacity=0.16,
-            color=LIGHT["ink"],
-            strokeJoin="round",
-            strokeCap="round",
-        )
-        .encode(x=x, y=y, order="order:Q")
-    )
-    lines = (
-        of("points")
-        .mark_line(strokeWidth=2)
-        .encode(x=x, y=y, color=family_colour(), detail="title:N", order="budget:Q", opacity=dim)
-    )
-    spread = (
-        of("points")
-        .mark_rule(strokeWidth=1.5, clip=True)
-        .encode(
-            x=x,
-            y=alt.Y("low:Q", **style),
-            y2="high:Q",
-            color=family_colour(),
-            opacity=alt.when(hover).then(alt.value(0.4)).otherwise(alt.value(0.08)),
-        )
-    )
-    shape = alt.Shape(
-        "family:N", legend=None, scale=alt.Scale(domain=list(palette.SHAPES), range=list(palette.SHAPES.values()))
-    )
-    tooltip = [
-        alt.Tooltip("title:N", title="Variant"),
-        alt.Tooltip("budget:Q", title="Budget, tokens", format=","),
-        alt.Tooltip("x:Q", title="Times Full's speed", format=".2f"),
-        alt.Tooltip("y:Q", title=title, format=form),
-        alt.Tooltip("low:Q", title="95 % interval, from", format=form),
-        alt.Tooltip("high:Q", title="to", format=form),
-        alt.Tooltip("verdict:N", title="Verdict"),
-        alt.Tooltip("n:Q", title="Prompts"),
-    ]
-    marks = (
-        of("points")
-        .mark_point(filled=True, stroke=LIGHT["ground"], strokeWidth=1.2, size=95)
-        .encode(x=x, y=y, color=family_colour(), shape=shape, opacity=dim, tooltip=tooltip)
-        .add_params(hover)
-    )
-    names = (
-        of("labels")
-        .mark_text(
-            fontWeight=600,
-            baseline="middle",
-            align=alt.expr("datum.align"),
-            dx=alt.expr("datum.dx"),
-            dy=alt.expr("datum.dy"),
-        )
-        .encode(x=x, y=y, text="text:N", color=family_colour(), opacity=dim)
-    )
-    ring = of("chosen").mark_point(size=420, strokeWidth=2, color=LIGHT["ink"]).encode(x=x, y=y)
-    return _finished(alt.layer(band, words, one, one_words, steps, spread, lines, ring, marks, names), 430)
-
-
-def tradeoff_view(rows: pd.DataFrame, chosen: choice.Choice) -> Spec:
-    """Return the data sets of one view of the trade-off: rows of one run, model, context, batch and task."""
-    unit = loss_unit(rows.unit.iloc[0])
-    domain = _LOSS_AXES[unit][0]
-    x = (min(0.9, math.floor(rows.speed.min() * 10 - 1) / 10), math.ceil(rows.speed.max() * 10 + 2) / 10)
-    margin = float(rows.margin.iloc[0])
-    points = [
-        {
-            "title": r.title,
-            "family": r.family,
-            "budget": int(r.budget_tokens),
-            "x": round(r.speed, 3),
-            "y": round(r.loss, 4),
-            "low": round(r.loss_low, 3),
-            "high": round(r.loss_high, 3),
-            "verdict": r.verdict or "says nothing",
-            "n": int(r.n),
-        }
-        for r in rows.sort_values("budget_tokens").pipe(each)
-    ]
-    front = [{"x": 1.0, "y": 0.0}] + [
-        {"x": round(r.speed, 3), "y": round(r.loss, 4)} for r in choice.front(rows).pipe(each)
-    ]
-    paths = {p["title"]: [(q["x"], q["y"]) for q in points if q["title"] == p["title"]] for p in points}
-    picked = {(chosen.first.title, int(chosen.first.budget_tokens))} if len(chosen.rows) else set()
-    on_front = {(p["x"], p["y"]) for p in front}
-    order = sorted(
-        paths,
-        key=lambda title: (
-            title not in {t for t, _ in picked},
-            not on_front & set(paths[title]),
-            min(y for _, y in paths[title]),
-        ),
-    )
-    families = dict(zip(rows.title, rows.family, strict=True))
-    placed: dict[str, list[Spec]] = {}
-    for size in labels.SIZES:
-        canvas = labels.Canvas(size, x, domain, [*paths.values(), [(1, 0)]])
-        found = [("Full", "reference", canvas.place("Full", [(1, 0)]))]
-        found += [(title, families[title], canvas.place(title, paths[title][::-1])) for title in order]
-        placed[size] = [{"title": title, "family": family, **place} for title, family, place in found if place]
-    words = f"within {wording.number(margin, 'points') if unit == 'points' else margin} {unit}".replace(".0 ", " ")
-    return {
-        "unit": unit,
-        "x": x,
-        "labels": placed,
-        "data": {
-            "points": points,
-            "front": [p | {"order": i} for i, p in enumerate(front)],
-            "one": [{"x": 1}],
-            "band": [{"low": domain[0], "high": margin, "words": words}],
-            "chosen": [p for p in points if (p["title"], p["budget"]) in picked],
-        },
-    }
-
-
-def filled(spec: Spec, view: Spec, size: str = "wide") -> Spec:
-    """Return the trade-off with the data of a view; the page's script does the same."""
-    out: Spec = json.loads(json.dumps(spec))
-    out["datasets"] = view["data"] | {"labels": view["labels"][size]}
-    for layer in out["layer"]:
-        if scale := layer.get("encoding", {}).get("x", {}).get("scale"):
-            scale["domain"] = view["x"]
-    return out
 
 
 def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
@@ -265,8 +90,8 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
         baseline="bottom",
         lineHeight=14,
         color=LIGHT["ink"],
-        text=alt.expr(f"{labels.PHONE} ? datum.wrapped : datum.name"),
-        dy=alt.expr(f"{labels.PHONE} ? -9 - 14 * (length(datum.wrapped) - 1) : -9"),
+        text=alt.expr(f"{looks.PHONE} ? datum.wrapped : datum.name"),
+        dy=alt.expr(f"{looks.PHONE} ? -9 - 14 * (length(datum.wrapped) - 1) : -9"),
     ).encode(y=y, x=alt.value(0))
     left = rows.head(1).assign(side=lambda row: row.ours < row.print)
     outer = {"bottom": rows[["bottom", "print"]].min(axis=1), "top": rows[["top", "print"]].max(axis=1)}
@@ -282,7 +107,7 @@ def dumbbells(rows: pd.DataFrame, title: str, *, log: bool = False) -> Spec:
     ]
     grey = words[0].encode(y=y, x=alt.X("far:Q"), text=alt.value("paper"), color=alt.value(LIGHT["print"]))
     beside = words[1].encode(y=y, x=alt.X("edge:Q"), text=alt.value("here"), color=family_colour())
-    return _finished(alt.layer(link, spread, printed, ours, names, grey, beside), 50 * len(rows))
+    return finished(alt.layer(link, spread, printed, ours, names, grey, beside), 50 * len(rows))
 
 
 def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequence[alt.Tooltip]) -> Spec:
@@ -292,8 +117,8 @@ def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequenc
     """
     banded = "high" in rows
     domain = (low, max(rows.high.max() if banded else rows.y.max(), low + 1e-3))
-    ends, room, wrapped = labels.named_ends(rows, domain)
-    x["scale"]["range"] = [0, {"expr": f"width - ({labels.PHONE} ? {wrapped:.0f} : {room:.0f})"}]
+    ends, room, wrapped = looks.named_ends(rows, domain)
+    x["scale"]["range"] = [0, {"expr": f"width - ({looks.PHONE} ? {wrapped:.0f} : {room:.0f})"}]
     scale = alt.Scale(domain=domain, nice=False)
     y = alt.Y("y:Q", title=title, scale=scale)
     base = alt.Chart(rows)
@@ -314,13 +139,13 @@ def lines(rows: pd.DataFrame, x: alt.X, title: str, low: float, tooltip: Sequenc
             dx=8,
             baseline="middle",
             fontWeight=600,
-            lineHeight=labels.LINE,
-            text=alt.expr(f"{labels.PHONE} ? datum.wrapped : datum.name"),
-            dy=alt.expr(f"{labels.PHONE} ? datum.dy_wrapped : datum.dy"),
+            lineHeight=looks.LINE,
+            text=alt.expr(f"{looks.PHONE} ? datum.wrapped : datum.name"),
+            dy=alt.expr(f"{looks.PHONE} ? datum.dy_wrapped : datum.dy"),
         )
         .encode(x=x, y=y, color=family_colour())
     )
-    return _finished(alt.layer(*bands[:banded], line, marks, names), labels.TALL)
+    return finished(alt.layer(*bands[:banded], line, marks, names), looks.TALL)
 
 
 def speed_lines(rows: pd.DataFrame, batch: int) -> Spec:
@@ -390,7 +215,7 @@ def along_lines(rows: pd.DataFrame, bins: int, what: str, unit: str, low: float 
 
 def heat(cells: pd.DataFrame) -> Spec:
     """Smallest budget that holds: columns ``name``, ``column``, ``words``, ``shade`` (heat0 to heat3, open, fails)."""
-    fills: Mapping[str, str] = {**{k: LIGHT[k] for k in palette.HEAT}, "open": LIGHT["panel"], "fails": LIGHT["grid"]}
+    fills: Mapping[str, str] = {**{k: LIGHT[k] for k in looks.HEAT}, "open": LIGHT["panel"], "fails": LIGHT["grid"]}
     inks: Mapping[str, str] = {
         k: LIGHT["ground"] if k in ("heat0", "heat1") else LIGHT["ink"] if k.startswith("heat") else LIGHT["muted"]
         for k in fills
@@ -426,4 +251,4 @@ def heat(cells: pd.DataFrame) -> Spec:
     ]
     boxes = base.mark_rect(stroke=LIGHT["ground"], strokeWidth=2).encode(x=x, y=y, color=shade, tooltip=tips)
     text = base.mark_text(fontSize=12).encode(x=x, y=y, text="words:N", color=ink)
-    return _finished(alt.layer(boxes, text).resolve_scale(color="independent"), alt.Step(28), alt.Step(112))
+    return finished(alt.layer(boxes, text).resolve_scale(color="independent"), alt.Step(28), alt.Step(112))

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from longdecode.evals.specs import COMMON_WINDOW
-from longdecode.reporting import charts, wording
+from longdecode.reporting import charts, tradeoff, wording
 from longdecode.reporting.overview import default_place, row_anchor
 from longdecode.reporting.runs import REFERENCE, Run, each, in_order
 from longdecode.reporting.site import Figure, Page, Site
@@ -73,7 +73,7 @@ def _sections(run: Run) -> Iterator[dict[str, Any]]:
                 "model": model,
                 "title": wording.model_title(model),
                 "columns": columns,
-                "units": [charts.loss_unit(str(_pair(losses, pair).unit.iloc[0])) for pair in columns],
+                "units": [tradeoff.loss_unit(str(_pair(losses, pair).unit.iloc[0])) for pair in columns],
                 "batches": batches,
                 "rows": rows,
             }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from longdecode.reporting import charts, wording
+from longdecode.reporting import charts, tradeoff, wording
 from longdecode.reporting.choice import NEEDED, PLACE, Choice, choose, fastest
 from longdecode.reporting.runs import REFERENCE, Run, each, groups, top
 from longdecode.reporting.site import Page, Site
@@ -54,13 +54,13 @@ def _tradeoff(site: Site, page: Page, rows: pd.DataFrame) -> dict[str, Any]:
     views, titles = {}, {}
     for (*place, suite, task), part in groups(rows, [*PLACE, "suite", "task"], sort=False):
         key = "|".join(map(str, (*place, f"{suite}.{task}")))
-        views[key] = charts.tradeoff_view(part, choices[tuple(place)])
+        views[key] = tradeoff.tradeoff_view(part, choices[tuple(place)])
         views[key]["title"] = titles[key] = view_title(part, choices[tuple(place)])
     at_first = [key for key in views if key.startswith("|".join(map(str, first)))]
     opening = next((key for key in at_first if views[key]["unit"] == "points"), at_first[0])
-    specs = {unit: charts.tradeoff(unit) for unit in sorted({view["unit"] for view in views.values()})}
+    specs = {unit: tradeoff.tradeoff(unit) for unit in sorted({view["unit"] for view in views.values()})}
     page.views = {"views": views, "specs": specs, "first": opening}
-    shown = charts.filled(specs[views[opening]["unit"]], views[opening])
+    shown = tradeoff.filled(specs[views[opening]["unit"]], views[opening])
     data = rows.drop(columns=["params"], errors="ignore")
     hero = site.figure(page, "tradeoff", titles[opening], shown, data, width=860)
     page.specs.pop(hero.name)
@@ -107,7 +107,7 @@ def view_title(part: pd.DataFrame, chosen: Choice) -> str:
 
 def task_line(row: Any) -> dict[str, Any]:
     """Return one task of a card: its loss with interval, verdict and prompts."""
-    unit = charts.loss_unit(row.unit)
+    unit = tradeoff.loss_unit(row.unit)
     return {
         "title": wording.task_title(row.suite, row.task),
         "suite": row.suite,

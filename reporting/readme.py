@@ -14,7 +14,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from longdecode.engine.errors import LongDecodeError
-from longdecode.reporting import charts
+from longdecode.reporting import charts, tradeoff
 from longdecode.reporting.choice import PLACE, choose
 from longdecode.reporting.runs import read_run
 from longdecode.reporting.site import Site
@@ -46,8 +46,8 @@ def figure(root: Path = ROOT) -> str:
     rows = Site([read_run(root / "results" / "qwen")], root / "build" / "readme").joined
     place = rows[(rows[PLACE[1:]] == [SHOWN[name] for name in PLACE[1:]]).all(axis=1)]
     part = place[(place.suite == SHOWN["suite"]) & (place.task == SHOWN["task"])]
-    view = charts.tradeoff_view(part, choose(place))
-    picture = charts.static(charts.filled(charts.tradeoff("points"), view), width=860)
+    view = tradeoff.tradeoff_view(part, choose(place))
+    picture = charts.static(tradeoff.filled(tradeoff.tradeoff("points"), view), width=860)
     return picture.replace("<svg ", '<svg style="background:#fff" ', 1)
 
 

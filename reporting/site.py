@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from longdecode.evals.analysis.declaration import Declaration, load_declarations
 from longdecode.evals.analysis.query import AmbiguousQueryError, Found, Query, Tables
-from longdecode.reporting import charts, palette, wording
+from longdecode.reporting import charts, looks, wording
 from longdecode.reporting.choice import smallest_budgets
 from longdecode.reporting.runs import Run, each, in_order, joined
 
@@ -65,8 +65,8 @@ class Site:
         )
         self._environment.globals |= {
             "w": wording,
-            "families": palette.FAMILY_TITLES,
-            "shapes": palette.SHAPES,
+            "families": looks.FAMILY_TITLES,
+            "shapes": looks.SHAPES,
             "missing": wording.missing,
         }
         self._environment.filters |= {"slug": wording.slug}
@@ -152,7 +152,7 @@ class Site:
         ran = in_order(method for run in self.current for method in run.methods.values())
         return sorted(
             (m for m in ran if wording.card(m)),
-            key=lambda m: (m != "full", list(palette.FAMILIES).index(wording.family(m)), wording.method_title(m)),
+            key=lambda m: (m != "full", list(looks.FAMILIES).index(wording.family(m)), wording.method_title(m)),
         )
 
     @cached_property
@@ -196,9 +196,9 @@ class Site:
         """Write style sheet and scripts: one style, one script, one chart library."""
         style = (HERE / "templates" / "site.css").read_text(encoding="utf-8")
         for mark, text in (
-            ("/*LIGHT*/", palette.css_variables(0)),
-            ("/*DARK*/", palette.css_variables(1)),
-            ("/*DARKSVG*/", palette.dark_svg_rules(".chart svg")),
+            ("/*LIGHT*/", looks.css_variables(0)),
+            ("/*DARK*/", looks.css_variables(1)),
+            ("/*DARKSVG*/", looks.dark_svg_rules(".chart svg")),
         ):
             style = style.replace(mark, text)
         (self.out / "site.css").write_text(style, encoding="utf-8")

@@ -14,7 +14,7 @@ import yaml
 from longdecode.engine.errors import ConfigError
 from longdecode.methods.card import Card
 from longdecode.methods.registry import load_card
-from longdecode.reporting import palette
+from longdecode.reporting import looks
 
 TITLES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "titles.yaml").read_text(encoding="utf-8"))
 MINUS, TIMES = "\u2212", "\u00d7"
@@ -75,7 +75,7 @@ def method_title(method: str) -> str:
 def family(method: str) -> str:
     """Return the colour family of a method."""
     found = card(method)
-    return palette.family(method, found.family if found else None)
+    return looks.family(method, found.family if found else None)
 
 
 def variant_title(variant: str, method: str, params: str | None = None, plain: str | None = None) -> str:

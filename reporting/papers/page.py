@@ -10,7 +10,7 @@ import pandas as pd
 
 from longdecode.evals.analysis.declaration import Declaration, PrintedTable
 from longdecode.evals.analysis.query import Found
-from longdecode.reporting import charts, palette, wording
+from longdecode.reporting import charts, looks, wording
 from longdecode.reporting.overview import claim_cells
 from longdecode.reporting.runs import each, middle
 from longdecode.reporting.site import Figure, Page, Site
@@ -229,7 +229,7 @@ def curves(site: Site, page: Page, name: str, tables: Sequence[Mirror]) -> Figur
     table = next((t for t in tables if wanted and t.name == wanted["table"] and t.measured), None)
     if table is None:
         return None
-    shown = dict(zip(wanted["rows"], palette.FAMILIES, strict=False))
+    shown = dict(zip(wanted["rows"], looks.FAMILIES, strict=False))
     frame = pd.DataFrame(
         {
             "name": " · ".join(keys),

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from longdecode.reporting import labels, palette, wording
+from longdecode.reporting import looks, wording
 from longdecode.reporting.runs import Run
 from site_pages import Parsed
 
 WORDS, BYTES = 60_000, 4_000_000
-TEMPLATES = Path(palette.__file__).parent / "templates"
+TEMPLATES = Path(looks.__file__).parent / "templates"
 
 
 def test_every_link_leads_to_a_file_and_a_place(site: Path, pages: dict[str, Parsed]) -> None:
@@ -114,22 +114,22 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("name", [*palette.FAMILIES, "ink", "muted", "print"])
+@pytest.mark.parametrize("name", [*looks.FAMILIES, "ink", "muted", "print"])
 def test_colours_can_be_read_in_light_and_dark(name: str) -> None:
-    both = {**palette.FAMILIES, **palette.INK}
+    both = {**looks.FAMILIES, **looks.INK}
     assert all(contrast(both[name][side], both["ground"][side]) >= 4.5 for side in (0, 1))
 
 
 def test_a_family_has_one_colour_and_mark_and_every_card_has_a_family() -> None:
-    assert set(palette.FAMILIES) == set(palette.FAMILY_TITLES) == set(palette.SHAPES)
-    assert len(set(palette.FAMILIES.values())) == len(palette.FAMILIES)
+    assert set(looks.FAMILIES) == set(looks.FAMILY_TITLES) == set(looks.SHAPES)
+    assert len(set(looks.FAMILIES.values())) == len(looks.FAMILIES)
     assert [
         wording.family(m) for m in ("lychee", "quest", "snapkv", "shadowkv", "tokenswift", "full_int4", "full")
-    ] == list(palette.FAMILIES)
+    ] == list(looks.FAMILIES)
 
 
 def test_names_on_the_chart_cover_neither_marks_nor_each_other() -> None:
-    canvas = labels.Canvas("wide", (0.5, 3.0), (-3.0, 105.0), [[(1.2, 0.0), (1.3, 1.0)], [(1.25, 0.5)], [(2.0, 50.0)]])
+    canvas = looks.Canvas("wide", (0.5, 3.0), (-3.0, 105.0), [[(1.2, 0.0), (1.3, 1.0)], [(1.25, 0.5)], [(2.0, 50.0)]])
     assert canvas.place("Quest", [(1.3, 1.0)]) and canvas.place("RetroAttention", [(1.25, 0.5)])
     boxes = canvas.boxes
     for i, a in enumerate(boxes):
@@ -139,6 +139,6 @@ def test_names_on_the_chart_cover_neither_marks_nor_each_other() -> None:
 
 
 def test_a_name_without_room_is_left_out() -> None:
-    canvas = labels.Canvas("narrow", (0.5, 3.0), (-3.0, 105.0), [[(1.0, 1.0)]])
+    canvas = looks.Canvas("narrow", (0.5, 3.0), (-3.0, 105.0), [[(1.0, 1.0)]])
     canvas.boxes.append((0, 0, 1000, 1000))
     assert canvas.place("Quest", [(1.0, 1.0)]) is None

@@ -1,0 +1,190 @@
+"""The figure of loss against speed: its specification, and the data of one view of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+import altair as alt
+import pandas as pd
+
+from longdecode.reporting import choice, looks, wording
+from longdecode.reporting.charts import Spec, family_colour, finished
+from longdecode.reporting.looks import LIGHT
+from longdecode.reporting.runs import each
+
+_LOSS_AXES: Mapping[str, tuple[tuple[float, float], list[float], str, str]] = {
+    "points": ((-3.0, 105.0), [0, 2, 5, 10, 20, 40, 60, 80, 100], "Points lost against Full", ".1f"),
+    "nats": ((-0.01, 0.6), [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5], "Nats lost against Full", ".3f"),
+}
+"""By unit: domain, ticks, title and format of a loss."""
+
+
+def loss_unit(unit: str) -> str:
+    """Return the axis that a unit of losses stands on."""
+    return "nats" if unit.startswith("nats") else "points"
+
+
+def tradeoff(unit: str) -> Spec:
+    """Speed against loss, one line a variant over its budgets; data sets are filled in by view."""
+    domain, ticks, title, form = _LOSS_AXES[unit]
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[0, 3], nice=False),
+        title="Decoding speed, times Full (right is faster)",
+        axis=alt.Axis(
+            labelExpr="datum.label + '\u00d7'", tickCount=7, grid=False, labelOverlap="greedy", labelSeparation=10
+        ),
+    )
+    style: Spec = {
+        "scale": alt.Scale(type="pow", exponent=0.5, domain=list(domain), reverse=True, nice=False, clamp=True),
+        "title": f"{title} (up is better)",
+        "axis": alt.Axis(values=ticks),
+    }
+    y = alt.Y("y:Q", **style)
+    hover = alt.selection_point(name="hover", fields=["title"], on="pointerover", clear="pointerout", empty=True)
+    dim = alt.when(hover).then(alt.value(1)).otherwise(alt.value(0.18))
+
+    # Each layer states the scales: Vega-Lite would widen them to what a layer without them holds, and to zero.
+    def of(name: str) -> alt.Chart:
+        return alt.Chart(alt.NamedData(name=name))
+
+    band = of("band").mark_rect(color=LIGHT["band"]).encode(y=alt.Y("low:Q", **style), y2="high:Q")
+    words = (
+        of("band")
+        .mark_text(align="right", baseline="top", y=7, dx=-6, x="width", color=LIGHT["selection"])
+        .encode(text="words:N")
+    )
+    one = of("one").mark_rule(strokeDash=[5, 4], color=LIGHT["muted"]).encode(x=x)
+    one_words = (
+        of("one")
+        .mark_text(align="center", baseline="bottom", y=-5, color=LIGHT["muted"], text="1\u00d7 = speed of Full")
+        .encode(x=x)
+    )
+    steps = (
+        of("front")
+        .mark_line(
+            interpolate="step-before",
+            strokeWidth=9,
+            opacity=0.16,
+            color=LIGHT["ink"],
+            strokeJoin="round",
+            strokeCap="round",
+        )
+        .encode(x=x, y=y, order="order:Q")
+    )
+    lines = (
+        of("points")
+        .mark_line(strokeWidth=2)
+        .encode(x=x, y=y, color=family_colour(), detail="title:N", order="budget:Q", opacity=dim)
+    )
+    spread = (
+        of("points")
+        .mark_rule(strokeWidth=1.5, clip=True)
+        .encode(
+            x=x,
+            y=alt.Y("low:Q", **style),
+            y2="high:Q",
+            color=family_colour(),
+            opacity=alt.when(hover).then(alt.value(0.4)).otherwise(alt.value(0.08)),
+        )
+    )
+    shape = alt.Shape(
+        "family:N", legend=None, scale=alt.Scale(domain=list(looks.SHAPES), range=list(looks.SHAPES.values()))
+    )
+    tooltip = [
+        alt.Tooltip("title:N", title="Variant"),
+        alt.Tooltip("budget:Q", title="Budget, tokens", format=","),
+        alt.Tooltip("x:Q", title="Times Full's speed", format=".2f"),
+        alt.Tooltip("y:Q", title=title, format=form),
+        alt.Tooltip("low:Q", title="95 % interval, from", format=form),
+        alt.Tooltip("high:Q", title="to", format=form),
+        alt.Tooltip("verdict:N", title="Verdict"),
+        alt.Tooltip("n:Q", title="Prompts"),
+    ]
+    marks = (
+        of("points")
+        .mark_point(filled=True, stroke=LIGHT["ground"], strokeWidth=1.2, size=95)
+        .encode(x=x, y=y, color=family_colour(), shape=shape, opacity=dim, tooltip=tooltip)
+        .add_params(hover)
+    )
+    names = (
+        of("labels")
+        .mark_text(
+            fontWeight=600,
+            baseline="middle",
+            align=alt.expr("datum.align"),
+            dx=alt.expr("datum.dx"),
+            dy=alt.expr("datum.dy"),
+        )
+        .encode(x=x, y=y, text="text:N", color=family_colour(), opacity=dim)
+    )
+    ring = of("chosen").mark_point(size=420, strokeWidth=2, color=LIGHT["ink"]).encode(x=x, y=y)
+    return finished(alt.layer(band, words, one, one_words, steps, spread, lines, ring, marks, names), 430)
+
+
+def tradeoff_view(rows: pd.DataFrame, chosen: choice.Choice) -> Spec:
+    """Return the data sets of one view of the trade-off: rows of one run, model, context, batch and task."""
+    unit = loss_unit(rows.unit.iloc[0])
+    domain = _LOSS_AXES[unit][0]
+    x = (min(0.9, math.floor(rows.speed.min() * 10 - 1) / 10), math.ceil(rows.speed.max() * 10 + 2) / 10)
+    margin = float(rows.margin.iloc[0])
+    points = [
+        {
+            "title": r.title,
+            "family": r.family,
+            "budget": int(r.budget_tokens),
+            "x": round(r.speed, 3),
+            "y": round(r.loss, 4),
+            "low": round(r.loss_low, 3),
+            "high": round(r.loss_high, 3),
+            "verdict": r.verdict or "says nothing",
+            "n": int(r.n),
+        }
+        for r in rows.sort_values("budget_tokens").pipe(each)
+    ]
+    front = [{"x": 1.0, "y": 0.0}] + [
+        {"x": round(r.speed, 3), "y": round(r.loss, 4)} for r in choice.front(rows).pipe(each)
+    ]
+    paths = {p["title"]: [(q["x"], q["y"]) for q in points if q["title"] == p["title"]] for p in points}
+    picked = {(chosen.first.title, int(chosen.first.budget_tokens))} if len(chosen.rows) else set()
+    on_front = {(p["x"], p["y"]) for p in front}
+    order = sorted(
+        paths,
+        key=lambda title: (
+            title not in {t for t, _ in picked},
+            not on_front & set(paths[title]),
+            min(y for _, y in paths[title]),
+        ),
+    )
+    families = dict(zip(rows.title, rows.family, strict=True))
+    placed: dict[str, list[Spec]] = {}
+    for size in looks.SIZES:
+        canvas = looks.Canvas(size, x, domain, [*paths.values(), [(1, 0)]])
+        found = [("Full", "reference", canvas.place("Full", [(1, 0)]))]
+        found += [(title, families[title], canvas.place(title, paths[title][::-1])) for title in order]
+        placed[size] = [{"title": title, "family": family, **place} for title, family, place in found if place]
+    words = f"within {wording.number(margin, 'points') if unit == 'points' else margin} {unit}".replace(".0 ", " ")
+    return {
+        "unit": unit,
+        "x": x,
+        "labels": placed,
+        "data": {
+            "points": points,
+            "front": [p | {"order": i} for i, p in enumerate(front)],
+            "one": [{"x": 1}],
+            "band": [{"low": domain[0], "high": margin, "words": words}],
+            "chosen": [p for p in points if (p["title"], p["budget"]) in picked],
+        },
+    }
+
+
+def filled(spec: Spec, view: Spec, size: str = "wide") -> Spec:
+    """Return the trade-off with the data of a view; the page's script does the same."""
+    out: Spec = json.loads(json.dumps(spec))
+    out["datasets"] = view["data"] | {"labels": view["labels"][size]}
+    for layer in out["layer"]:
+        if scale := layer.get("encoding", {}).get("x", {}).get("scale"):
+            scale["domain"] = view["x"]
+    return out
