@@ -1,4 +1,4 @@
-"""How figures look: one table of colours for light and dark, and names that cover no mark, line or other name."""
+"""Colours of figures, one table for light and dark, and names placed to cover no mark, line or other name."""
 
 from __future__ import annotations
 
