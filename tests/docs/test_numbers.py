@@ -20,7 +20,6 @@ NOTES = sorted((ROOT / "results").glob("*/README.md"))
 SAID = {
     "offload": {"70"},  # another author's hit rate
     "nosa-fresh": {"6", "17", "5"},  # expectations, written before the run
-    "tokenswift": {"4"},  # spread of Full between jobs
 }
 """Numbers that are no result of ours."""
 

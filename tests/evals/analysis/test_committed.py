@@ -61,9 +61,6 @@ def test_measures_are_those_that_pages_showed() -> None:
     more = measured("qwen", REQUESTS).set_index(["measure", "variant", "over", "context"])["value"].sort_index()
     assert more["extra_ms", "retro", "quest", 32768].tolist() == pytest.approx([0.22, 0.16, 0.23], abs=0.006)
     texts = measured("tokenswift", [])
-    whole = texts[(texts["length"] == 102400) & (texts["at"] == 102400) & (texts["task"] == "minp")]
-    whole = whole[(whole["variant"] == "tokenswift") & (whole["context"] == 4096)].set_index("measure")["value"]
-    assert whole["speedup"] == pytest.approx(0.58, abs=0.006)
     assert set(texts["measure"]) >= {"alpha", "beta", "minutes", "average_distinct", "head_loss", "head_right"}
 
 
