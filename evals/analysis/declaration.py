@@ -180,6 +180,7 @@ class Declaration(_Closed):
         name: the method's name in titles.
         method: the registered method.
         summary: what the method does, in a line or two.
+        differs: why its numbers differ here, a line a reason.
         marks: what each mark of a source means.
         note: what of the paper could be read.
         models: the paper's models by the names that its tables use.
@@ -193,6 +194,7 @@ class Declaration(_Closed):
     name: str
     method: str
     summary: str
+    differs: list[str] = []
     marks: dict[str, str]
     note: str
     models: dict[str, str] = {}

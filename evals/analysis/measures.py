@@ -37,7 +37,8 @@ _SAME_BATCH = "decode"
 DISTINCT = ("distinct_1", "distinct_2", "distinct_3", "distinct_4")
 TEXT_UNITS = {
     "alpha": "share", "beta": "share", "speedup": "times", "tokens_per_step": "tokens", "ms_per_token": "ms",
-    "minutes": "minutes", **dict.fromkeys((*DISTINCT, "average_distinct", "repeated_8"), "share"),
+    "speedup_growth": "of Full's speed", "minutes": "minutes",
+    **dict.fromkeys((*DISTINCT, "average_distinct", "repeated_8"), "share"),
 }  # fmt: skip
 _WHOLE_TEXT = (*DISTINCT, "repeated_8")
 _TEXT_KEYS = ["model", "task", "context", "variant", "budget", "length", "measure", "at"]
@@ -301,9 +302,9 @@ def text_measures(jobs: Sequence[Sequence[Record]], spread: Spread) -> Iterator[
     """Yield the measures of each variant's texts by sampler, prompt length, whole length and place in the text.
 
     A text is paired with the one that full attention wrote after the same prompt in the same job; ``speedup`` is the
-    ratio of their milliseconds a token up to that place, prefill left out. The unit is the prompt: one prompt has no
-    interval. Of several texts of one variant after one prompt, equally long, the last job's counts. Texts that another
-    method drafted (``method+rows``) are left out.
+    ratio of their milliseconds a token up to that place, prefill left out, and ``speedup_growth`` its gain since a
+    fifth of the text. The unit is the prompt: one prompt has no interval. Of several texts of one variant after one
+    prompt, equally long, the last job's counts. Texts that another method drafted (``method+rows``) are left out.
 
     Args:
         jobs: the records of each job.
@@ -338,6 +339,7 @@ def _of_text(seen: Mapping[str, float], full: Mapping[str, float] | None) -> Ite
     yield from ((name, whole, seen[name]) for name in _WHOLE_TEXT if name in seen)
     if all(name in seen for name in DISTINCT):
         yield "average_distinct", whole, fmean(seen[name] for name in DISTINCT)
+    speedups: dict[int, float] = {}
     for at in sorted(int(name.split("_")[1]) for name in seen if name.startswith("at_") and name.endswith("_steps")):
         tokens, steps, ms = (seen[f"at_{at}_{name}"] for name in ("tokens", "steps", "ms"))
         if seen.get("depth"):
@@ -348,4 +350,7 @@ def _of_text(seen: Mapping[str, float], full: Mapping[str, float] | None) -> Ite
         yield "ms_per_token", at, ms / (tokens - 1)
         if full is not None and f"at_{at}_ms" in full:
             plain = full[f"at_{at}_ms"] / (full[f"at_{at}_tokens"] - 1)
-            yield "speedup", at, plain * (tokens - 1) / ms
+            speedups[at] = plain * (tokens - 1) / ms
+            yield "speedup", at, speedups[at]
+    if {whole, whole // 5} <= speedups.keys():
+        yield "speedup_growth", whole, speedups[whole] - speedups[whole // 5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -53,6 +54,11 @@ class Mirror:
     sources: str
     stands: str
     note: str
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """The upper of two heads with the columns under each, in their order."""
+        return [(head, len(list(under))) for head, under in groupby(heads[0] for heads in self.columns)]
 
     @property
     def measured(self) -> bool:
