@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -85,7 +86,10 @@ def over_gpus(gpus: int, device: str, function: Callable[[Rank, torch.device], T
             while not ranks.join():
                 pass
         except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
-            raise RankError(f"rank {error.error_index} of {gpus} failed: {str(error).strip()}") from error
+            # The first to fail is the cause: others then fail for want of it, and may be noticed before.
+            said = min(Path(folder).glob("*.error"), key=lambda path: path.stat().st_mtime_ns, default=None)
+            rank, text = (said.stem, said.read_text()) if said else (error.error_index, str(error))
+            raise RankError(f"rank {rank} of {gpus} failed: {text.strip()}") from error
         finally:
             for process in ranks.processes:
                 if process.is_alive():
@@ -110,7 +114,12 @@ def _run_rank(index: int, world: int, kind: str, folder: str, function: Callable
         world_size=world,
         timeout=GROUP_TIMEOUT,
     )
-    Path(folder, str(index)).write_bytes(pickle.dumps(function(Rank(index, world), device)))
+    try:
+        result = function(Rank(index, world), device)
+    except Exception:
+        Path(folder, f"{index}.error").write_text(traceback.format_exc())
+        raise
+    Path(folder, str(index)).write_bytes(pickle.dumps(result))
     if kind == "cuda":
         torch.cuda.synchronize(device)
     dist.all_reduce(torch.zeros(1))  # by gloo: nobody leaves while another may still read from its memory
