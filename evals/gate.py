@@ -1,4 +1,4 @@
-"""The gate: a variant's conformance on a device, checked once and kept in a file that the jobs read.
+"""The gate: a variant's conformance on a device, checked before its jobs and kept in a file that they read.
 
 Its first part runs the conformance suite on a tiny model, its second the kernels of the run's own launches. What bars a
 cell otherwise, such as too little memory, has its status here too.
@@ -7,7 +7,7 @@ cell otherwise, such as too little memory, has its status here too.
 from __future__ import annotations
 
 import gc
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ class Verdict(Stored):
 
 
 class GateFile(Stored):
-    """The verdicts on all variants that share a gate, and what they hold for."""
+    """The verdicts on a variant, one a model, and what they hold for."""
 
     method: str
     device: str
@@ -64,16 +64,16 @@ class Gate:
 
     def __init__(self, config: RunConfig, device: torch.device, folder: Path):
         self.config, self.device, self.folder = config, device, folder
+        self._known: dict[str, Verdict] = {}
 
     def run(self, variant: str) -> GateFile:
-        """Check all that share a variant's gate, on every model they run on, and write the file."""
-        method, known, verdicts = self.config.methods[variant].method, dict[str, Verdict](), list[Verdict]()
+        """Check a variant on every model that it runs on, and write the file; what was checked is not checked twice."""
+        method, verdicts = self.config.methods[variant].method, list[Verdict]()
         for launches in launches_of(self.config, variant):
-            params = json.dumps(launches.params, sort_keys=True)
-            if params not in known:
-                known[params] = self._conformance(method, launches)
-            verdict = known[params].model_copy(update={"model": launches.model})
-            verdicts.append(self._launches(method, launches, verdict) if verdict.status == "passed" else verdict)
+            conforms = self._once(f"{method} {launches.params}", self._conformance, method, launches)
+            if conforms.status == "passed":
+                conforms = self._once(f"{method} {launches}", self._launches, method, launches)
+            verdicts.append(conforms.model_copy(update={"model": launches.model}))
         file = GateFile(
             method=method, device=device_name(self.device), code_hash=gate_code_hash(method),
             revision=provenance.revision(), dirty=provenance.is_dirty(), versions=provenance.versions(),
@@ -90,9 +90,9 @@ class Gate:
 
         A file that is missing, or holds for another device or other code, is written anew.
         """
-        gated, params = self.config.gate_of(variant), self.config.methods[variant].portable(model)
+        params = self.config.methods[variant].portable(model)
         for read in (self._read, self.run):
-            for verdict in file.verdicts if (file := read(gated)) else ():
+            for verdict in file.verdicts if (file := read(variant)) else ():
                 if (verdict.model, verdict.params) == (model, params):
                     return verdict.refusal
         return errors.GateError(f"{variant} is neither scored nor timed on {model}: its gate has no verdict")
@@ -114,8 +114,13 @@ class Gate:
             return passed.model_copy(update={"status": status_of(error), "message": str(error)})
         return passed
 
-    def _launches(self, method: str, launches: Launches, passed: Verdict) -> Verdict:
-        """Return a verdict with what its launches add: nothing where a model or the memory is not there."""
+    def _once(self, key: str, check: Callable[[str, Launches], Verdict], method: str, launches: Launches) -> Verdict:
+        if key not in self._known:
+            self._known[key] = check(method, launches)
+        return self._known[key]
+
+    def _launches(self, method: str, launches: Launches) -> Verdict:
+        """Return the verdict on the launches of what conforms: passed where a model or the memory is not there."""
         from longdecode.methods.conformance_launches import check_launches, places_for
 
         dtype, checked = resolve_dtype(self.config.dtype, self.device), list[str]()
@@ -129,12 +134,13 @@ class Gate:
         except Exception as error:  # whatever a kernel raises at such a size fails it
             problem = error
         free_memory(self.device, problem)
+        verdict = Verdict(model=launches.model, params=dict(launches.params), checked=tuple(checked))
         if problem is None:
-            return passed.model_copy(update={"checked": tuple(checked)})
+            return verdict
         absent = isinstance(problem, errors.LongDecodeError) and not isinstance(problem, errors.GateError)
         status = "passed" if absent or status_of(problem) == "oom" else "failed_gate"
         message = f"on {launches.model}: {type(problem).__name__}: {problem}"
-        return passed.model_copy(update={"status": status, "message": message, "checked": tuple(checked)})
+        return verdict.model_copy(update={"status": status, "message": message})
 
 
 def check_method(method: str, device: torch.device, params: dict[str, Any]) -> None:

@@ -184,22 +184,12 @@ class Plan:
 
     def gate_files(self, variants: Iterable[str]) -> list[str]:
         """Return the gate files that say whether variants conform."""
-        gates = {self._gates[variant] for variant in variants if variant in self._gates}
-        return [f"{self.results}/gate/{variant}.json" for variant in sorted(gates)]
-
-    @cached_property
-    def _gates(self) -> dict[str, str]:
-        return {variant: self.run.gate_of(variant) for variant in self.run.methods}
-
-    @property
-    def gated(self) -> list[str]:
-        """Variants that have a gate's file: of those that differ in what belongs to one model, the first."""
-        return sorted(set(self._gates.values()))
+        return [f"{self.results}/gate/{variant}.json" for variant in sorted({*variants} & {*self.run.methods})]
 
     @property
     def gate_models(self) -> list[str]:
         """Return the files of the models whose heads the gate needs to know."""
-        models = {at.model for variant in self.gated for at in run_config.launches_of(self.run, variant)}
+        models = {at.model for variant in self.run.methods for at in run_config.launches_of(self.run, variant)}
         return sorted({path for model in models for path in self.model_files(model)})
 
     def timed_files(self, job: str) -> list[str]:
@@ -223,10 +213,9 @@ class Plan:
         return json.dumps(about | getattr(self, f"_{stage}")(**names), sort_keys=True, default=str)
 
     def _gate(self) -> dict[str, Any]:
-        methods = {variant: self.run.methods[variant].method for variant in self.gated}
+        methods = {variant: spec.method for variant, spec in self.run.methods.items()}
         return {
             "methods": methods,
-            "params": {variant: self.run.gated_params(variant) for variant in methods},
             "launches": {variant: repr(run_config.launches_of(self.run, variant)) for variant in methods},
             "code": {method: fingerprint.gate_code_hash(method) for method in set(methods.values())},
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -102,25 +101,6 @@ class RunConfig:
         """Return the suites that a variant runs on: all of the run's, unless it is restricted."""
         only = self.methods[variant].suites
         return tuple(self.suites) if only is None else only
-
-    def gated_params(self, variant: str) -> list[dict[str, Any]]:
-        """Return the sets of parameters that the gate checks for a variant: one a model it runs on, each once."""
-        models = [
-            *(m for m in (self.models if self.suites_of(variant) else ()) if self.methods[variant].runs_on(m)),
-            *(grid.timed_on[variant] for grid in self.throughput.grids if variant in grid.timed_on),
-            *(text.model for text in self.generation.runs.values() if variant in text.named),
-        ]
-        found: list[dict[str, Any]] = []
-        for params in map(self.methods[variant].portable, models):
-            if params not in found:
-                found.append(params)
-        return found
-
-    def gate_of(self, variant: str) -> str:
-        """Return the first variant whose gate covers this one's: variants often differ in what belongs to one model."""
-        method, wanted = self.methods[variant].method, self.gated_params(variant)
-        same = (other for other, spec in self.methods.items() if spec.method == method)
-        return next(other for other in same if all(params in self.gated_params(other) for params in wanted))
 
     @model_validator(mode="before")
     @classmethod
@@ -299,7 +279,7 @@ def record_files(run: RunConfig) -> list[RecordFile]:
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """The largest launches of a method on one model under one set of portable parameters: tokens, rows, budgets."""
+    """The largest launches of a variant on one model, with its portable parameters: tokens, rows, budgets."""
 
     model: str
     params: Mapping[str, Any]
@@ -309,16 +289,14 @@ class Launches:
 
 
 def launches_of(run: RunConfig, variant: str) -> list[Launches]:
-    """Return the largest launches of all variants that share a variant's gate, by model and parameters."""
-    method, found = run.methods[variant].method, dict[str, Launches]()
-    sharing = [name for name, spec in run.methods.items() if spec.method == method and run.gate_of(name) == variant]
-    for name in sharing:
-        for model, context, batch, budgets in _sizes(run, name):
-            params = run.methods[name].portable(model)
-            key = json.dumps([model, params], sort_keys=True, default=str)
-            known = found.get(key, Launches(model, params))
-            tokens = tuple(dict.fromkeys((*known.budgets, *(b for b in budgets if not b.of_bytes))))
-            found[key] = Launches(model, params, max(known.context, context), max(known.batch, batch), tokens)
+    """Return the largest launches of a variant, one entry a model."""
+    found = dict[str, Launches]()
+    for model, context, batch, budgets in _sizes(run, variant):
+        known = found.get(model, Launches(model, run.methods[variant].portable(model)))
+        tokens = tuple(dict.fromkeys((*known.budgets, *(b for b in budgets if not b.of_bytes))))
+        found[model] = replace(
+            known, context=max(known.context, context), batch=max(known.batch, batch), budgets=tokens
+        )
     return list(found.values())
 
 

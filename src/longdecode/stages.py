@@ -85,8 +85,9 @@ def gate(job: Job) -> None:
 
     run = job.run
     with lease_gpu(resolve_device(run.device)) as device:
+        opened = Gate(run, device, job.outputs[0].parent)
         for path in job.outputs:
-            for verdict in Gate(run, device, path.parent).run(path.stem).verdicts:
+            for verdict in opened.run(path.stem).verdicts:
                 if verdict.refusal is not None:
                     print(f"{path.stem} on {verdict.model} ({verdict.status}), no cells: {verdict.refusal}")
 

@@ -24,7 +24,6 @@ from longdecode.methods import conformance_launches
 from longdecode.methods.conformance_launches import Place, places_for
 
 CPU = torch.device("cpu")
-ROLES = {"roles": "spread", "retrieval_heads": 1}
 TIMED = [{"bench": "decode", "model": "llama3-8b", "contexts": [512], "budgets": [64], "variants": ["streaming"]}]
 
 
@@ -56,9 +55,8 @@ def test_every_set_of_parameters_is_checked_once_and_kept(
 ) -> None:
     more = {"streaming_part": {"method": "streaming", "suites": ["mini_recall"], "budgets": [0.25]}}
     config = configured(config_values, streaming={"by_model": {"llama3-8b": {"sinks": 5}}}, tidal={}, **more)
-    assert config.gate_of("streaming_part") == "streaming"
     opened = Gate(config, CPU, tmp_path)
-    for variant in ("streaming", "tidal"):
+    for variant in ("streaming", "streaming_part", "tidal"):
         opened.run(variant)
     assert checks == [("streaming", {}), ("streaming", {"sinks": 5}), ("tidal", {})]
     file = json.loads((tmp_path / "streaming.json").read_text())
@@ -90,17 +88,6 @@ def test_a_file_that_does_not_hold_is_written_anew(
     checks.clear()
     assert Gate(config, CPU, tmp_path).refusal("streaming", "tiny") is None
     assert checks == [("streaming", {})] and path.read_text() == text
-
-
-def test_variants_that_differ_in_what_belongs_to_one_model_share_a_gate(config_values: dict[str, Any]) -> None:
-    config = configured(
-        config_values,
-        lychee={"params": ROLES},
-        lychee_drawn={"method": "lychee", "params": ROLES | {"roles": "random"}},
-        lychee_token={"method": "lychee", "params": ROLES | {"mode": "token"}},
-    )
-    assert [config.gate_of(variant) for variant in ("lychee", "lychee_drawn")] == ["lychee", "lychee"]
-    assert config.gate_of("lychee_token") == "lychee_token"
 
 
 def test_records_of_a_variant_that_stops_conforming_are_closed(
@@ -143,13 +130,9 @@ def test_a_launch_that_fails_bars_its_model_alone(
 
 
 def test_launches_are_the_largest_that_are_scored_or_timed(config_values: dict[str, Any]) -> None:
-    config = configured(
-        config_values,
-        streaming={"by_model": {"llama3-8b": {"sinks": 5}}},
-        streaming_part={"method": "streaming", "suites": ["mini_recall"], "budgets": [0.25]},
-    )
+    config = configured(config_values, streaming={"by_model": {"llama3-8b": {"sinks": 5}}})
     assert launches_of(config, "streaming") == [
-        Launches("tiny", {}, 512, 2, (Budget(0.5), Budget(64), Budget(0.25))),
+        Launches("tiny", {}, 512, 2, (Budget(0.5), Budget(64))),
         Launches("llama3-8b", {"sinks": 5}, 512, 1, (Budget(64),)),
     ]
     assert launches_of(config, "full")[0].budgets == (FULL_BUDGET,)
