@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +14,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from longdecode.engine.errors import LongDecodeError
+from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.reporting import wording
 
 REFERENCE = "full"
@@ -168,7 +170,7 @@ def read_run(folder: Path) -> Run:
     Raises:
         ReportError: the folder holds none of the tables.
     """
-    found = {name: _table(folder / f"{name}.csv") for name in TABLES}
+    found = {name: read_table(folder / f"{name}.csv") for name in TABLES}
     for name in ("summary", "speed"):
         if len(found[name]) and "variant" not in found[name]:
             raise ReportError(f"{folder / name}.csv has no column 'variant'; write the tables again with this version")
@@ -202,15 +204,55 @@ def read_run(folder: Path) -> Run:
     )
 
 
+def add_run(folder: Path, results: Path) -> tuple[Path, int]:
+    """Check a run from elsewhere and copy the files of its manifest; return its new folder and how many there are.
+
+    Raises:
+        ConfigError: it has no configuration, a run of its name is there, or a file leads out of the folder.
+        ManifestError: a file is not as it was written.
+        ReportError: its tables are none of this version.
+    """
+    from longdecode.evals import manifest
+    from longdecode.evals.run_config import load_run_config
+
+    target = results / load_run_config(folder / "config.yaml").profile
+    manifest.require(folder)
+    files = sorted(manifest.listed(folder))
+    for path in files:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{path}: leads out of {folder}")
+    read_run(folder)
+    if target.exists():
+        raise ConfigError(f"{target} is there already; name the run otherwise (key profile) or move it away")
+    results.mkdir(parents=True, exist_ok=True)
+    # Beside its place, then renamed: a copy that ends early is no run.
+    with tempfile.TemporaryDirectory(dir=results, prefix=".") as place:
+        staged = Path(place, "run")
+        for path in (folder / manifest.NAME, *files):
+            copy = staged / path.relative_to(folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        staged.rename(target)
+    return target, len(files)
+
+
 def _checked(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return {**found, "variant": path.stem}
 
 
-def _table(path: Path) -> pd.DataFrame:
+def read_table(path: Path) -> pd.DataFrame:
+    """Read one table; one that was not written is empty.
+
+    Raises:
+        ReportError: the file is no table.
+    """
     if not path.is_file():
         return pd.DataFrame()
-    return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=["", "nan"], low_memory=False)
+    try:
+        return pd.read_csv(path, dtype=_TEXT, keep_default_na=False, na_values=["", "nan"], low_memory=False)
+    except ValueError as error:  # pandas' own errors are of this kind
+        raise ReportError(f"{path}: no table that can be read: {' '.join(str(error).split())}") from None
 
 
 def joined(run: Run) -> pd.DataFrame:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from longdecode.engine.errors import ConfigError
-from longdecode.evals.config_values import unknown_name
+from longdecode.evals.config_values import refuse_unknown, unknown_name
+from longdecode.reporting.runs import read_table
 
 Rows = list[tuple[str, ...]]
 ENDED = ("task", "context", "method", "budget", "n", "score", "Full", "difference", "verdict", "times Full")
@@ -98,8 +99,15 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
     Raises:
         ConfigError: no run has tables, or none has a variant of that name.
     """
-    folders = [path for path in sorted(results.iterdir()) if path.is_dir() and profile in (None, path.name)]
+    folders = sorted(path for path in results.glob("*") if path.is_dir())
+    if profile is not None:
+        refuse_unknown("--profile", "run of results/", [profile], [path.name for path in folders])
+        folders = [results / profile]
     pairs, steps = _tables(folders, "comparisons.csv"), _tables(folders, "speed.csv")
+    if pairs.empty and steps.empty:
+        raise ConfigError(
+            f"{profile or results}: no comparisons.csv or speed.csv with a row; a run that ended has both"
+        )
     known = {*pairs.get("a", ()), *pairs.get("b", ()), *steps.get("variant", ())}
     for name in (a, b):
         if name not in known:
@@ -110,9 +118,9 @@ def compared(results: Path, a: str, b: str, context: int | None, profile: str | 
 
 
 def _tables(folders: list[Path], name: str) -> pd.DataFrame:
-    paths = [folder / name for folder in folders if (folder / name).is_file()]
-    found = [pd.read_csv(path, low_memory=False).assign(run=path.parent.name) for path in paths]
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    found = {folder.name: read_table(folder / name) for folder in folders}
+    filled = [table.assign(run=run) for run, table in found.items() if len(table)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
 
 
 def _quality(pairs: pd.DataFrame, a: str, b: str) -> Rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import webbrowser
 from collections.abc import Callable
@@ -26,13 +25,13 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
 
 CORES = os.cpu_count() or 1
 Profile = Annotated[str, typer.Argument(help="A configuration file, or a profile of config/.")]
-Cores = Annotated[int, typer.Option(help="Cores that jobs may use.")]
+Cores = Annotated[int, typer.Option(min=1, help="Cores that jobs may use.")]
 
 
 def tokens_of(text: str) -> int:
     """Return a context in tokens: ``32k`` and ``32768`` are the same."""
     number = text.lower().removesuffix("k")
-    if not number.isdigit():
+    if not (number.isascii() and number.isdigit() and int(number)):
         raise ConfigError(f"--context {text}: a number of tokens is needed, such as 32k or 32768")
     return int(number) * (1024 if text.lower().endswith("k") else 1)
 
@@ -40,7 +39,11 @@ def tokens_of(text: str) -> int:
 def budget_of(text: str) -> float | int:
     """Return a budget: ``10%`` and ``0.1`` are a share of the context, ``1024`` tokens."""
     try:
-        return int(text) if text.isdigit() else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        return (
+            int(text)
+            if text.isascii() and text.isdigit()
+            else float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        )
     except ValueError:
         raise ConfigError(f"--budget {text}: a share such as 10%, or a number of tokens, is needed") from None
 
@@ -55,26 +58,27 @@ def place_of(text: str) -> tuple[str, str]:
 
 def listed(kind: Callable[[str], Any], words: str, help_: str) -> Any:
     """Return an option whose value is a list with commas between its entries."""
-    return typer.Option(parser=lambda text: [kind(part) for part in text.split(",")], metavar=words, help=help_)
+    return typer.Option(parser=lambda text: [kind(part.strip()) for part in text.split(",")], metavar=words, help=help_)
 
 
-Model = Annotated[str, typer.Option(help="A checkpoint's folder or hub id.")]
+MODEL = typer.Option(help="A checkpoint's folder or hub id.")
+Model = Annotated[str, MODEL]
 Out = Annotated[Path | None, typer.Option(help="The configuration that is written; named after the model if left out.")]
 Methods = Annotated[Any, listed(str, "NAMES", "Methods beside full.")]
 Suites = Annotated[Any, listed(str, "NAMES", "Suites; longbench_prompt is one under its other protocol.")]
 Contexts = Annotated[Any, listed(tokens_of, "TOKENS", "Contexts, such as 8k,32k.")]
 Budgets = Annotated[Any, listed(budget_of, "BUDGETS", "Shares of the context such as 10%, or tokens.")]
-Samples = Annotated[int, typer.Option(help="Prompts a task and context.")]
+Samples = Annotated[int, typer.Option(min=1, help="Prompts a task and context.")]
 Places = Annotated[Any, listed(place_of, "SUITE=FOLDER", "A suite's data, where it is not in data/.")]
 Force = Annotated[bool, typer.Option(help="Write over a configuration that is there.")]
 METHODS, SUITES = "streaming,snapkv,quest,shadowkv", "passkey,json_kv,mini_longgen"
 
 
 def main() -> None:
-    """Run the command; an error of ours is one line."""
+    """Run the command; an error of ours, or a file that the system refuses, is one line."""
     try:
         app()
-    except LongDecodeError as error:
+    except (LongDecodeError, OSError) as error:
         console.print(f"{type(error).__name__}: {error}", style="red", markup=False)
         raise SystemExit(1) from None
 
@@ -129,11 +133,12 @@ def init(
 
 @app.command()
 def run(
+    typed: typer.Context,
     profile: Profile = "demo",
     cores: Cores = CORES,
     target: Annotated[str, typer.Option(help="A target of the workflow: gates, scores, times, tune, all.")] = "all",
     config: Annotated[list[str] | None, typer.Option(help="KEY=VALUE over the file's, as snakemake --config.")] = None,
-    model: Model = "",
+    model: Annotated[str | None, MODEL] = None,
     out: Out = None,
     methods: Methods = METHODS,
     suite: Suites = SUITES,
@@ -149,7 +154,11 @@ def run(
     """
     from longdecode.running import run_workflow
 
-    if model:
+    if model is None:
+        for name in ("out", "methods", "suite", "context", "budget", "samples", "data", "force"):
+            if (source := typed.get_parameter_source(name)) and source.name == "COMMANDLINE":
+                raise ConfigError(f"--{name}: belongs to --model, which is not given; a configuration has its own")
+    else:
         profile = str(_written(out, force, model, methods, suite, context, budget, samples, dict(data or ())))
     raise typer.Exit(run_workflow(profile, cores, target, config or [], console))
 
@@ -161,8 +170,13 @@ def plan(
     """Print jobs, GPU hours, memory a job, disk, downloads, and missing data. Nothing runs."""
     from longdecode.evals.run_config import load_run_config
     from longdecode.evals.sweep import lines
+    from longdecode.running import config_file
 
-    for line in lines([load_run_config(path) for path in _files_of(profile)]):
+    folder = next((path for path in (Path(profile), REPOSITORY / "config" / profile) if path.is_dir()), None)
+    found = sorted(path for path in folder.glob("*.yaml") if path.name != "sizes.yaml") if folder else ()
+    if folder and not found:
+        raise ConfigError(f"{folder}: no configuration (*.yaml) in this folder")
+    for line in lines([load_run_config(path) for path in found or [config_file(profile)]]):
         console.print(line, markup=False)
 
 
@@ -281,20 +295,11 @@ def doctor() -> None:
 
 @app.command("add-results")
 def add_results(folder: Annotated[Path, typer.Argument(help="A folder of results/ from elsewhere.")]) -> None:
-    """Check a run's tables and manifest, and copy them to results/."""
-    from longdecode.evals import manifest
-    from longdecode.evals.run_config import load_run_config
+    """Check a run's tables and manifest, and copy what the manifest lists to results/."""
+    from longdecode.reporting.runs import add_run
 
-    run_config = load_run_config(folder / "config.yaml")
-    if problems := manifest.problems(folder):
-        raise ConfigError(f"{folder}: {problems[0]} (and {len(problems) - 1} more)")
-    if not (folder / "summary.csv").is_file() and not (folder / "speed.csv").is_file():
-        raise ConfigError(f"{folder}: neither summary.csv nor speed.csv")
-    target = Path("results") / run_config.profile
-    if target.exists():
-        raise ConfigError(f"{target} is there already; name the run otherwise (key profile) or move it away")
-    shutil.copytree(folder, target)
-    console.print(f"{target}: {len(manifest.listed(target))} files")
+    target, files = add_run(folder, Path("results"))
+    console.print(f"{target}: {files} files")
 
 
 def _written(out: Path | None, force: bool, *choices: Any) -> Path:
@@ -306,16 +311,6 @@ def _written(out: Path | None, force: bool, *choices: Any) -> Path:
 
 def name_of(profile: str) -> str:
     """Return the name that a run's folders have: a configuration's key ``profile``, or a name as it is."""
-    from longdecode.evals.config_values import read_yaml
+    from longdecode.evals.run_config import load_run_config
 
-    return str(read_yaml(Path(profile)).get("profile")) if profile.endswith((".yaml", ".yml")) else profile
-
-
-def _files_of(profile: str) -> list[Path]:
-    """Return the configurations that a file, a folder (here or of config/) or a profile names."""
-    from longdecode.evals.plan import config_path
-
-    for folder in (Path(profile), REPOSITORY / "config" / profile):
-        if folder.is_dir():
-            return sorted(path for path in folder.glob("*.yaml") if path.name != "sizes.yaml")
-    return [Path(profile)] if profile.endswith((".yaml", ".yml")) else [config_path(REPOSITORY, profile)]
+    return load_run_config(Path(profile)).profile if profile.endswith((".yaml", ".yml")) else profile

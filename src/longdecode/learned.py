@@ -25,12 +25,13 @@ PLACES = ("models/*/roles/*.json", "models/draft_heads/*/heads.json", "results/*
 
 def own_file(method: str, folder: Path, config: ModelConfig, profile: str) -> Path | None:
     """Return a file that was learned for a method on this very checkpoint; not one that the run itself makes."""
+    weighed = any(folder.glob("*.safetensors"))  # of a model of the hub, only config.json may be here yet
     hashes: set[str] = set()  # of gigabytes: not taken before a file of the same shape is found
     for path in (path for place in PLACES for path in sorted(REPOSITORY.glob(place))):
         about = _read(path)
         shape = (about.get("layers", config.num_layers), about.get("hidden_size", config.hidden_size))
         fits = about.get("kind") == LEARNED[method][1] and shape == (config.num_layers, config.hidden_size)
-        if fits and not path.is_relative_to(REPOSITORY / "results" / profile):
+        if fits and weighed and not path.is_relative_to(REPOSITORY / "results" / profile):
             hashes = hashes or checkpoint_hashes(folder)
             if _owner(about) in hashes:
                 return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,25 +18,32 @@ import yaml
 from longdecode.doctor import reached
 from longdecode.engine.config_reader import built_model, read_config
 from longdecode.engine.errors import ConfigError
+from longdecode.engine.tokenizer import load_tokenizer
 from longdecode.evals.config_values import parse_yaml, refuse_unknown
 from longdecode.evals.datasets.reader import FROM_HUB, SOURCES
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
-from longdecode.evals.preflight import DATA_FOLDER, look
+from longdecode.evals.preflight import DATA_FOLDER, check, look
 from longdecode.evals.run_config import build_run_config
+from longdecode.evals.store import replacing
 from longdecode.evals.sweep import RUNTIME_GB, SIZES, parameters
 from longdecode.evals.tasks.registry import default_tasks, folder_of, get_suite, suite_names
 from longdecode.learned import LEARNED, own_file
 from longdecode.methods.registry import method_names
+from longdecode.training.roles.data.passkey import Passkey
 
 HEAD = """\
-# Made by longdecode; config/README.md explains every key. Nothing is tuned on this model yet: tables say so, and
-# `longdecode run {file} --target tune` tunes. `full_min`: below this share of right answers of Full the run stops.
+# Made by longdecode; config/README.md explains every key. Nothing is tuned on this model yet, as tables say.
+# `longdecode run {profile}.yaml --target tune` tunes; then put in place of `allow_untuned`:
+# tuning: {{records: {{{label}: results/{profile}/tuning/{label}.json}}}}
+# `full_min`: below this share of right answers of Full the run stops.
 """
 RULER_WITHOUT_DATA = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "vt", "fwe")
 FORKED = ("nosa", "dma")
 """Methods whose checkpoint has to be trained further."""
 BATCHES = (8, 4, 2, 1)
+PASSKEY_TOKENS, MARGIN = 1000, 1.25
+"""Tokens of ten passkeys of 32 words, about, where no tokenizer is here; other words take up to a quarter more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class Starting:
         self.data = dict(choices.data)
         methods: dict[str, Any] = {"full": {}} | {name: self._method(name) for name in choices.methods}
         suites: dict[str, Any] = {}
-        for name in choices.suites:
+        for name in dict.fromkeys(choices.suites):
             self._add(name, suites)
         timed = {"bench": "decode", "model": self.label, "contexts": self.contexts[-1:], "budgets": choices.budgets}
         values = {
@@ -90,13 +99,13 @@ class Starting:
         # Through JSON, so that YAML writes a list out wherever it stands.
         kept = json.loads(json.dumps({key: value for key, value in values.items() if value}))
         shown = yaml.safe_dump(kept, sort_keys=False, default_flow_style=None, width=120)
-        self.text = HEAD.format(file=f"{profile}.yaml") + shown
+        self.text = HEAD.format(profile=profile, label=label) + shown
 
     def _fitting(self) -> tuple[list[int], int]:
         """Return the contexts that model and memory allow, and the largest batch that fits the longest."""
         asked = sorted(set(self.choices.contexts))
         if not self.on_gpu:
-            self.note("no GPU here: steps are not timed")
+            self.note("no GPU here: steps are not timed, and jobs take far longer than GPU hours say")
         if self.config is None:
             self.note(f"{self.choices.model} is not built yet: that contexts and memory suffice is not checked")
             return asked, 1
@@ -127,10 +136,9 @@ class Starting:
         if parameter == "roles":
             # An eighth of all heads and layer 0 as in LycheeDecode's paper, half of them as in DuoAttention's.
             heads = config.num_layers * config.num_kv_heads // (8 if name == "lychee" else 2)
-            longest = min(8192, self.contexts[-1])
             self.training[f"{name}_roles"] = {
                 "recipe": kind, "model": self.label, "heads": max(heads, config.num_kv_heads + 1),
-                "contexts": sorted({min(1024, longest), longest}), "data": "passkey",
+                "contexts": self._training_contexts(name, config.max_positions, self.folder), "data": "passkey",
             }  # fmt: skip
             made = f"results/{self.profile}/identification/{self.label}/{name}_roles/roles.json"
         else:
@@ -139,6 +147,23 @@ class Starting:
         hours = SIZES["training_hours"][parameter]
         self.note(f"first step: {parameter} of {self.label} for {name}, about {hours} GPU hours at 8B: {made}")
         return {"params": {parameter: made}}
+
+    def _training_contexts(self, name: str, limit: int, folder: Path) -> list[int]:
+        """Return the shortest and longest context of roles: the passkeys fit the one, their answers behind the other.
+
+        From 1,024 tokens, as in LycheeDecode's paper, to the longest that is asked for or 8,192.
+        """
+        answers = PASSKEY_TOKENS
+        if any(folder.glob("tokenizer*")):
+            source = Passkey(load_tokenizer(folder), lambda _, tokens: (0,) * tokens)
+            answers = math.ceil(MARGIN * len(source.sample(random.Random(0), 1 << 16).targets))
+        shortest = 1024 * math.ceil(answers / 1024)
+        if shortest + answers > limit:
+            raise ConfigError(
+                f"--methods {name}: roles are learned on passkeys and their answers, {shortest + answers:,} tokens; "
+                f"{self.label} reads {limit:,}"
+            )
+        return sorted({shortest, max(shortest, min(8192, self.contexts[-1], limit - answers))})
 
     def _add(self, name: str, suites: dict[str, Any]) -> None:
         """Add a suite under the protocol of its name, and where its data is."""
@@ -153,10 +178,15 @@ class Starting:
                 free = [task for task in default_tasks(own) if task.removesuffix("_chat").endswith(RULER_WITHOUT_DATA)]
                 spec["tasks"] = free
                 self.note(f"{name}: its {len(free)} tasks without data; `longdecode data fetch ruler` for all")
+        if (keys := get_suite(name).data) and not {"ruler", *self.data}.intersection(keys):
+            raise ConfigError(
+                f"--suite {name}: its data is not in {DATA_FOLDER}/{keys[0]} and not all on the hub; `longdecode data "
+                f"fetch {own}` fetches it, --data {keys[0]}=FOLDER says where it is"
+            )
 
     def _place(self, key: str) -> None:
         """Say where a data set is: as given, in the layout, or on the hub."""
-        folder, on_hub = Path(DATA_FOLDER, key), any(data.hub_id for data in SOURCES.values() if data.key == key)
+        folder, on_hub = Path(DATA_FOLDER, key), all(data.hub_id for data in SOURCES.values() if data.key == key)
         if key not in self.data and (folder.is_dir() or on_hub):
             self.data[key] = str(folder) if folder.is_dir() else FROM_HUB
 
@@ -172,6 +202,8 @@ def write_config(choices: Choices, out: Path | None, force: bool, note: Callable
     """
     label = re.sub("[^a-z0-9.]+", "-", Path(choices.model).name.lower()).strip("-.") or "model"
     out = out or Path(f"{label}.yaml")
+    if out.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--out {out}: the name of a configuration ends in .yaml")
     made = Starting(choices, label, out.stem, note)
     if out.exists() and not force and out.read_text(encoding="utf-8") != made.text:
         raise ConfigError(
@@ -179,8 +211,11 @@ def write_config(choices: Choices, out: Path | None, force: bool, note: Callable
             f"`longdecode run {out}` runs it as it is"
         )
     run = build_run_config(parse_yaml(made.text, str(out)), str(out))
-    look(run, Plan(run, REPOSITORY).made)
-    out.write_text(made.text, encoding="utf-8")
+    files = Plan(run, REPOSITORY).made
+    look(run, files)
+    check(run, files, device=False)
+    with replacing(out) as temporary:
+        temporary.write_text(made.text, encoding="utf-8")
     return out
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shlex
 import shutil
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from fake_tokenizer import byte_level
 from longdecode import running
 from longdecode.cli import app, tokens_of
 from longdecode.data_sets import DOWNLOADS
-from longdecode.engine.errors import ConfigError
+from longdecode.engine.errors import ConfigError, LongDecodeError
 from longdecode.evals import manifest
 from longdecode.evals.datasets.reader import SOURCES
 from longdecode.evals.generators.prose import filler
@@ -32,8 +35,8 @@ MINIATURE = ROOT / "models" / "miniature" / "weights"
 THEIRS = ("meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen2.5-7B")
 ROLES = str(ROOT / "models" / "miniature" / "roles" / "hardkuma.json")
 PAIR = {
-    "model": "m", "suite": "s", "task": "t", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher",
-    "budget": "1024", "b_budget": "1024", "margin": 2.0,
+    "model": "m", "suite": "s", "context": 32768, "batch": 1, "n": 9, "unit": "%", "better": "higher", "budget": "1024",
+    "margin": 2.0,
 }  # fmt: skip
 
 
@@ -60,22 +63,20 @@ def results(place: Path) -> Path:
     shutil.copy(ROOT / "config" / "tiny.yaml", folder / "config.yaml")
     text = (folder / "config.yaml").read_text().replace("profile: tiny", "profile: mine")
     (folder / "config.yaml").write_text(text)
+    names = ("task", "a", "b", "b_budget", "a_value", "b_value", "difference", "low", "high", "verdict")
     rows = [
-        PAIR | {"a": "lychee", "b": "quest", "a_value": 80.0, "b_value": 50.0, "difference": 30.0, "low": 20.0,
-                "high": 45.0, "verdict": "within"},
-        PAIR | {"a": "quest", "b": "full", "a_value": 50.0, "b_value": 90.0, "difference": -40.0, "low": -50.0,
-                "high": -30.0, "verdict": "worse"},
-        PAIR | {"task": "u", "a": "quest", "b": "full", "a_value": 90.0, "b_value": 90.0, "difference": 0.0,
-                "low": -1.0, "high": 1.0, "verdict": "within"},
-        PAIR | {"a": "lychee", "b": "full", "b_budget": "full", "a_value": 80.0, "b_value": 80.0, "difference": 0.0,
-                "low": -1.0, "high": 1.0, "verdict": "within"},
-    ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(folder / "comparisons.csv", index=False)
+        ("t", "lychee", "quest", "1024", 80.0, 50.0, 30.0, 20.0, 45.0, "within"),
+        ("t", "quest", "full", "1024", 50.0, 90.0, -40.0, -50.0, -30.0, "worse"),
+        ("u", "quest", "full", "1024", 90.0, 90.0, 0.0, -1.0, 1.0, "within"),
+        ("t", "lychee", "full", "full", 80.0, 80.0, 0.0, -1.0, 1.0, "within"),
+    ]
+    pd.DataFrame(rows, columns=names).assign(**PAIR).to_csv(folder / "comparisons.csv", index=False)
     step = {"bench": "decode", "model": "m", "stage": "step", "context": 32768, "batch": 1, "budget": "1024"}
     ratios = {"quest": 1.5, "lychee": 2.5}
     speeds = [step | {"variant": name, "status": "ok", "ratio": ratio} for name, ratio in ratios.items()]
     pd.DataFrame(speeds).to_csv(folder / "speed.csv", index=False)
-    pd.DataFrame([{"status": "ok"}, {"status": "oom"}]).to_csv(folder / "summary.csv", index=False)
+    cells = [{"status": status, "variant": "full", "task": "t", "suite": "s"} for status in ("ok", "oom")]
+    pd.DataFrame(cells).to_csv(folder / "summary.csv", index=False)
     manifest.rewrite(folder)
     return folder
 
@@ -120,8 +121,6 @@ def test_plan_prices_what_is_not_here_and_says_what_is_missing(tmp_path: Path) -
     own = tmp_path / "own.yaml"
     own.write_text((ROOT / "config" / "tiny.yaml").read_text().replace("models/miniature/weights", "org/unheard-of"))
     assert "missing: the size of org/unheard-of is not known" in said("plan", str(own))
-    with pytest.raises(ConfigError, match="nearest valid name: 'demo'"):
-        said("plan", "demmo") and running.config_path(ROOT, "demmo")
 
 
 @pytest.mark.parametrize(("folder", "rows"), [("pilot", 18), ("h200", 1)])
@@ -140,6 +139,11 @@ def test_compare_prints_pairs_and_speeds_from_tables(results: Path) -> None:
         said("compare", "lychee", "qest")
     with pytest.raises(ConfigError, match="in one cell"):
         said("compare", "lychee", "quest", "--context", "8k")
+    with pytest.raises(ConfigError, match=r"unknown run of results/ 'mne'; nearest valid name: 'mine'"):
+        said("compare", "lychee", "quest", "--profile", "mne")
+    shutil.rmtree(results.parent)
+    with pytest.raises(ConfigError, match=r"results: no comparisons\.csv"):
+        said("compare", "lychee", "quest")
     assert (tokens_of("32k"), tokens_of("32768")) == (32768, 32768)
 
 
@@ -152,15 +156,25 @@ def test_verify_finds_a_changed_table(results: Path) -> None:
 
 def test_results_from_elsewhere_are_checked_and_copied(results: Path) -> None:
     away = results.rename(results.parents[1] / "away")
+    (away / "not_listed.sh").write_text("")
     assert "results/mine" in said("add-results", str(away))
-    assert (results / "speed.csv").read_bytes() == (away / "speed.csv").read_bytes()
+    assert {path.name for path in results.iterdir()} == {path.name for path in away.iterdir()} - {"not_listed.sh"}
     with pytest.raises(ConfigError, match="is there already"):
         said("add-results", str(away))
     shutil.rmtree(results)
-    (away / "speed.csv").write_text("other\n")
-    with pytest.raises(ConfigError, match=r"speed\.csv"):
-        said("add-results", str(away))
-    assert not results.exists()
+    outside = results.parents[1] / "outside.csv"
+    outside.write_text("status,variant\nok,full\n")
+    faults: dict[str, Callable[[Path], object]] = {
+        "changed since": lambda file: file.write_text("other\n"),
+        "no column 'variant'": lambda file: (file.write_text("status\nok\n"), manifest.rewrite(away)),
+        "no table that can be read": lambda file: (file.write_bytes(b"\xff"), manifest.rewrite(away)),
+        "leads out of": lambda file: (file.unlink(), file.symlink_to(outside), manifest.rewrite(away)),
+    }
+    for why, damage in faults.items():
+        damage(away / "summary.csv")
+        with pytest.raises(LongDecodeError, match=why):
+            said("add-results", str(away))
+        assert not [*results.parent.iterdir()]
 
 
 def test_report_says_where_the_site_is(results: Path) -> None:
@@ -198,6 +212,9 @@ def test_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LOG = """\
 rule gate:
+gate 1
+evaluate_mini_book 1
+evaluate_mini_recall 1
 Finished jobid: 3 (Rule: gate)
 1 of 3 steps (33%) done
 Finished jobid: 2 (Rule: evaluate_mini_book)
@@ -214,7 +231,9 @@ def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
     script = results / "snakemake.py"
     script.write_text(f"print({LOG!r})\nprint('ConfigError: it broke')\nraise SystemExit({status})\n")
     monkeypatch.setattr(running, "_command", lambda *_: [running.sys.executable, str(script)])
-    done = CliRunner().invoke(app, ["run", str(results / "config.yaml"), "--cores", "2"])
+    done = CliRunner().invoke(
+        app, ["run", str(results / "config.yaml"), "--cores", "2", "--config", "allow_untuned=true"]
+    )
     lines = done.output.splitlines()
     assert done.exit_code == status and lines[2].startswith("mine ") and "GPU hours" in lines[1]
     # Four variants run on mini_recall, four on mini_book, each at one budget of one context.
@@ -227,18 +246,26 @@ def test_a_run_shows_cells_done_and_ends_in_answer_warnings_and_path(
     assert " ".join(row.split()) == "u 32,768 quest 1024 9 90 90 +0 (-1 to +1) % within 1.50 at batch 1"
     said_of_full = "answer: within the margin of Full on every task: lychee at 1024; "
     assert first == said_of_full + "1 of 2 variants and budgets are worse on some task"
-    assert second == "warnings: 1 cells oom" and third == "reports/mine/index.html"
+    assert second == "warnings: not every method is tuned; 1 cells oom" and third == "reports/mine/index.html"
 
 
-def test_a_run_goes_to_the_right_file_and_profile() -> None:
+def test_a_run_goes_to_the_right_file_and_profile(place: Path) -> None:
     own = running._command(ROOT / "config" / "demo.yaml", 2, "all", ["seed=1"])
-    assert own[-4:] == ["all", "--config", "seed=1", "profile=demo"]
+    assert own[-5:] == ["all", "--configfile", str(ROOT / "config" / "demo.yaml"), "--config", "seed=1"]
     other = running._command(Path("my.yaml"), 2, "scores", [])
     assert other[-3:] == ["scores", "--configfile", "my.yaml"]
-    with pytest.raises(ConfigError, match="nearest valid name: 'demo'"):
-        said("run", "demmo")
-    with pytest.raises(ConfigError, match=r"no such configuration file; nearest configuration: .*demo\.yaml"):
-        said("run", str(ROOT / "config" / "demmo.yaml"))
+    refusals = {
+        "demmo": "nearest valid name: 'demo'",
+        str(ROOT / "config" / "demmo.yaml"): r"no such configuration file; nearest configuration: .*demo\.yaml",
+        "tiny --config profile=../up": "profile: is '../up'", "tiny --config budgets": "budgets: is None",
+        "tiny --methods quest": "--methods: belongs to --model", "tiny --model ''": "has no config.json",
+    }  # fmt: skip
+    for words, why in refusals.items():
+        with pytest.raises(LongDecodeError, match=why):
+            said("run", *shlex.split(words))
+    assert not [*place.iterdir()]
+    (place / "own.yaml").write_text("profile: tiny")
+    assert (running.config_file("own"), running.config_file("tiny").parent.name) == (Path("own.yaml"), "config")
 
 
 def test_generate_reads_what_the_budget_allows() -> None:
@@ -286,11 +313,19 @@ def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_
     with pytest.raises(ConfigError, match=r"weights\.yaml is there already, with other choices; --force"):
         said(*asked)
     (place / "data" / "ruler").mkdir(parents=True)
-    shown = said("init", "--model", byte_checkpoint, "--methods", "duo", "--suite", "ruler", "--out", "own.yaml")
+    asked = ("--methods", "duo", "--suite", "ruler", "--out", "own.yaml")
+    with pytest.raises(ConfigError, match=r"duo: roles are learned on passkeys and .*, 7,179 tokens; .* reads 1,024"):
+        said("init", "--model", byte_checkpoint, *asked)
+    longer = shutil.copytree(byte_checkpoint, place / "longer")
+    config = json.loads((longer / "config.json").read_text()) | {"max_position_embeddings": 9000}
+    (longer / "config.json").write_text(json.dumps(config))
+    shown = said("init", "--model", longer, *asked)
     own = load_run_config("own.yaml")
     assert "first step: roles of" in shown and "about 4 GPU hours" in shown
     assert own.data == {"ruler": Path("data/ruler")} and len(own.suites["ruler"].tasks) == 13
-    assert f"{own.methods['duo'].params['roles']}".endswith("/duo_roles/roles.json") and own.training
+    assert f"{own.methods['duo'].params['roles']}".endswith("/duo_roles/roles.json")
+    # Ten passkeys of 32 words in bytes, a quarter more, and behind the longest context the answers.
+    assert own.training["duo_roles"].contexts == (4096, 5917)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +334,10 @@ def test_a_configuration_holds_what_fits_and_what_comes_first(place: Path, byte_
         (("--methods", "snpkv"), "--methods: unknown method 'snpkv'; nearest valid name: 'snapkv'"),
         (("--suite", "rulr"), "--suite: unknown suite 'rulr'; nearest valid name: 'ruler'"),
         (("--budget", "10%,x"), "--budget x: a share such as 10%"),
+        (("--context", "1k,0"), "--context 0: a number of tokens is needed"),
+        (("--context", "²"), "--context ²: a number of tokens is needed"),
+        (("--out", "own.cfg"), "--out own.cfg: the name of a configuration ends in .yaml"),
+        (("--suite", "longgenbench"), "`longdecode data fetch longgenbench` fetches it"),
         (("--data", "ruler"), "--data ruler: SUITE=FOLDER is needed"),
         (("--data", "ruler=ruler/data", "--suite", "ruler"), "data.ruler: no such folder: ruler/data"),
         (("--methods", "nosa"), "--methods nosa: a trained fork of weights is needed"),

@@ -108,11 +108,6 @@ def test_wrong_values_are_refused(
     assert says in str(caught.value)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.yaml: no such configuration file"):
-        load_run_config(tmp_path / "run.yaml")
-
-
 def test_a_variant_may_be_restricted_and_differ_by_model(config_values: dict[str, Any]) -> None:
     config_values["methods"]["part"] = {
         "method": "streaming", "suites": ["mini_book"], "budgets": [0.25], "params": {"sinks": 2},
@@ -125,11 +120,6 @@ def test_a_variant_may_be_restricted_and_differ_by_model(config_values: dict[str
     assert build_run_config(config_values, "c").suites_of("part") == ()
     spec = config.methods["part"]
     assert (spec.params_of("tiny"), spec.params_of("llama3-8b")) == ({"sinks": 2}, {"sinks": 8})
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_shipped_configurations_are_valid(path: Path) -> None:
-    assert load_run_config(path).profile == path.stem
 
 
 def test_the_committed_schema_is_what_the_types_say(config_values: dict[str, Any]) -> None:

@@ -306,6 +306,7 @@ def test_the_configurations_are_fair(name: str, monkeypatch: pytest.MonkeyPatch)
     if missing := [path for path in made if path.startswith("results/") and not Path(path).is_file()]:
         pytest.skip(f"snakemake tune makes {missing[0]} first")
     run = build_run_config(config, name, check_fairness=True)
+    assert run.profile == name
     known = read_tuning(SHIPPED)
     for name in ("tidal", "lychee", "duo", "streaming"):
         if name in run.methods and "miniature" in run.tuning.records:

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from longdecode.engine.attention import AttentionMethod
 from longdecode.engine.errors import ConfigError
 from longdecode.methods.card import Card, read_card
 from longdecode.methods.registry import METHOD_PATH_VARIABLE, get_method, load_card, method_names
 
-SHIPPED = {"full", "oracle_topk", "streaming", "quest", "tidal"}
 MODULE = """
 from longdecode.methods.registry import get_method
 
@@ -38,13 +36,6 @@ def extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def card_values() -> dict:
     return load_card("full").model_dump(mode="json")
-
-
-def test_shipped_methods_and_their_cards() -> None:
-    assert set(method_names()) >= SHIPPED
-    for name in SHIPPED:
-        assert issubclass(get_method(name), AttentionMethod) and get_method(name).name == name
-        assert load_card(name).name == name
 
 
 def test_names_alone_import_no_method() -> None:
@@ -102,15 +93,9 @@ def test_a_name_defined_twice_is_refused(extra: Path) -> None:
         method_names()
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [("METHOD = 3", "METHOD must be a subclass"), ("", "got None"), (MODULE.replace("NAME", "other"), "named 'other'")],
-)
-def test_a_module_without_a_fitting_method_is_refused(extra: Path, source: str, message: str) -> None:
+def test_a_method_of_another_name_is_refused(extra: Path) -> None:
     (extra / "extra").rename(extra / "faulty")
-    (extra / "faulty" / "method.py").write_text(source)
-    sys.modules.pop("longdecode_methods_extra.faulty.method", None)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match="named 'extra'"):
         get_method("faulty")
 
 

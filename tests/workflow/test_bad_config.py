@@ -12,7 +12,7 @@ import yaml
 
 from longdecode.engine.errors import ConfigError
 from longdecode.evals.config_values import retyped
-from longdecode.evals.plan import Plan, checked, config_path
+from longdecode.evals.plan import Plan, checked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,15 +71,6 @@ def test_a_method_that_its_folder_does_not_define_is_refused_at_parse_time(
     assert "\n" not in said
 
 
-def test_a_variable_that_names_the_method_itself_is_said_so(
-    write_config: Any, own_method: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LONGDECODE_METHOD_PATH", str(own_method))
-    said = message(write_config(methods={"full": {}, "mine": {}}))
-    assert "methods.mine.method: unknown method 'mine' (valid: " in said and "nearest" not in said
-    assert said.endswith(f"LONGDECODE_METHOD_PATH names {own_method} (itself a method: name the folder above it)")
-
-
 @pytest.fixture
 def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a method of one's own, which LONGDECODE_METHOD_PATH names: StreamingLLM under another name."""
@@ -115,12 +106,6 @@ def test_values_from_the_command_line_keep_their_types(write_config: Any) -> Non
     values = yaml.safe_load(write_config().read_text()) | retyped({"budgets": ["0.1", "64"], "seed": 3})
     run = checked(values, ["c.yaml"], ["budgets", "seed"])
     assert [budget.text for budget in run.budgets] == ["0.1", "64"] and run.seed == 3
-
-
-def test_unknown_profile_names_the_nearest() -> None:
-    assert config_path(ROOT, "h200").name == "h200.yaml"
-    with pytest.raises(ConfigError, match=r"profile=h20: .*nearest valid name: 'h200'"):
-        config_path(ROOT, "h20")
 
 
 def test_cuda_without_a_gpu_limit_is_refused(write_config: Any) -> None:
