@@ -20,6 +20,7 @@ from longdecode.engine.model_config import ModelConfig
 from longdecode.evals.config_values import read_yaml
 from longdecode.evals.fingerprint import REPOSITORY
 from longdecode.evals.plan import Plan
+from longdecode.evals.preflight import data_fault
 from longdecode.evals.run_config import RecordFile, RunConfig
 from longdecode.evals.tasks.registry import folder_of, get_task
 
@@ -135,7 +136,9 @@ def cost_of(run: RunConfig) -> Cost:
         if size and not here:
             cost.downloads[model.path] = size.weights
     for name, place in run.data.items():
-        if place is not None and not place.expanduser().is_dir():
+        if place is not None and (fault := data_fault(name, place)):
+            cost.missing.append(f"data.{name}: {fault}")
+        elif place is not None and not place.expanduser().exists():
             cost.downloads[f"data: {name}"] = SIZES["data"].get(name, 0.0)
     tuned = (path for path in run.tuning.records.values() if not Path(path).is_file())
     cost.missing += [f"no tuning record {path}: run the target tune first" for path in tuned]

@@ -25,6 +25,8 @@ ARCHITECTURES: Mapping[str, tuple[str, int, Mapping[str, Any]]] = {
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": ("llama", 32, {"rope_parameters": LLAMA31_ROPE}),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": ("qwen2", 28, {"rope_theta": 1e4}),
     "Qwen/Qwen2.5-7B": ("qwen2", 28, {"rope_theta": 1e6}),
+    "Qwen/Qwen2.5-1.5B": ("qwen2", 12, {"rope_theta": 1e6}),
+    **{f"Qwen/Qwen2.5-{size}": ("qwen2", 40, {"rope_theta": 1e6}) for size in ("14B", "14B-Instruct", "32B-Instruct")},
     "mistralai/Mistral-7B-Instruct-v0.3": ("mistral", 32, {"rope_theta": 1e6, "sliding_window": None}),
 }
 """Family, query heads and rotary embedding of each checkpoint, as its config.json has them."""
@@ -32,7 +34,7 @@ CHAT = (
     "{{ bos_token or '' }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-BASE = ("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B")
+BASE = ("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-14B")
 """Checkpoints without a chat template."""
 
 

@@ -66,7 +66,7 @@ def scaled(name: str) -> dict[str, Any]:
         spec["tasks"] = TASKS.get(suite) or list(tasks[suite][:1])
         spec |= {"samples": 1, "batch": 2}
     for training in values.get("training", {}).values():
-        training |= {"contexts": [768], "steps": 2, "window": [4, 16]}
+        training |= {"contexts": [2560], "steps": 2, "window": [4, 16]}
     if timed := values.get("throughput"):
         small = {"contexts": [SHORT], "batches": [1], "budgets": [128], "rounds": 2, "steps": 1}
         values["throughput"] = [grid | small | {"model": next(iter(values["models"]))} for grid in timed]

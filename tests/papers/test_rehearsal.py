@@ -14,7 +14,7 @@ from longdecode.evals.sweep import SIZES
 def test_every_run_has_a_small_form_and_an_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     rehearsal, checkpoints = (importlib.import_module(name) for name in ("rehearsal", "checkpoints"))
-    assert len(rehearsal.runs()) == 6
+    assert len(rehearsal.runs()) == 7
     for name in rehearsal.runs():
         run = build_run_config(rehearsal.scaled(name), name)
         assert {model.path for model in run.models.values()} <= set(checkpoints.ARCHITECTURES) & set(

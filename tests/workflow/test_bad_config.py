@@ -102,12 +102,6 @@ def test_what_is_refused_before_the_first_job_leaves_nothing(snakemake: Any, wri
     assert not (tmp_path / "results").exists()
 
 
-def test_values_from_the_command_line_keep_their_types(write_config: Any) -> None:
-    values = yaml.safe_load(write_config().read_text()) | retyped({"budgets": ["0.1", "64"], "seed": 3})
-    run = checked(values, ["c.yaml"], ["budgets", "seed"])
-    assert [budget.text for budget in run.budgets] == ["0.1", "64"] and run.seed == 3
-
-
 def test_cuda_without_a_gpu_limit_is_refused(write_config: Any) -> None:
     run = checked(yaml.safe_load(write_config(device="cuda").read_text()), ["c.yaml"], [])
     Plan(run, ROOT).require_gpu_limit(["gpu", "mem_mb"])

@@ -145,14 +145,6 @@ def test_a_pool_is_the_mean_over_its_tasks(cell: Callable[..., list[Record]]) ->
     assert only(table, task="both")["difference"] == pytest.approx(-30.0)
 
 
-def test_order_of_records_changes_nothing(cell: Callable[..., list[Record]]) -> None:
-    rng = np.random.default_rng(3)
-    records = cell([1.0] * 40) + [r for x in ("quest", "tova") for r in cell((rng.random(40)).tolist(), x)]
-    tables = [compare(given) for given in (records, records[::-1])]
-    both = [table.sort_values("a", ignore_index=True) for table in tables]
-    pd.testing.assert_frame_equal(*both)
-
-
 def test_a_variant_that_lacks_a_task_has_no_mean(cell: Callable[..., list[Record]]) -> None:
     records = cell([0.5] * 12, "quest", task="mini_longgen_15", suite="mini_longgen")
     for task in ("mini_longgen_15", "mini_longgen_45"):
